@@ -19,7 +19,7 @@ from mgpu.model.slice_names import MPS
 from scheduler.engine import FULL, SHORT, Effort, Limits, place, policy_named
 from scheduler.engine.effort import Budget, Exhausted
 from scheduler.engine.partitioning.mps_shares import MpsCard
-from scheduler.engine.partitioning.partition_plan import NodeCards, can_offer
+from scheduler.engine.partitioning.partition_plan import PartitionableCards, can_offer
 
 MIB = 1 << 20
 POLICIES = ("binpack", "spread", "minor")
@@ -171,11 +171,11 @@ def _sizes(need: Mapping[str, int]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in need.items())
 
 
-def _sliced(seed: int) -> NodeCards:
+def _sliced(seed: int) -> PartitionableCards:
     """Eight cards of 141 GiB of which some slices are in use."""
     random = Random(seed)
     places = [tuple((j, f"{random.randint(1, 40)}gb") for j in range(random.randint(0, 2))) for _ in range(8)]
-    return NodeCards(MPS, tuple((i, MpsCard(141, used, ())) for i, used in enumerate(places)))
+    return PartitionableCards(MPS, tuple((i, MpsCard(141, used, ())) for i, used in enumerate(places)))
 
 
 def _row(row: Hard) -> str:

@@ -17,7 +17,7 @@ from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice
 from scheduler.engine.partitioning import geometry, mps_shares
 from scheduler.engine.partitioning.geometry import Geometries
-from scheduler.engine.partitioning.partition_plan import NodeCards, can_offer, cards_of, plan_of
+from scheduler.engine.partitioning.partition_plan import PartitionableCards, can_offer, partitionable_cards, plan_cards
 
 NODES, CARDS = 1000, 8
 _GIB = 1 << 30
@@ -74,7 +74,7 @@ def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometrie
     for cache in (geometry._table, geometry._known_options, geometry._known_best, mps_shares._cut):
         cache.cache_clear()
     began = process_time()
-    nodes = [cards_of(gpus, slices, used, geometries) for gpus, slices, used in found]
+    nodes = [partitionable_cards(gpus, slices, used, geometries) for gpus, slices, used in found]
     read = process_time()
     could = plan_over(nodes, request)
     ended = process_time()
@@ -82,10 +82,10 @@ def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometrie
     return Row(name, len(states), could, (read - began) * 1000, (ended - read) * 1000)
 
 
-def plan_over(nodes: Sequence[NodeCards], request: Mapping[str, int]) -> int:
+def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -> int:
     """What one pod costs: a look at every node, and the plan of the first that could be cut for it."""
     could = [node for node in nodes if can_offer(node, request)]
-    planned = plan_of(could[0] if could else nodes[0], [request])
+    planned = plan_cards(could[0] if could else nodes[0], [request])
     if isinstance(planned, Rejection) == bool(could):
         raise ValueError("the filter and the planner disagree")
     return len(could)

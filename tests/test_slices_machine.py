@@ -19,7 +19,7 @@ from mgpu.model.mps_config import read_config
 from mgpu.model.node_slices import ANNOTATION, NodeSlices, read_partitioning, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slice_names import MIG, MPS, Counts, Slice, counts, gigabytes
-from scheduler.engine.partitioning.partitionable_node import offers, wanted_by
+from scheduler.engine.partitioning.partitionable_node import can_be_partitioned_for, requested_slices
 from tests import builders
 from tests.examples import examples
 from tests.slices_cards import How
@@ -344,11 +344,11 @@ class Machine(RuleBasedStateMachine):
         known = self.rig.known(raw)
         assert known.request is not None
         for name in self.rig.nodes:
-            site = self.rig.scheduler.state.site(name, known.pod.uid)
-            assert site is not None
-            if known.request.unmet(site.node) is None:
-                assert not site.fits(wanted_by(known.request))
-                assert not offers(site, wanted_by(known.request)), (
+            target = self.rig.scheduler.state.partitionable_node(name, known.pod.uid)
+            assert target is not None
+            if known.request.unmet(target.node) is None:
+                assert not target.fits(requested_slices(known.request))
+                assert not can_be_partitioned_for(target, requested_slices(known.request)), (
                     f"{known.pod.name} waits, and {name} could be cut for it"
                 )
 

@@ -29,7 +29,7 @@ from mgpu.model.pods import Node
 from mgpu.model.slice_names import MIG, Counts, Slice, counts
 from mgpu.presentation.card_views import Sliced
 from mgpu.presentation.overview import sliced_of
-from scheduler.engine.partitioning.partitionable_node import place_held
+from scheduler.engine.partitioning.partitionable_node import slice_of_share
 
 
 class PartitionedNode:
@@ -80,7 +80,7 @@ class PartitionedNode:
 
     def view(self, holdings: Iterable[Holding]) -> Sliced:
         """Return the node's slices with their pods; `holdings` are those on the node."""
-        pods = {place: h.uid for h in holdings for share in h.shares if (place := place_held(share))}
+        pods = {place: h.uid for h in holdings for share in h.shares if (place := slice_of_share(share))}
         made = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.found.made)
         found = replace(self.found, made=made)
         return Sliced(found, self.gpus, self._annotations if self.problem else self._written(found))

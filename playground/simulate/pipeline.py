@@ -231,8 +231,8 @@ class _Simulation:
         gpuid = occupies(pod, node)
         view, seats = self.cluster.view(node, pod.uid), self.cluster.seats(request, pod.uid)
         known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
-        if nvidia_plugin.chooses(known, request):
-            ours = nvidia_plugin.given_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
+        if nvidia_plugin.chooses_cards(known, request):
+            ours = nvidia_plugin.indexes_used_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
             refused = nvidia_plugin.refusal(request, known, view.cards, ours)
             return refused or assess(
                 request, known, devices, self._settings
@@ -251,7 +251,7 @@ class _Simulation:
         if request is None or placement is None:
             return
         devices = self.cluster.devices(node)
-        if not nvidia_plugin.chooses(self.cluster.nodes[node], request):
+        if not nvidia_plugin.chooses_cards(self.cluster.nodes[node], request):
             outcome.annotations = record(outcome.pod, request, placement, devices, self._settings, now_ns=0)
         self.cluster.place(outcome.pod, request, placement, node)
         cards, gpus = [state.card for state in devices], self.cluster.partitioned[node].gpus

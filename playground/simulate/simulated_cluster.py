@@ -24,9 +24,14 @@ from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.node_usage import Usage
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.effort import full_budget
-from scheduler.engine.partitioning.partitionable_node import Site, cut, site_of, wanted_by
-from scheduler.engine.partitioning.slice_choice import answer_of, best_first
-from scheduler.engine.partitioning.slice_scores import NamedUsage, named_resources, site_score
+from scheduler.engine.partitioning.partitionable_node import (
+    PartitionableNode,
+    make_partitionable_node,
+    plan_node,
+    requested_slices,
+)
+from scheduler.engine.partitioning.slice_choice import assess_slices, rank_partitionable_nodes
+from scheduler.engine.partitioning.slice_scores import NamedResourceUsage, named_resources, score_for_slices
 
 
 class SimulatedCluster:
@@ -44,7 +49,7 @@ class SimulatedCluster:
         self._moved = set(self.raw)
         self._usage = Usage(self._moved.add)
         self._slices = settings.dialects.slices
-        self._named = NamedUsage(named_resources(self._slices))
+        self._named = NamedResourceUsage(named_resources(self._slices))
         self.partitioned = {name: PartitionedNode(node, world.cards[name]) for name, node in self.nodes.items()}
         for name, node in self.nodes.items():
             self.ledger.set_cards(name, self.partitioned[name].inventory())
@@ -67,7 +72,7 @@ class SimulatedCluster:
 
     def place(self, pod: Pod, request: GpuRequest, placement: Placement, node: str) -> None:
         """Hold the cards of a placement."""
-        dialect = nvidia_plugin.NVIDIA if nvidia_plugin.chooses(self.nodes[node], request) else request.dialect
+        dialect = nvidia_plugin.NVIDIA if nvidia_plugin.chooses_cards(self.nodes[node], request) else request.dialect
         shares = shares_of(request, placement)
         holding = Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, constraints=request.constraints)
         self.hold(occupying(holding, pod))
@@ -104,12 +109,12 @@ class SimulatedCluster:
 
     # Slices
 
-    def site(self, node: str, without: str) -> Site | None:
+    def partitionable_node(self, node: str, without: str) -> PartitionableNode | None:
         """Return the node's slices without the holding of a pod, or None where its cards are not partitioned."""
         partitioned = self.partitioned[node]
         if not partitioned.sliced:
             return None
-        return site_of(
+        return make_partitionable_node(
             self.nodes[node],
             partitioned.found,
             partitioned.gpus,
@@ -128,37 +133,37 @@ class SimulatedCluster:
     def restore_slices(self) -> None:
         """Make slices again that records name and that are missing, as after a reboot of the node."""
         for name in self.partitioned:
-            site = self.site(name, "")
-            slices = cut(site, []) if site and site.missing and not site.problem else None
+            target = self.partitionable_node(name, "")
+            slices = plan_node(target, []) if target and target.missing and not target.problem else None
             if slices is not None and not isinstance(slices, Rejection):
                 self._partition(name, slices)
 
     def slices_refusal(self, pod: Pod, request: GpuRequest, node: str) -> Rejection | None:
         """Return why the node's slices do not suffice; None where they do, or where the pod asks for no slices."""
-        wanted, site = wanted_by(request), self.site(node, pod.uid)
-        if not wanted or site is None:
+        wanted, target = requested_slices(request), self.partitionable_node(node, pod.uid)
+        if not wanted or target is None:
             return None
-        answer = answer_of(site, wanted, full_budget())
+        answer = assess_slices(target, wanted, full_budget())
         if answer.rejection and answer.fits_repartitioned:
             return replace(answer.rejection, reason="its cards would have to be partitioned again")
         return answer.rejection
 
     def partition_for(self, pod: Pod, request: GpuRequest, nodes: Iterable[str]) -> str | None:
         """Partition the best of these nodes so that the pod fits. Return its name, or None where that is impossible."""
-        wanted = wanted_by(request)
-        sites = [self.site(name, pod.uid) for name in nodes] if wanted else []
-        able = [site for site in sites if site and not site.problem and request.unmet(site.node) is None]
-        for site in best_first(able, wanted, pod, self._slices):
-            slices = cut(site, [wanted])
+        wanted = requested_slices(request)
+        targets = [self.partitionable_node(name, pod.uid) for name in nodes] if wanted else []
+        able = [target for target in targets if target and not target.problem and request.unmet(target.node) is None]
+        for target in rank_partitionable_nodes(able, wanted, pod, self._slices):
+            slices = plan_node(target, [wanted])
             if not isinstance(slices, Rejection):
-                self._partition(site.node.name, slices)
-                return site.node.name
+                self._partition(target.node.name, slices)
+                return target.node.name
         return None
 
     def slices_score(self, pod: Pod, request: GpuRequest, node: str) -> int | None:
         """Return 0 to 10, or None for a pod that asks for no slices."""
-        wanted, site = wanted_by(request), self.site(node, pod.uid)
-        return site_score(site, wanted, pod, self._slices) if wanted and site else None
+        wanted, target = requested_slices(request), self.partitionable_node(node, pod.uid)
+        return score_for_slices(target, wanted, pod, self._slices) if wanted and target else None
 
     def _partition(self, node: str, slices: Iterable[Slice]) -> None:
         self.partitioned[node].partition(slices)

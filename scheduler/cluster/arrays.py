@@ -19,7 +19,7 @@ from mgpu.model.gpu_requests import GpuRequest, Rejection, RejectionKind, Requir
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node
 from scheduler.cluster.eligibility import Eligibility
-from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, Rows, Table, described
+from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, NodeArrays, NodeTable, described
 
 UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (yet)", hopeless=True)
 _REQUIREMENTS_KEPT = 64
@@ -56,7 +56,7 @@ class Matrix:
         self._met: OrderedDict[tuple[Requirement, ...], _Met] = OrderedDict()
         self._eligibility = Eligibility()
         self._eligibility.put(_NOWHERE, ())
-        self._in_use: weakref.WeakSet[Rows] = weakref.WeakSet()
+        self._in_use: weakref.WeakSet[NodeArrays] = weakref.WeakSet()
 
     def put(self, node: Node, cards: tuple[CardState, ...]) -> None:
         """The node as it is now."""
@@ -76,7 +76,9 @@ class Matrix:
             self._set(row, _NOBODY, ())
             self._free.append(row)
 
-    def table(self, names: Sequence[str], request: GpuRequest, instead: Mapping[str, tuple[CardState, ...]]) -> Table:
+    def table(
+        self, names: Sequence[str], request: GpuRequest, instead: Mapping[str, tuple[CardState, ...]]
+    ) -> NodeTable:
         """Return a snapshot of the nodes of these names.
 
         Args:
@@ -97,9 +99,9 @@ class Matrix:
                 at[at == row] = guest
         used = len(self._nodes)
         data, totals, odd = self._data[:, :used], self._totals[:, :used], self._odd[:used]
-        rows = Rows(data, totals, odd, self._bars(request.constraints), self._eligibility.exclusions)
+        rows = NodeArrays(data, totals, odd, self._bars(request.constraints), self._eligibility.exclusions)
         self._in_use.add(rows)
-        return Table(rows, self._nodes, self._cards, at, unmet)
+        return NodeTable(rows, self._nodes, self._cards, at, unmet)
 
     def _unshare(self) -> None:
         """Copy what this matrix shares with tables that somebody still reads, before the first change after them."""

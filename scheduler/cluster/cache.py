@@ -52,9 +52,9 @@ from scheduler.cluster.pods import Pods
 from scheduler.cluster.reservations import Reservation, Reservations
 from scheduler.cluster.slice_state import Plan
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.arrays.node_table import Table
+from scheduler.engine.arrays.node_table import NodeTable
 from scheduler.engine.card_constraints import same_card_group_rejection
-from scheduler.engine.partitioning.partitionable_node import Site
+from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 
 Raw = Mapping[str, Any]
 E = TypeVar("E")
@@ -368,7 +368,7 @@ class ClusterCache:
             held = (held.node for group in groups for held in self._ledger.members(group))
             return frozenset(held) | self._nominations.group_nodes(groups)
 
-    def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> Table:
+    def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> NodeTable:
         """Return a snapshot of the nodes of these names as this pod finds them."""
         with self._lock:
             return self._snapshots.table(names, pod, request)
@@ -388,7 +388,7 @@ class ClusterCache:
             for name in names:
                 node = self._nodes.get(name)
                 if node is not None and nvidia_plugin.is_on_node(node):
-                    ours = self._snapshots.given_by_mgpu(name, pod.uid, occupies(pod, name))
+                    ours = self._snapshots.indexes_used_by_mgpu(name, pod.uid, occupies(pod, name))
                     found.append((node, self._ledger.cards(name), ours))
         return {node.name: nvidia_plugin.refusal(request, node, cards, ours) for node, cards, ours in found}
 
@@ -485,7 +485,7 @@ class ClusterCache:
         with self._lock:
             return self._slices.names()
 
-    def site(self, node: str, uid: str = "") -> Site | None:
+    def partitionable_node(self, node: str, uid: str = "") -> PartitionableNode | None:
         """Return the node as it could be partitioned for the pod of this UID.
 
         None where the node has no label, or there is no such node.
@@ -493,15 +493,15 @@ class ClusterCache:
         with self._lock:
             return self._partitionable.of(node, uid)
 
-    def site_without(self, node: str, uid: str, gone: Collection[str]) -> Site | None:
+    def partitionable_node_without(self, node: str, uid: str, gone: Collection[str]) -> PartitionableNode | None:
         """Return the same once the pods of the UIDs `gone` have ended and their slices are free."""
         with self._lock:
             return self._partitionable.without(node, uid, gone)
 
-    def refresh_sites(self) -> None:
+    def refresh_partitionable_nodes(self) -> None:
         """Make all sites now, node by node, rather than in the time of a call of kube-scheduler."""
         for name in self.partitionable_nodes():
-            self.site(name)
+            self.partitionable_node(name)
 
     def plan(self, plan: Plan, version: int) -> bool:
         """Let the plan stand in place of what its node says; return False where the node changed since `version`."""
@@ -614,8 +614,8 @@ class ClusterCache:
 
     def _follow_partitioner(self, name: str, before: Node | None) -> None:
         """Follow which plugin serves the node's cards, and whether mgpu partitions them."""
-        was = nvidia_plugin.who_cuts(before)
-        now = nvidia_plugin.who_cuts(self._nodes.get(name))
+        was = nvidia_plugin.holding_rules(before)
+        now = nvidia_plugin.holding_rules(self._nodes.get(name))
         if was != now:
             self._holdings.settle_all_on(name)
         if was[1] and not now[1]:

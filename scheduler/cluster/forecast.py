@@ -15,7 +15,7 @@ from mgpu.settings import Settings
 from scheduler.engine.card_policy import Learning
 from scheduler.engine.learning.expected_pods import Learner
 from scheduler.engine.learning.node_board import Judge
-from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, class_of, rows_of, shape_of
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, class_of, node_rows, shape_of
 from scheduler.engine.policies import POLICIES
 
 log = logging.getLogger(__name__)
@@ -182,5 +182,5 @@ class Outlook:
 def _warm(judge: Judge, classes: Iterable[NodeClass]) -> None:
     """Ask once about each class as the card policies do: a judge makes some of its tables when first asked."""
     for node in classes:
-        empty = rows_of(node, CpuMemory(node.cpu, node.memory), [[CARD] * node.cards])
-        judge.worths(empty, empty)
+        empty = node_rows(node, CpuMemory(node.cpu, node.memory), [[CARD] * node.cards])
+        judge.rate_changes(empty, empty)

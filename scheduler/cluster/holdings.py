@@ -103,7 +103,11 @@ class Holdings:
         bare = shares is None and self._is_bare(known, unreadable)
         if shares is None and sliced:
             shares = ()
-        elif shares is None and not bare and (given or nvidia_plugin.chooses(self._nodes.get(pod.node), known.request)):
+        elif (
+            shares is None
+            and not bare
+            and (given or nvidia_plugin.chooses_cards(self._nodes.get(pod.node), known.request))
+        ):
             dialect, shares = nvidia_plugin.NVIDIA, nvidia_plugin.held(known.request, given)
         if shares is None and (not dialects.has_run(pod, known.request) or (bare and self._is_late(known))):
             self._await_decision(known, unreadable)
@@ -134,7 +138,7 @@ class Holdings:
         given, node = self._nodes.given(known.pod.node), known.pod.node
         if known.pod.uid in given:
             return not given[known.pod.uid] and dialects.has_run(known.pod, known.request)
-        if unreadable or known.finding or nvidia_plugin.chooses(self._nodes.get(node), known.request):
+        if unreadable or known.finding or nvidia_plugin.chooses_cards(self._nodes.get(node), known.request):
             return False
         return OTHERS in given
 
@@ -192,7 +196,7 @@ class Holdings:
         """Hold what was decided, in place of what was reserved for the pod before."""
         request = decision.request
         dialect, shares = request.dialect, shares_of(request, decision.placement)
-        if nvidia_plugin.chooses(self._nodes.get(decision.node), request):
+        if nvidia_plugin.chooses_cards(self._nodes.get(decision.node), request):
             dialect, shares = nvidia_plugin.NVIDIA, unknown_shares(request)
         who, gpuid = (decision.uid, decision.namespace, decision.name, decision.node), decision.gpuid
         self.hold(Holding(*who, dialect, shares, False, request.constraints, gpuid, bool(gpuid)))

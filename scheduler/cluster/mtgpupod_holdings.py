@@ -169,7 +169,7 @@ class MtgpuPodHoldings:
             self._snapshots.version(node),
             cards,
             held,
-            self._snapshots.given_by_mgpu(node),
+            self._snapshots.indexes_used_by_mgpu(node),
             {uid: self._admitted[uid] for uid in self._admitted_on(node)},
             {uid: uuids[0] for uid, uuids in on.items() if uuids},
             {h.uid: gpuid for h in held if (gpuid := self._holdings.remnants.gpuid(h.uid))},

@@ -23,8 +23,8 @@ from scheduler.cluster.nodes import Nodes
 from scheduler.cluster.nominations import LOWEST, Nominations
 from scheduler.cluster.pods import Pods
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.arrays.node_table import Table
-from scheduler.engine.nvidia_plugin import GivenByMgpu
+from scheduler.engine.arrays.node_table import NodeTable
+from scheduler.engine.nvidia_plugin import CardsUsedByMgpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class NodeSnapshots:
         self._ledger = ledger
         self._nominations = nominations
         self._usage = usage
-        self._given_by_mgpu = GivenByMgpu(ledger)
+        self._used_by_mgpu = CardsUsedByMgpu(ledger)
         self._versions: dict[str, int] = {}
         self._last_version = 0
         self._dirty: set[str] = set()
@@ -92,7 +92,7 @@ class NodeSnapshots:
         self._last_version += 1
         self._versions[node] = self._last_version
         self._dirty.add(node)
-        self._given_by_mgpu.touch(node)
+        self._used_by_mgpu.touch(node)
 
     def mark(self, nodes: Iterable[str]) -> None:
         """Note that what is kept for nominated pods on these nodes has changed."""
@@ -119,7 +119,7 @@ class NodeSnapshots:
             self.version(name),
             node.room.less(self._usage.on(name, uid)) if node else UNBOUNDED,
             self._nominations.beside(name, cards, uid, priority),
-            self.given_by_mgpu(name, uid, gpuid) if nvidia_plugin.is_on_node(node) else (),
+            self.indexes_used_by_mgpu(name, uid, gpuid) if nvidia_plugin.is_on_node(node) else (),
             others,
             self._nominations.beside(name, others, uid, priority),
         )
@@ -134,11 +134,11 @@ class NodeSnapshots:
         held = self._ledger.holdings(name)
         return NodeContents(node, self._nodes.gpus(node), others, slices.of(name), slices.problem(name), held)
 
-    def given_by_mgpu(self, node: str, uid: str = "", gpuid: str = "") -> tuple[int, ...]:
+    def indexes_used_by_mgpu(self, node: str, uid: str = "", gpuid: str = "") -> tuple[int, ...]:
         """Return the indexes of the cards that mgpu gave to other pods than this one."""
-        return self._given_by_mgpu.on(node, uid, gpuid)
+        return self._used_by_mgpu.on(node, uid, gpuid)
 
-    def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> Table:
+    def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> NodeTable:
         """Return a snapshot of the nodes of these names as this pod finds them."""
         self.refresh()
         own = self._ledger.holding(pod.uid)

@@ -1,6 +1,6 @@
-"""The nodes with the partitioning label, each as a `Site` for the planner and the filter.
+"""The nodes with the partitioning label, each as a `PartitionableNode` for the planner and the filter.
 
-A site is expensive to make, so it is kept while its node does not change.
+Such a value is expensive to compute, so it is cached until its node changes.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,9 +13,9 @@ from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.node_snapshots import NodeSnapshot, NodeSnapshots
 from scheduler.cluster.nodes import Nodes
-from scheduler.engine.evictions import freed
-from scheduler.engine.partitioning.partitionable_node import Site, site_of
-from scheduler.engine.partitioning.slice_scores import NamedUsage, named_resources
+from scheduler.engine.evictions import without_usage
+from scheduler.engine.partitioning.partitionable_node import PartitionableNode, make_partitionable_node
+from scheduler.engine.partitioning.slice_scores import NamedResourceUsage, named_resources
 
 
 class PartitionableNodes:
@@ -29,8 +29,8 @@ class PartitionableNodes:
         self._ledger = ledger
         self._snapshots = snapshots
         self._geometries = settings.dialects.slices.geometries
-        self._named = NamedUsage(named_resources(settings.dialects.slices))
-        self._sites: dict[str, Site] = {}
+        self._named = NamedResourceUsage(named_resources(settings.dialects.slices))
+        self._partitionable_nodes: dict[str, PartitionableNode] = {}
 
     def follow(self, pod: Pod) -> None:
         """Take in the present state of a pod, GPU pod or not."""
@@ -42,9 +42,9 @@ class PartitionableNodes:
 
     def drop_node(self, name: str) -> None:
         """Take in that a node is gone."""
-        self._sites.pop(name, None)
+        self._partitionable_nodes.pop(name, None)
 
-    def of(self, name: str, uid: str = "") -> Site | None:
+    def of(self, name: str, uid: str = "") -> PartitionableNode | None:
         """Return the node as it could be partitioned for the pod of this UID.
 
         None where the node has no label, or there is no such node.
@@ -55,15 +55,15 @@ class PartitionableNodes:
         own = self._ledger.holding(uid)
         is_kept_from_pod = (snapshot.cards, snapshot.others) != (snapshot.unkept, snapshot.unkept_others)
         is_its_own = is_kept_from_pod or (own is not None and own.node == name)  # this pod's alone: not to be shared
-        kept = self._sites.get(name)
+        kept = self._partitionable_nodes.get(name)
         if not is_its_own and kept and (kept.version, kept.room) == (snapshot.version, snapshot.room):
             return kept
-        site = self._site(name, snapshot.node, snapshot, self._nodes.slices.of(name), {uid})
+        target = self._make(name, snapshot.node, snapshot, self._nodes.slices.of(name), {uid})
         if not is_its_own:
-            self._sites[name] = site
-        return site
+            self._partitionable_nodes[name] = target
+        return target
 
-    def without(self, name: str, uid: str, gone: Collection[str]) -> Site | None:
+    def without(self, name: str, uid: str, gone: Collection[str]) -> PartitionableNode | None:
         """Return the same once the pods of the UIDs `gone` have ended and their slices are free."""
         snapshot = self._snapshots.of(name, uid)
         found = self._nodes.slices.of(name)
@@ -76,10 +76,12 @@ class PartitionableNodes:
             unkept_others=_freed(snapshot.unkept_others, leaving),
         )
         made = tuple(replace(s, pod="") if s.pod in gone else s for s in found.made)
-        return self._site(name, snapshot.node, emptied, replace(found, made=made), {uid, *gone})
+        return self._make(name, snapshot.node, emptied, replace(found, made=made), {uid, *gone})
 
-    def _site(self, name: str, node: Node, snapshot: NodeSnapshot, found: NodeSlices, without: Collection[str]) -> Site:
-        return site_of(
+    def _make(
+        self, name: str, node: Node, snapshot: NodeSnapshot, found: NodeSlices, without: Collection[str]
+    ) -> PartitionableNode:
+        return make_partitionable_node(
             node,
             found,
             self._nodes.gpus(node),
@@ -94,4 +96,4 @@ class PartitionableNodes:
 
 
 def _freed(states: Sequence[CardState], gone: Sequence[Holding]) -> tuple[CardState, ...]:
-    return tuple(freed(state, [{state.card.index: held.uses(state.card)} for held in gone]) for state in states)
+    return tuple(without_usage(state, [{state.card.index: held.uses(state.card)} for held in gone]) for state in states)

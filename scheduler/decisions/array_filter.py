@@ -17,7 +17,7 @@ from mgpu.model.pods import Node
 from scheduler.engine.arrays.array_rejections import Refusal, refusals
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
 from scheduler.engine.arrays.node_fits import NodeVerdicts, can_tell_spread, evaluate, only_beside_group
-from scheduler.engine.arrays.node_table import COUNT, Ints, Mask, Places, Rows, Table
+from scheduler.engine.arrays.node_table import COUNT, Ints, Mask, NodeArrays, NodeTable, Places
 from scheduler.engine.card_constraints import same_card_group_rejection, score_beside_group, score_on_fresh_cards
 
 
@@ -44,7 +44,7 @@ class Remaining:
     """
 
     positions: Places
-    rows: Rows
+    rows: NodeArrays
     nodes: Sequence[Node]
     cards: Sequence[tuple[CardState, ...]]
     unique: Mask
@@ -74,7 +74,7 @@ class ArrayScores:
     remaining: Remaining
 
 
-def filter_nodes(table: Table, names: Sequence[str], request: GpuRequest, members: Members) -> ArrayVerdict:
+def filter_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> ArrayVerdict:
     """Tell on which nodes of a snapshot the pod fits, on which it does not and why, and which remain."""
     sifted, unique = _sift(table, names, request, members)
     unmet = _unmet(table, unique, request, members)
@@ -85,7 +85,7 @@ def filter_nodes(table: Table, names: Sequence[str], request: GpuRequest, member
 
 
 def score_nodes(
-    table: Table, names: Sequence[str], request: GpuRequest, members: Members, node_policy: str, weight_of_core: int
+    table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members, node_policy: str, weight_of_core: int
 ) -> ArrayScores:
     """Score the nodes of a snapshot on which the pod fits with the same score whatever cards it gets there."""
     rows, at = table.rows, table.at
@@ -102,7 +102,7 @@ def score_nodes(
     return ArrayScores(points, _remaining(table, (candidates & sifted.open) | (fits & ~scored), unique))
 
 
-def _sift(table: Table, names: Sequence[str], request: GpuRequest, members: Members) -> tuple[NodeVerdicts, Mask]:
+def _sift(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> tuple[NodeVerdicts, Mask]:
     """Return what the arrays say of each node, and which nodes are unique (`Remaining`)."""
     rows, at = table.rows, table.at
     unique: Mask = (rows.odd | (rows.totals[COUNT] == 0)).take(at)
@@ -113,7 +113,7 @@ def _sift(table: Table, names: Sequence[str], request: GpuRequest, members: Memb
     return (sifted.without(unique) if request.constraints.same_card else sifted), unique
 
 
-def _unmet(table: Table, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, Rejection]:
+def _unmet(table: NodeTable, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, Rejection]:
     elsewhere_only = same_card_group_rejection(request, (), members.seats)
     if elsewhere_only is None:
         return table.unmet
@@ -126,19 +126,19 @@ def _all_but(positions: Collection[int], count: int) -> Mask:
     return found
 
 
-def _spread(points: Ints, near: Mask, table: Table, request: GpuRequest) -> Ints:
+def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> Ints:
     """Return the points of a pod with a spread group: nodes where it would share a card with the group come last."""
     shares_card = np.zeros(len(points), np.bool_)
     places = table.at[near]
     shares_card[near] = only_beside_group(
-        table.rows.some(places), map(table.cards.__getitem__, places.tolist()), request
+        table.rows.select(places), map(table.cards.__getitem__, places.tolist()), request
     )
     return np.where(shares_card, score_beside_group(points), score_on_fresh_cards(points))
 
 
-def _remaining(table: Table, chosen: Mask, unique: Mask) -> Remaining:
+def _remaining(table: NodeTable, chosen: Mask, unique: Mask) -> Remaining:
     positions = np.flatnonzero(chosen)
     places = table.at[positions]
     nodes = [table.nodes[row] for row in places.tolist()]
     cards = [table.cards[row] for row in places.tolist()]
-    return Remaining(positions, table.rows.some(places), nodes, cards, unique[positions])
+    return Remaining(positions, table.rows.select(places), nodes, cards, unique[positions])

@@ -137,14 +137,14 @@ class Decider:
         A pod that is bound already is not refused: it waits there for its cards, and its agent may come back. What
         NVIDIA's plugin gives out needs no agent of mgpu.
         """
-        if known.pod.node or nvidia_plugin.chooses(view.node, request):
+        if known.pod.node or nvidia_plugin.chooses_cards(view.node, request):
             return None
         return self._state.agent_problem(node)
 
     def _reserve(self, decision: Reservation, view: NodeSnapshot) -> bool:
         if not self._state.reserve(decision, view.version):
             return False
-        theirs = nvidia_plugin.chooses(view.node, decision.request)
+        theirs = nvidia_plugin.chooses_cards(view.node, decision.request)
         policy = nvidia_plugin.NVIDIA if theirs else dialects.card_policy(decision.request, self._settings)
         metrics.DECISIONS.labels(policy, decision.request.dialect).inc()
         return True
@@ -165,7 +165,7 @@ class Decider:
             return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
         pod, gpuid = known.pod, occupies(known.pod, node)
         who = (pod.uid, pod.namespace, pod.name, node)
-        if nvidia_plugin.chooses(view.node, request):
+        if nvidia_plugin.chooses_cards(view.node, request):
             refused = nvidia_plugin.refusal(request, view.node, view.cards, view.ours)
             return refused or Reservation(*who, request, Placement(()), {}, pod.needs, gpuid)
         with self._budgets.call(pod.namespace, request, gone) as call:

@@ -24,7 +24,7 @@ from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.node_assessment import assess
-from scheduler.engine.partitioning.partitionable_node import wanted_by
+from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Raw = Mapping[str, Any]
 _TROUBLE = ("DisruptionTarget", "Degraded")
@@ -168,7 +168,7 @@ class Explainer:
         return ("It asks for no GPU: mgpu plays no part in where it goes.",)
 
     def _chosen(self, request: GpuRequest) -> str:
-        if wanted_by(request):
+        if requested_slices(request):
             return "slices as the node is cut, or can be cut anew"
         whose = "" if all(c.whole for c in request.containers) else f" ({_whose(request, self._settings)})"
         return f"{request_text.choice(request, self._settings)}{whose}; nodes: {self._settings.node_policy}"
@@ -216,7 +216,7 @@ class Explainer:
         if request is None or view.node is None or (request.unmet(view.node) and not all_cards):
             return ()
         reasons: dict[int, str] = {}
-        if not wanted_by(request) and not nvidia_plugin.chooses(view.node, request):
+        if not requested_slices(request) and not nvidia_plugin.chooses_cards(view.node, request):
             seats = self._state.seats(request, known.pod.uid)
             cards = (*view.unkept, *view.unkept_others)
             answer = assess(request, view.node, cards, self._settings, seats=seats)

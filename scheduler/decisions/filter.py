@@ -32,7 +32,7 @@ from scheduler.engine.disabled_vocabularies import refusal, unserved
 from scheduler.engine.node_assessment import assess, score
 from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.nvidia_plugin import requests_nvidia_cards
-from scheduler.engine.partitioning.partitionable_node import wanted_by
+from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _REQUESTS_KEPT = 256
 _ANSWERS_KEPT = 40_000
@@ -141,7 +141,7 @@ class Filter:
     def refresh(self) -> None:
         """Bring arrays, partitionable nodes and learned policies up to date in the background, before a call has to."""
         self._cache.refresh()
-        self._cache.refresh_sites()
+        self._cache.refresh_partitionable_nodes()
         self._ranking.refresh()
 
     def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> Filtered:
@@ -216,7 +216,7 @@ class Filter:
         return found
 
     def _evaluate(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
-        if wanted_by(request):
+        if requested_slices(request):
             found = _of_answers(names, self._paced(self._slices.answers(gpu_pod, request, names, call)))
             self._report_recut(gpu_pod, found.repartitionable, found.passed)
             return found
@@ -241,7 +241,7 @@ class Filter:
         return found
 
     def _scores(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> list[int]:
-        if wanted_by(request):
+        if requested_slices(request):
             return [answer.score for answer in self._slices.answers(gpu_pod, request, names, call, scoring=True)]
         if request.others:
             return [answer.score for answer in self._one_by_one(gpu_pod, request, names, call)]

@@ -26,10 +26,17 @@ from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import FREE, CallerGone, EffortBudgets, never
 from scheduler.engine import BRIEF, Effort, nvidia_plugin
 from scheduler.engine.effort import Budget, Exhausted
-from scheduler.engine.evictions import LOWEST, Tenant, by_importance, freed, victims, without
+from scheduler.engine.evictions import (
+    LOWEST_PRIORITY,
+    EvictablePod,
+    by_importance,
+    choose_victims,
+    without_pods,
+    without_usage,
+)
 from scheduler.engine.node_assessment import assess
-from scheduler.engine.partitioning.partitionable_node import wanted_by
-from scheduler.engine.partitioning.slice_choice import answer_of
+from scheduler.engine.partitioning.partitionable_node import requested_slices
+from scheduler.engine.partitioning.slice_choice import assess_slices
 
 _NODE = 400_000
 """Steps of the engine's effort for one node: the search for victims, and each test whether the pod then fits."""
@@ -98,7 +105,7 @@ class Preemption:
         node, seats = view.node, self._state.seats(request, known.pod.uid)
         if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
             return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
-        if nvidia_plugin.chooses(node, request):
+        if nvidia_plugin.chooses_cards(node, request):
             return None if nvidia_plugin.refusal(request, node, view.cards, view.ours) else theirs
         if self._state.agent_problem(name) is not None:
             return None  # the pod could not start there once its victims are gone
@@ -109,15 +116,19 @@ class Preemption:
             budget.take(asked.spent)
             return isinstance(answer, Placement)
 
-        wanted = wanted_by(request)
+        wanted = requested_slices(request)
         if wanted:
             # kube-scheduler counts slices like any resource, so its victims suffice, if what they free can be
             # partitioned as the pod needs it.
-            site = None if request.unmet(node) else self._state.site_without(name, known.pod.uid, theirs.uids)
+            target = (
+                None
+                if request.unmet(node)
+                else self._state.partitionable_node_without(name, known.pod.uid, theirs.uids)
+            )
             serves = (
-                site
-                and not site.found.waiting
-                and (site.fits(wanted) or answer_of(site, wanted, budget).fits_repartitioned)
+                target
+                and not target.found.waiting
+                and (target.fits(wanted) or assess_slices(target, wanted, budget).fits_repartitioned)
             )
             return theirs if serves else None
         if request.others:
@@ -129,7 +140,7 @@ class Preemption:
         lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, known.pod)]
         tenants = self._tenants(view, lower)
         if only_cards and all(state.card.healthy for state in view.unkept):
-            found = victims(request, view.unkept, tenants, fits, exact=exact, budget=budget)
+            found = choose_victims(request, view.unkept, tenants, fits, exact=exact, budget=budget)
             if found is None:
                 return None
             going = {t.uid for t in found[0]}
@@ -137,24 +148,26 @@ class Preemption:
                 return _merged(theirs, tenants, found[0])
         must = [t for t in tenants if t.uid in theirs.uids]
         others = [t for t in tenants if t.uid not in theirs.uids]
-        highest = max((t.priority for t in must), default=LOWEST)
-        found = victims(request, without(view.unkept, must), others, fits, highest=highest, exact=exact, budget=budget)
+        highest = max((t.priority for t in must), default=LOWEST_PRIORITY)
+        found = choose_victims(
+            request, without_pods(view.unkept, must), others, fits, highest=highest, exact=exact, budget=budget
+        )
         return None if found is None else _merged(theirs, tenants, [*must, *found[0]])
 
-    def _tenants(self, view: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
+    def _tenants(self, view: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[EvictablePod]:
         """Return the pods of lower priority that hold a part of the node's cards."""
         cards, pods = [state.card for state in view.unkept], {pod.uid: pod for _, pod in lower}
         found = []
         for holding, pod in lower:
             uses = {card.index: used for card in cards if (used := holding.uses(card)).shares}
             if uses:
-                found.append(Tenant(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
+                found.append(EvictablePod(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
         violating = self._disruption_budgets.violated_by([pods[t.uid] for t in by_importance(found)])
         return [replace(t, violates=t.uid in violating) for t in found]
 
 
 def _without(state: CardState, gone: Iterable[Holding]) -> CardState:
-    return freed(state, [{state.card.index: holding.uses(state.card)} for holding in gone])
+    return without_usage(state, [{state.card.index: holding.uses(state.card)} for holding in gone])
 
 
 def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
@@ -167,14 +180,14 @@ def _has_room(view: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
     return sum(r.cpu for r in rooms) >= pod.needs.cpu and sum(r.memory for r in rooms) >= pod.needs.memory
 
 
-def _merged(theirs: Victims, tenants: Iterable[Tenant], chosen: Sequence[Tenant]) -> Victims:
+def _merged(theirs: Victims, tenants: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:
     """Return the chosen pods with those victims of kube-scheduler that hold no cards, the most important first.
 
     Of the latter only kube-scheduler's order is known here, not the priority: each is at least as important as the
     next victim after it that holds cards.
     """
     known = {t.uid: t for t in tenants}
-    at_least = LOWEST
+    at_least = LOWEST_PRIORITY
     rows = [(-t.priority, i, t.uid) for i, t in enumerate(by_importance(chosen))]
     for i, uid in reversed(list(enumerate(theirs.uids))):
         if uid in known:

@@ -18,8 +18,8 @@ from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budgets import Call, unlimited
 from scheduler.engine.card_constraints import shares_card_with_group
-from scheduler.engine.learning.node_board import BEHIND, UNFIT, Field, Judge, points
-from scheduler.engine.learning.shapes import Ints, Shape, class_of, free_of, rows_of
+from scheduler.engine.learning.node_board import DEMOTION, UNFIT, BoardByName, Judge, extender_scores
+from scheduler.engine.learning.shapes import Ints, Shape, class_of, free_milli, node_rows
 from scheduler.engine.node_assessment import assess
 
 _SHAPES_RENEWED = 64
@@ -53,7 +53,7 @@ class Ranking:
         self._state = state
         self._settings = settings
         self._lock = threading.Lock()
-        self._field = Field()
+        self._field = BoardByName()
         self._judge: Judge | None = None
 
     def points(self, known: GpuPod, names: Sequence[str], call: Call | None = None) -> list[int] | None:
@@ -74,7 +74,7 @@ class Ranking:
             keys = self._field.keys(judge, shape, names)
             wide = tuple(self._field.wide)
         self._judge_alone(known, known.request, judge, shape, names, keys, wide, call or unlimited())
-        return points(names, keys) if (keys != UNFIT).any() else None
+        return extender_scores(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
         """Take in all nodes and the latest judge. One thread at a time.
@@ -136,5 +136,5 @@ class Ranking:
         found = assess(request, view.node, unkept, self._settings, seats=seats, limits=limits, effort=call.effort)
         if not isinstance(found, Placement):
             return UNFIT
-        key = int(judge.keys(rows_of(class_of(view.node, view.cards), view.room, [free_of(view.cards)]), shape)[0])
-        return key - BEHIND if key != UNFIT and shares_card_with_group(request, found, view.unkept) else key
+        key = int(judge.keys(node_rows(class_of(view.node, view.cards), view.room, [free_milli(view.cards)]), shape)[0])
+        return key - DEMOTION if key != UNFIT and shares_card_with_group(request, found, view.unkept) else key

@@ -16,9 +16,9 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budgets import Call
 from scheduler.engine.effort import Budget
 from scheduler.engine.node_fit import NodeFit
-from scheduler.engine.partitioning.partitionable_node import Site, wanted_by
-from scheduler.engine.partitioning.slice_choice import answer_of, refusal_of
-from scheduler.engine.partitioning.slice_scores import site_score
+from scheduler.engine.partitioning.partitionable_node import PartitionableNode, requested_slices
+from scheduler.engine.partitioning.slice_choice import assess_slices, rejection_of_slices
+from scheduler.engine.partitioning.slice_scores import score_for_slices
 
 _REJECTIONS_KEPT = 10_000
 """Proven rejections that are cached."""
@@ -37,28 +37,28 @@ class Slices:
         self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, *, scoring: bool = False
     ) -> Iterator[NodeFit]:
         """Yield the answer for each node, within the budget of `call`. scoring: with a score where the pod fits."""
-        wanted = wanted_by(request)
+        wanted = requested_slices(request)
         for name, node in zip(names, self._cache.nodes(names), strict=True):
             if node is None:
                 yield NodeFit(UNKNOWN)
                 continue
             unmet = request.unmet(node)
-            site = None if unmet else self._cache.site(name, known.pod.uid)
-            if site is None:
+            target = None if unmet else self._cache.partitionable_node(name, known.pod.uid)
+            if target is None:
                 reason = unmet or f"node {name} has no label for slices"
                 yield NodeFit(Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True))
             else:
-                answer = answer_of(site, wanted, call.next_budget(), self._rejection)
+                answer = assess_slices(target, wanted, call.next_budget(), self._rejection)
                 fits = scoring and answer.fits
-                yield NodeFit(score=site_score(site, wanted, known.pod, self._settings)) if fits else answer
+                yield NodeFit(score=score_for_slices(target, wanted, known.pod, self._settings)) if fits else answer
 
-    def _rejection(self, site: Site, wanted: Mapping[str, int], budget: Budget) -> NodeFit:
+    def _rejection(self, target: PartitionableNode, wanted: Mapping[str, int], budget: Budget) -> NodeFit:
         """Return why no partitioning of the node gives the pod its slices, or that one does."""
-        key = (site.cards, tuple(sorted(wanted.items())))
+        key = (target.cards, tuple(sorted(wanted.items())))
         with self._lock:
             answer = self._rejections.get(key)
         if answer is None:
-            answer = refusal_of(site, wanted, budget)
+            answer = rejection_of_slices(target, wanted, budget)
             if not answer.proven:
                 return answer
             with self._lock:

@@ -107,9 +107,9 @@ class CheapestEvictions:
         known = self._known.get((i, goes, stays))
         if known is None:
             state, index = self._cards[i], self._cards[i].card.index
-            state = freed(state, [self._uses[uid] for uid in goes])
+            state = without_usage(state, [self._uses[uid] for uid in goes])
             open_ = self._on[i] - goes - stays
-            emptied = freed(state, [self._uses[uid] for uid in open_])
+            emptied = without_usage(state, [self._uses[uid] for uid in open_])
             pods = [(self._part(uid, index), self._uses[uid][index], uid) for uid in open_]
             shares = self._ask.max_shares
             known = self._known[i, goes, stays] = {
@@ -121,7 +121,7 @@ class CheapestEvictions:
 
     def _configurations(self) -> list[list[Configuration]]:
         """Per card what could be on it if all went that may. Raises Exhausted."""
-        emptied = [freed(state, list(self._uses.values())) for state in self._cards]
+        emptied = [without_usage(state, list(self._uses.values())) for state in self._cards]
         sizes: dict[tuple[int, int], list[int]] = {}
         for i, (state, exclusion) in enumerate(zip(self._cards, exclusions(self._ask, self._cards), strict=True)):
             if state.card.healthy and not exclusion:
@@ -143,7 +143,7 @@ class CheapestEvictions:
         return part + (rest if index == min(self._uses[uid]) else 0)
 
 
-def freed(state: CardState, gone: Sequence[Mapping[int, Amount]]) -> CardState:
+def without_usage(state: CardState, gone: Sequence[Mapping[int, Amount]]) -> CardState:
     index = state.card.index
     amounts = [uses[index] for uses in gone if index in uses]
     if not amounts:
@@ -202,7 +202,7 @@ def _undominated(
     return kept
 
 
-LOWEST = -(1 << 31)
+LOWEST_PRIORITY = -(1 << 31)
 """The lowest priority of a pod."""
 
 Fits = Callable[[Sequence[CardState]], bool]
@@ -210,7 +210,7 @@ Fits = Callable[[Sequence[CardState]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class EvictablePod:
     """A pod that may be evicted.
 
     uses: what it holds, by card index. started: RFC 3339, in UTC; "": it has not. violates: a PodDisruptionBudget is
@@ -225,26 +225,26 @@ class Tenant:
     leaving: bool = False
 
 
-def by_importance(tenants: Sequence[Tenant]) -> list[Tenant]:
+def by_importance(tenants: Sequence[EvictablePod]) -> list[EvictablePod]:
     """The most important first, as kube-scheduler sees it: priority, then the time for which it has been running."""
     return sorted(tenants, key=lambda t: (-t.priority, not t.started, t.started, t.uid))
 
 
-def without(cards: Sequence[CardState], evicted: Sequence[Tenant]) -> list[CardState]:
+def without_pods(cards: Sequence[CardState], evicted: Sequence[EvictablePod]) -> list[CardState]:
     """The cards once the evicted pods are gone. Their groups stay where they are: nobody is evicted to move one."""
-    return [freed(state, [t.uses for t in evicted]) for state in cards]
+    return [without_usage(state, [t.uses for t in evicted]) for state in cards]
 
 
-def victims(
+def choose_victims(
     request: GpuRequest,
     cards: Sequence[CardState],
-    tenants: Sequence[Tenant],
+    tenants: Sequence[EvictablePod],
     fits: Fits,
     *,
-    highest: int = LOWEST,
+    highest: int = LOWEST_PRIORITY,
     exact: Budget,
     budget: Budget,
-) -> tuple[list[Tenant], bool] | None:
+) -> tuple[list[EvictablePod], bool] | None:
     """The pods to evict, the most important first, and whether no better set exists; None: no set would do.
 
     cards: with everything that is held of them. What is best is decided in this order, kube-scheduler's own for
@@ -257,10 +257,10 @@ def victims(
     leaving = [t for t in tenants if t.leaving]
     staying = by_importance([t for t in tenants if not t.leaving])
     cards = sorted(cards, key=lambda state: state.card.index)
-    once_left = without(cards, leaving)
+    once_left = without_pods(cards, leaving)
     if fits(once_left):
         return _needed(cards, leaving, (), fits, budget), True
-    best: tuple[list[Tenant], bool] | None = None
+    best: tuple[list[EvictablePod], bool] | None = None
     for priority in sorted({max(highest, t.priority) for t in staying}):
         able = [t for t in staying if t.priority <= priority]
         if not _fits_without(once_left, able, fits, budget):
@@ -273,13 +273,18 @@ def victims(
     return best and (_needed(cards, leaving, best[0], fits, budget), best[1])
 
 
-def _violations(tenants: Sequence[Tenant]) -> int:
+def _violations(tenants: Sequence[EvictablePod]) -> int:
     return sum(t.violates for t in tenants)
 
 
 def _cheapest(
-    request: GpuRequest, cards: Sequence[CardState], able: Sequence[Tenant], fits: Fits, exact: Budget, budget: Budget
-) -> tuple[list[Tenant], bool]:
+    request: GpuRequest,
+    cards: Sequence[CardState],
+    able: Sequence[EvictablePod],
+    fits: Fits,
+    exact: Budget,
+    budget: Budget,
+) -> tuple[list[EvictablePod], bool]:
     """Of these pods the set with the least cost, else one without a pod that could stay; whether it is the former."""
     costs = _costs(able)
     try:
@@ -293,25 +298,29 @@ def _cheapest(
     return _needed(cards, found if fitting else able, (), fits, budget), False
 
 
-def _costs(tenants: Sequence[Tenant]) -> dict[str, int]:
+def _costs(tenants: Sequence[EvictablePod]) -> dict[str, int]:
     """What the eviction of each costs: positive integers whose sums compare as `victims` says."""
     n = len(tenants)
     ages, count, priorities = (n * n).bit_length(), n.bit_length(), 33 + n.bit_length()
     costs = {}
     for rank, t in enumerate(reversed(by_importance(tenants))):
-        cost = (t.violates << priorities) + t.priority - LOWEST
+        cost = (t.violates << priorities) + t.priority - LOWEST_PRIORITY
         costs[t.uid] = (((cost << count) + 1) << ages) + rank
     return costs
 
 
-def _fits_without(cards: Sequence[CardState], evicted: Sequence[Tenant], fits: Fits, budget: Budget) -> bool:
+def _fits_without(cards: Sequence[CardState], evicted: Sequence[EvictablePod], fits: Fits, budget: Budget) -> bool:
     budget.take(len(cards) * (8 + len(evicted) // 4))
-    return fits(without(cards, evicted))
+    return fits(without_pods(cards, evicted))
 
 
 def _needed(
-    cards: Sequence[CardState], chosen: Sequence[Tenant], going: Sequence[Tenant], fits: Fits, budget: Budget
-) -> list[Tenant]:
+    cards: Sequence[CardState],
+    chosen: Sequence[EvictablePod],
+    going: Sequence[EvictablePod],
+    fits: Fits,
+    budget: Budget,
+) -> list[EvictablePod]:
     """Those that go, and those of the chosen without whom the pod would not fit; the most important are spared first.
 
     The most important first.

@@ -16,10 +16,10 @@ from scheduler.engine import FULL, Effort, Limits, Policy, node_score, place, po
 from scheduler.engine.card_constraints import same_card_group_rejection, spread_group_score
 from scheduler.engine.card_policy import CardScore, Scoring
 from scheduler.engine.learning.node_board import Judge
-from scheduler.engine.learning.shapes import NodeClass, class_of, free_of, milli_left, rows_of
+from scheduler.engine.learning.shapes import NodeClass, class_of, free_milli, free_milli_of_card, node_rows
 
 
-def looking_ahead(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
+def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
     """The worth of the node with only this card changed: exact for pods on one card.
 
     room: what the node has free of cpu and memory without the pod, which needs `needs` of it.
@@ -28,16 +28,16 @@ def looking_ahead(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemo
 
     def scoring(cards: Sequence[CardState], _weight_of_core: int) -> CardScore:
         known: dict[tuple[int, int], list[int]] = {}
-        now = free_of(cards)
+        now = free_milli(cards)
         # Sorted, so that equal cards are of equal worth to the last bit.
-        before = rows_of(node, room, [sorted(now)])
+        before = node_rows(node, room, [sorted(now)])
 
         def score(position: int, core: int, memory: int) -> int:
             worths = known.get((core, memory))
             if worths is None:  # of all cards at once: the other ones are asked about next
-                left = [milli_left(state, core, memory) for state in cards]
+                left = [free_milli_of_card(state, core, memory) for state in cards]
                 ways = [sorted((*now[:i], milli, *now[i + 1 :])) for i, milli in enumerate(left)]
-                worths = known[core, memory] = judge.worths(before, rows_of(node, after, ways)).tolist()
+                worths = known[core, memory] = judge.rate_changes(before, node_rows(node, after, ways)).tolist()
             return worths[position]
 
         return score
@@ -134,7 +134,7 @@ def _card_policy(
     name = dialects.card_policy(request, settings)
     judge = foresight.judges.get(name) if foresight else None
     if judge is not None and foresight is not None:
-        scoring = looking_ahead(judge, class_of(node, cards), foresight.room, foresight.needs)
+        scoring = foresight_scoring(judge, class_of(node, cards), foresight.room, foresight.needs)
         return Policy(scoring, _weight_of_core(settings), _FORESIGHT)
     return policy_named(name, _weight_of_core(settings))
 

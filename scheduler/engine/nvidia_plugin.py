@@ -22,7 +22,7 @@ def is_on_node(node: Node | None) -> bool:
     return node is not None and node.labels.get(WHOLE_CARDS_LABEL) == NVIDIA
 
 
-def who_cuts(node: Node | None) -> tuple[bool, str | None]:
+def holding_rules(node: Node | None) -> tuple[bool, str | None]:
     """Return what of a node decides how the holdings of its pods are kept."""
     return is_on_node(node), node.labels.get(LABEL) if node else None
 
@@ -32,7 +32,7 @@ def requests_nvidia_cards(request: GpuRequest | None) -> bool:
     return request is not None and any(container.stock for container in request.containers)
 
 
-def chooses(node: Node | None, request: GpuRequest | None) -> bool:
+def chooses_cards(node: Node | None, request: GpuRequest | None) -> bool:
     """Return whether the NVIDIA device plugin chooses the cards of a pod with this request on this node."""
     return is_on_node(node) and requests_nvidia_cards(request)
 
@@ -45,7 +45,7 @@ def held(request: GpuRequest | None, given: Sequence[Share]) -> tuple[Share, ...
     return (*given, *(share for share in (unknown_shares(request) if request else ()) if share.container not in told))
 
 
-def given_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
+def indexes_used_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
     """The indexes of the GPUs of a node that mgpu gave to pods other than `without`, and that NVIDIA's plugin could
     give out: not the card of MtgpuPods whose occupy pod was given it.
 
@@ -68,7 +68,7 @@ def given_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "")
     return tuple(card.index for card in cards if any(could_be_given(h, card) for h in held))
 
 
-class GivenByMgpu:
+class CardsUsedByMgpu:
     """The same of each node, kept while nothing changes there: a filter asks it of thousands. Not thread-safe."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -82,9 +82,9 @@ class GivenByMgpu:
     def on(self, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
         own = self._ledger.holding(without)
         if gpuid or (own is not None and own.node == node):
-            return given_by_mgpu(self._ledger, node, without, gpuid)
+            return indexes_used_by_mgpu(self._ledger, node, without, gpuid)
         if node not in self._kept:
-            self._kept[node] = given_by_mgpu(self._ledger, node)
+            self._kept[node] = indexes_used_by_mgpu(self._ledger, node)
         return self._kept[node]
 
 

@@ -224,7 +224,7 @@ class _CardAssigner:
         So every free card must be large enough, and none may be one that mgpu has given to pods, which that plugin does
         not know of.
         """
-        given = nvidia_plugin.given_by_mgpu(self._ledger, self._node.name)
+        given = nvidia_plugin.indexes_used_by_mgpu(self._ledger, self._node.name)
         if given:
             listed = ", ".join(map(str, given))
             return _exceeded(f"NVIDIA's plugin could choose a card that mgpu has given to pods ({listed})")

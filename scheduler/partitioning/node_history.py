@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mgpu.model.slice_names import MPS, Slice
 from scheduler import metrics
-from scheduler.engine.partitioning.partitionable_node import Site
+from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 
 REPEAT_SECONDS = 60.0
 """How long a plan that a node refused is not made again while the node stays as it is."""
@@ -37,9 +37,9 @@ class RefusedPlans:
         self._clock = clock
         self._refused: dict[str, _Refused] = {}
 
-    def observe(self, site: Site) -> None:
+    def observe(self, target: PartitionableNode) -> None:
         """Record what the node says of its last plan."""
-        name, found = site.node.name, site.found
+        name, found = target.node.name, target.found
         if found.refused is None:
             self._refused.pop(name, None)
             return
@@ -48,7 +48,7 @@ class RefusedPlans:
         if before is not None and before.plan == plan:
             return
         metrics.PLANS.labels("refused").inc()
-        refused = before if before is not None and before.state == _state(site) else _Refused(plan, _state(site))
+        refused = before if before is not None and before.state == _state(target) else _Refused(plan, _state(target))
         refused.plan = plan
         self._refused[name] = refused
         now = self._clock()
@@ -56,14 +56,14 @@ class RefusedPlans:
         if found.partitioning.plan == plan and found.planned is not None:
             refused.targets[frozenset(found.planned)] = now
 
-    def forbids(self, site: Site, slices: Collection[Slice]) -> bool:
+    def forbids(self, target: PartitionableNode, slices: Collection[Slice]) -> bool:
         """Return whether the node has refused these slices within the last minute, in the state in which it is now.
 
         Not only the last plan counts: the plans for two pods would otherwise be made in turn for ever.
         """
-        self.observe(site)
-        refused = self._refused.get(site.node.name)
-        if refused is None or refused.state != _state(site):
+        self.observe(target)
+        refused = self._refused.get(target.node.name)
+        if refused is None or refused.state != _state(target):
             return False
         at = refused.targets.get(frozenset(slices))
         return at is not None and self._clock() < at + REPEAT_SECONDS
@@ -72,8 +72,8 @@ class RefusedPlans:
         self._refused.pop(node, None)
 
 
-def _state(site: Site) -> object:
-    return site.found.made, site.found.cards
+def _state(target: PartitionableNode) -> object:
+    return target.found.made, target.found.cards
 
 
 class IdleCards:
@@ -97,14 +97,14 @@ class IdleCards:
     def nodes(self) -> tuple[str, ...]:
         return tuple(sorted(self._idle_since))
 
-    def observe(self, site: Site) -> None:
+    def observe(self, target: PartitionableNode) -> None:
         """Record which cards of the node are idle. Further slices on an idle card begin no new time."""
-        found, name = site.found, site.node.name
+        found, name = target.found, target.node.name
         # Slices that no plan of mgpu has made are left to the administrator who made them.
         if not self._seconds or found.mode != MPS or not found.placed or found.planned is None:
             self.forget(name)
             return
-        cards = {s.card for s in site.made} - {s.card for s in site.used | found.by_others}
+        cards = {s.card for s in target.made} - {s.card for s in target.used | found.by_others}
         before = self._idle_since.pop(name, {})
         now = self._clock()
         if cards:

@@ -27,8 +27,15 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.slice_state import Plan
 from scheduler.decisions.effort_budgets import EffortBudgets, EffortExceeded
 from scheduler.engine.effort import Exhausted
-from scheduler.engine.partitioning.partitionable_node import Site, cut, keeping, offers, served, wanted_by
-from scheduler.engine.partitioning.slice_choice import best_first
+from scheduler.engine.partitioning.partitionable_node import (
+    PartitionableNode,
+    can_be_partitioned_for,
+    find_served_pods,
+    plan_node,
+    requested_slices,
+    with_claimed_slices,
+)
+from scheduler.engine.partitioning.slice_choice import rank_partitionable_nodes
 from scheduler.partitioning.node_history import IdleCards, RefusedPlans
 from scheduler.partitioning.plan_writer import PlanWriter, SharingConfigs
 from scheduler.partitioning.waiting_pods import PlanningOrder, Promise, WaitingPod, WaitingPods
@@ -115,15 +122,15 @@ class PartitionController:
 
     def can_serve(self, known: GpuPod) -> bool:
         """Return whether a bound pod can get its slices by a plan for its node, and request that plan."""
-        site = self._cluster.site(known.pod.node, known.pod.uid)
+        target = self._cluster.partitionable_node(known.pod.node, known.pod.uid)
         request = known.request
-        wanted = wanted_by(request) if request else {}
-        if site is None or request is None or not wanted or site.problem or request.unmet(site.node):
+        wanted = requested_slices(request) if request else {}
+        if target is None or request is None or not wanted or target.problem or request.unmet(target.node):
             return False
-        if site.found.placed and not site.found.waiting:
+        if target.found.placed and not target.found.waiting:
             # A namespace that has used up its effort gets the benefit of the doubt; so does a search without a proof.
             with suppress(EffortExceeded, Exhausted), self._budgets.call(known.pod.namespace, request) as call:
-                if not offers(site, wanted, call.next_budget()):
+                if not can_be_partitioned_for(target, wanted, call.next_budget()):
                     return False
         self.request_plan(known, [known.pod.node])
         return True
@@ -191,18 +198,18 @@ class PartitionController:
 
     def _observe(self, changed: Iterable[str]) -> None:
         for name in sorted(changed):
-            site = self._cluster.site(name)
-            if site is None:
+            target = self._cluster.partitionable_node(name)
+            if target is None:
                 self._forget(name)
                 continue
-            self._refused.observe(site)
-            self._idle.observe(site)
-            if site.missing:
+            self._refused.observe(target)
+            self._idle.observe(target)
+            if target.missing:
                 self._missing_since.setdefault(name, self._clock())
             else:
                 self._missing_since.pop(name, None)
                 self._reported.pop(name, None)
-            if site.found.mode == MPS and site.found.partitioning.plan is not None:
+            if target.found.mode == MPS and target.found.partitioning.plan is not None:
                 self._configs_due.add(name)
 
     def _forget(self, node: str) -> None:
@@ -227,18 +234,18 @@ class PartitionController:
                 self._order.missed(pod, pod.promise.node, pod.promise.plan)
         for pod in pods:
             if pod.promise:
-                site = self._cluster.site(pod.promise.node, pod.known.pod.uid)
-                pod.promise = self._followed(pod, pod.promise, site) if site else None
+                target = self._cluster.partitionable_node(pod.promise.node, pod.known.pod.uid)
+                pod.promise = self._followed(pod, pod.promise, target) if target else None
 
-    def _followed(self, pod: WaitingPod, promise: Promise, site: Site) -> Promise | None:
+    def _followed(self, pod: WaitingPod, promise: Promise, target: PartitionableNode) -> Promise | None:
         """Return the promise as it stands now, or None if it is over."""
-        found, now = site.found.partitioning, self._clock()
+        found, now = target.found.partitioning, self._clock()
         if not promise.ready:
             if found.plan == promise.plan == found.applied:
                 return promise._replace(ready=True, until=now + READY_SECONDS)
-            under_way = site.found.waiting and found.plan == promise.plan
+            under_way = target.found.waiting and found.plan == promise.plan
             return promise if under_way and self._in_time(pod, promise) else None
-        if not site.fits(pod.wanted):
+        if not target.fits(pod.wanted):
             return None  # other pods took the slices, so this one did not miss them
         if now < promise.until:
             return promise
@@ -257,31 +264,33 @@ class PartitionController:
         self._warn_node(promise.node, f"{text}: {remedy}", "PlanLate")
         return False
 
-    def _promise(self, site: Site, slices: Sequence[Slice], plan: int, pods: Sequence[WaitingPod]) -> None:
+    def _promise(
+        self, target: PartitionableNode, slices: Sequence[Slice], plan: int, pods: Sequence[WaitingPod]
+    ) -> None:
         """Promise the slices of a plan to these pods, in their order, as far as they suffice."""
-        for pod, serves in zip(pods, served(slices, site.used, [pod.wanted for pod in pods]), strict=True):
+        for pod, serves in zip(pods, find_served_pods(slices, target.used, [pod.wanted for pod in pods]), strict=True):
             if serves and not pod.promise:
                 pod.blocked_since = None
-                pod.promise = Promise(site.node.name, plan, self._clock() + PROMISE_SECONDS)
+                pod.promise = Promise(target.node.name, plan, self._clock() + PROMISE_SECONDS)
 
     # Plans.
 
     def _restore(self, pods: Sequence[WaitingPod]) -> None:
         """Plan slices that bound pods hold and that are missing, whether other pods wait or not."""
         for name, since in sorted(self._missing_since.items()):
-            site = self._cluster.site(name)
-            if site is None or not site.missing:
+            target = self._cluster.partitionable_node(name)
+            if target is None or not target.missing:
                 del self._missing_since[name]
                 continue
-            if self._clock() < since + MISSING_SECONDS or not self._may_plan(site) or not site.found.placed:
+            if self._clock() < since + MISSING_SECONDS or not self._may_plan(target) or not target.found.placed:
                 continue
-            site = self._with_claims(site, pods)
+            target = self._with_claims(target, pods)
             others = self._servable(self._order.sort(pods), name)[:_PODS_PER_PLAN]
-            slices = cut(site, [{}, *(pod.wanted for pod in others)])
+            slices = plan_node(target, [{}, *(pod.wanted for pod in others)])
             if isinstance(slices, Rejection):
                 self._warn_node(name, f"slices that its pods hold cannot be made again: {slices}")
-            elif not site.is_cut(slices) and not self._refused.forbids(site, slices):
-                self._plan(site, slices, others)
+            elif not target.is_partitioned_as(slices) and not self._refused.forbids(target, slices):
+                self._plan(target, slices, others)
 
     def _serve(self, pods: Sequence[WaitingPod]) -> None:
         """Plan for the pods that find no slices."""
@@ -289,9 +298,9 @@ class PartitionController:
         if not waiting:
             return
         names = sorted(frozenset().union(*(pod.nodes for pod in waiting)))
-        sites = {name: site for name in names if (site := self._cluster.site(name)) is not None}
+        targets = {name: target for name in names if (target := self._cluster.partitionable_node(name)) is not None}
         ordered = self._order.sort(waiting)
-        self._promise_spare(ordered, {name: site for name, site in sites.items() if site.found.waiting})
+        self._promise_spare(ordered, {name: target for name, target in targets.items() if target.found.waiting})
         # Pods that are alike find the same; a namespace may have thousands.
         finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
         left = []
@@ -300,7 +309,7 @@ class PartitionController:
                 continue
             key = (pod.nodes, frozenset(pod.wanted.items()))
             if key not in finds_slices:
-                finds_slices[key] = any(sites[name].fits(pod.wanted) for name in pod.nodes if name in sites)
+                finds_slices[key] = any(targets[name].fits(pod.wanted) for name in pod.nodes if name in targets)
             if not finds_slices[key] and not self._is_nominated(pod):
                 left.append(pod)
         while left:
@@ -308,15 +317,15 @@ class PartitionController:
             if not pod.promise:
                 self._plan_for(pod, left, pods)
 
-    def _promise_spare(self, ordered: Sequence[WaitingPod], under_way: Mapping[str, Site]) -> None:
+    def _promise_spare(self, ordered: Sequence[WaitingPod], under_way: Mapping[str, PartitionableNode]) -> None:
         """Promise what the plans under way make beyond the slices for the pods that they were made for."""
-        for name, site in under_way.items():
-            plan, planned = site.found.partitioning.plan, site.found.planned
+        for name, target in under_way.items():
+            plan, planned = target.found.partitioning.plan, target.found.planned
             if plan is None or planned is None:
                 continue
             first = [pod for pod in ordered if pod.promise and pod.promise[:2] == (name, plan)]
             others = [pod for pod in self._servable(ordered, name) if (name, plan) not in pod.missed]
-            self._promise(site, planned, plan, [*first, *others])
+            self._promise(target, planned, plan, [*first, *others])
 
     def _servable(self, pods: Iterable[WaitingPod], node: str) -> list[WaitingPod]:
         """Return the pods that a plan of this node may serve."""
@@ -331,15 +340,19 @@ class PartitionController:
     def _is_nominated(self, pod: WaitingPod) -> bool:
         """Return whether slices are kept for this pod on the node where it is nominated."""
         name = pod.known.pod.nominated_node
-        site = self._cluster.site(name, pod.known.pod.uid) if name in pod.nodes else None
-        return site is not None and site.fits(pod.wanted)
+        target = self._cluster.partitionable_node(name, pod.known.pod.uid) if name in pod.nodes else None
+        return target is not None and target.fits(pod.wanted)
 
     def _plan_for(self, pod: WaitingPod, others: Sequence[WaitingPod], all_pods: Sequence[WaitingPod]) -> None:
         """Make a plan for this pod, on the best node that can have one. It serves as many of the others as possible."""
         known, request = pod.known.pod, pod.known.request
         names = sorted(name for name in pod.nodes if self._order.may_plan(pod, name))
-        sites = (self._cluster.site(name, known.uid) for name in names)
-        able = [site for site in sites if site and request and not request.unmet(site.node) and self._may_plan(site)]
+        targets = (self._cluster.partitionable_node(name, known.uid) for name in names)
+        able = [
+            target
+            for target in targets
+            if target and request and not request.unmet(target.node) and self._may_plan(target)
+        ]
         if request is None:
             return
         if pod.blocked_since is None:
@@ -348,41 +361,45 @@ class PartitionController:
         waits = self._clock() < pod.blocked_since + READY_SECONDS
         claimants = all_pods if waits else [other for other in all_pods if other.promise]
         with suppress(EffortExceeded), self._budgets.call(known.namespace, request, charge_single=True) as call:
-            for best in best_first(able, pod.wanted, known, self._settings, call.next_budget):
-                site = self._with_claims(best, claimants)
-                pods = [pod, *self._servable(others, site.node.name)][:_PODS_PER_PLAN]
-                slices = cut(site, [waiting.wanted for waiting in pods], call.last_budget())
+            for best in rank_partitionable_nodes(able, pod.wanted, known, self._settings, call.next_budget):
+                target = self._with_claims(best, claimants)
+                pods = [pod, *self._servable(others, target.node.name)][:_PODS_PER_PLAN]
+                slices = plan_node(target, [waiting.wanted for waiting in pods], call.last_budget())
                 if isinstance(slices, Rejection) and not slices.proven and call.next_limits() is None:
                     return
-                if isinstance(slices, Rejection) or site.is_cut(slices) or self._refused.forbids(site, slices):
+                if (
+                    isinstance(slices, Rejection)
+                    or target.is_partitioned_as(slices)
+                    or self._refused.forbids(target, slices)
+                ):
                     continue
-                if self._plan(site, slices, pods):
-                    self._order.planned(pod, site.node.name, destroys=not site.made <= {*slices})
+                if self._plan(target, slices, pods):
+                    self._order.planned(pod, target.node.name, destroys=not target.made <= {*slices})
                     return
 
     def _remove_idle(self, pods: Sequence[WaitingPod]) -> None:
         """Plan cards whole again whose slices no pod has used for long, and that are promised to none."""
         for name in self._idle.nodes():
-            site = self._cluster.site(name)
-            if site is None:
+            target = self._cluster.partitionable_node(name)
+            if target is None:
                 self._idle.forget(name)
                 continue
-            self._idle.observe(site)
+            self._idle.observe(target)
             due = self._idle.due(name)
-            if not due or not self._may_plan(site) or site.missing:
+            if not due or not self._may_plan(target) or target.missing:
                 continue
             # As in `_plan_for`: after a while, a pod that passes filters and is never bound keeps no slices.
             promised = [pod for pod in pods if pod.promise]
-            late = self._idle.due(name, READY_SECONDS) - {s.card for s in self._with_claims(site, promised).used}
-            due = late | (due - {s.card for s in self._with_claims(site, pods).used})
-            slices = tuple(sorted(s for s in site.made if s.card not in due))
-            if due and not self._refused.forbids(site, slices) and self._plan(site, slices, ()):
+            late = self._idle.due(name, READY_SECONDS) - {s.card for s in self._with_claims(target, promised).used}
+            due = late | (due - {s.card for s in self._with_claims(target, pods).used})
+            slices = tuple(sorted(s for s in target.made if s.card not in due))
+            if due and not self._refused.forbids(target, slices) and self._plan(target, slices, ()):
                 log.info("idle slices are removed", extra={"node": name, "cards": sorted(due)})
 
-    def _with_claims(self, site: Site, pods: Sequence[WaitingPod]) -> Site:
+    def _with_claims(self, target: PartitionableNode, pods: Sequence[WaitingPod]) -> PartitionableNode:
         """Return the node with the slices in use that these pods are about to be bound to, or that were promised."""
-        claims = [pod.wanted for pod in pods if self._claims(pod, site.node.name)]
-        return keeping(site, claims, self._settings.geometries) if claims else site
+        claims = [pod.wanted for pod in pods if self._claims(pod, target.node.name)]
+        return with_claimed_slices(target, claims, self._settings.geometries) if claims else target
 
     def _claims(self, pod: WaitingPod, node: str) -> bool:
         if pod.promise and pod.promise.ready and pod.promise.node == node:
@@ -390,24 +407,24 @@ class PartitionController:
         is_expected = pod.passed and self._clock() < pod.until and not self._order.is_paused(pod)
         return is_expected and node in pod.nodes
 
-    def _may_plan(self, site: Site) -> bool:
-        if site.problem or site.found.waiting:
+    def _may_plan(self, target: PartitionableNode) -> bool:
+        if target.problem or target.found.waiting:
             return False
-        version, until = self._lost.get(site.node.name, (-1, 0.0))
-        return version != site.version or self._clock() >= until
+        version, until = self._lost.get(target.node.name, (-1, 0.0))
+        return version != target.version or self._clock() >= until
 
-    def _plan(self, site: Site, slices: tuple[Slice, ...], pods: Sequence[WaitingPod]) -> bool:
+    def _plan(self, target: PartitionableNode, slices: tuple[Slice, ...], pods: Sequence[WaitingPod]) -> bool:
         """Put a plan into the ClusterCache and promise its slices; return False if the node has changed meanwhile."""
-        name, before = site.node.name, site.found.partitioning
+        name, before = target.node.name, target.found.partitioning
         numbers = [number for number in (before.plan, before.applied) if number is not None]
-        standing = site.found.by_others & {*slices}
+        standing = target.found.by_others & {*slices}
         plan = Plan(name, next_plan(max(numbers, default=None), int(self._now())), slices, before.plan, standing)
-        if not self._cluster.plan(plan, site.version):
+        if not self._cluster.plan(plan, target.version):
             return False
         metrics.PLANS.labels("made").inc()
         listed = [f"{s.card}:{s.start} {s.name}" for s in slices]
         log.info("plan made", extra={"node": name, "plan": plan.id, "slices": listed})
-        self._promise(site, slices, plan.id, pods)
+        self._promise(target, slices, plan.id, pods)
         return True
 
     # Writes.
@@ -428,8 +445,8 @@ class PartitionController:
                 metrics.PLANS.labels("dropped").inc()
                 log.warning("plan dropped: %s", reason, extra=extra)
                 self._cluster.drop_plan(plan)
-                site = self._cluster.site(plan.node)
-                self._lost[plan.node] = (site.version if site else -1, self._clock() + _LOST_SECONDS)
+                target = self._cluster.partitionable_node(plan.node)
+                self._lost[plan.node] = (target.version if target else -1, self._clock() + _LOST_SECONDS)
             else:
                 metrics.PLANS.labels("written").inc()
                 log.info("plan written", extra=extra)
@@ -440,11 +457,11 @@ class PartitionController:
         """Under MPS, write what the annotation says into the ConfigMap, after the annotation."""
         unwritten = {p.node for p in self._cluster.plans() if self._written.get(p.node, (-1,))[0] != p.id}
         for name in sorted(self._configs_due - unwritten):
-            site = self._cluster.site(name)
-            if site is None or site.problem or site.found.mode != MPS or site.found.partitioning.plan is None:
+            target = self._cluster.partitionable_node(name)
+            if target is None or target.problem or target.found.mode != MPS or target.found.partitioning.plan is None:
                 self._configs_due.discard(name)
                 continue
-            spec = site.found.partitioning.spec
+            spec = target.found.partitioning.spec
             self._may_decide()
             try:
                 if not self.configs.has(name, spec):

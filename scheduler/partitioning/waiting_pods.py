@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.engine.partitioning.partitionable_node import wanted_by
+from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.round_robin import by_turns
 
 _REMEMBERED_SECONDS = 400.0
@@ -111,7 +111,7 @@ class WaitingPods:
             if known.request is None or (not possible and (waiting is None or waiting.promise is None)):
                 self._pods.pop(uid, None)
                 return
-            wanted = wanted_by(known.request)
+            wanted = requested_slices(known.request)
             if waiting is None or waiting.wanted != wanted:
                 waiting = self._pods[uid] = WaitingPod(known, wanted, possible, now, now, now)
             waiting.nodes = possible
@@ -153,7 +153,7 @@ class WaitingPods:
         waiting.known = known
         if known.pod.ended or known.pod.deleting or self._is_decided(uid, known):
             return False
-        if known.request is None or wanted_by(known.request) != waiting.wanted:
+        if known.request is None or requested_slices(known.request) != waiting.wanted:
             return False
         return waiting.promise is not None or now < waiting.until
 

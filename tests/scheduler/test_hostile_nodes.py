@@ -22,7 +22,7 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.scores import Ranking
 from scheduler.engine.arrays.node_table import WIDTH
-from scheduler.engine.learning.node_board import Board
+from scheduler.engine.learning.node_board import NodeBoard
 from scheduler.engine.learning.shapes import NodeClass
 from scheduler.engine.node_assessment import assess, score
 from tests import builders as b
@@ -86,12 +86,12 @@ def test_wide_node_filtered_and_scored_by_itself_gets_the_engines_answer(policy:
     names = [f"n{i}" for i in range(4)]
     filter_ = Filter(state, settings)
     assert filter_.filter(known, names).passed == names
-    for name, points in zip(names, filter_.scores(known, names), strict=True):
+    for name, extender_scores in zip(names, filter_.scores(known, names), strict=True):
         view = state.view(name, "")
         assert known.request is not None
         assert view.node is not None
         found = assess(known.request, view.node, view.cards, settings)
-        assert points == score(known.request, found, view.cards, settings)  # type: ignore[arg-type]
+        assert extender_scores == score(known.request, found, view.cards, settings)  # type: ignore[arg-type]
     state.device_changed(device("n2", 8))
     assert filter_.filter(known, names).passed == names
 
@@ -105,10 +105,10 @@ def test_wide_node_under_a_learned_policy_is_judged_without_widening_the_board(p
     state.outlook.refresh()
     ranking = Ranking(state, settings)
     ranking.refresh()
-    points = ranking.points(known, ["n0", "n1", "n2"])
-    assert points is not None
-    assert min(points) >= 0
-    assert max(points) == 10
+    extender_scores = ranking.points(known, ["n0", "n1", "n2"])
+    assert extender_scores is not None
+    assert min(extender_scores) >= 0
+    assert max(extender_scores) == 10
     assert ranking._field.board._free.shape[1] <= 8
     assert ranking.points(known, ["n1"]) == [10]
 
@@ -146,14 +146,14 @@ def test_texts_of_a_call_stay_what_they_were_when_later_calls_forget_them() -> N
 
 
 def test_classes_of_nodes_that_no_node_has_any_more_are_forgotten() -> None:
-    board = Board()
+    board = NodeBoard()
     plain = NodeClass(1000, 1 << 30, 1, "A100", 1 << 30)
     board.put(0, plain, 1000, 1 << 30, [1000])
     for i in range(5_000):
         board.put(1, NodeClass(1000, 1 << 30, 1, f"model-{i}", 1 << 30), 1000, 1 << 30, [500])
     rows = board.rows([0, 1])
     assert len(rows.classes) < 200
-    assert [rows.classes[kind] for kind in rows.kind.tolist()] == [plain, plain._replace(model="model-4999")]
+    assert [rows.classes[kind] for kind in rows.class_index.tolist()] == [plain, plain._replace(model="model-4999")]
 
 
 @pytest.mark.parametrize(

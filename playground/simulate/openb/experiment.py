@@ -17,7 +17,7 @@ import numpy as np
 
 from playground.simulate.openb.experiment_policies import POLICIES, Setting, endless, shuffled
 from playground.simulate.openb.trace import Trace, demand
-from scheduler.engine.learning.node_board import Board
+from scheduler.engine.learning.node_board import NodeBoard
 from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_on
 
 REPORTED = (90, 95, 100, 110, 120, 130)
@@ -28,7 +28,7 @@ class ExperimentNodes:
     """The nodes and what is free on them. Policies break ties by the order of the nodes."""
 
     def __init__(self, nodes: Sequence[NodeClass]) -> None:
-        self.board = Board()
+        self.board = NodeBoard()
         self._nodes = tuple(nodes)
         self._cpu = [node.cpu for node in nodes]
         self._memory = [node.memory for node in nodes]

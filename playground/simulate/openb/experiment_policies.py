@@ -16,8 +16,8 @@ import numpy as np
 from playground.simulate.openb.trace import Trace
 from scheduler.engine import NODE_POLICIES
 from scheduler.engine.learning.expected_pods import UNIT, Learner
-from scheduler.engine.learning.node_board import UNFIT, Board, Chooser
-from scheduler.engine.learning.shapes import CARD, Ints, Rows, Shape, able, fullest, needs
+from scheduler.engine.learning.node_board import UNFIT, Chooser, NodeBoard
+from scheduler.engine.learning.shapes import CARD, Ints, NodeRows, Shape, fitting_rows, fullest_cards, needed_milli
 from scheduler.engine.policies.fgd import Fgd, typical_pods
 from scheduler.engine.policies.fragmentation import Fragmentation
 
@@ -46,13 +46,15 @@ class BestFit:
     As published with FGD: int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)); memory does not count.
     """
 
-    def keys(self, rows: Rows, shape: Shape) -> Ints:
+    def keys(self, rows: NodeRows, shape: Shape) -> Ints:
         most_cpu = max(1, *(node.cpu for node in rows.classes))
         most_gpu = CARD * max(1, *(node.cards for node in rows.classes))
-        left = (rows.cpu - shape.cpu) * most_gpu + (rows.free.sum(1) - shape.cards * needs(rows, shape)) * most_cpu
+        left = (rows.cpu - shape.cpu) * most_gpu + (
+            rows.free.sum(1) - shape.cards * needed_milli(rows, shape)
+        ) * most_cpu
         return _where_able(rows, shape, (200 * most_cpu * most_gpu - 100 * left) // (2 * most_cpu * most_gpu))
 
-    def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
+    def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         return _fullest(rows.free, rows, shape)
 
 
@@ -63,25 +65,25 @@ class Fullness:
         self._score = cast(Callable[[Ints, Ints], Ints], NODE_POLICIES[policy])  # it works on arrays, too
         self._sign = {"binpack": 1, "spread": -1}[policy]
 
-    def keys(self, rows: Rows, shape: Shape) -> Ints:
-        total = CARD * np.array([node.cards for node in rows.classes], np.int64)[rows.kind]
-        used = total - rows.free.sum(1) + shape.cards * needs(rows, shape)
+    def keys(self, rows: NodeRows, shape: Shape) -> Ints:
+        total = CARD * np.array([node.cards for node in rows.classes], np.int64)[rows.class_index]
+        used = total - rows.free.sum(1) + shape.cards * needed_milli(rows, shape)
         return _where_able(rows, shape, self._score(np.minimum(used, total), np.maximum(total, 1)))
 
-    def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
+    def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         return _fullest(self._sign * rows.free, rows, shape)
 
 
-def _where_able(rows: Rows, shape: Shape, scores: Ints) -> Ints:
-    keys = np.full(len(rows.kind), UNFIT, np.int64)
-    at = able(rows, shape, needs(rows, shape))
+def _where_able(rows: NodeRows, shape: Shape, scores: Ints) -> Ints:
+    keys = np.full(len(rows.class_index), UNFIT, np.int64)
+    at = fitting_rows(rows, shape, needed_milli(rows, shape))
     keys[at] = scores[at]
     return keys
 
 
-def _fullest(left: Ints, rows: Rows, shape: Shape) -> tuple[int, ...]:
-    fitting = rows.free >= needs(rows, shape)[:, None]
-    return tuple(np.flatnonzero(fullest(left, fitting, shape.cards)).tolist())
+def _fullest(left: Ints, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
+    fitting = rows.free >= needed_milli(rows, shape)[:, None]
+    return tuple(np.flatnonzero(fullest_cards(left, fitting, shape.cards)).tolist())
 
 
 Spot = tuple[int, tuple[int, ...]]
@@ -96,7 +98,7 @@ class Setting:
     """What a policy may use. `board` has what is free when a pod arrives."""
 
     trace: Trace
-    board: Board
+    board: NodeBoard
     random: Random
 
 
@@ -105,12 +107,12 @@ def _random(setting: Setting) -> Place:
     fit = Fullness("binpack")
 
     def place(pod: Shape) -> Spot | None:
-        able = np.flatnonzero(setting.board.keys(fit, pod) != UNFIT)
-        if not len(able):
+        fitting_rows = np.flatnonzero(setting.board.keys(fit, pod) != UNFIT)
+        if not len(fitting_rows):
             return None
-        row = pick(able.tolist(), setting.random)
+        row = pick(fitting_rows.tolist(), setting.random)
         node = setting.board.rows([row])
-        cards = np.flatnonzero(node.free[0] >= needs(node, pod)).tolist()
+        cards = np.flatnonzero(node.free[0] >= needed_milli(node, pod)).tolist()
         return row, tuple(shuffled(cards, setting.random)[: pod.cards])
 
     return place

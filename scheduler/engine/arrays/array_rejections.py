@@ -23,8 +23,8 @@ from scheduler.engine.arrays.node_table import (
     SHARES,
     UNHEALTHY,
     Ints,
+    NodeArrays,
     Places,
-    Rows,
 )
 from scheduler.engine.rejections import alone, impossible
 
@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
     rejection: Rejection
 
 
-def refusals(rows: Rows, at: Places, sifted: NodeVerdicts, request: GpuRequest) -> Iterator[Refusal]:
+def refusals(rows: NodeArrays, at: Places, sifted: NodeVerdicts, request: GpuRequest) -> Iterator[Refusal]:
     """What the engine says of the nodes that are refused. at, sifted: the rows of the nodes asked about."""
     few = np.flatnonzero(sifted.too_few)
     for alike in _groups(rows.totals[COUNT].take(at[few])):
@@ -58,7 +58,7 @@ def refusals(rows: Rows, at: Places, sifted: NodeVerdicts, request: GpuRequest) 
             yield Refusal(nodes[alike], rejection)
 
 
-def _alone(rows: Rows, places: Places, request: GpuRequest, container: ContainerRequest) -> Iterator[Refusal]:
+def _alone(rows: NodeArrays, places: Places, request: GpuRequest, container: ContainerRequest) -> Iterator[Refusal]:
     """Of nodes where this container is the first of the ask that cannot be placed even alone."""
     kinds = _kinds(rows, request, container).take(places, axis=0)
     without_hope = hopeless(rows, request).take(places)
@@ -72,7 +72,7 @@ def _alone(rows: Rows, places: Places, request: GpuRequest, container: Container
         yield Refusal(nodes, replace(found.summary(), hopeless=bool(without_hope[nodes[0]])))
 
 
-def _kinds(rows: Rows, request: GpuRequest, container: ContainerRequest) -> Kinds:
+def _kinds(rows: NodeArrays, request: GpuRequest, container: ContainerRequest) -> Kinds:
     """n × cards: as `refusal` has it; what comes last here comes first there."""
     core, memory, ratio = taken(rows.data, container)
     core_short, memory_short = rows.data[CORE_FREE] < core, rows.data[MEMORY_FREE] < memory
@@ -91,7 +91,7 @@ def _kinds(rows: Rows, request: GpuRequest, container: ContainerRequest) -> Kind
     return kinds
 
 
-def _exactly_alike(rows: Rows, places: Places, container: ContainerRequest, kinds: Kinds) -> Ints | None:
+def _exactly_alike(rows: NodeArrays, places: Places, container: ContainerRequest, kinds: Kinds) -> Ints | None:
     """The same number for nodes with the same amounts; None where there are more than MOST different ones.
 
     kinds: of these, and perhaps of further ones.

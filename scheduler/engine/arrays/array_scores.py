@@ -8,7 +8,15 @@ import numpy as np
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import Stage
 from scheduler.engine.arrays.node_fits import taken
-from scheduler.engine.arrays.node_table import ALL_CORE, ALL_CORE_USED, ALL_MEMORY, ALL_MEMORY_USED, Mask, Places, Rows
+from scheduler.engine.arrays.node_table import (
+    ALL_CORE,
+    ALL_CORE_USED,
+    ALL_MEMORY,
+    ALL_MEMORY_USED,
+    Mask,
+    NodeArrays,
+    Places,
+)
 from scheduler.engine.node_fit import HIGHEST
 from scheduler.engine.node_score import by_fullness
 from scheduler.engine.policies import NODE_POLICIES
@@ -17,7 +25,7 @@ _DOUBT = 1e-9
 """A quotient of floats is exact to some 1e-15; one this close to a whole number is worked out in integers."""
 
 
-def same_on_any_cards(rows: Rows, request: GpuRequest) -> Mask:
+def same_on_any_cards(rows: NodeArrays, request: GpuRequest) -> Mask:
     """n: where what the pod takes of all the cards together is known without its placement."""
     if len(request.containers) > 1 and any(c.whole or c.stage is Stage.INIT for c in request.containers):
         return np.zeros(len(rows), np.bool_)
@@ -25,7 +33,7 @@ def same_on_any_cards(rows: Rows, request: GpuRequest) -> Mask:
     return rows.one_size() if by_size else np.ones(len(rows), np.bool_)
 
 
-def scores(rows: Rows, request: GpuRequest, places: Places, node_policy: str, weight_of_core: int) -> list[int]:
+def scores(rows: NodeArrays, request: GpuRequest, places: Places, node_policy: str, weight_of_core: int) -> list[int]:
     """The score of each of these nodes by a policy of NODE_POLICIES: the pod fits there, on any cards alike."""
     if not len(places):
         return []

@@ -25,8 +25,8 @@ from scheduler.engine.arrays.node_table import (
     SHARES,
     Ints,
     Mask,
+    NodeArrays,
     Places,
-    Rows,
 )
 
 
@@ -52,7 +52,7 @@ class NodeVerdicts(NamedTuple):
         return ~self.fits & ~self.too_few & (self.alone < 0)
 
 
-def evaluate(rows: Rows, request: GpuRequest) -> NodeVerdicts:
+def evaluate(rows: NodeArrays, request: GpuRequest) -> NodeVerdicts:
     """Evaluate the request on all rows, regardless of its requirements on nodes and of its groups."""
     counts = rows.totals[COUNT]
     left = (counts > 0) & ~rows.odd & _tells(request)
@@ -90,13 +90,13 @@ def taken(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | i
     return container.core, container.memory or container.ratio * size // 100, container.ratio or ratio_of_bytes
 
 
-def eligible(rows: Rows) -> Mask:
+def eligible(rows: NodeArrays) -> Mask:
     """n × cards: healthy, and not ruled out by the pod's wishes."""
     healthy = rows.data[HEALTH] == HEALTHY
     return np.asarray(healthy if rows.exclusion is None else healthy & (rows.exclusion == 0))
 
 
-def serving(rows: Rows, container: ContainerRequest, request: GpuRequest, shares: int = 1) -> Mask:
+def serving(rows: NodeArrays, container: ContainerRequest, request: GpuRequest, shares: int = 1) -> Mask:
     """n × cards: those that have room for the container and `shares` shares; where `refusals.refusal` has no reason."""
     core, memory, ratio = taken(rows.data, container)
     able = eligible(rows) & (rows.data[CORE_FREE] >= core) & (rows.data[MEMORY_FREE] >= memory)
@@ -109,7 +109,7 @@ def serving(rows: Rows, container: ContainerRequest, request: GpuRequest, shares
     return np.asarray(able)
 
 
-def hopeless(rows: Rows, request: GpuRequest) -> Mask:
+def hopeless(rows: NodeArrays, request: GpuRequest) -> Mask:
     """n: even with nothing on its cards there are too few that can take one of the containers."""
     found = np.zeros(len(rows), np.bool_)
     able = eligible(rows)
@@ -130,7 +130,7 @@ def _fit_apart(able: Sequence[Ints], request: GpuRequest) -> Mask:
     return np.asarray(enough.all(axis=0))
 
 
-def _fit_together(rows: Rows, request: GpuRequest) -> Mask | bool:
+def _fit_together(rows: NodeArrays, request: GpuRequest) -> Mask | bool:
     """Where all containers fit for sure, since each does alone: as many cards as the one that asks for the most have
     room for all of them at once.
     """
@@ -149,7 +149,7 @@ def can_tell_spread(request: GpuRequest) -> bool:
     return len(request.containers) == 1 and request.constraints.same_card is None
 
 
-def only_beside_group(rows: Rows, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
+def only_beside_group(rows: NodeArrays, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
     """Return which of these nodes, where the pod fits, have too few cards for it without pods of its spread group."""
     container, group = request.containers[0], request.constraints.spread
     alone = np.ones(rows.data.shape[1:], np.bool_)

@@ -32,7 +32,7 @@ EXACT = 1 << 53
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Rows:
+class NodeArrays:
     """n nodes. data: fields × n × cards. totals: fields × n.
 
     exclusion: n × cards, 0 or the key in `exclusions` of why the card is excluded; None where no card is.
@@ -79,9 +79,9 @@ class Rows:
         codes = [0] * count if self.exclusion is None else self.exclusion[position, :count].tolist()
         return [self.exclusions[code] if code else None for code in codes]
 
-    def some(self, positions: Places) -> "Rows":
+    def select(self, positions: Places) -> "NodeArrays":
         """A copy of these."""
-        return Rows(
+        return NodeArrays(
             self.data.take(positions, axis=1),
             self.totals.take(positions, axis=1),
             self.odd.take(positions),
@@ -90,13 +90,13 @@ class Rows:
         )
 
 
-class Table(NamedTuple):
+class NodeTable(NamedTuple):
     """Nodes as rows, what each row was made of, and which rows the nodes of one call are.
 
     at: the row of each of them. unmet: by position among them, why those are out that are not what the ask requires.
     """
 
-    rows: Rows
+    rows: NodeArrays
     nodes: Sequence[Node]
     cards: Sequence[tuple[CardState, ...]]
     at: Places

@@ -124,11 +124,11 @@ class Types:
             found = self._known[node] = np.array((fit, copy), np.float64)
         return found
 
-    def values(self, needs: Sequence[int]) -> Ints:
+    def values(self, needed_milli: Sequence[int]) -> Ints:
         """[1001]: what a card with so many milli free is worth."""
         wanted: dict[int, float] = {}
         for members, pair in zip(self.members, self.pair.tolist(), strict=True):
-            milli, pods = needs[self.size[pair]], sum(one.number for one in members)
+            milli, pods = needed_milli[self.size[pair]], sum(one.number for one in members)
             if milli <= CARD:
                 wanted[grains(milli)] = wanted.get(grains(milli), 0.0) + members[0].shape.cards * pods
         values = np.rint(_CARDS * ONE * card_values(wanted)).astype(np.int64)
@@ -147,9 +147,9 @@ class Cards:
     room: NDArray[np.float32]
     value: Ints
 
-    def with_needs(self, needs: Sequence[tuple[int, ...]], types: Types) -> "Cards":
+    def with_needs(self, needed_milli: Sequence[tuple[int, ...]], types: Types) -> "Cards":
         """The same and blocks for those needs that it has none for."""
-        new = sorted(set(needs).difference(self.block))
+        new = sorted(set(needed_milli).difference(self.block))
         if not new:
             return self
         block = dict(self.block)
@@ -163,7 +163,7 @@ def no_cards(types: Types) -> Cards:
     return Cards({}, np.zeros((0, 3 * len(types.sizes)), np.float32), np.zeros(0, np.int64))
 
 
-def _room(needs: tuple[int, ...]) -> NDArray[np.float32]:
+def _room(needed_milli: tuple[int, ...]) -> NDArray[np.float32]:
     free = np.arange(CARD + 1)[:, None]
-    times = free // np.array(needs, np.int64)
+    times = free // np.array(needed_milli, np.int64)
     return np.concatenate((times > 0, times, free * (times > 0)), axis=1).astype(np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from mgpu.model.cards import CardState
 from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.pods import Node
-from scheduler.engine.learning.shapes import Ints, NodeClass, Rows, Shape, class_of, free_of
+from scheduler.engine.learning.shapes import Ints, NodeClass, NodeRows, Shape, class_of, free_milli
 from scheduler.engine.node_fit import HIGHEST
 
 UNFIT = -(2**62)
@@ -28,24 +28,24 @@ _AT_ONCE = 512  # rows per call of a judge: its intermediate arrays stay in the 
 class Chooser(Protocol):
     """Chooses the node and the cards for a pod."""
 
-    def keys(self, rows: Rows, shape: Shape) -> Ints:
+    def keys(self, rows: NodeRows, shape: Shape) -> Ints:
         """Return a key for every row, [B]: higher is better, UNFIT where the pod does not fit."""
 
-    def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
+    def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         """Return the cards for the pod on the only node of `rows`, which can take it."""
 
 
 class Judge(Chooser, Protocol):
     """A chooser that can also rate any change of a node."""
 
-    def worths(self, before: Rows, after: Rows) -> Ints:
+    def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
         """Rate each change of the only node of `before` to a row of `after`, [B]; higher is better.
 
         `keys` rates a node by the highest of these among the ways to place the pod on it.
         """
 
 
-class Board:
+class NodeBoard:
     """Nodes by row number. The caller assigns the numbers. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -73,10 +73,10 @@ class Board:
         self._kind[row] = -1
         self._touch(row)
 
-    def rows(self, which: Sequence[int] | Ints) -> Rows:
+    def rows(self, which: Sequence[int] | Ints) -> NodeRows:
         """Return a copy of these rows. Each of them must hold a node."""
         at = np.asarray(which, np.int64)
-        return Rows(tuple(self._kinds), self._kind[at], self._cpu[at], self._memory[at], self._free[at])
+        return NodeRows(tuple(self._kinds), self._kind[at], self._cpu[at], self._memory[at], self._free[at])
 
     def keys(self, judge: Chooser, shape: Shape) -> Ints:
         """Return the judge's key of every row, UNFIT where there is no node. The caller may change the array."""
@@ -102,15 +102,15 @@ class Board:
         """The shapes for which `keys` was called, the latest last."""
         return tuple(self._known)
 
-    def copy(self) -> "Board":
+    def copy(self) -> "NodeBoard":
         """Return a board with the same nodes, but without keys."""
-        other = Board()
+        other = NodeBoard()
         other._kinds, other._changes = dict(self._kinds), self._changes
         other._kind, other._cpu, other._memory = self._kind.copy(), self._cpu.copy(), self._memory.copy()
         other._changed, other._free = self._changed.copy(), self._free.copy()
         return other
 
-    def adopt(self, other: "Board") -> None:
+    def adopt(self, other: "NodeBoard") -> None:
         """Take over the keys of a copy of this one, which may be older than the latest changes."""
         self._judge, self._known = other._judge, other._known
 
@@ -147,7 +147,7 @@ With the recommended weight of 5, a difference of 6 points is 300 points in kube
 for the fullness and the balance of cpu and memory can outweigh (100 each), but less than affinity, taints and topology
 spread constraints, which users state."""
 
-BEHIND = 2**61
+DEMOTION = 2**61
 """Subtracted from the key of a node that shall come after all others, but still before nodes that do not fit."""
 
 
@@ -158,14 +158,14 @@ All rows of a board are equally wide, and the cost of rating a node grows with t
 would slow down the scoring of every pod."""
 
 
-class Field:
+class BoardByName:
     """The nodes with cards, by name, on a board. Not thread-safe.
 
     wide: the nodes with more than WIDTH cards, which are not on the board; the caller judges each by itself.
     """
 
     def __init__(self) -> None:
-        self.board = Board()
+        self.board = NodeBoard()
         self.wide: set[str] = set()
         self._row: dict[str, int] = {}
         self._unused: list[int] = []
@@ -181,7 +181,7 @@ class Field:
         row = self._row.get(node.name)
         if row is None:
             row = self._row[node.name] = self._unused.pop() if self._unused else len(self._row)
-        self.board.put(row, class_of(node, cards), *room, free_of(cards))
+        self.board.put(row, class_of(node, cards), *room, free_milli(cards))
 
     def drop(self, name: str) -> None:
         self.wide.discard(name)
@@ -197,7 +197,7 @@ class Field:
         return keys[np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))]
 
 
-def points(names: Sequence[str], keys: Ints) -> list[int]:
+def extender_scores(names: Sequence[str], keys: Ints) -> list[int]:
     """Return scores for kube-scheduler. It chooses at random among the best nodes, so exactly one node gets 10.
 
     That is the first by name of the nodes with the highest key. The others get 0 to 4 in proportion to their keys. If

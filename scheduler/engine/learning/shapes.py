@@ -87,7 +87,7 @@ NEVER = CARD + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class NodeRows:
     """What is free on B nodes, as arrays with one row per node.
 
     Attributes:
@@ -99,14 +99,14 @@ class Rows:
     """
 
     classes: tuple[NodeClass, ...]
-    kind: Ints
+    class_index: Ints
     cpu: Ints
     memory: Ints
     free: Ints
 
-    def some(self, at: Ints) -> "Rows":
+    def select(self, at: Ints) -> "NodeRows":
         """The rows at these positions."""
-        return Rows(self.classes, self.kind[at], self.cpu[at], self.memory[at], self.free[at])
+        return NodeRows(self.classes, self.class_index[at], self.cpu[at], self.memory[at], self.free[at])
 
 
 def milli_or_never(shape: Shape, node: NodeClass) -> int:
@@ -114,9 +114,9 @@ def milli_or_never(shape: Shape, node: NodeClass) -> int:
     return NEVER if milli is None else milli
 
 
-def needs(rows: Rows, shape: Shape) -> Ints:
+def needed_milli(rows: NodeRows, shape: Shape) -> Ints:
     """Return for every row, [B], how many thousandths of each card the pod takes; NEVER where it can never run."""
-    return _needed(rows.classes, shape)[rows.kind]
+    return _needed(rows.classes, shape)[rows.class_index]
 
 
 @lru_cache(maxsize=1024)
@@ -124,13 +124,13 @@ def _needed(classes: tuple[NodeClass, ...], shape: Shape) -> Ints:
     return np.array([milli_or_never(shape, node) for node in classes], np.int64)
 
 
-def able(rows: Rows, shape: Shape, need: Ints) -> Ints:
+def fitting_rows(rows: NodeRows, shape: Shape, need: Ints) -> Ints:
     """Positions of the rows that can take the pod now."""
     enough = (rows.free >= need[:, None]).sum(1) >= shape.cards
     return np.flatnonzero(enough & (need < NEVER) & (rows.cpu >= shape.cpu) & (rows.memory >= shape.memory))
 
 
-def fullest(free: Ints, fitting: Bools, cards: int) -> Bools:
+def fullest_cards(free: Ints, fitting: Bools, cards: int) -> Bools:
     """Choose the `cards` fullest fitting cards of each row, of equal ones the first: [B, cards of the node]."""
     order = np.argsort(np.where(fitting, free, NEVER), axis=1, kind="stable")
     chosen = np.zeros_like(fitting)
@@ -138,7 +138,7 @@ def fullest(free: Ints, fitting: Bools, cards: int) -> Bools:
     return chosen
 
 
-def ways(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
+def card_choices(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
     """Return the ways to place a pod on rows that can take it: the row and the cards ([·, cards of the node]) of each.
 
     The ways are sorted by row and then by card. A pod on one card may use each card that has enough left; of cards with
@@ -147,7 +147,7 @@ def ways(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
     """
     fitting = free >= need[:, None]
     if cards != 1:
-        return np.arange(len(free)), fullest(free, fitting, cards)
+        return np.arange(len(free)), fullest_cards(free, fitting, cards)
     same = free[:, :, None] == free[:, None, :]
     row, card = np.nonzero(fitting & ~np.tril(same, -1).any(2))
     return row, np.arange(free.shape[1]) == card[:, None]
@@ -157,7 +157,7 @@ _GIB = 1 << 30
 _NO_MODEL = ("",)
 
 
-def shape_of(request: GpuRequest, needs: CpuMemory, models: Collection[str]) -> Shape:
+def shape_of(request: GpuRequest, needed_milli: CpuMemory, models: Collection[str]) -> Shape:
     """Return the shape of a pod with this request.
 
     A pod of several containers counts as if it requested equal cards: as many as its containers use at the same time,
@@ -167,12 +167,12 @@ def shape_of(request: GpuRequest, needs: CpuMemory, models: Collection[str]) -> 
         models: the models of the cluster's cards, of which the pod's constraints select some.
     """
     if not request.containers:
-        return Shape(needs.cpu, needs.memory)
+        return Shape(needed_milli.cpu, needed_milli.memory)
     stays = sum(c.cards for c in request.containers if c.stage is not Stage.INIT)
     cards = max([stays, *(c.cards for c in request.containers)])
     core = max(CARD if c.whole else max(c.core, _milli(c.ratio)) for c in request.containers)
     memory = max(c.memory for c in request.containers)
-    return Shape(needs.cpu, needs.memory, cards, min(core, CARD), memory, _allowed(request, models))
+    return Shape(needed_milli.cpu, needed_milli.memory, cards, min(core, CARD), memory, _allowed(request, models))
 
 
 def _milli(ratio: int | None) -> int:
@@ -196,22 +196,22 @@ def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
     down to whole GiB, since equal machines report amounts that differ by a few KiB.
     """
     kinds = Counter((state.card.model, state.card.memory) for state in cards)
-    model, memory = max(kinds, key=lambda kind: kinds[kind])
+    model, memory = max(kinds, key=lambda class_index: kinds[class_index])
     return NodeClass(node.room.cpu, node.room.memory // _GIB * _GIB, len(cards), model, memory)
 
 
-def rows_of(node: NodeClass, room: CpuMemory, free: Sequence[Sequence[int]]) -> Rows:
+def node_rows(node: NodeClass, room: CpuMemory, free: Sequence[Sequence[int]]) -> NodeRows:
     """Return one node in several states: always with `room` free, and in each row with other amounts on its cards."""
     cpu, memory = (np.full(len(free), amount, np.int64) for amount in room)
-    return Rows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))
+    return NodeRows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))
 
 
-def free_of(cards: Sequence[CardState]) -> list[int]:
+def free_milli(cards: Sequence[CardState]) -> list[int]:
     """Return how many thousandths of each card are left, of core or memory, whichever is less; 0 if unhealthy."""
-    return [milli_left(state) for state in cards]
+    return [free_milli_of_card(state) for state in cards]
 
 
-def milli_left(state: CardState, core: int = 0, memory: int = 0) -> int:
+def free_milli_of_card(state: CardState, core: int = 0, memory: int = 0) -> int:
     """Return how many thousandths of one card are left (as `free_of`) after this much more core and memory is taken."""
     if not state.card.healthy:
         return 0

@@ -77,7 +77,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class GeometryTable:
     """All that the cards of a model can be cut into. Bit i stands for instances[i].
 
     clashes: by bit, what cannot be made beside it. of: by profile, its bits. ways: the best first.
@@ -114,7 +114,7 @@ def bits_of(made: int) -> Iterator[int]:
         made ^= low
 
 
-def table_of(card: Card, geometries: Geometries) -> Table | None:
+def table_of(card: Card, geometries: Geometries) -> GeometryTable | None:
     """None: such a card cannot be cut. Of `geometries` the first that names its model holds."""
     layout = layout_of(card.model, card.memory)
     if layout is None:
@@ -124,7 +124,7 @@ def table_of(card: Card, geometries: Geometries) -> Table | None:
 
 
 @lru_cache(maxsize=100)
-def _table(name: str, allowed: tuple[Counts, ...] | None) -> Table:
+def _table(name: str, allowed: tuple[Counts, ...] | None) -> GeometryTable:
     """name: of the layout. allowed: complete geometries, the best first. None: all, the more of the first profiles."""
     layout = next(layout for layout in LAYOUTS if layout.name == name)
     owners = [(profile, Instance(start, profile.name)) for profile in layout.profiles for start in profile.starts]
@@ -134,7 +134,7 @@ def _table(name: str, allowed: tuple[Counts, ...] | None) -> Table:
     )
     instances = tuple(instance for _, instance in owners)
     of = {p.name: sum(1 << i for i, (q, _) in enumerate(owners) if q is p) for p in layout.profiles}
-    bare = Table(layout, instances, clashes, of, {(*a,): 1 << i for i, a in enumerate(instances)})
+    bare = GeometryTable(layout, instances, clashes, of, {(*a,): 1 << i for i, a in enumerate(instances)})
     if allowed is None:
         rank = {made: tuple(-(made & b).bit_count() for b in of.values()) for made in _sets(bare, 0, 0)}
         rank = {made: key for made, key in rank.items() if bare.creatable(made) == 0}
@@ -150,14 +150,14 @@ def _clash(p: Profile, a: Instance, q: Profile, b: Instance) -> bool:
     return bool(p.mask(a.start) & q.mask(b.start)) or (p.media and q.media)
 
 
-def _sets(table: Table, made: int, first: int) -> Iterator[int]:
+def _sets(table: GeometryTable, made: int, first: int) -> Iterator[int]:
     """`made`, and with it every set of instances from bit `first` on that can lie beside it and one another."""
     yield made
     for i in bits_of(~table.blocked(made) & (1 << len(table.instances)) - (1 << first)):
         yield from _sets(table, made | 1 << i, i + 1)
 
 
-def mig_card(table: Table, used: Iterable[Place], free: Iterable[Place]) -> "MigCard | str":
+def mig_card(table: GeometryTable, used: Iterable[Place], free: Iterable[Place]) -> "MigCard | str":
     """The card with these instances, or why it cannot be cut anew. used: as records have it, made or not."""
     in_use = blocked = 0
     for place in used:
@@ -181,7 +181,7 @@ class MigCard:
     around: of what is in use, that which decides what can be made beside it.
     """
 
-    table: Table
+    table: GeometryTable
     used: int
     free: int
     around: int
@@ -266,12 +266,12 @@ class MigCard:
 
 
 @lru_cache(maxsize=50_000)
-def _known_options(_table: Table, _around: int, _names: tuple[str, ...]) -> list[tuple[Vector, ...]]:
+def _known_options(_table: GeometryTable, _around: int, _names: tuple[str, ...]) -> list[tuple[Vector, ...]]:
     """Return where what `_options` finds is kept. Where all is allowed, it depends only on the memory slices in use."""
     return []
 
 
-def _options(table: Table, around: int, names: tuple[str, ...]) -> tuple[Vector, ...]:
+def _options(table: GeometryTable, around: int, names: tuple[str, ...]) -> tuple[Vector, ...]:
     """As MigCard.options of any number."""
     of = [table.of.get(name, 0) for name in names]
     open_ = sum(of) & ~around

@@ -16,16 +16,16 @@ from scheduler.engine.partitioning.geometry import (
     Counts,
     Cut,
     Geometries,
+    GeometryTable,
     MigCard,
     Place,
-    Table,
     added,
     counts_of,
     mig_card,
     table_of,
 )
 from scheduler.engine.partitioning.mps_shares import MpsCard, mps_card
-from scheduler.engine.partitioning.slice_allocation import Share, found_way, shared_out
+from scheduler.engine.partitioning.slice_allocation import Share, find_allocation, find_best_allocation
 
 NOT_PROVEN = (
     "slices: the search was ended, whether they fit is not proven, and it is tried again; fewer different sizes are "
@@ -35,7 +35,7 @@ _NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCards:
+class PartitionableCards:
     """What of a node can be cut: a value to keep until the node changes, or what is held there.
 
     cards: by index, ascending. refusals: why others cannot be cut. barred: those of the others that could be, were it
@@ -49,21 +49,21 @@ class NodeCards:
     kept: tuple[Slice, ...] = ()
 
 
-def cards_of(
+def partitionable_cards(
     gpus: Iterable[Card],
     found: NodeSlices,
     used: Iterable[Slice],
     geometries: Geometries,
     *,
     barred: Mapping[int, str] = _NOBODY,
-) -> NodeCards:
+) -> PartitionableCards:
     """gpus: all of the node's. used: the slices in use, by the ledger or by the node's status.
 
     barred: card → why the caller does not let it be cut, such as that pods of other vocabularies hold shares of it.
     Cards that are not well, or not in MIG mode, need not stand there.
     """
     in_use, free = _by_card(used, found)
-    table: Table | None = None
+    table: GeometryTable | None = None
     cards, refusals, closed, kept = [], [], [], []
     model: tuple[str, int] | None = None
     for gpu in sorted(gpus, key=lambda gpu: gpu.index):
@@ -80,7 +80,7 @@ def cards_of(
         if why == barred.get(gpu.index) and not isinstance(card, str):
             closed.append(card)
     kept += [Slice(i, *place) for places in (in_use, free) for i, rows in places.items() for place in rows]
-    return NodeCards(found.mode, tuple(cards), tuple(refusals), tuple(closed), tuple(sorted(kept)))
+    return PartitionableCards(found.mode, tuple(cards), tuple(refusals), tuple(closed), tuple(sorted(kept)))
 
 
 def _by_card(used: Iterable[Slice], found: NodeSlices) -> tuple[dict[int, list[Place]], dict[int, list[Place]]]:
@@ -98,7 +98,7 @@ def _listed(places: Iterable[tuple[int, int, str]]) -> dict[int, list[Place]]:
 
 
 def _card(
-    gpu: Card, mode: str, table: Table | None, used: Iterable[Place], free: Iterable[Place]
+    gpu: Card, mode: str, table: GeometryTable | None, used: Iterable[Place], free: Iterable[Place]
 ) -> MigCard | MpsCard | str:
     if mode == MPS:
         return mps_card(gpu, used, free)
@@ -114,7 +114,7 @@ def _closed(gpu: Card, found: NodeSlices) -> str:
     return "not in MIG mode" if found.mode == MIG and gpu.index not in found.cards else ""
 
 
-def can_offer(node: NodeCards, request: Mapping[str, int], budget: Budget | None = None) -> bool:
+def can_offer(node: PartitionableCards, request: Mapping[str, int], budget: Budget | None = None) -> bool:
     """Whether the node has, or can be cut to have, free slices for all of this ask: slice → how many.
 
     For a filter over thousands of nodes. It is True exactly where `plan` is no Rejection. Raises Exhausted where the
@@ -130,7 +130,7 @@ def can_offer(node: NodeCards, request: Mapping[str, int], budget: Budget | None
             if left <= 0:
                 return True
         return False
-    return found_way(tuple(card for _, card in node.cards), need, budget) is not None
+    return find_allocation(tuple(card for _, card in node.cards), need, budget) is not None
 
 
 def plan(
@@ -146,15 +146,15 @@ def plan(
 
     wanted: of pods in their order, slice → how many. What is free already counts. Of the pods after the first as many
     requests are served as can be beside the first one's, card by card.
-    The other arguments are those of `cards_of`. Which cards are cut is for `shared_out` to say, how each for its `cut`.
+    The other arguments are those of `partitionable_cards`.
     """
-    return plan_of(cards_of(gpus, found, used, geometries, barred=barred), wanted)
+    return plan_cards(partitionable_cards(gpus, found, used, geometries, barred=barred), wanted)
 
 
-def plan_of(
-    node: NodeCards, wanted: Sequence[Mapping[str, int]], budget: Budget | None = None
+def plan_cards(
+    node: PartitionableCards, wanted: Sequence[Mapping[str, int]], budget: Budget | None = None
 ) -> tuple[Slice, ...] | Rejection:
-    """Plan the cards that `cards_of` has read. A Rejection is not proven where the budget has ended before it was."""
+    """Plan the cards that `partitionable_cards` returned. A Rejection is unproven if the budget ended first."""
     budget = full_budget() if budget is None else budget
     try:
         return _plan(node, wanted, budget)
@@ -162,10 +162,16 @@ def plan_of(
         return Rejection(RejectionKind.NOT_PROVEN, NOT_PROVEN, proven=False)
 
 
-def _plan(node: NodeCards, wanted: Sequence[Mapping[str, int]], budget: Budget) -> tuple[Slice, ...] | Rejection:
+def _plan(
+    node: PartitionableCards, wanted: Sequence[Mapping[str, int]], budget: Budget
+) -> tuple[Slice, ...] | Rejection:
     first, *others = wanted or ({},)
     need = counts_of(first.items())
-    shares = shared_out(tuple(card for _, card in node.cards), need, budget) if can_offer(node, first, budget) else None
+    shares = (
+        find_best_allocation(tuple(card for _, card in node.cards), need, budget)
+        if can_offer(node, first, budget)
+        else None
+    )
     if shares is None:
         return _rejection(node, need, budget)
     for_others = Budget(Effort(), SHORT.search)
@@ -178,7 +184,7 @@ def _plan(node: NodeCards, wanted: Sequence[Mapping[str, int]], budget: Budget) 
     return tuple(sorted((*node.kept, *slices)))
 
 
-def _can_wish(node: NodeCards, request: Mapping[str, int], budget: Budget) -> bool:
+def _can_wish(node: PartitionableCards, request: Mapping[str, int], budget: Budget) -> bool:
     """Return whether a pod beside the first one is known to find its slices.
 
     budget: of all pods beside the first one, and none of that one's: it may be of another namespace than a pod that is
@@ -193,7 +199,7 @@ def _can_wish(node: NodeCards, request: Mapping[str, int], budget: Budget) -> bo
         budget.give_back(part)
 
 
-def _with_wishes(node: NodeCards, shares: Sequence[Share], constraints: Counts, budget: Budget) -> list[Cut]:
+def _with_wishes(node: PartitionableCards, shares: Sequence[Share], constraints: Counts, budget: Budget) -> list[Cut]:
     """The cards with as much of the wishes as they can have: first what is free, then cards that change anyway."""
     left = dict(constraints)
     asked = [share.asked for share in shares]
@@ -218,7 +224,7 @@ def _subtract(left: dict[str, int], given: Counts) -> None:
         left[name] -= count
 
 
-def _rejection(node: NodeCards, need: Counts, budget: Budget) -> Rejection:
+def _rejection(node: PartitionableCards, need: Counts, budget: Budget) -> Rejection:
     if not node.mode:
         return Rejection(RejectionKind.SLICES, "the node's cards are not cut", hopeless=True)
     wrong = next((name for name, _ in need if mode_of(name) != node.mode), None)
@@ -234,7 +240,7 @@ def _rejection(node: NodeCards, need: Counts, budget: Budget) -> Rejection:
     cards = tuple(card.emptied() for card in (*(card for _, card in node.cards), *node.barred))
     rejection = cards_rejection(sorted(refusals, key=lambda refusal: refusal.index))
     try:
-        return replace(rejection, hopeless=found_way(cards, need, budget) is None)
+        return replace(rejection, hopeless=find_allocation(cards, need, budget) is None)
     except Exhausted:  # it does not fit, but whether evictions help is not known
         return replace(rejection, proven=False)
 

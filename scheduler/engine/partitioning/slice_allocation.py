@@ -59,7 +59,7 @@ def _known(_cards: Cards, _need: Counts) -> _Known:
     return _Known()
 
 
-def found_way(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[Vector, ...] | None:
+def find_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[Vector, ...] | None:
     """Return how many of each slice each card could give, so that it is all of `need`; None: there is no way.
 
     Raises Exhausted where the budget ends before that is known. The same search is not begun again with no more steps.
@@ -141,15 +141,15 @@ class _Row(NamedTuple):
     shares: tuple[Share, ...]
 
 
-def shared_out(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[Share, ...] | None:
+def find_best_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[Share, ...] | None:
     """Return the best way to share `need` out, by card; None: there is none.
 
     In this order: fewest cards are changed; fewest whole cards are cut; the pod is on the fewest; fewest free slices
     are destroyed; most room is left; most slices; the first cards. Where that takes too many steps, it is the way that
-    `found_way` has found. Raises Exhausted where that has found none in time.
+    `find_allocation` has found. Raises Exhausted where that has found none in time.
     """
     budget = full_budget() if budget is None else budget
-    way = found_way(cards, need, budget)
+    way = find_allocation(cards, need, budget)
     if way is None:
         return None
     ways = prod(count + 1 for _, count in need)

@@ -13,10 +13,10 @@ from mgpu.model.pods import Node, Pod
 from mgpu.model.quantities import MAX, QuantityError, whole_number
 from mgpu.settings.slice_settings import SlicesSettings
 from scheduler.engine.node_fit import HIGHEST
-from scheduler.engine.partitioning.partitionable_node import Site, memory_of
+from scheduler.engine.partitioning.partitionable_node import PartitionableNode, memory_of
 
 
-def asked_by(pod: Pod, names: Collection[str]) -> dict[str, int]:
+def requested_resources(pod: Pod, names: Collection[str]) -> dict[str, int]:
     """What a pod asks for of these resources at its busiest moment; {} of none. Extended resources are whole numbers;
     the API server lets nothing else through, and here it counts as nothing.
     """
@@ -31,7 +31,7 @@ def asked_by(pod: Pod, names: Collection[str]) -> dict[str, int]:
     return found
 
 
-class NamedUsage:
+class NamedResourceUsage:
     """Not thread-safe. Takes no room where `names` is empty. From the pods alone, in whatever order they come."""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -43,7 +43,7 @@ class NamedUsage:
         if not self._names:
             return
         self.drop(pod.uid)
-        asked = asked_by(pod, self._names) if pod.node and not pod.ended else {}
+        asked = requested_resources(pod, self._names) if pod.node and not pod.ended else {}
         if any(asked.values()):
             self._of_pod[pod.uid] = (pod.node, asked)
             self._on_node.setdefault(pod.node, Counter()).update(asked)
@@ -64,20 +64,20 @@ OWN = ("cpu", "memory", "gpu")
 """The resources that every node has; others are those that settings name."""
 
 
-def site_score(site: Site, wanted: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> int:
+def score_for_slices(target: PartitionableNode, wanted: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> int:
     """0..10 with the pod on the node. wanted: its slices."""
-    node, named = site.node, named_resources(settings)
+    node, named = target.node, named_resources(settings)
     capacity = {
         **_capacity(node, named),
         "cpu": node.room.cpu,
         "memory": node.room.memory,
-        "gpu": sum(card.memory for card in site.gpus),
+        "gpu": sum(card.memory for card in target.gpus),
     }
     taken = [
-        site.named,
-        {"cpu": node.room.cpu - site.room.cpu, "memory": node.room.memory - site.room.memory, "gpu": site.memory},
-        asked_by(pod, named),
-        {"cpu": pod.needs.cpu, "memory": pod.needs.memory, "gpu": memory_of(site, wanted)},
+        target.named,
+        {"cpu": node.room.cpu - target.room.cpu, "memory": node.room.memory - target.room.memory, "gpu": target.memory},
+        requested_resources(pod, named),
+        {"cpu": pod.needs.cpu, "memory": pod.needs.memory, "gpu": memory_of(target, wanted)},
     ]
     full = {name: sum(part.get(name, 0) for part in taken) for name in capacity}
     return node_score(full, {name: of for name, of in capacity.items() if of != MAX}, settings)

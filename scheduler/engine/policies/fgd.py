@@ -18,13 +18,13 @@ from scheduler.engine.learning.shapes import (
     Bools,
     Ints,
     NodeClass,
-    Rows,
+    NodeRows,
     Shape,
-    able,
+    card_choices,
+    fitting_rows,
     milli_on,
     milli_or_never,
-    needs,
-    ways,
+    needed_milli,
 )
 from scheduler.engine.policies.binpack import binpack, fullness
 
@@ -90,17 +90,17 @@ class Fgd:
         self._cpu = np.array([shape.cpu for shape in self._shapes], np.int64)
         self.total = sum(pod.number for pod in typical)
 
-    def fragments(self, rows: Rows) -> Floats:
+    def fragments(self, rows: NodeRows) -> Floats:
         """Return F_n of every node, [B], in thousandths of a card multiplied by `total`. They are whole numbers.
 
         F_n = Σ p_m · F_n(m). F_n(m) is all free capacity of the node if m requests no card or does not fit, otherwise
         the free capacity of those cards that are too full for m.
         """
         tables = _tables(self._shapes, rows.classes)
-        enough = rows.free[:, :, None] >= tables.size[rows.kind][:, None, :]
+        enough = rows.free[:, :, None] >= tables.size[rows.class_index][:, None, :]
         number = enough.sum(1)[:, tables.of]
         usable = np.einsum("bk,bkg->bg", rows.free.astype(np.float64), enough)[:, tables.of]
-        fits = (number >= self._cards) & (rows.cpu[:, None] >= self._cpu) & tables.allowed[rows.kind]
+        fits = (number >= self._cards) & (rows.cpu[:, None] >= self._cpu) & tables.allowed[rows.class_index]
         idle: Floats = rows.free.sum(1) * float(self.total)
         used: Floats = (usable * fits) @ self._weight
         return idle - used
@@ -113,29 +113,29 @@ class Fgd:
         """
         return np.searchsorted(_STEPS * self.total, before - after, side="right").astype(np.int64)
 
-    def worths(self, before: Rows, after: Rows) -> Ints:
+    def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
         return self.scores(self.fragments(before), self.fragments(after))
 
-    def keys(self, rows: Rows, shape: Shape) -> Ints:
-        keys = np.full(len(rows.kind), UNFIT, np.int64)
-        need = needs(rows, shape)
-        at = able(rows, shape, need)
+    def keys(self, rows: NodeRows, shape: Shape) -> Ints:
+        keys = np.full(len(rows.class_index), UNFIT, np.int64)
+        need = needed_milli(rows, shape)
+        at = fitting_rows(rows, shape, need)
         if len(at):
-            row, _, scores = self._candidates(rows.some(at), shape, need[at])
+            row, _, scores = self._candidates(rows.select(at), shape, need[at])
             keys[at] = np.maximum.reduceat(scores, np.flatnonzero(np.diff(row, prepend=-1)))
         return keys
 
-    def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
+    def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         if not shape.cards:
             return ()
-        _, chosen, scores = self._candidates(rows, shape, needs(rows, shape))
+        _, chosen, scores = self._candidates(rows, shape, needed_milli(rows, shape))
         return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
 
-    def _candidates(self, rows: Rows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
+    def _candidates(self, rows: NodeRows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
         """Return the ways to place the pod: for each its row, its cards ([·, cards]) and its score."""
-        row, chosen = ways(rows.free, need, shape.cards)
+        row, chosen = card_choices(rows.free, need, shape.cards)
         free = rows.free[row] - chosen * need[row, None]
-        after = Rows(rows.classes, rows.kind[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)
+        after = NodeRows(rows.classes, rows.class_index[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)
         return row, chosen, self.scores(self.fragments(rows)[row], self.fragments(after))
 
 

@@ -16,7 +16,17 @@ from scheduler.engine.card_policy import CardPolicy
 from scheduler.engine.learning.card_tables import Cards, Floats, Types, no_cards
 from scheduler.engine.learning.expected_pods import ONE, weigh
 from scheduler.engine.learning.node_board import UNFIT
-from scheduler.engine.learning.shapes import CARD, Bools, Ints, NodeClass, Rows, Shape, able, needs, ways
+from scheduler.engine.learning.shapes import (
+    CARD,
+    Bools,
+    Ints,
+    NodeClass,
+    NodeRows,
+    Shape,
+    card_choices,
+    fitting_rows,
+    needed_milli,
+)
 from scheduler.engine.policies.binpack import binpack, fullness
 
 _STEP = ONE // 100
@@ -57,37 +67,39 @@ class Fragmentation:
         self._classes: dict[tuple[NodeClass, ...], _Classes] = {}
         self._on(tuple(classes))
 
-    def worth(self, rows: Rows) -> Ints:
+    def worth(self, rows: NodeRows) -> Ints:
         """Return the worth of every row, [B]. Taking something from a node never raises its worth."""
         return self._worth(rows, self._hosted(rows.cpu, rows.memory))
 
-    def worths(self, before: Rows, after: Rows) -> Ints:
+    def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
         return self.worth(after) - self.worth(before)
 
-    def keys(self, rows: Rows, shape: Shape) -> Ints:
+    def keys(self, rows: NodeRows, shape: Shape) -> Ints:
         """Rate each node by the smallest loss of worth, in steps; of equal losses, the fullest node comes first."""
-        keys = np.full(len(rows.kind), UNFIT, np.int64)
-        at = able(rows, shape, needs(rows, shape))
+        keys = np.full(len(rows.class_index), UNFIT, np.int64)
+        at = fitting_rows(rows, shape, needed_milli(rows, shape))
         if len(at):
-            one, of = _distinct(rows.some(at))
+            one, of = _distinct(rows.select(at))
             row, _, worths = self._ways(one, shape)
             best = np.maximum.reduceat(worths, np.flatnonzero(np.diff(row, prepend=-1)))
-            left = one.free.sum(1) - shape.cards * needs(one, shape)
+            left = one.free.sum(1) - shape.cards * needed_milli(one, shape)
             keys[at] = (best // _STEP * _LEFT - left)[of]
         return keys
 
-    def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
+    def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         if not shape.cards:
             return ()
         _, chosen, worths = self._ways(rows, shape)
         return tuple(np.flatnonzero(chosen[np.argmax(worths)]).tolist())
 
-    def _ways(self, rows: Rows, shape: Shape) -> tuple[Ints, Bools, Ints]:
+    def _ways(self, rows: NodeRows, shape: Shape) -> tuple[Ints, Bools, Ints]:
         """Return the ways to place the pod: the row, the cards ([·, cards]) and the change of the worth of each."""
-        need = needs(rows, shape)
-        row, chosen = ways(rows.free, need, shape.cards)
+        need = needed_milli(rows, shape)
+        row, chosen = card_choices(rows.free, need, shape.cards)
         cpu, memory = rows.cpu - shape.cpu, rows.memory - shape.memory
-        after = Rows(rows.classes, rows.kind[row], cpu[row], memory[row], rows.free[row] - chosen * need[row, None])
+        after = NodeRows(
+            rows.classes, rows.class_index[row], cpu[row], memory[row], rows.free[row] - chosen * need[row, None]
+        )
         return row, chosen, self._worth(after, self._hosted(cpu, memory)[row]) - self.worth(rows)[row]
 
     def _hosted(self, cpu: Ints, memory: Ints) -> Floats:
@@ -95,21 +107,21 @@ class Fragmentation:
         found: Floats = np.minimum(cpu[:, None] / self._types.cpu, memory[:, None] / self._types.memory)
         return np.floor(found, out=found)
 
-    def _worth(self, rows: Rows, hosted: Floats) -> Ints:
+    def _worth(self, rows: NodeRows, hosted: Floats) -> Ints:
         """Return the worth of every row, [B].
 
         It is the sum of what the cards are worth by themselves, of the free capacity that each type can use, and of the
         number of further pods of each type that fit.
         """
         types, on = self._types, self._on(rows.classes)
-        at = on.base[rows.kind][:, None] + np.clip(rows.free, 0, CARD)
+        at = on.base[rows.class_index][:, None] + np.clip(rows.free, 0, CARD)
         value: Ints = on.cards.value[at].sum(1)
         number, times, usable = np.split(on.cards.room[at].sum(1, dtype=np.float64), 3, axis=1)
         many = np.floor(times[:, types.size] / types.cards) * (number[:, types.size] >= types.cards)
         room = np.minimum(many[:, types.pair], hosted)
         usable = usable[:, types.size][:, types.pair] * (room > 0)
         found: Floats = usable @ on.fit.T + room @ on.copy.T
-        return value + found[np.arange(len(found)), on.weights[rows.kind]].astype(np.int64)
+        return value + found[np.arange(len(found)), on.weights[rows.class_index]].astype(np.int64)
 
     def _on(self, classes: tuple[NodeClass, ...]) -> _Classes:
         found = self._classes.get(classes)
@@ -121,14 +133,14 @@ class Fragmentation:
         return found
 
 
-def _distinct(rows: Rows) -> tuple[Rows, Ints]:
+def _distinct(rows: NodeRows) -> tuple[NodeRows, Ints]:
     """Return the distinct rows, and each row's position among them. The order of a node's cards does not matter."""
-    if len(rows.kind) == 1:
+    if len(rows.class_index) == 1:
         return rows, np.zeros(1, np.int64)
-    columns = np.column_stack((rows.kind, rows.cpu, rows.memory, np.sort(rows.free, axis=1)))
+    columns = np.column_stack((rows.class_index, rows.cpu, rows.memory, np.sort(rows.free, axis=1)))
     whole = columns.view(np.dtype((np.void, columns.itemsize * columns.shape[1]))).ravel()
     _, first, of = np.unique(whole, return_index=True, return_inverse=True)
-    return rows.some(first), of
+    return rows.select(first), of
 
 
 POLICY = CardPolicy(binpack, fullness, Fragmentation)

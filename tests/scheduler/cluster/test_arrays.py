@@ -6,7 +6,7 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.pods import Node
 from scheduler.cluster.arrays import Matrix
-from scheduler.engine.arrays.node_table import CORE_FREE, Table
+from scheduler.engine.arrays.node_table import CORE_FREE, NodeTable
 from tests.builders import GIB
 
 REQUEST = GpuRequest("mgpu", (ContainerRequest("c", 1, 100, GIB),))
@@ -25,7 +25,7 @@ def matrix() -> Matrix:
     return made
 
 
-def content(table: Table) -> list[tuple[str, int, tuple[CardState, ...]]]:
+def content(table: NodeTable) -> list[tuple[str, int, tuple[CardState, ...]]]:
     return [(table.nodes[at].name, int(table.rows.data[CORE_FREE, at, 0]), table.cards[at]) for at in table.at.tolist()]
 
 

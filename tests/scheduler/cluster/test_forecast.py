@@ -11,7 +11,7 @@ from mgpu.model.pods import Node
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNT, WAITING
-from scheduler.engine.learning.shapes import NodeClass, Shape, rows_of
+from scheduler.engine.learning.shapes import NodeClass, Shape, node_rows
 from tests import builders as b
 
 RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
@@ -170,7 +170,7 @@ def test_pod_with_the_largest_amounts_leaves_every_policy_its_judge(policy: str)
     state.device_changed(write_device(Node("n1"), "", b.cards(2)))
     state.outlook.refresh()
     assert set(state.outlook.judges) == {policy}
-    rows = rows_of(NodeClass(64_000, 256 << 30, 2, b.card().model, 80 << 30), UNBOUNDED, [[1000, 1000]])
+    rows = node_rows(NodeClass(64_000, 256 << 30, 2, b.card().model, 80 << 30), UNBOUNDED, [[1000, 1000]])
     for shape, _ in state.outlook.counts():
         assert len(state.outlook.judges[policy].keys(rows, shape)) == 1
 

@@ -18,7 +18,7 @@ from scheduler.cluster.forecast import LEARNT
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.scores import Ranking
-from scheduler.engine.learning.node_board import UNFIT, Board, points
+from scheduler.engine.learning.node_board import UNFIT, NodeBoard, extender_scores
 from scheduler.engine.learning.shapes import NodeClass, Shape
 from scheduler.engine.node_assessment import Foresight, assess
 from tests import builders as b
@@ -82,7 +82,7 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
     state = a_cluster(held, policy, seen)
     pod, names = known(state, *asked), [f"n{i}" for i in range(len(held))]
     judge = state.outlook.judges[policy]
-    board = Board()
+    board = NodeBoard()
     for i, cards in enumerate(held):
         kind = NodeClass(64_000, 256 * b.GIB, len(cards), "A100-SXM4-80GB", 80 * b.GIB)
         cpu = 64_000 - 4000 * sum(map(len, cards))
@@ -108,10 +108,10 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
 
 def test_exactly_one_node_is_best() -> None:
     keys = np.array([5, 9, UNFIT, 9, 0, 8])
-    assert points(["f", "e", "d", "c", "b", "a"], keys) == [2, 4, 0, 10, 0, 3]
-    assert points(["b", "a"], np.array([3, 3])) == [4, 10]
-    assert points(["b", "a"], np.array([UNFIT, -(2**61)])) == [0, 10]
-    assert points(["b", "a"], np.array([UNFIT, UNFIT])) == [0, 0]
+    assert extender_scores(["f", "e", "d", "c", "b", "a"], keys) == [2, 4, 0, 10, 0, 3]
+    assert extender_scores(["b", "a"], np.array([3, 3])) == [4, 10]
+    assert extender_scores(["b", "a"], np.array([UNFIT, -(2**61)])) == [0, 10]
+    assert extender_scores(["b", "a"], np.array([UNFIT, UNFIT])) == [0, 0]
 
 
 @pytest.mark.parametrize("policy", LEARNT)

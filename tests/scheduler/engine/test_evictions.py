@@ -15,7 +15,7 @@ from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Stage
 from scheduler.engine import Effort, place, policy_named
 from scheduler.engine.effort import Budget
-from scheduler.engine.evictions import Tenant, by_importance, victims, without
+from scheduler.engine.evictions import EvictablePod, by_importance, choose_victims, without_pods
 from tests import builders as b
 from tests.examples import examples
 
@@ -33,12 +33,12 @@ def share(core: int, gib: int = 0, cards: int = 1, name: str = "c", stage: Stage
     return ContainerRequest(name, cards, core, gib * b.GIB, stage=stage)
 
 
-def tenant(uid: str, priority: int, *on: int, core: int = 500, gib: int = 0, **more: object) -> Tenant:
-    return Tenant(uid, priority, {i: Amount(core, gib * b.GIB, 1) for i in on}, **more)  # type: ignore[arg-type]
+def tenant(uid: str, priority: int, *on: int, core: int = 500, gib: int = 0, **more: object) -> EvictablePod:
+    return EvictablePod(uid, priority, {i: Amount(core, gib * b.GIB, 1) for i in on}, **more)  # type: ignore[arg-type]
 
 
-def cards_with(tenants: Sequence[Tenant], count: int, kept: Sequence[Tenant] = ()) -> list[CardState]:
-    negative = without([CardState(card) for card in b.cards(count)], [*tenants, *kept])
+def cards_with(tenants: Sequence[EvictablePod], count: int, kept: Sequence[EvictablePod] = ()) -> list[CardState]:
+    negative = without_pods([CardState(card) for card in b.cards(count)], [*tenants, *kept])
     return [CardState(s.card, -s.core_used, -s.memory_used, -s.shares, ratio_used=-s.ratio_used) for s in negative]
 
 
@@ -50,7 +50,7 @@ def fitting(wanted: GpuRequest, cards: Sequence[CardState]) -> bool:
     return isinstance(place(wanted, cards, POLICY), Placement)
 
 
-def key(chosen: Sequence[Tenant]) -> Key:
+def key(chosen: Sequence[EvictablePod]) -> Key:
     staying = [t for t in chosen if not t.leaving]
     highest = max((t.priority for t in staying), default=-(1 << 31))
     return (
@@ -61,9 +61,9 @@ def key(chosen: Sequence[Tenant]) -> Key:
     )
 
 
-def exhaustive(wanted: GpuRequest, cards: Sequence[CardState], tenants: Sequence[Tenant]) -> Key | None:
+def exhaustive(wanted: GpuRequest, cards: Sequence[CardState], tenants: Sequence[EvictablePod]) -> Key | None:
     sets = (chosen for n in range(len(tenants) + 1) for chosen in combinations(tenants, n))
-    return min((key(chosen) for chosen in sets if fitting(wanted, without(cards, chosen))), default=None)
+    return min((key(chosen) for chosen in sets if fitting(wanted, without_pods(cards, chosen))), default=None)
 
 
 amounts = st.builds(
@@ -76,12 +76,12 @@ amounts = st.builds(
 
 
 @st.composite
-def tenants_on(draw: st.DrawFn, cards: int) -> list[Tenant]:
+def tenants_on(draw: st.DrawFn, cards: int) -> list[EvictablePod]:
     found = []
     for i in range(draw(st.integers(0, 7))):
         on = draw(st.sets(st.integers(0, cards - 1), min_size=1, max_size=draw(st.sampled_from((1, 1, 1, 2, cards)))))
         found.append(
-            Tenant(
+            EvictablePod(
                 f"u{i}",
                 draw(st.sampled_from((-5, 0, 0, 3, 1000))),
                 dict.fromkeys(sorted(on), draw(amounts)),
@@ -128,7 +128,7 @@ def test_the_best_of_all_sets(data: st.DataObject) -> None:
         replace(s, groups=frozenset([GROUP] * (i == group))) for i, s in enumerate(cards_with(tenants, count, kept))
     ]
     best = exhaustive(wanted, cards, tenants)
-    found = victims(
+    found = choose_victims(
         wanted,
         cards,
         data.draw(st.permutations(tenants)),
@@ -143,10 +143,10 @@ def test_the_best_of_all_sets(data: st.DataObject) -> None:
     chosen, proven = found
     assert proven
     assert key(chosen) == best
-    assert fitting(wanted, without(cards, chosen))
-    assert not any(fitting(wanted, without(cards, [t for t in chosen if t is not one])) for one in chosen)
+    assert fitting(wanted, without_pods(cards, chosen))
+    assert not any(fitting(wanted, without_pods(cards, [t for t in chosen if t is not one])) for one in chosen)
     assert chosen == by_importance(chosen)
-    assert found == victims(
+    assert found == choose_victims(
         wanted, cards, tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
     )
 
@@ -158,13 +158,13 @@ def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataOb
     tenants, wanted = data.draw(tenants_on(count)), data.draw(requests())
     cards = cards_with(tenants, count)
     best = exhaustive(wanted, cards, tenants)
-    found = victims(
+    found = choose_victims(
         wanted, cards, tenants, lambda states: fitting(wanted, states), exact=Budget(Effort(), 0), budget=plenty()
     )
     assert (found is None) == (best is None)
     if found is not None:
-        assert fitting(wanted, without(cards, found[0]))
-        assert not any(fitting(wanted, without(cards, [t for t in found[0] if t is not one])) for one in found[0])
+        assert fitting(wanted, without_pods(cards, found[0]))
+        assert not any(fitting(wanted, without_pods(cards, [t for t in found[0] if t is not one])) for one in found[0])
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataOb
         (request(share(1000)), [tenant("a", 1, 0), tenant("b", 2, 1, leaving=True)], "b"),
     ],
 )
-def test_who_goes(wanted: GpuRequest, tenants: list[Tenant], expected: str) -> None:
-    found = victims(
+def test_who_goes(wanted: GpuRequest, tenants: list[EvictablePod], expected: str) -> None:
+    found = choose_victims(
         wanted, cards_with(tenants, 2), tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
     )
     assert found is not None
@@ -199,6 +199,6 @@ def test_who_goes(wanted: GpuRequest, tenants: list[Tenant], expected: str) -> N
 def test_nobody_goes_where_it_fits() -> None:
     tenants = [tenant("a", 1, 0)]
     wanted = request(share(500))
-    assert victims(
+    assert choose_victims(
         wanted, cards_with(tenants, 1), tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
     ) == ([], True)

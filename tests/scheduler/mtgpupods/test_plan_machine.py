@@ -344,7 +344,7 @@ class Node(RuleBasedStateMachine):
 
     def free_for_nvidia(self, uid: str, gpuid: str) -> list[Card]:
         """The cards that NVIDIA's plugin could give out; none where mgpu does not let the pod come."""
-        if nvidia_plugin.given_by_mgpu(self.ledger(), "n1", uid, gpuid):
+        if nvidia_plugin.indexes_used_by_mgpu(self.ledger(), "n1", uid, gpuid):
             return []
         taken = {i for g, i in self.given.items() if not self.occupies[g].ended}
         gone = [held for held in self.others.values() if held.dialect == "nvidia"]

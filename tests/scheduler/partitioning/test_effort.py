@@ -15,7 +15,7 @@ from scheduler.engine import FULL, LEAST, Effort
 from scheduler.engine.effort import Budget, Exhausted
 from scheduler.engine.partitioning import slice_allocation
 from scheduler.engine.partitioning.mps_shares import MpsCard
-from scheduler.engine.partitioning.partition_plan import NodeCards, can_offer, plan_of
+from scheduler.engine.partitioning.partition_plan import PartitionableCards, can_offer, plan_cards
 from tests import builders as b
 from tests.clock import Clock
 from tests.scheduler.fake import FakeApi, Replica
@@ -40,10 +40,10 @@ def used(seed: int) -> list[Slice]:
     return [Slice(card, j, f"{random.randint(1, 40)}gb") for card in range(8) for j in range(random.randint(0, 2))]
 
 
-def node(seed: int = 1) -> NodeCards:
+def node(seed: int = 1) -> PartitionableCards:
     slices = used(seed)
     cards = ((i, tuple((s.start, s.name) for s in slices if s.card == i)) for i in range(8))
-    return NodeCards(MPS, tuple((i, MpsCard(141, places, ())) for i, places in cards))
+    return PartitionableCards(MPS, tuple((i, MpsCard(141, places, ())) for i, places in cards))
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_a_search_that_has_ended_is_not_begun_again_with_no_more_steps() -> None
 
 
 def test_a_plan_whose_search_has_ended_is_rejected_without_proof() -> None:
-    found = plan_of(node(), [HARD], Budget(Effort(), 2_000))
+    found = plan_cards(node(), [HARD], Budget(Effort(), 2_000))
     assert isinstance(found, Rejection)
     assert (found.proven, found.hopeless) == (False, False)
     assert "not proven" in str(found)
@@ -94,8 +94,8 @@ def test_a_plan_whose_search_has_ended_is_rejected_without_proof() -> None:
 def test_a_pod_beside_the_first_one_takes_none_of_its_steps() -> None:
     alone, beside = Effort(), Effort()
     first = {"9gb": 1}
-    plan_of(node(), [first], Budget(alone, FULL.search))
-    plan_of(node(), [first, *[HARD] * 3], Budget(beside, FULL.search))
+    plan_cards(node(), [first], Budget(alone, FULL.search))
+    plan_cards(node(), [first, *[HARD] * 3], Budget(beside, FULL.search))
     assert beside.spent <= alone.spent + 8 * 500  # each card is cut once more for all of them
 
 

@@ -17,7 +17,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.node_slices import ANNOTATION, read_partitioning
 from mgpu.model.slice_names import MIG, MPS, Slice, gigabytes
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
-from scheduler.engine.partitioning.partitionable_node import place_held
+from scheduler.engine.partitioning.partitionable_node import slice_of_share
 from tests.clock import Clock
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted
@@ -84,7 +84,7 @@ class Cluster(RuleBasedStateMachine):
             known = read_gpu_pod(raw, SETTINGS)
             assert known
             for share in recorded(known) or ():
-                place = place_held(share)
+                place = slice_of_share(share)
                 assert place
                 assert place not in found, f"{place} of {node} is given to two"
                 found[place] = known.pod.uid

@@ -116,8 +116,8 @@ def test_a_decision_that_comes_between_makes_the_plan_anew() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     agents["n1"].make(*slices((0, 0, "1g.10gb")))
     small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-4g.40gb": 1}))
-    site = replica.state.site("n1")
-    assert site
+    target = replica.state.partitionable_node("n1")
+    assert target
     assert isinstance(replica.decider.decide(small, "n1"), Reservation)
     replica.filter.filter(large, ["n1"])
     replica.planning.work()

@@ -13,7 +13,7 @@ from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MIG, Slice
 from scheduler.engine.partitioning.geometry import counts_of
 from scheduler.engine.partitioning.mps_shares import mps_card
-from scheduler.engine.partitioning.partition_plan import can_offer, cards_of, plan
+from scheduler.engine.partitioning.partition_plan import can_offer, partitionable_cards, plan
 from tests import data
 
 CASES = data.load("mig_partitioner")
@@ -105,7 +105,7 @@ def test_cluster(case: Case) -> None:
 
 def offers(node: Node, request: Mapping[str, int]) -> bool:
     cards, _, used = node
-    return can_offer(cards_of(cards, partitioning(node), used, KNOWN), request)
+    return can_offer(partitionable_cards(cards, partitioning(node), used, KNOWN), request)
 
 
 @cases("mps")

@@ -83,9 +83,9 @@ def test_a_plan_that_a_gpuid_has_crossed_is_followed_by_one_that_leaves_its_card
     assert planned(replica, agents["n1"]) == {0}
     replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
     replica.deliver()
-    site = replica.state.site("n1")
-    assert site is not None
-    assert [index for index, _ in site.cards.cards] == [1]
+    target = replica.state.partitionable_node("n1")
+    assert target is not None
+    assert [index for index, _ in target.cards.cards] == [1]
 
 
 def test_a_divided_card_is_no_gpuids() -> None:
@@ -204,10 +204,10 @@ def test_a_card_with_another_kind_of_slices_is_not_cut() -> None:
 def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared() -> None:
     replica, _ = cluster(("n1", MPS, 1))
     (pod, share) = submit(replica, wants("p", {"gpu-4gb": 1}), b.share("q"))
-    site = replica.state.site("n1")
-    assert site
+    target = replica.state.partitionable_node("n1")
+    assert target
     assert isinstance(replica.decider.decide(share, "n1"), Reservation)
-    assert not replica.state.plan(Plan("n1", 1, slices((0, 0, "4gb"))), site.version)
+    assert not replica.state.plan(Plan("n1", 1, slices((0, 0, "4gb"))), target.version)
     refused = "insufficient slices (1 card: 1 in use by pods that asked for no slice)"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": refused}
     decision = replica.state.reservation("uid-q")
@@ -220,12 +220,12 @@ def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared(
 
 def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
-    site = replica.state.site("n1")
-    assert site
-    assert replica.state.plan(Plan("n1", 5, (), None), site.version)
+    target = replica.state.partitionable_node("n1")
+    assert target
+    assert replica.state.plan(Plan("n1", 5, (), None), target.version)
     agent.api.remove("nodes", "n1")
     replica.deliver()
-    assert replica.state.site("n1") is None
+    assert replica.state.partitionable_node("n1") is None
     assert replica.state.plans() == ()
     agent.api.put("nodes", b.node("n1", labels={LABEL: MIG}))
     replica.deliver()

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from playground.simulate.openb.experiment_policies import BestFit, Fullness
 from scheduler.engine import node_score, place, policy_named
-from scheduler.engine.learning.node_board import UNFIT, Board
+from scheduler.engine.learning.node_board import UNFIT, NodeBoard
 from scheduler.engine.learning.shapes import NodeClass, Shape
 from tests.builders import state
 from tests.examples import examples
 
 
-def board(*free: tuple[int, ...], cpu: int = 8000) -> Board:
+def board(*free: tuple[int, ...], cpu: int = 8000) -> NodeBoard:
     """Nodes that have this much free, of 8 CPUs and as many cards as are told."""
-    found = Board()
+    found = NodeBoard()
     for row, cards in enumerate(free):
         found.put(row, NodeClass(8000, 100, len(cards)), cpu, 100, cards)
     return found

@@ -18,7 +18,7 @@ from scheduler.cluster.forecast import Outlook
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
 from scheduler.engine.arrays.array_rejections import MOST
-from scheduler.engine.arrays.node_table import EXACT, Table
+from scheduler.engine.arrays.node_table import EXACT, NodeTable
 from scheduler.engine.node_assessment import assess, score
 from tests.builders import GIB
 from tests.examples import examples
@@ -75,7 +75,7 @@ class Cluster:
         for i, of_node in enumerate(nodes):
             self.matrix.put(Node(f"n{i}"), of_node)
 
-    def table(self, names: Sequence[str], _pod: Pod, request: GpuRequest) -> Table:
+    def table(self, names: Sequence[str], _pod: Pod, request: GpuRequest) -> NodeTable:
         return self.matrix.table(names, request, {})
 
     def seats(self, *_: object) -> tuple[()]:

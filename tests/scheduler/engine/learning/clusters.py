@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.node_board import Board
-from scheduler.engine.learning.shapes import NodeClass, Rows, Shape
+from scheduler.engine.learning.node_board import NodeBoard
+from scheduler.engine.learning.shapes import NodeClass, NodeRows, Shape
 
 GIB = 1 << 30
 CLASSES = (
@@ -28,14 +28,14 @@ Node = tuple[NodeClass, int, int, tuple[int, ...]]
 """(class, free cpu, free memory, free milli of its cards)"""
 
 
-def board_of(*nodes: Node) -> Board:
-    board = Board()
+def board_of(*nodes: Node) -> NodeBoard:
+    board = NodeBoard()
     for row, node in enumerate(nodes):
         board.put(row, *node)
     return board
 
 
-def rows_of(*nodes: Node) -> Rows:
+def node_rows(*nodes: Node) -> NodeRows:
     return board_of(*nodes).rows(range(len(nodes)))
 
 

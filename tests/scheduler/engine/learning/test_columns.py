@@ -8,7 +8,15 @@ from mgpu.model.compute_resources import UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node, Stage
-from scheduler.engine.learning.shapes import NodeClass, Shape, class_of, free_of, milli_left, milli_on, shape_of
+from scheduler.engine.learning.shapes import (
+    NodeClass,
+    Shape,
+    class_of,
+    free_milli,
+    free_milli_of_card,
+    milli_on,
+    shape_of,
+)
 from tests.builders import GIB, state
 
 NEEDS = CpuMemory(4000, 8 * GIB)
@@ -71,10 +79,10 @@ def test_a_pod_for_models_that_nobody_has_fits_nowhere() -> None:
 def test_what_a_card_has_left_is_the_scarcer_of_core_and_memory() -> None:
     cards = [state(0), state(1, core=300, gib_used=8), state(2, core=100, gib_used=60)]
     sick = replace(state(3), card=replace(state(3).card, healthy=False))
-    assert free_of([*cards, sick]) == [1000, 700, 250, 0]
-    assert milli_left(cards[1], 100, 40 * GIB) == 400
-    assert milli_left(cards[1], 1000, 0) == 0
-    assert milli_left(replace(cards[1], gpuid="zxcvb")) == 0
+    assert free_milli([*cards, sick]) == [1000, 700, 250, 0]
+    assert free_milli_of_card(cards[1], 100, 40 * GIB) == 400
+    assert free_milli_of_card(cards[1], 1000, 0) == 0
+    assert free_milli_of_card(replace(cards[1], gpuid="zxcvb")) == 0
 
 
 def test_equal_machines_are_of_one_class() -> None:

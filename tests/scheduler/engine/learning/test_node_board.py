@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.node_board import UNFIT, Board
-from scheduler.engine.learning.shapes import Ints, Rows, Shape
+from scheduler.engine.learning.node_board import UNFIT, NodeBoard
+from scheduler.engine.learning.shapes import Ints, NodeRows, Shape
 from scheduler.engine.policies.fgd import Fgd, TypicalPod
 from tests.examples import examples
-from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, nodes, rows_of
+from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, node_rows, nodes
 
 TYPICAL = tuple(TypicalPod(shape, 1 + i) for i, shape in enumerate(SHAPES))
 
@@ -17,8 +17,8 @@ class Counting(Fgd):
 
     asked = 0
 
-    def keys(self, rows: Rows, shape: Shape) -> Ints:
-        self.asked += len(rows.kind)
+    def keys(self, rows: NodeRows, shape: Shape) -> Ints:
+        self.asked += len(rows.class_index)
         return super().keys(rows, shape)
 
 
@@ -27,7 +27,7 @@ class Counting(Fgd):
 def test_whatever_happened_the_keys_are_those_of_the_nodes_as_they_are(
     steps: list[tuple[int, Node | None, Shape]],
 ) -> None:
-    board, judge, there = Board(), Fgd(TYPICAL), dict[int, Node]()
+    board, judge, there = NodeBoard(), Fgd(TYPICAL), dict[int, Node]()
     for row, node, shape in steps:
         if node:
             board.put(row, *node)
@@ -37,14 +37,14 @@ def test_whatever_happened_the_keys_are_those_of_the_nodes_as_they_are(
             del there[row]
         keys = board.keys(judge, shape)
         assert len(keys) >= max(there, default=-1) + 1
-        expected = {row: int(judge.keys(rows_of(node), shape)[0]) for row, node in there.items()}
+        expected = {row: int(judge.keys(node_rows(node), shape)[0]) for row, node in there.items()}
         assert {row: key for row, key in enumerate(keys.tolist()) if key != UNFIT} == {
             row: key for row, key in expected.items() if key != UNFIT
         }
 
 
 def test_only_what_changed_is_judged_again() -> None:
-    board, judge = Board(), Counting(TYPICAL)
+    board, judge = NodeBoard(), Counting(TYPICAL)
     node: Node = (CLASSES[0], 8000, 1 << 36, (1000, 1000))
     for row in range(3):
         board.put(row, *node)

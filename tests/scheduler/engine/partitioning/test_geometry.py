@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
 from mgpu.model.mig import LAYOUTS, Instance, Layout, openings
-from scheduler.engine.partitioning.geometry import MigCard, Table, counts_of, mig_card, table_of
+from scheduler.engine.partitioning.geometry import GeometryTable, MigCard, counts_of, mig_card, table_of
 from tests.examples import examples
 from tests.scheduler.partitioning.exhaustive import Instances, all_cuts, allowed_cuts, best_of, free_in
 
@@ -26,20 +26,20 @@ KNOWN = (
 )
 
 
-def table(card: Card, geometries: Mapping[str, tuple[Mapping[str, int], ...]] | None = None) -> Table:
+def table(card: Card, geometries: Mapping[str, tuple[Mapping[str, int], ...]] | None = None) -> GeometryTable:
     found = table_of(card, geometries or {})
     assert found
     return found
 
 
-def card_of(of: Table, used: Instances = frozenset(), free: Instances = frozenset()) -> MigCard:
+def card_of(of: GeometryTable, used: Instances = frozenset(), free: Instances = frozenset()) -> MigCard:
     card = mig_card(of, sorted(used), sorted(free))
     assert isinstance(card, MigCard), card
     return card
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Table, Instances, Instances, Counter[str], Counter[str]]:
+def problems(draw: st.DrawFn) -> tuple[GeometryTable, Instances, Instances, Counter[str], Counter[str]]:
     """A table, what is used and what is free of a card, what is asked and what is wished for."""
     of = table(draw(st.sampled_from([A30, A100])), draw(st.sampled_from([None, {"A100": KNOWN}])))
     cut = draw(st.sampled_from(all_cuts(of.layout)))
@@ -49,14 +49,14 @@ def problems(draw: st.DrawFn) -> tuple[Table, Instances, Instances, Counter[str]
     return of, used, cut - used, asked, wished
 
 
-def geometries_of(of: Table) -> tuple[Mapping[str, int], ...] | None:
+def geometries_of(of: GeometryTable) -> tuple[Mapping[str, int], ...] | None:
     return KNOWN if of.known else None
 
 
 @given(problems())
 @examples(300)
 def test_a_card_is_cut_as_well_as_by_exhaustive_search(
-    problem: tuple[Table, Instances, Instances, Counter[str], Counter[str]],
+    problem: tuple[GeometryTable, Instances, Instances, Counter[str], Counter[str]],
 ) -> None:
     of, used, free, asked, wished = problem
     cut = card_of(of, used, free).cut(counts_of(asked.items()), counts_of(wished.items()))
@@ -76,7 +76,7 @@ def test_a_card_is_cut_as_well_as_by_exhaustive_search(
 @given(problems())
 @examples(100)
 def test_what_a_card_offers_is_what_some_cut_has_free(
-    problem: tuple[Table, Instances, Instances, Counter[str], Counter[str]],
+    problem: tuple[GeometryTable, Instances, Instances, Counter[str], Counter[str]],
 ) -> None:
     of, used, free, asked, _ = problem
     card, need = card_of(of, used, free), counts_of(asked.items())

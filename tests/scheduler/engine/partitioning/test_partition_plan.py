@@ -14,7 +14,7 @@ from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.mig import invalid_reason, layout_of
 from mgpu.model.node_slices import NO_SLICES, NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice
-from scheduler.engine.partitioning.partition_plan import can_offer, cards_of, plan
+from scheduler.engine.partitioning.partition_plan import can_offer, partitionable_cards, plan
 from tests.examples import examples
 from tests.scheduler.partitioning.exhaustive import Instances, all_cuts, free_in
 
@@ -107,7 +107,7 @@ def test_a_pod_is_served_exactly_where_the_rules_allow_and_with_the_fewest_chang
     used = [s for card, busy, _ in cuts for s in slices(card, busy)]
     made = used + [s for card, _, free in cuts for s in slices(card, free)]
     planned = plan(cards, mig(*made), used, [asked], {})
-    assert can_offer(cards_of(cards, mig(*made), used, {}), asked) == (not isinstance(planned, Rejection))
+    assert can_offer(partitionable_cards(cards, mig(*made), used, {}), asked) == (not isinstance(planned, Rejection))
     fewest = fewest_changed(cuts, asked)
     if isinstance(planned, Rejection):
         assert fewest is None

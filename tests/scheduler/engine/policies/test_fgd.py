@@ -11,7 +11,7 @@ from scheduler.engine.learning.node_board import UNFIT
 from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
 from scheduler.engine.policies.fgd import Fgd, TypicalPod, typical_pods
 from tests.examples import examples
-from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, nodes, rows_of
+from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, node_rows, nodes
 
 SHARE, PAIR, CPU_ONLY = Shape(4000, 0, 1, 500), Shape(4000, 0, 2, 1000), Shape(2000, 0)
 BY_HAND = Fgd((TypicalPod(SHARE, 6), TypicalPod(CPU_ONLY, 3), TypicalPod(PAIR, 1)))
@@ -20,32 +20,32 @@ NODE: Node = (NodeClass(8000, 0, 2), 8000, 0, (1000, 400))
 
 def test_what_is_fragmented_by_hand() -> None:
     # share: 400 on the card that is too full; pair and CPU-only: all 1400 that idle.
-    assert BY_HAND.fragments(rows_of(NODE)).tolist() == [6 * 400 + 3 * 1400 + 1 * 1400]
+    assert BY_HAND.fragments(node_rows(NODE)).tolist() == [6 * 400 + 3 * 1400 + 1 * 1400]
 
 
 def test_the_score_by_hand() -> None:
     # on card 0 free is (600, 400): 6·400 + 4·1000 = 6400, 160 less per pod: int(100·sigmoid(0.16)) = 53;
     # on card 1 (1000, 0): 6·0 + 4·1000 = 4000, 400 less: int(100·sigmoid(0.4)) = 59.
     small = Shape(1000, 0, 1, 400)
-    assert BY_HAND.keys(rows_of(NODE), small).tolist() == [59]
-    assert BY_HAND.cards(rows_of(NODE), small) == (1,)
-    after = rows_of((NODE[0], 7000, 0, (600, 400)), (NODE[0], 7000, 0, (1000, 0)))
-    assert BY_HAND.worths(rows_of(NODE), after).tolist() == [53, 59]
+    assert BY_HAND.keys(node_rows(NODE), small).tolist() == [59]
+    assert BY_HAND.cards(node_rows(NODE), small) == (1,)
+    after = node_rows((NODE[0], 7000, 0, (600, 400)), (NODE[0], 7000, 0, (1000, 0)))
+    assert BY_HAND.rate_changes(node_rows(NODE), after).tolist() == [53, 59]
 
 
 def test_too_little_cpu_fragments_all() -> None:
-    assert BY_HAND.fragments(rows_of((NODE[0], 3999, 0, (1000, 400)))).tolist() == [10 * 1400]
+    assert BY_HAND.fragments(node_rows((NODE[0], 3999, 0, (1000, 400)))).tolist() == [10 * 1400]
 
 
 def test_no_change_is_the_middle_bucket() -> None:
-    assert BY_HAND.worths(rows_of(NODE), rows_of(NODE)).tolist() == [50]
+    assert BY_HAND.rate_changes(node_rows(NODE), node_rows(NODE)).tolist() == [50]
 
 
 def test_of_equal_cards_the_first() -> None:
     node = (NodeClass(8000, 0, 3), 8000, 0, (300, 1000, 1000))
-    assert BY_HAND.cards(rows_of(node), Shape(0, 0, 1, 1000)) == (1,)
-    assert BY_HAND.cards(rows_of(node), PAIR) == (1, 2)
-    assert BY_HAND.cards(rows_of(node), CPU_ONLY) == ()
+    assert BY_HAND.cards(node_rows(node), Shape(0, 0, 1, 1000)) == (1,)
+    assert BY_HAND.cards(node_rows(node), PAIR) == (1, 2)
+    assert BY_HAND.cards(node_rows(node), CPU_ONLY) == ()
 
 
 def test_typical_pods_are_the_most_popular_until_95_percent() -> None:
@@ -86,7 +86,7 @@ def scored(before: int, after: int, total: int) -> int:
 )
 def test_as_a_literal_reading(node: Node, typical: list[tuple[Shape, int]], shape: Shape) -> None:
     pods = tuple(TypicalPod(*row) for row in typical)
-    judge, rows = Fgd(pods), rows_of(node)
+    judge, rows = Fgd(pods), node_rows(node)
     before = fragmented(node, pods)
     assert judge.fragments(rows).tolist() == [before]
     kind, cpu, memory, free = node
@@ -113,7 +113,7 @@ def test_many_nodes_at_once_are_scored_as_one_by_one(number: int) -> None:
     judge = Fgd(tuple(TypicalPod(shape, number) for shape in SHAPES))
     many = [(kind, kind.cpu, kind.memory, (1000 - 200 * i,) * kind.cards) for i in range(4) for kind in CLASSES]
     for shape in SHAPES:
-        assert judge.keys(rows_of(*many), shape).tolist() == [int(judge.keys(rows_of(n), shape)[0]) for n in many]
+        assert judge.keys(node_rows(*many), shape).tolist() == [int(judge.keys(node_rows(n), shape)[0]) for n in many]
 
 
 def test_typical_pods_are_bounded_whatever_the_number_of_shapes() -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from scheduler.engine.learning.expected_pods import UNIT, Learner
 from scheduler.engine.learning.node_board import UNFIT
-from scheduler.engine.learning.shapes import NodeClass, Rows, Shape, milli_on
+from scheduler.engine.learning.shapes import NodeClass, NodeRows, Shape, milli_on
 from scheduler.engine.policies.fragmentation import Fragmentation
 from tests.examples import examples
-from tests.scheduler.engine.learning.clusters import CLASSES, GIB, SHAPES, Node, board_of, nodes, rows_of
+from tests.scheduler.engine.learning.clusters import CLASSES, GIB, SHAPES, Node, board_of, node_rows, nodes
 
 JUDGE = Fragmentation([(shape, UNIT * (10 + i)) for i, shape in enumerate(SHAPES)], dict.fromkeys(CLASSES, 5))
 NEWCOMER = NodeClass(16000, 64 * GIB, 3, "L4", 24 * GIB)
@@ -20,7 +20,7 @@ MANY = 5000 * UNIT
 
 
 def keys(judge: Fragmentation, shape: Shape, *cluster: Node) -> list[int]:
-    found: list[int] = judge.keys(rows_of(*cluster), shape).tolist()
+    found: list[int] = judge.keys(node_rows(*cluster), shape).tolist()
     return found
 
 
@@ -32,7 +32,7 @@ def empty(node: NodeClass) -> Node:
 @given(nodes((*CLASSES, NEWCOMER)), st.sampled_from(SHAPES))
 def test_keys_and_cards_are_those_of_the_way_that_loses_least(node: Node, shape: Shape) -> None:
     kind, cpu, memory, free = node
-    rows, need = rows_of(node), milli_on(shape, kind)
+    rows, need = node_rows(node), milli_on(shape, kind)
     fitting = [card for card, left in enumerate(free) if need is not None and left >= need]
     if need is None or cpu < shape.cpu or memory < shape.memory or len(fitting) < shape.cards:
         assert keys(JUDGE, shape, node) == [UNFIT]
@@ -40,8 +40,8 @@ def test_keys_and_cards_are_those_of_the_way_that_loses_least(node: Node, shape:
     losses = {}
     for way in combinations(fitting, shape.cards):
         left = tuple(amount - need * (card in way) for card, amount in enumerate(free))
-        after = rows_of((kind, cpu - shape.cpu, memory - shape.memory, left))
-        losses[way] = int(JUDGE.worths(rows, after)[0])
+        after = node_rows((kind, cpu - shape.cpu, memory - shape.memory, left))
+        losses[way] = int(JUDGE.rate_changes(rows, after)[0])
     assert max(losses.values()) <= 0
     chosen = JUDGE.cards(rows, shape)
     if shape.cards <= 1:
@@ -65,7 +65,7 @@ def test_neither_other_nodes_nor_the_order_of_cards_change_a_key(cluster, shape,
 def test_a_node_is_never_worth_more_with_less(node: Node, cpu: int, memory: int, taken: int) -> None:
     kind, has_cpu, has_memory, free = node
     less = (kind, has_cpu * cpu // 9, has_memory * memory // 9, tuple(left * taken // 9 for left in free))
-    before, after = JUDGE.worth(rows_of(node))[0], JUDGE.worth(rows_of(less))[0]
+    before, after = JUDGE.worth(node_rows(node))[0], JUDGE.worth(node_rows(less))[0]
     assert 0 <= after <= before
 
 
@@ -97,8 +97,8 @@ def test_a_share_goes_to_the_rest_that_nobody_else_can_use() -> None:
     judge = Fragmentation([(Shape(1000, GIB, 1, milli), MANY) for milli in (300, 350, 700)], {node: 10})
     rest = (node, 64000, 256 * GIB, (700, 350, 1000))
     # 300 of 350 waste 50; 300 of 700 leave 400, where one of 350 fits but the 700 does not; 300 of 1000 leave 700.
-    assert judge.cards(rows_of(rest), Shape(1000, GIB, 1, 300)) == (2,)
-    assert judge.cards(rows_of(rest), Shape(1000, GIB, 1, 350)) == (1,)
+    assert judge.cards(node_rows(rest), Shape(1000, GIB, 1, 300)) == (2,)
+    assert judge.cards(node_rows(rest), Shape(1000, GIB, 1, 350)) == (1,)
 
 
 def test_whole_nodes_stay_whole_before_anything_was_seen() -> None:
@@ -121,7 +121,7 @@ def test_pods_without_cards_are_placed_by_cpu() -> None:
     idle, full = empty(CLASSES[1]), (CLASSES[1], 8000, 256 * GIB, (0, 0, 0, 0))
     on_idle, on_full = keys(judge, Shape(30000, GIB), idle, (full[0], 32000, *full[2:]))
     assert on_full > on_idle
-    assert judge.cards(rows_of(full), Shape(2000, GIB)) == ()
+    assert judge.cards(node_rows(full), Shape(2000, GIB)) == ()
 
 
 def test_the_same_pods_make_the_same_judge() -> None:
@@ -129,7 +129,7 @@ def test_the_same_pods_make_the_same_judge() -> None:
     for i in range(200):
         learner.observe(SHAPES[i * i % len(SHAPES)])
     one, other = (Fragmentation(learner.counts(), dict.fromkeys(order, 5)) for order in (CLASSES, CLASSES[::-1]))
-    rows = rows_of(*map(empty, CLASSES))
+    rows = node_rows(*map(empty, CLASSES))
     assert one.worth(rows).tolist() == other.worth(rows).tolist()
 
 
@@ -139,5 +139,5 @@ def test_on_a_board_as_alone(shape: Shape) -> None:
     board = board_of(*cluster)
     found = board.keys(JUDGE, shape)
     assert found[: len(cluster)].tolist() == [keys(JUDGE, shape, node)[0] for node in cluster]
-    assert isinstance(board.rows([0]), Rows)
+    assert isinstance(board.rows([0]), NodeRows)
     assert found.dtype == np.int64
