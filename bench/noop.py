@@ -7,9 +7,9 @@ from pathlib import Path
 
 from flask import Flask, Response, jsonify, request
 
-from mgpu.serving.app import new_app, probes, reviewing
-from mgpu.serving.certificates import ensure
-from mgpu.serving.folder import Folder
+from mgpu.serving.app import new_app, serve_probes, serve_reviews
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import ensure_certificate
 from mgpu.serving.review import allow
 from mgpu.serving.server import Listen, serve
 from playground.cluster import Cluster
@@ -31,12 +31,12 @@ def serve_nothing() -> None:
     """`<folder with a CA> <port> [<extender port>]`: the webhook's or the scheduler's calls, answered yes."""
     certificates, port, *extender_port = sys.argv[1:]
     app = new_app()
-    probes(app)
+    serve_probes(app)
     for path, kind in (("/mutate", "Pod"), ("/validate", "Pod"), ("/bind-admission", "Binding")):
-        reviewing(app, path, allow, kinds=(kind,))
+        serve_reviews(app, path, allow, kinds=(kind,))
     _add_extender(app)
-    folder = Folder(Path(certificates))
-    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+    folder = CertificateFolder(Path(certificates))
+    ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
     listen = [Listen("127.0.0.1", int(port), app.wsgi_app)]
     listen += [Listen("127.0.0.1", int(p), app.wsgi_app, tls=False) for p in extender_port]
     # As the real ones.

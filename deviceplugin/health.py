@@ -16,7 +16,7 @@ from io import BufferedReader, RawIOBase
 from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SHUT_RDWR, has_dualstack_ipv6, socket
 from typing import Any
 
-from mgpu.serving.room import Room
+from mgpu.serving.connection_limit import ConnectionLimit
 
 PATIENCE_SECONDS = 10.0
 """How long a client may take to send its request, and to take the answer: each connection holds a thread."""
@@ -64,7 +64,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 2048  # with the default of 5 the kernel drops new connections during a flood
 
     def __init__(self, *arguments: Any) -> None:
-        self._room: Room[Any] = Room(MOST_CONNECTIONS)
+        self._room: ConnectionLimit[Any] = ConnectionLimit(MOST_CONNECTIONS)
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -36,8 +36,8 @@ from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.serving import logs
-from mgpu.serving.metrics import CONTENT_TYPE, page
-from mgpu.serving.record_keys import read_records
+from mgpu.serving.metrics import CONTENT_TYPE, render_metrics
+from mgpu.serving.record_keys import make_record_verifier
 from mgpu.settings import DevicePluginSettings, Settings
 
 _log = logging.getLogger(__name__)
@@ -85,10 +85,10 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     Offers the node's cards to the kubelet, hands each container exactly the cards that were decided for its pod, and
     reports the cards as the node's Device object. Stops on SIGTERM; logs are JSON lines on stderr.
     """
-    logs.setup(log_level)
+    logs.set_up_logging(log_level)
     settings = _settings(config, flags)
     _simulated(settings.deviceplugin)  # reports an invalid file before the cluster is connected
-    records = read_records(settings, signing=False)
+    records = make_record_verifier(settings, signing=False)
     api = Api.connect(kubeconfig)
     agents = AgentProcess(lambda: _agent(settings, api, records))
     health = _health(settings.deviceplugin.health_port, agents)
@@ -172,7 +172,7 @@ def _health(port: int, agent: AgentProcess) -> HealthServer | None:
     try:
         of_agent = CollectorRegistry()
         of_agent.register(NodeCards(agent))
-        metrics = partial(page, REGISTRY, of_agent)
+        metrics = partial(render_metrics, REGISTRY, of_agent)
         server = HealthServer(port, agent.unhealthy_reason, agent.not_ready_reason, "", metrics, CONTENT_TYPE)
     except OSError as error:
         problem = Problem("deviceplugin.healthPort", f"cannot listen on {port}: {error.strerror}")

@@ -15,11 +15,11 @@ from prometheus_client.registry import Collector
 from mgpu.model.card_use import CardUse, card_uses
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.serving.metrics import SECONDS, Watch, say_version
+from mgpu.serving.metrics import SECONDS, Watch, add_version_metric
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
-say_version(REGISTRY, "deviceplugin")
+add_version_metric(REGISTRY, "deviceplugin")
 
 ALLOCATE = Histogram(
     "mgpu_allocate_seconds",

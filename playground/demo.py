@@ -188,7 +188,7 @@ class Demo:
 
     def _asks(self, pod: Json) -> str:
         request = self._samples.request(pod)
-        return request_text.asked(request) if request else "no GPU"
+        return request_text.describe_request(request) if request else "no GPU"
 
     def _placement(self, created: Json, outcome: Outcome, before: _Before, seconds: float) -> dict[str, str]:
         request, shares = self._samples.request(outcome.pod), self._samples.record(outcome.pod)
@@ -200,7 +200,7 @@ class Demo:
         cards = containers.describe_cards(shares, before.states[outcome.node])
         rows = {
             "placed": f"{outcome.node}, {seconds:.1f} s: {cards}",
-            "why": request_text.choice(request, self._settings),
+            "why": request_text.describe_policy(request, self._settings),
         }
         elsewhere = self._refusals(created, without=outcome.node)
         return rows | ({"not on": elsewhere} if elsewhere else {})

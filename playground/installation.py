@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from mgpu.kube import Api, ApiError
 from mgpu.model.record_seals import key_id
-from mgpu.serving.certificates import new_authority
+from mgpu.serving.certificates import create_authority
 from mgpu.serving.record_keys import SINCE
 from playground.processes import StartError, until
 
@@ -46,7 +46,7 @@ def authorities(folder: Path) -> dict[str, Path]:
     for service in ("mgpu-webhook", "mgpu-scheduler"):
         made[service] = folder / service
         made[service].mkdir(mode=0o700)
-        for name, content in new_authority(datetime.now(UTC)).items():
+        for name, content in create_authority(datetime.now(UTC)).items():
             (made[service] / name).write_bytes(content)
     return made
 

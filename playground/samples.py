@@ -20,7 +20,7 @@ from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Share
 from mgpu.model.node_slices import NodeSlices, read_slices
 from mgpu.model.pods import read_node, read_pod
-from mgpu.presentation.overview import Overview, overview
+from mgpu.presentation.overview import Overview, make_overview
 from mgpu.settings import Settings
 
 Json = dict[str, Any]
@@ -101,7 +101,7 @@ class Samples:
     def overview(self) -> Overview:
         paths = "/api/v1/nodes", _DEVICES, "/api/v1/pods", mtgpu.COLLECTION
         nodes, devices, pods, mtgpupods = (self._api.list(path)[0] for path in paths)
-        return overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)
+        return make_overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)
 
     def states(self) -> dict[str, tuple[CardState, ...]]:
         """Return node → the states of its cards."""

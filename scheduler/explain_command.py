@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.connection import answering, connecting, namespace_of, settings_of
+from mgpu.cli.connection import cluster_options, current_namespace, read_installed_settings, report_api_errors
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.cards import CardState
@@ -61,7 +61,7 @@ Examples:
 @click.argument("name", metavar="[TYPE/]NAME")
 @click.option("-n", "--namespace", default="", help="The pod's.  [default: as kubectl chooses it]")
 @click.option("--node", "nodes", multiple=True, help="Ask about this node alone, and show its cards; may be repeated.")
-@connecting
+@cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
@@ -74,10 +74,10 @@ def command(
     is no such pod or the cluster does not answer.
     """
     kind, name = _kind(name)
-    with answering(), cluster_objects.uncollected():
+    with report_api_errors(), cluster_objects.paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context, timeout=30.0)
-        settings, _ = settings_of(api, config)
-        raw = _read(api, kind, namespace or namespace_of(kubeconfig, context), name)
+        settings, _ = read_installed_settings(api, config)
+        raw = _read(api, kind, namespace or current_namespace(kubeconfig, context), name)
         own = str(raw["spec"].get("nodeName") or "")
         _check_nodes(f"{kind} {name}", own, nodes)
         state, names = _state(api, settings, _enough(kind, raw, settings, nodes))

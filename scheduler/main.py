@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from mgpu.cli.certificate import prepare
+from mgpu.cli.certificate import prepare_certificate
 from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
-from mgpu.serving.record_keys import read_records
+from mgpu.serving.record_keys import make_record_verifier
 from mgpu.serving.server import serve
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
 from scheduler.api.app import listeners
@@ -55,7 +55,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     Decides the cards of every GPU pod in the binding that gives it its node. Prints one line per address,
     `serving https on HOST:PORT`, when it accepts connections; logs are JSON lines on stderr.
     """
-    logs.setup(log_level)
+    logs.set_up_logging(log_level)
     settings = read_settings(config, os.environ, flags, "scheduler")
     with ExitStack() as stack:
         run(settings, kubeconfig, stack)
@@ -66,9 +66,9 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     own = settings.scheduler
     # Not shared with the certificates' thread below: its pool is used only in the worker, after the fork.
     api = Api.connect(kubeconfig)
-    records = read_records(settings, signing=True)
+    records = make_record_verifier(settings, signing=True)
     process = Process(settings, api, f"{socket.gethostname()}-{os.getpid()}", records)
-    certificate, keeper = prepare(own, kubeconfig, stack)
+    certificate, keeper = prepare_certificate(own, kubeconfig, stack)
 
     def start() -> None:
         process.start()

@@ -2,11 +2,11 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
-from mgpu.serving.metrics import SECONDS, Admissions, say_version
+from mgpu.serving.metrics import SECONDS, Admissions, add_version_metric
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
-say_version(REGISTRY, "scheduler")
+add_version_metric(REGISTRY, "scheduler")
 
 ADMISSIONS = Admissions(REGISTRY)
 EXTENDER = Histogram(

@@ -14,10 +14,10 @@ from mgpu.dialects import mtgpu
 from mgpu.model import budget
 from mgpu.model.errors import PROBLEMS, BadObject, Problem, shortened
 from mgpu.model.raw_objects import table_at
-from mgpu.serving.app import Told, new_app, probes, reviewing
+from mgpu.serving.app import ReviewObserver, new_app, serve_probes, serve_reviews
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
-from webhook.mtgpupod_rebuild import Find, is_rebuilt, rebuild
+from webhook.mtgpupod_rebuild import FindMtgpuPod, is_rebuilt, rebuild
 from webhook.mtgpupod_rules import validate_mtgpupod_create, validate_mtgpupod_update
 from webhook.pod_mutation import mutate
 from webhook.pod_rules import unknown_constraints, validate_create, validate_update
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 def make_app(
     settings: Settings,
-    told: Told = lambda *_: None,
-    find_mtgpupod: Find | None = None,
+    observe: ReviewObserver = lambda *_: None,
+    find_mtgpupod: FindMtgpuPod | None = None,
 ) -> Flask:
     """Return the app.
 
     Args:
-        told: is called with every review and its reply, for the metrics.
+        observe: is called with every review and its reply, for the metrics.
         find_mtgpupod: reads an MtgpuPod. Without it, new Pods of MtgpuPods are denied.
     """
 
@@ -61,10 +61,10 @@ def make_app(
         return deny(review, problems, code=code, warnings=warnings)
 
     app = new_app()
-    reviewing(app, "/mutate", mutating, kinds=("Pod",), told=told)
-    reviewing(app, "/rebuild", rebuilding, kinds=("Pod",), told=told)
-    reviewing(app, "/validate", validating, kinds=("Pod", mtgpu.KIND), told=told)
-    probes(app)
+    serve_reviews(app, "/mutate", mutating, kinds=("Pod",), observe=observe)
+    serve_reviews(app, "/rebuild", rebuilding, kinds=("Pod",), observe=observe)
+    serve_reviews(app, "/validate", validating, kinds=("Pod", mtgpu.KIND), observe=observe)
+    serve_probes(app)
     return app
 
 

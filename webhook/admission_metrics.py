@@ -8,13 +8,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from mgpu.serving import metrics
-from mgpu.serving.metrics import CONTENT_TYPE, Admissions, say_version
+from mgpu.serving.metrics import CONTENT_TYPE, Admissions, add_version_metric
 
 __all__ = ["ADMISSIONS", "CONTENT_TYPE", "REGISTRY", "page"]
 
 REGISTRY = CollectorRegistry()
 ADMISSIONS = Admissions(REGISTRY)
-say_version(REGISTRY, "webhook")
+add_version_metric(REGISTRY, "webhook")
 
 
 def page(folder: str) -> bytes:
@@ -25,4 +25,4 @@ def page(folder: str) -> bytes:
     """
     registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
-    return metrics.page(registry)
+    return metrics.render_metrics(registry)

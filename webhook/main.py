@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from mgpu.cli.certificate import in_cluster, prepare
+from mgpu.cli.certificate import prepare_certificate, runs_in_cluster
 from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
-from mgpu.serving.app import exposing, new_app, probes
-from mgpu.serving.callers import api_servers
-from mgpu.serving.folder import temporary
+from mgpu.serving.app import new_app, serve_metrics, serve_probes
+from mgpu.serving.callers import read_callers
+from mgpu.serving.certificate_folder import create_private_folder
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
 from webhook.admission import make_app
-from webhook.mtgpupod_rebuild import SECONDS, Find, finder
+from webhook.mtgpupod_rebuild import SECONDS, FindMtgpuPod, make_finder
 
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable by which prometheus_client counts in files that all worker processes share."""
@@ -61,7 +61,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     `serving https on HOST:PORT`, when it accepts connections; logs are JSON lines on stderr.
     """
     settings = read_settings(config, os.environ, flags, "webhook")
-    logs.setup(log_level)
+    logs.set_up_logging(log_level)
     with ExitStack() as stack:
         run(settings, kubeconfig, stack)
 
@@ -73,21 +73,21 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         stack: receives what has to be undone afterwards.
     """
     own = settings.webhook
-    certificate, keeper = prepare(own, kubeconfig, stack)
+    certificate, keeper = prepare_certificate(own, kubeconfig, stack)
     find = _finder(kubeconfig, stack)
     if own.metrics_port >= 0:
-        folder = os.environ[_METRICS_FOLDER] = temporary(stack, "mgpu-metrics-")
+        folder = os.environ[_METRICS_FOLDER] = create_private_folder(stack, "mgpu-metrics-")
         from webhook import admission_metrics  # Not before: prometheus_client reads the variable when it is imported.
 
-        app, exposed = make_app(settings, told=admission_metrics.ADMISSIONS, find_mtgpupod=find), new_app()
-        probes(exposed)
-        exposing(exposed, lambda: admission_metrics.page(folder), admission_metrics.CONTENT_TYPE)
+        app, exposed = make_app(settings, observe=admission_metrics.ADMISSIONS, find_mtgpupod=find), new_app()
+        serve_probes(exposed)
+        serve_metrics(exposed, lambda: admission_metrics.page(folder), admission_metrics.CONTENT_TYPE)
         beside = [Listen(own.metrics_host, own.metrics_port, exposed.wsgi_app, tls=False)]
     else:
         app, beside = make_app(settings, find_mtgpupod=find), []
     serve(
         [
-            Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca, callers=api_servers(own, "webhook")),
+            Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca, callers=read_callers(own, "webhook")),
             *beside,
         ],
         certificate=certificate,
@@ -97,10 +97,10 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     )
 
 
-def _finder(kubeconfig: str, stack: ExitStack) -> Find | None:
+def _finder(kubeconfig: str, stack: ExitStack) -> FindMtgpuPod | None:
     """Return what reads MtgpuPods, or None without an API server. The workers connect when they first read."""
-    if not (kubeconfig or in_cluster(kubeconfig)):
+    if not (kubeconfig or runs_in_cluster(kubeconfig)):
         return None
     api = Api.connect(kubeconfig, timeout=SECONDS)
     stack.callback(api.close)
-    return finder(api)
+    return make_finder(api)

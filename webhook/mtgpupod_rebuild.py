@@ -21,7 +21,7 @@ from mgpu.model.record_seals import SEAL, Seal
 from mgpu.serving.review import Patch
 from mgpu.settings import Settings
 
-Find = Callable[[str, str], Mapping[str, Any] | None]
+FindMtgpuPod = Callable[[str, str], Mapping[str, Any] | None]
 """Reads the MtgpuPod of a namespace and name from the API server; None where there is none. Raises RetryLater."""
 SECONDS = 3.0
 """Timeout of that read. The API server itself waits 5 s for the review."""
@@ -43,7 +43,7 @@ def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
     return mtgpu.enabled(settings) or user == settings.webhook.scheduler_user
 
 
-def rebuild(raw: Mapping[str, Any], namespace: str, find: Find | None) -> Patch:
+def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -> Patch:
     """Return the JSON Patch that replaces a new Pod by the one that mgpu builds from its MtgpuPod.
 
     Only the card, which must be that of the MtgpuPod, and the seal are taken from what was sent.
@@ -109,7 +109,7 @@ def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[M
     yield {"op": "replace", "path": "/spec", "value": built["spec"]}
 
 
-def finder(api: Api) -> Find:
+def make_finder(api: Api) -> FindMtgpuPod:
     """Return the function that reads MtgpuPods by `api`."""
 
     def find(namespace: str, name: str) -> Mapping[str, Any] | None:

@@ -47,7 +47,7 @@ def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], set
     ]
 
 
-def foreign(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
+def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
     """Yield problems of a new Pod that no trusted user creates and that looks like the Pod of an MtgpuPod.
 
     Such a Pod would hold a card. The rule applies even where MtgpuPods are not served, since Pods that were created for
@@ -65,7 +65,7 @@ def foreign(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Pr
         yield Problem(_OWNERS, text)
 
 
-def adopted(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]:
+def check_adoption(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem where an update makes an MtgpuPod the controller of a Pod.
 
     Removing the owner is allowed: the garbage collector does so when an MtgpuPod is deleted with `--cascade=orphan`.
@@ -75,7 +75,7 @@ def adopted(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]
         yield Problem(_OWNERS, f"{text} cannot be added or changed afterwards")
 
 
-def copied(changed: Iterable[str]) -> Iterator[Problem]:
+def check_copied_annotations(changed: Iterable[str]) -> Iterator[Problem]:
     """Yield a problem for each changed annotation of MtgpuPods on a Pod, with or without an owner."""
     for key in changed:
         if key.startswith(MTGPU_PREFIX):

@@ -16,7 +16,7 @@ from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import VISIBLE_DEVICES, Container, Pod, Stage, read_new_pod
 from mgpu.model.slice_names import is_mps
-from mgpu.serving.review import pointer
+from mgpu.serving.review import json_pointer
 from mgpu.settings import Settings
 
 _DEFAULT_SCHEDULER = "default-scheduler"
@@ -47,7 +47,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
     pod = read_new_pod(raw)
     trusted = user in settings.webhook.trusted_users
     placed = [] if trusted else sorted(filter(dialects.is_placement_annotation, pod.annotations))
-    patch: list[Operation] = [{"op": "remove", "path": pointer("metadata", "annotations", key)} for key in placed]
+    patch: list[Operation] = [{"op": "remove", "path": json_pointer("metadata", "annotations", key)} for key in placed]
     rule = "removed; it records a placement, which only mgpu decides"
     warnings = [f"metadata.annotations[{key}]: {rule}" for key in placed]
     # The request is read without the record: an exported pod with node and record would look as if it had its cards.
@@ -57,7 +57,9 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
         return Mutation(_within_budget(patch), tuple(warnings))
     request = _request(pod, settings) if len(used) == 1 else None
     if request is not None and _schedules(pod, settings):
-        patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
+        patch.append(
+            {"op": "add", "path": json_pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name}
+        )
         if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
             warnings.append(f"spec.schedulerName: {pod.scheduler!r} is replaced; this cluster sets it for GPU pods")
     served = dialects.served(request) if request is not None else frozenset()
@@ -191,4 +193,4 @@ def _without_visible_devices(container: Container) -> Iterator[Operation]:
 
 def _pointer(container: Container, *parts: str | int) -> str:
     listed = "containers" if container.stage is Stage.APP else "initContainers"
-    return pointer("spec", listed, container.position, *parts)
+    return json_pointer("spec", listed, container.position, *parts)

@@ -43,7 +43,7 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
     pod = read_new_pod(raw)
     problems = [*mixing(pod), *_unequal(pod)]
     if user not in settings.webhook.trusted_users:
-        problems += (*_placements(sorted(pod.annotations), user), *mtgpupod_rules.foreign(pod, raw, settings))
+        problems += (*_placements(sorted(pod.annotations), user), *mtgpupod_rules.check_foreign_pod(pod, raw, settings))
     requests: list[GpuRequest] = []
     for dialect in dialects.enabled(settings):
         try:
@@ -74,9 +74,9 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
         if pod.annotations.get(key) != old.annotations.get(key)
     ]
     trusted = user in settings.webhook.trusted_users
-    problems = [] if trusted else [*mtgpupod_rules.adopted(raw, old_raw)]
+    problems = [] if trusted else [*mtgpupod_rules.check_adoption(raw, old_raw)]
     if mtgpu.enabled(settings) or not trusted:
-        problems += mtgpupod_rules.copied(changed)
+        problems += mtgpupod_rules.check_copied_annotations(changed)
     if not trusted:
         problems += _placements(changed, user)
     if changed and vocabularies(old):

@@ -13,21 +13,21 @@ import click
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.errors import BadObject, Problem, RetryLater
+from mgpu.serving.certificate_folder import CertificateFolder, create_private_folder, find_mounted_certificate
+from mgpu.serving.certificate_renewer import CertificateRenewer
 from mgpu.serving.certificates import NoAuthority
-from mgpu.serving.folder import Folder, given, temporary
-from mgpu.serving.keeper import Keeper
 from mgpu.settings import SchedulerSettings, WebhookSettings
 
 REMEDY = "run manifests/certificates.sh (make deploy does)"
 
 
-def in_cluster(kubeconfig: str) -> bool:
+def runs_in_cluster(kubeconfig: str) -> bool:
     return not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-def prepare(
+def prepare_certificate(
     own: WebhookSettings | SchedulerSettings, kubeconfig: str, stack: ExitStack
-) -> tuple[tuple[Path, Path], Keeper | None]:
+) -> tuple[tuple[Path, Path], CertificateRenewer | None]:
     """Return the files (chain, key) and the Keeper that renews them, None if something else does (`certDir`).
 
     In a cluster the CA is in a Secret of the installation. Outside of one the process makes its own CA in
@@ -43,14 +43,14 @@ def prepare(
         ClickException: the cluster does not provide a CA.
     """
     if own.cert_dir:
-        return given(Path(own.cert_dir)), None
-    folder = Folder(Path(own.self_signed_dir or temporary(stack, "mgpu-")))
-    api = Api.connect("") if in_cluster(kubeconfig) else None
+        return find_mounted_certificate(Path(own.cert_dir)), None
+    folder = CertificateFolder(Path(own.self_signed_dir or create_private_folder(stack, "mgpu-")))
+    api = Api.connect("") if runs_in_cluster(kubeconfig) else None
     if kubeconfig:
         Api.connect(kubeconfig).close()  # report an unreadable file even though this process does not need it
     name = f"{own.service}-tls"
     store = SecretStore(api, own.namespace, name) if api else None
-    keeper = Keeper(folder, _names(own), store, REMEDY)
+    keeper = CertificateRenewer(folder, _names(own), store, REMEDY)
     try:
         keeper.renew()
     except NoAuthority as error:

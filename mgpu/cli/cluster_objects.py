@@ -68,7 +68,7 @@ def _listed(api: Api, path: str, *, fields: str = "", without: int = 0) -> Itera
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def paused_garbage_collection() -> Iterator[None]:
     """Disable garbage collection while a whole cluster is read: each collection would walk all objects again."""
     gc.disable()
     try:

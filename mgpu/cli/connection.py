@@ -20,7 +20,7 @@ NAMESPACE = "mgpu-system"
 _CONFIGMAP, _FILE = "mgpu-config", "mgpu.yaml"
 
 
-def connecting(command: F) -> F:
+def cluster_options(command: F) -> F:
     """Add the options --kubeconfig and --context to a command."""
     text = "The kubeconfig file to use.  [default: as kubectl chooses it]"
     with_context = click.option(
@@ -30,7 +30,7 @@ def connecting(command: F) -> F:
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def report_api_errors() -> Iterator[None]:
     """Turn a refusal of the API server, or no answer, into one line on stderr and exit code 1."""
     try:
         yield
@@ -39,7 +39,7 @@ def answering() -> Iterator[None]:
         raise click.ClickException(one_line(message or str(error))) from error
 
 
-def namespace_of(kubeconfig: str, context: str) -> str:
+def current_namespace(kubeconfig: str, context: str) -> str:
     """Return the namespace that kubectl would use."""
     try:
         contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ def namespace_of(kubeconfig: str, context: str) -> str:
     return str((chosen.get("context") or {}).get("namespace") or "default")
 
 
-def settings_of(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tuple[Settings, str]:
+def read_installed_settings(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tuple[Settings, str]:
     """Return the settings and their source: this file, or the ConfigMap of the installation, or the defaults.
 
     The ConfigMap is the one that the scheduler's Deployment mounts. Defaults apply where it does not exist or the user

@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.connection import answering, connecting, settings_of
+from mgpu.cli.connection import cluster_options, read_installed_settings, report_api_errors
 from mgpu.kube import Api
 from mgpu.model.groups import where
 from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json
-from mgpu.presentation.mtgpupod_tables import Account, accounting, accounting_json, mtgpupods_json
-from mgpu.presentation.overview import GroupView, Overview, overview
-from mgpu.presentation.plain_text import listed, one_line
+from mgpu.presentation.mtgpupod_tables import NodeAccount, account_nodes, accounting_json, mtgpupods_json
+from mgpu.presentation.overview import GroupView, Overview, make_overview
+from mgpu.presentation.plain_text import join_names, one_line
 from mgpu.presentation.terminal import show, show_json
 
 _MOST_SEATS = 4  # to be listed one by one
@@ -38,7 +38,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, metavar="[NODE...]")
-@connecting
+@cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str) -> None:
@@ -52,7 +52,7 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
 
     Exit code 1 if a NODE does not exist or the cluster does not answer.
     """
-    found = look(kubeconfig, context, config)
+    found = read_cluster(kubeconfig, context, config)
     unknown = sorted(set(names) - {node.name for node in found.nodes})
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
@@ -61,15 +61,15 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     if output == "json":
         show_json(_json(found))
     else:
-        show(shown(found))
+        show(render_overview(found))
 
 
-def look(kubeconfig: str, context: str, config: Path | None) -> Overview:
+def read_cluster(kubeconfig: str, context: str, config: Path | None) -> Overview:
     """Return a snapshot of the cluster. Raises ClickException if it does not answer. Used by `mgpu top` too."""
-    with answering(), cluster_objects.uncollected():
+    with report_api_errors(), cluster_objects.paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context)
-        settings, _ = settings_of(api, config)
-        return overview(
+        settings, _ = read_installed_settings(api, config)
+        return make_overview(
             cluster_objects.nodes(api),
             cluster_objects.devices(api),
             cluster_objects.pods(api),
@@ -82,7 +82,7 @@ def look(kubeconfig: str, context: str, config: Path | None) -> Overview:
 def _json(found: Overview) -> dict[str, Any]:
     return {
         "nodes": nodes_json(found.nodes),
-        "accounting": accounting_json(accounting(found.nodes)),
+        "accounting": accounting_json(account_nodes(found.nodes)),
         "pending": list(found.pending),
         "unclear": dict(found.unclear),
         "dialects": {use.pod: use.dialect for node in found.nodes for device in node.devices for use in device.uses},
@@ -105,9 +105,9 @@ def _json(found: Overview) -> dict[str, Any]:
     }
 
 
-def shown(found: Overview) -> Group:
+def render_overview(found: Overview) -> Group:
     parts: list[RenderableType] = [card_map(found.nodes) if found.nodes else Text("There are no nodes.")]
-    accounts = accounting(found.nodes)
+    accounts = account_nodes(found.nodes)
     if found.mtgpupods or any(account.gpuids for account in accounts):
         parts += [Text(), _table(accounts), Text()]
     if found.pending:
@@ -115,7 +115,7 @@ def shown(found: Overview) -> Group:
         waiting = [
             _with_constraints(pod, found.constraints.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending
         ]
-        parts.append(Text(f"Waiting for cards: {listed(waiting, _MOST_PODS)}", style="yellow"))
+        parts.append(Text(f"Waiting for cards: {join_names(waiting, _MOST_PODS)}", style="yellow"))
     parts += _lines(map(_group, found.groups), "")
     degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in found.mtgpupods if view.degraded)
     parts += _lines(degraded, "bold red")
@@ -133,7 +133,7 @@ def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
         yield Text(f"… and {len(lines) - _MOST_PODS:,} more (-o json has all)", style=style)
 
 
-def _table(accounts: tuple[Account, ...]) -> Table:
+def _table(accounts: tuple[NodeAccount, ...]) -> Table:
     """Return the table of idle cards and of what is left for each GPUID."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="grey50")
     for name in ("node", "free cards", "GPUID", "card", "core left", "memory left"):

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.connection import answering
+from mgpu.cli.connection import report_api_errors
 from mgpu.cli.main import BadInput
 from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.dialects import gpushare
@@ -21,7 +21,7 @@ from mgpu.model.gpu_requests import Amount, GpuRequest, peak
 from mgpu.model.pods import Pod, read_node, read_pod
 from mgpu.presentation.card_views import NodeView
 from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
-from mgpu.presentation.overview import overview, request_of
+from mgpu.presentation.overview import make_overview, read_request
 from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import show_json
 from mgpu.settings import Settings
@@ -57,7 +57,7 @@ def main(
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
-        with answering(), cluster_objects.uncollected():
+        with report_api_errors(), cluster_objects.paused_garbage_collection():
             api = Api.connect(kubeconfig)
             nodes, pods = list(cluster_objects.nodes(api)), list(cluster_objects.pods(api))
             if not memory_unit:
@@ -97,7 +97,7 @@ def node_rows(
     mtgpupods: Iterable[Raw] = (),
 ) -> list[NodeRow]:
     """The nodes that have GPUs, by name. raws: the cluster's pods."""
-    found = overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
+    found = make_overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
     addresses = {str(raw["metadata"]["name"]): _address(raw) for raw in nodes}
     pods = [pod for raw in raws if (pod := read_pod(raw)).node and not pod.ended and f"Pod {pod.key}" in found.unclear]
     rows = []
@@ -133,7 +133,7 @@ def _pod(key: str, cards: Mapping[int, int], pending: int) -> PodRow:
 
 def _asked(pod: Pod, settings: Settings) -> int:
     """Return the bytes of GPU memory that the pod requests, whole cards aside; 0 if its request is unreadable."""
-    request = request_of(pod, settings)
+    request = read_request(pod, settings)
     amounts = (
         ((c.stage, Amount(memory=c.memory * c.cards)) for c in request.containers)
         if isinstance(request, GpuRequest)

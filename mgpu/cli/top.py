@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.connection import connecting
-from mgpu.cli.inspect import look
+from mgpu.cli.connection import cluster_options
+from mgpu.cli.inspect import read_cluster
 from mgpu.model.quantities import format_bytes
 from mgpu.presentation import utilization
 from mgpu.presentation.overview import Overview
@@ -35,7 +35,7 @@ _BAR = 8
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of a table; JSON has all."
 )
-@connecting
+@cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
@@ -44,7 +44,7 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
     Core is in percent of one card, so two cards have 200%. "Used" is what pods hold by their allocation records, not
     what their processes use at this moment. Exit code 1 if the cluster does not answer.
     """
-    found = look(kubeconfig, context, config)
+    found = read_cluster(kubeconfig, context, config)
     if output == "json":
         show_json(_json(found, sort))
     else:
@@ -52,7 +52,7 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
 
 
 def _cluster(found: Overview) -> Figures:
-    return utilization.of_cards("cluster", ((node.name, card) for node in found.nodes for card in node.cards))
+    return utilization.sum_cards("cluster", ((node.name, card) for node in found.nodes for card in node.cards))
 
 
 def _json(found: Overview, sort: str) -> dict[str, Any]:

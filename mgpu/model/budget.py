@@ -2,8 +2,8 @@
 
 The API server accepts objects of 1.5 MiB, and any user who may create pods chooses the length of their lists. Without
 bounds that user would also choose the work and the memory of every process. Each bound here has its reason;
-`mgpu.serving.inflight` bounds what all requests of a process hold together. Sizes are counted before anything is built
-from an object: by the webhook (`excess`), and by the scheduler and the agents (`excess_of_containers`).
+`mgpu.serving.request_memory` bounds what all requests of a process hold together. Sizes are counted before anything is
+built from an object: by the webhook (`excess`), and by the scheduler and the agents (`excess_of_containers`).
 """
 
 from collections.abc import Iterator

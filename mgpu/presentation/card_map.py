@@ -21,9 +21,9 @@ from mgpu.dialects.mtgpu import NAME as MTGPU
 from mgpu.model.cards import GPU, Card
 from mgpu.model.pod_constraints import NONE
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.presentation.card_views import CardView, NodeView, Use
-from mgpu.presentation.plain_text import listed
-from mgpu.presentation.slice_bars import name_in, stretches
+from mgpu.presentation.card_views import CardUse, CardView, NodeView
+from mgpu.presentation.plain_text import join_names
+from mgpu.presentation.slice_bars import divide_bar, label_section
 
 _COLOURS = (
     "#7aa6da",
@@ -72,7 +72,7 @@ class card_map:  # noqa: N801 (used like a function, as rich's own renderables o
             yield _panel(node, pen, options.max_width)
         bare = [node.name for node in self.nodes if not node.devices]
         if bare:
-            yield Text(f"Without cards: {listed(bare, _MOST_BARE)}", style=_IDLE)
+            yield Text(f"Without cards: {join_names(bare, _MOST_BARE)}", style=_IDLE)
         if served:
             yield _total(served, pen)
 
@@ -228,7 +228,7 @@ def _memory(card: CardView, labels: dict[str, _Label], pen: _Pen, width: int) ->
         return _bar(card, "memory", labels, pen, width)
     text = Text()
     sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
-    for stretch in stretches(card, width):
+    for stretch in divide_bar(card, width):
         use = next((u for u in stretch.slice.uses if u.pod in labels), None) if stretch.slice else None
         text.append_text(
             _block(labels[use.pod], stretch.cells, pen) if use else Text(sign * stretch.cells, style=style)
@@ -237,7 +237,7 @@ def _memory(card: CardView, labels: dict[str, _Label], pen: _Pen, width: int) ->
 
 
 def _cut(card: CardView, pen: _Pen, width: int) -> Text:
-    return Text("".join(name_in(stretch, pen.signs.edge) for stretch in stretches(card, width)), style=_IDLE)
+    return Text("".join(label_section(stretch, pen.signs.edge) for stretch in divide_bar(card, width)), style=_IDLE)
 
 
 def _block(label: _Label, cells: int, pen: _Pen) -> Text:
@@ -316,7 +316,7 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
     return text
 
 
-def _total_of(held: Sequence[tuple[int, Use]]) -> str:
+def _total_of(held: Sequence[tuple[int, CardUse]]) -> str:
     """Return `50% 8 GiB`, without what the pod does not request."""
     core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
     return " ".join(([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else []))
@@ -333,7 +333,7 @@ def _slices_of(node: NodeView, pod: str) -> str:
     return ", ".join(on)
 
 
-def _on(node: NodeView, pod: str) -> list[tuple[Card, Use]]:
+def _on(node: NodeView, pod: str) -> list[tuple[Card, CardUse]]:
     return [(device.state.card, use) for device in node.devices for use in device.uses if use.pod == pod]
 
 

@@ -1,6 +1,6 @@
 """Snapshots of nodes, their cards and slices, and the pods that hold them.
 
-The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the web page show these values. `views` makes
+The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the web page show these values. `view_nodes` makes
 them from a ledger. `nodes_json` is API (docs/design/simulate.md). Pure.
 """
 
@@ -17,7 +17,7 @@ from mgpu.model.slice_names import MIG, Slice, is_slice
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class CardUse:
     """What one pod holds of one card at its peak.
 
     Attributes:
@@ -44,7 +44,7 @@ class SliceView:
 
     slice: Slice
     state: CardState
-    uses: tuple[Use, ...] = ()
+    uses: tuple[CardUse, ...] = ()
     holder: str = ""
 
 
@@ -53,7 +53,7 @@ class CardView:
     """A card. cut: MIG or MPS for a card that is divided, or reserved for slices; its use is then the sum of theirs."""
 
     state: CardState
-    uses: tuple[Use, ...] = ()
+    uses: tuple[CardUse, ...] = ()
     cut: str = ""
     slices: tuple[SliceView, ...] = ()
 
@@ -85,7 +85,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Sliced:
+class NodePartitions:
     """A node whose cards are partitioned. gpus: all its GPUs. annotations: those that describe the partitions."""
 
     found: NodeSlices
@@ -93,20 +93,20 @@ class Sliced:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-def inventory_of(found: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
+def list_allocatable(found: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
     """Return the devices that pods can get: undivided cards, slices, and devices of other types."""
     gpus = [card for card in cards if card.type == GPU]
     slices = devices(replace(found, partitioning=Partitioning()), gpus)
     return (*undivided(found, gpus), *slices, *(card for card in cards if card.type != GPU))
 
 
-def views(ledger: Ledger, sliced: Mapping[str, Sliced] | None = None) -> tuple[NodeView, ...]:
+def view_nodes(ledger: Ledger, sliced: Mapping[str, NodePartitions] | None = None) -> tuple[NodeView, ...]:
     """Return every node of the ledger, sorted by name. sliced: the nodes whose cards are partitioned, by name."""
-    nothing = Sliced(NO_SLICES, ())
+    nothing = NodePartitions(NO_SLICES, ())
     return tuple(_node(ledger, name, (sliced or {}).get(name, nothing)) for name in sorted(ledger.nodes()))
 
 
-def _node(ledger: Ledger, name: str, sliced: Sliced) -> NodeView:
+def _node(ledger: Ledger, name: str, sliced: NodePartitions) -> NodeView:
     whole = _viewed(ledger, name, ledger.cards(name))
     known = {view.state.card.index for view in whole}
     cut = (_divided(ledger, name, card, sliced.found) for card in sliced.gpus if card.index not in known)
@@ -133,7 +133,7 @@ def _divided(ledger: Ledger, node: str, card: Card, found: NodeSlices) -> CardVi
 def _slice(ledger: Ledger, node: str, s: Slice, device: Card) -> SliceView:
     uses, holder = _uses(ledger, node, [device]), _holder(ledger, node, device)
     if not uses and s.pod:
-        uses, holder = (Use(s.pod, (), device.core, device.memory),), s.pod
+        uses, holder = (CardUse(s.pod, (), device.core, device.memory),), s.pod
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
     return SliceView(s, CardState(device, core, memory, len(uses)), uses, holder)
 
@@ -156,7 +156,7 @@ def _note(found: NodeSlices) -> str:
     return f"plan {plan} is under way" if found.waiting else ""
 
 
-def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[Use, ...]:
+def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[CardUse, ...]:
     """Return what each pod holds of these devices together. gpuid: that of the card, where there is just one."""
     uses = []
     for holding in ledger.holdings(node):
@@ -169,7 +169,9 @@ def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> 
             core, memory = (0, 0) if keeps else (sum(a.core for a in amounts), sum(a.memory for a in amounts))
             occupies = holding.gpuid if holding.occupies else ""
             uses.append(
-                Use(_name(holding), containers, core, memory, certain, holding.constraints, holding.dialect, occupies)
+                CardUse(
+                    _name(holding), containers, core, memory, certain, holding.constraints, holding.dialect, occupies
+                )
             )
     users = tuple(use for use in uses if not gpuid or use.occupies != gpuid)
     return users or tuple(uses)

@@ -57,7 +57,7 @@ def summary(nodes: Sequence[NodeRow], unit: str) -> str:
         cards = {card.index: f"{card.used}/{card.total}" for card in node.cards}
         cells = [node.name, node.address, *(cards.get(i, "0/0") for i in indexes)]
         rows.append("\t".join([*cells, *([str(node.pending)] if pending else []), f"{node.used}/{node.total}"]))
-    table = aligned(rows)
+    table = align_columns(rows)
     line = "-" * max(map(len, table.splitlines()))
     used, total = _cluster(nodes)
     return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{used}/{total} ({_percent(used, total)})  \n"
@@ -75,7 +75,7 @@ def details(nodes: Sequence[NodeRow]) -> str:
         rows += [allocated, f"Total :\t{node.total} \t", line]
     used, total = _cluster(nodes)
     rows += ["", "", f"Allocated/Total GPU Memory In Cluster:\t{used}/{total} ({_percent(used, total)})\t"]
-    return aligned(rows)
+    return align_columns(rows)
 
 
 def _head(node: NodeRow) -> str:
@@ -97,7 +97,7 @@ def _percent(used: int, total: int) -> str:
     return f"{used * 100 // total if total else 0}%"
 
 
-def aligned(rows: Sequence[str]) -> str:
+def align_columns(rows: Sequence[str]) -> str:
     """Align cells that end in a tab into columns, as Go's text/tabwriter does, with which gpushare prints.
 
     A column extends over adjacent lines that have it; a line without it ends the column, and the next block is aligned

@@ -29,7 +29,7 @@ class MtgpuView:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MtgpuPods:
     """All MtgpuPods by namespace and name, what they hold, and `MtgpuPod namespace/name` → reason of the unreadable."""
 
     views: tuple[MtgpuView, ...]
@@ -37,7 +37,7 @@ class Found:
     unclear: Mapping[str, str]
 
 
-def read_all(raws: Iterable[Raw], pods: Iterable[Raw]) -> Found:
+def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
     """Read all MtgpuPods. pods: all Pods of the cluster, among them those that were made for MtgpuPods.
 
     An MtgpuPod with a card holds its share until its own Pod has ended, whatever its phase says: the containers use the
@@ -63,7 +63,7 @@ def read_all(raws: Iterable[Raw], pods: Iterable[Raw]) -> Found:
         if pod.uid in holdings or not pod.ended:
             views.append(_view(replace(pod, bound=bound), raw))
     ordered = sorted(views, key=lambda v: (v.pod.namespace, v.pod.name, v.pod.uid))
-    return Found(tuple(ordered), tuple({**made, **holdings}.values()), unclear)
+    return MtgpuPods(tuple(ordered), tuple({**made, **holdings}.values()), unclear)
 
 
 def _of_own_pod(raw: Raw) -> Iterator[Holding]:
@@ -122,7 +122,7 @@ def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class GpuidAccount:
     """What is left of a GPUID's card: core in thousandths of a card, memory in bytes. card: its index."""
 
     gpuid: str
@@ -132,26 +132,28 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class NodeAccount:
     """One node: the number of idle whole cards, and what is left for each GPUID, sorted."""
 
     node: str
     free: int
-    gpuids: tuple[Left, ...]
+    gpuids: tuple[GpuidAccount, ...]
 
 
-def accounting(nodes: Sequence[NodeView]) -> tuple[Account, ...]:
+def account_nodes(nodes: Sequence[NodeView]) -> tuple[NodeAccount, ...]:
     """Return the account of each node that has cards. Ended pods do not count; occupy pods only if they are alone."""
     return tuple(_account(node) for node in nodes if node.cards)
 
 
-def _account(node: NodeView) -> Account:
+def _account(node: NodeView) -> NodeAccount:
     free = sum(card.state.idle and card.state.card.healthy and not card.cut for card in node.cards)
     states = sorted((card.state for card in node.cards if card.state.gpuid), key=lambda s: (s.gpuid, s.card.index))
-    return Account(node.name, free, tuple(Left(s.gpuid, s.card.index, s.core_left, s.memory_left) for s in states))
+    return NodeAccount(
+        node.name, free, tuple(GpuidAccount(s.gpuid, s.card.index, s.core_left, s.memory_left) for s in states)
+    )
 
 
-def accounting_json(accounts: Iterable[Account]) -> dict[str, Any]:
+def accounting_json(accounts: Iterable[NodeAccount]) -> dict[str, Any]:
     """Return the accounts by node; core in percent."""
     return {
         account.node: {

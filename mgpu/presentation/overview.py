@@ -22,8 +22,8 @@ from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices
 from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.slice_names import MIG, MPS
-from mgpu.presentation.card_views import NodeView, Sliced, inventory_of, views
-from mgpu.presentation.mtgpupod_tables import Found, MtgpuView, missing_card, occupying, read_all
+from mgpu.presentation.card_views import NodePartitions, NodeView, list_allocatable, view_nodes
+from mgpu.presentation.mtgpupod_tables import MtgpuPods, MtgpuView, missing_card, occupying, read_mtgpupods
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
@@ -73,11 +73,11 @@ class Claim:
 NO_RECORD = "its cards are not decided yet"
 _RUNS = "it runs without a record of its cards; its share is held on every card there"
 _BARE = "it runs without a record of its cards, and was given none; it holds nothing"
-STOCK = "nvidia"
+NVIDIA_PLUGIN = "nvidia"
 """The dialect of holdings that NVIDIA's device plugin allocated."""
 
 
-def claim(pod: Pod, request: GpuRequest | BadObject | None, given: tuple[Share, ...] = ()) -> Claim:
+def read_claim(pod: Pod, request: GpuRequest | BadObject | None, given: tuple[Share, ...] = ()) -> Claim:
     """Return what a pod holds by its allocation record, or else by the kubelet's checkpoint (`given`).
 
     A pod whose record cannot be read holds its share on every card of the node, and all of every card if its request
@@ -88,7 +88,7 @@ def claim(pod: Pod, request: GpuRequest | BadObject | None, given: tuple[Share, 
         return Claim()
     found = _recorded(pod, request)
     if given and (found.problem or not found.holding):
-        found = Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, STOCK, given))
+        found = Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, NVIDIA_PLUGIN, given))
     return replace(found, holding=occupying(found.holding, pod)) if found.holding else found
 
 
@@ -107,16 +107,16 @@ def _recorded(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
     return Claim(problem=NO_RECORD) if shares is None else Claim(_holding(pod, request, shares))
 
 
-def missing(holding: Holding, cards: Iterable[Card]) -> str:
+def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str:
     """Return a sentence on the cards of a holding that are not among `cards`, its node's of all types, or "".
 
     Devices that NVIDIA's plugin allocated are not checked: they can be other than the Device object lists.
     """
-    names = "" if holding.dialect == STOCK else ", ".join(absent(holding.shares, cards))
+    names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(absent(holding.shares, cards))
     return f"its record names {names}, which {holding.node} does not have" if names else ""
 
 
-def request_of(pod: Pod, settings: Settings) -> GpuRequest | BadObject | None:
+def read_request(pod: Pod, settings: Settings) -> GpuRequest | BadObject | None:
     """Return the pod's request, None for a pod without one, or the reason why it cannot be read."""
     try:
         return dialects.read_request(pod, settings)
@@ -128,7 +128,7 @@ def _holding(pod: Pod, request: GpuRequest, shares: tuple[Share, ...]) -> Holdin
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, request.dialect, shares, constraints=request.constraints)
 
 
-def overview(
+def make_overview(
     nodes: Iterable[Raw],
     devices: Iterable[Raw],
     pods: Iterable[Raw],
@@ -146,23 +146,23 @@ def overview(
     unclear: dict[str, str] = {}
     inventories, given, listing = _inventories(devices, unclear)
     unhealthy = _unhealthy(configmaps, unclear)
-    cut: dict[str, Sliced] = {}
+    cut: dict[str, NodePartitions] = {}
     stocked: set[str] = set()
     for raw in nodes:
         node = read_node(raw)
         cards = inventories.get(node.name, dialects.cards_from_capacity(node, settings))
-        cards = marked(cards, unhealthy.get(node.name, frozenset()))
-        sliced, problem = sliced_of(node, cards)
+        cards = mark_unhealthy(cards, unhealthy.get(node.name, frozenset()))
+        sliced, problem = read_partitioning(node, cards)
         if problem:
             unclear[f"Node {node.name}"] = problem
         if sliced.found.mode:
             cut[node.name] = sliced
             given |= {uid: (node.name, shares) for uid, shares in node_slices.held(sliced.found).items()}
-        ledger.set_cards(node.name, inventory_of(sliced.found, cards))
-        stocked |= {node.name} if node.labels.get(device_object.WHOLE_CARDS_LABEL) == STOCK else set()
+        ledger.set_cards(node.name, list_allocatable(sliced.found, cards))
+        stocked |= {node.name} if node.labels.get(device_object.WHOLE_CARDS_LABEL) == NVIDIA_PLUGIN else set()
     for raw in pods:
         pod = read_pod(raw)
-        request = request_of(pod, settings)
+        request = read_request(pod, settings)
         if request is not None and not pod.node and not pod.ended:
             pending.append(pod.key)
             if isinstance(request, BadObject):
@@ -170,7 +170,7 @@ def overview(
         if isinstance(request, GpuRequest) and request.constraints != NONE and not pod.ended:
             constraints[pod.key] = request.constraints
         told, theirs = given.pop(pod.uid, ("", ()))
-        found = claim(pod, request, theirs)
+        found = read_claim(pod, request, theirs)
         if found.problem and isinstance(request, GpuRequest) and dialects.has_run(pod, request):
             # NVIDIA's device plugin allocates without a record, and the agent lists its pods with some delay: a pod
             # that is not listed yet may well have cards, so it is not taken for a bare pod.
@@ -178,20 +178,22 @@ def overview(
             found = _without_record(pod, request, found, listed=bool(told), bare=pod.node in listing and not chosen)
         if found.holding:
             ledger.hold(found.holding)
-        problem = found.problem or (missing(found.holding, ledger.nodes().get(pod.node, ())) if found.holding else "")
+        problem = found.problem or (
+            describe_missing_cards(found.holding, ledger.nodes().get(pod.node, ())) if found.holding else ""
+        )
         if problem:
             unclear[f"Pod {pod.key}"] = problem
     _hold_listed(given, ledger)
-    named = read_all(mtgpupods, pods)
+    named = read_mtgpupods(mtgpupods, pods)
     pending += [view.pod.key for view in named.views if not view.pod.bound]
     unclear |= named.unclear
     _hold_named(named, ledger, unclear)
     return Overview(
-        views(ledger, cut),
+        view_nodes(ledger, cut),
         tuple(sorted(pending)),
         dict(sorted(unclear.items())),
         dict(sorted(constraints.items())),
-        groups(ledger),
+        list_groups(ledger),
         named.views,
         nodes_without_agent(pods, settings.scheduler.namespace),
     )
@@ -216,10 +218,10 @@ def _without_record(pod: Pod, request: GpuRequest, found: Claim, *, listed: bool
 def _hold_listed(given: Mapping[str, tuple[str, tuple[Share, ...]]], ledger: Ledger) -> None:
     for uid, (name, shares) in given.items():
         if shares:
-            ledger.hold(Holding(uid, "", "", name, STOCK, shares))
+            ledger.hold(Holding(uid, "", "", name, NVIDIA_PLUGIN, shares))
 
 
-def _hold_named(named: Found, ledger: Ledger, unclear: dict[str, str]) -> None:
+def _hold_named(named: MtgpuPods, ledger: Ledger, unclear: dict[str, str]) -> None:
     for holding in named.holdings:
         ledger.hold(holding)
     for view in named.views:
@@ -248,7 +250,7 @@ def _inventories(
     return inventories, given, frozenset(listing)
 
 
-def sliced_of(node: Node, cards: Iterable[Card]) -> tuple[Sliced, str]:
+def read_partitioning(node: Node, cards: Iterable[Card]) -> tuple[NodePartitions, str]:
     """Return how a node's GPUs are partitioned, and the reason why its annotations cannot be read, or ""."""
     try:
         found, problem = read_slices(node), ""
@@ -256,7 +258,7 @@ def sliced_of(node: Node, cards: Iterable[Card]) -> tuple[Sliced, str]:
         label = node.labels.get(node_slices.LABEL, "")
         found, problem = (NodeSlices(label) if label in (MIG, MPS) else NO_SLICES), str(error)
     said = {key: node.annotations[key] for key in _SAID if found.mode and key in node.annotations}
-    return Sliced(found, tuple(card for card in cards if card.type == GPU), said), problem
+    return NodePartitions(found, tuple(card for card in cards if card.type == GPU), said), problem
 
 
 def _unhealthy(configmaps: Iterable[Raw], unclear: dict[str, str]) -> dict[str, frozenset[int]]:
@@ -272,12 +274,12 @@ def _unhealthy(configmaps: Iterable[Raw], unclear: dict[str, str]) -> dict[str, 
     return found
 
 
-def marked(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[Card, ...]:
+def mark_unhealthy(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[Card, ...]:
     """Return the cards with the GPUs of these indexes marked as unhealthy."""
     return tuple(replace(c, healthy=False) if c.type == GPU and c.index in unhealthy else c for c in cards)
 
 
-def groups(ledger: Ledger) -> tuple[GroupView, ...]:
+def list_groups(ledger: Ledger) -> tuple[GroupView, ...]:
     """Return the groups that have pods with cards."""
     return tuple(
         GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.seats(group))

@@ -8,7 +8,7 @@ imitate further output. Everything that a command prints goes through these func
 from collections.abc import Sequence
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """Replace each character that is not printable by U+FFFD; keep line ends."""
     if text.replace("\n", "").isprintable():
         return text
@@ -17,10 +17,10 @@ def plain(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Do the same, and join all lines into one."""
-    return plain(" ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def join_names(names: Sequence[str], most: int = 3) -> str:
     """Return the first `most` names and the number of the others: `n1, n2, n3 and 4 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

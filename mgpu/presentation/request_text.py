@@ -12,17 +12,17 @@ from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
 
 
-def asked(request: GpuRequest) -> str:
+def describe_request(request: GpuRequest) -> str:
     """Return the request of all containers: `train: 60% and 16.0 GiB of one card; evaluate: …`."""
-    return "; ".join(f"{name}: {amount}" for name, amount in by_container(request))
+    return "; ".join(f"{name}: {amount}" for name, amount in describe_containers(request))
 
 
-def by_container(request: GpuRequest) -> list[tuple[str, str]]:
+def describe_containers(request: GpuRequest) -> list[tuple[str, str]]:
     """Return (`init warm`, `60% and 16.0 GiB of one card`) for each container and type of device."""
     return [(f"{_role(c)}{c.container}", _amount(c)) for c in (*request.containers, *request.others)]
 
 
-def choice(request: GpuRequest, settings: Settings) -> str:
+def describe_policy(request: GpuRequest, settings: Settings) -> str:
     """Return how the cards are chosen among those that fit."""
     if all(c.whole for c in request.containers):
         return "whole cards must be idle"

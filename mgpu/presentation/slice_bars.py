@@ -8,14 +8,14 @@ from mgpu.model.slice_names import MIG
 from mgpu.presentation.card_views import CardView, SliceView
 
 
-class Stretch(NamedTuple):
+class Section(NamedTuple):
     """A run of cells that shows one slice, or free space (None)."""
 
     slice: SliceView | None
     cells: int
 
 
-def stretches(card: CardView, width: int) -> Iterator[Stretch]:
+def divide_bar(card: CardView, width: int) -> Iterator[Section]:
     """Divide the whole bar, from left to right.
 
     MIG instances lie where the hardware has them. MPS shares have no position: they follow one another by memory.
@@ -23,11 +23,11 @@ def stretches(card: CardView, width: int) -> Iterator[Stretch]:
     done = 0
     for view, start, end in _places(card, width):
         if start > done:
-            yield Stretch(None, start - done)
-        yield Stretch(view, end - max(start, done))
+            yield Section(None, start - done)
+        yield Section(view, end - max(start, done))
         done = end
     if width > done:
-        yield Stretch(None, width - done)
+        yield Section(None, width - done)
 
 
 def _places(card: CardView, width: int) -> Iterator[tuple[SliceView, int, int]]:
@@ -43,7 +43,7 @@ def _places(card: CardView, width: int) -> Iterator[tuple[SliceView, int, int]]:
         yield view, min(width, start * width // of), min(width, end * width // of)
 
 
-def name_in(stretch: Stretch, edge: str) -> str:
+def label_section(stretch: Section, edge: str) -> str:
     """Return the cells of a stretch: `edge` and as much of the slice's name as fits, or blanks where there is none."""
     if stretch.slice is None or not stretch.cells:
         return " " * stretch.cells

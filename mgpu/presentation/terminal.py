@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from mgpu.presentation.plain_text import plain
+from mgpu.presentation.plain_text import printable
 
 _SOME = 2_000
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
@@ -30,10 +30,10 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Sanitize text before it is rendered. rich calls this for the contents of tables and panels too."""
-        if isinstance(renderable, Text) and plain(renderable.plain) != renderable.plain:
+        if isinstance(renderable, Text) and printable(renderable.plain) != renderable.plain:
             renderable = renderable.copy()
-            renderable.plain = plain(renderable.plain)
-        return super().render(plain(renderable) if isinstance(renderable, str) else renderable, options)
+            renderable.plain = printable(renderable.plain)
+        return super().render(printable(renderable) if isinstance(renderable, str) else renderable, options)
 
 
 def show(renderable: RenderableType) -> None:

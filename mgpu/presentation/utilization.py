@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from mgpu.presentation.card_views import CardView, NodeView, Use, percent
+from mgpu.presentation.card_views import CardUse, CardView, NodeView, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ SORTS: Mapping[str, Callable[[Figures], tuple[Any, ...]]] = MappingProxyType(
 )
 
 
-def of_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
+def sum_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
     """Return the figures of these cards, each given with the name of its node."""
     nodes: set[str] = set()
     models: set[str] = set()
@@ -114,7 +114,7 @@ def of_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
 
 def by_node(nodes: Iterable[NodeView]) -> list[Figures]:
     """Return the figures of each node that has cards, in the order given."""
-    return [of_cards(node.name, ((node.name, card) for card in node.cards)) for node in nodes if node.cards]
+    return [sum_cards(node.name, ((node.name, card) for card in node.cards)) for node in nodes if node.cards]
 
 
 def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
@@ -123,7 +123,7 @@ def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
     for node in nodes:
         for view in node.cards:
             found.setdefault(view.state.card.model or "not said", []).append((node.name, view))
-    return [of_cards(model, found[model]) for model in sorted(found)]
+    return [sum_cards(model, found[model]) for model in sorted(found)]
 
 
 def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
@@ -168,7 +168,7 @@ def holders(nodes: Iterable[NodeView]) -> list[Holder]:
     return sorted(found.values(), key=lambda row: (-row.core, -row.memory, row.pod))
 
 
-def _with(holder: Holder, use: Use, node: str) -> Holder:
+def _with(holder: Holder, use: CardUse, node: str) -> Holder:
     return replace(
         holder,
         nodes=tuple(sorted({*holder.nodes, node})),

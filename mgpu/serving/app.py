@@ -13,15 +13,15 @@ from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from mgpu.model.errors import BadObject, RetryLater
-from mgpu.serving.inflight import REVIEWS, Busy, InFlight, Limits, TooLarge
-from mgpu.serving.review import BadRequest, Reply, Review, deny, parse
+from mgpu.serving.request_memory import REVIEWS, Busy, Limits, RequestMemory, TooLarge
+from mgpu.serving.review import BadRequest, Reply, Review, deny, parse_review
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _DISCARDED = 32 << 20
 _IN_FLIGHT = "mgpu-in-flight"
 
-Told = Callable[[str, Review, Reply | None, float], None]
+ReviewObserver = Callable[[str, Review, Reply | None, float], None]
 """Called with (path, review, reply, seconds) after each review. reply is None if the API server has to call again."""
 
 
@@ -32,17 +32,17 @@ def new_app(limits: Limits = REVIEWS) -> Flask:
     """
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.body
-    app.extensions[_IN_FLIGHT] = InFlight(limits)
+    app.extensions[_IN_FLIGHT] = RequestMemory(limits)
     app.register_error_handler(Exception, _failed)
     return app
 
 
-def reviewing(
+def serve_reviews(
     app: Flask,
     path: str,
     handler: Callable[[Review], Reply],
     kinds: Collection[str],
-    told: Told = lambda *_: None,
+    observe: ReviewObserver = lambda *_: None,
 ) -> None:
     """Answer AdmissionReviews of these kinds at POST `path` with the handler's reply.
 
@@ -54,8 +54,8 @@ def reviewing(
     def answer() -> Response:
         if request.mimetype != "application/json":
             raise BadRequest(415, "the content type must be application/json")
-        with body() as sent:
-            return respond(reviewed(parse(sent)))
+        with read_body() as sent:
+            return respond(reviewed(parse_review(sent)))
 
     def reviewed(review: Review) -> Reply:
         if review.kind not in kinds:
@@ -67,27 +67,27 @@ def reviewing(
         except BadObject as error:
             reply = deny(review, error.problems)
         finally:
-            told(path.removeprefix("/"), review, reply, time.perf_counter() - began)
+            observe(path.removeprefix("/"), review, reply, time.perf_counter() - began)
         return reply
 
     app.add_url_rule(path, f"review {path}", answer, methods=["POST"])
 
 
 @contextmanager
-def body() -> Iterator[bytearray]:
+def read_body() -> Iterator[bytearray]:
     """Read the body of the current request, within the limits of its app (`InFlight.body`)."""
-    in_flight: InFlight = current_app.extensions[_IN_FLIGHT]
+    in_flight: RequestMemory = current_app.extensions[_IN_FLIGHT]
     with in_flight.body(request.stream) as found:
         yield found
 
 
-def probes(app: Flask, not_ready_reason: Callable[[], str | None] = lambda: None) -> None:
+def serve_probes(app: Flask, not_ready_reason: Callable[[], str | None] = lambda: None) -> None:
     """Serve GET `/healthz`, which always answers 200, and GET `/readyz`."""
-    probe(app, "/healthz", lambda: None)
-    probe(app, "/readyz", not_ready_reason)
+    serve_probe(app, "/healthz", lambda: None)
+    serve_probe(app, "/readyz", not_ready_reason)
 
 
-def probe(app: Flask, path: str, failure_reason: Callable[[], str | None]) -> None:
+def serve_probe(app: Flask, path: str, failure_reason: Callable[[], str | None]) -> None:
     """Serve GET `path`: 200 with `ok`, or 503 with the reason for the failure."""
 
     def answer() -> Response:
@@ -99,7 +99,7 @@ def probe(app: Flask, path: str, failure_reason: Callable[[], str | None]) -> No
     app.add_url_rule(path, f"probe {path}", answer)
 
 
-def exposing(app: Flask, page: Callable[[], bytes], content_type: str) -> None:
+def serve_metrics(app: Flask, page: Callable[[], bytes], content_type: str) -> None:
     """Serve GET `/metrics`."""
     app.add_url_rule("/metrics", "metrics", lambda: Response(page(), content_type=content_type))
 

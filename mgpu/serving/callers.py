@@ -51,7 +51,7 @@ class Callers:
         )
 
 
-def api_servers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers | None:
+def read_callers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers | None:
     """Return who may call the admission endpoint of a process, or None for peers with a certificate of `clientCa`.
 
     key: the settings block, `webhook` or `scheduler`.
@@ -62,7 +62,7 @@ def api_servers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers |
     return None if own.client_ca else Callers(setting)
 
 
-def guarded(app: "WSGIApplication", callers: Callers) -> "WSGIApplication":
+def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplication":
     """Wrap `app` so that other peers get 403 before any of their body is read.
 
     Probes are answered for all peers: they take no input and reveal only that the process runs. The refusal is plain
@@ -114,7 +114,7 @@ class _RefusalLog:
         )
 
 
-def warn_where_open(callers: Iterable[Callers]) -> None:
+def warn_if_open(callers: Iterable[Callers]) -> None:
     """Log each endpoint that every address may call."""
     for one in callers:
         if one.is_open():

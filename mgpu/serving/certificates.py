@@ -107,7 +107,7 @@ class Material:
         }
 
 
-def ensure(store: Store, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
+def ensure_certificate(store: Store, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
     """Return the files in `store` after creating or renewing what is due.
 
     The process that writes first wins; the others use what it wrote.
@@ -121,16 +121,16 @@ def ensure(store: Store, names: Collection[str], now: datetime, by: Authority = 
     """
     for _ in range(_ATTEMPTS):
         found, version = store.read()
-        files = renewed(found, names, now, by)
+        files = renew_if_due(found, names, now, by)
         if files == found or store.write(files, version):
             return files
     raise RetryLater("the serving certificate keeps being changed by others")
 
 
-def renewed(found: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
+def renew_if_due(found: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
     """Return `found` itself if it is complete, valid, for these names and not due; otherwise its successor.
 
-    Raises BadObject and NoAuthority as `ensure` does.
+    Raises BadObject and NoAuthority as `ensure_certificate` does.
     """
     material = _read(found, now)
     authorities, serving = material.authorities, material.serving
@@ -153,17 +153,17 @@ def renewed(found: Files, names: Collection[str], now: datetime, by: Authority =
     return found if files == dict(found) else files
 
 
-def expires(files: Files) -> datetime:
+def certificate_expiry(files: Files) -> datetime:
     """Return when the serving certificate expires."""
     return x509.load_pem_x509_certificate(files[CHAIN]).not_valid_after_utc
 
 
-def authority_expires(files: Files) -> datetime:
+def authority_expiry(files: Files) -> datetime:
     """Return when the signing CA expires."""
     return x509.load_pem_x509_certificates(files[CA])[0].not_valid_after_utc
 
 
-def new_authority(now: datetime) -> dict[str, bytes]:
+def create_authority(now: datetime) -> dict[str, bytes]:
     """Return the files of a new CA, as an installation distributes them."""
     made = _authority(now)
     if made.key is None:

@@ -16,7 +16,7 @@ _SECONDS = re.compile(r"([0-9]{1,4})s")
 _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 
 
-def gone(seconds: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], bool]:
+def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], bool]:
     """Return a function that returns True once the client of the current request no longer waits.
 
     Args:

@@ -9,7 +9,7 @@ _LARGE = 1 << 20
 _ARENAS = 2
 
 
-def return_memory() -> None:
+def configure_heap() -> None:
     """Make glibc return large blocks to the system when they are freed, and share heaps between threads.
 
     By default glibc keeps blocks of up to 32 MiB in the heap of the thread that freed them: 64 requests of 2 MiB each,

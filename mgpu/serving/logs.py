@@ -29,7 +29,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-class Seldom(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Passes one record a minute below ERROR, cut to 300 characters, for loggers whose records strangers can cause.
 
     A stranger can send thousands of bad requests a second, and the kubelet keeps only a few files of a container's log:
@@ -58,7 +58,7 @@ class Seldom(logging.Filter):
         return True
 
 
-def setup(level: str = "info") -> None:
+def set_up_logging(level: str = "info") -> None:
     """Make all loggers of this process write JSON lines to stderr. level: debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())

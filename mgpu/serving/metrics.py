@@ -41,12 +41,12 @@ class Watch(Protocol):
     def broken_for(self) -> float: ...
 
 
-def page(*registries: CollectorRegistry) -> bytes:
+def render_metrics(*registries: CollectorRegistry) -> bytes:
     """Return these registries in the Prometheus text format. No metric may be in two of them."""
     return b"".join(map(generate_latest, registries))
 
 
-def say_version(registry: CollectorRegistry, part: str) -> None:
+def add_version_metric(registry: CollectorRegistry, part: str) -> None:
     """Add the metric with the version of this part of mgpu."""
     labels = ["part", "version"]
     text = "Always 1: which part of mgpu this is, and its version."
@@ -55,7 +55,7 @@ def say_version(registry: CollectorRegistry, part: str) -> None:
 
 
 class Admissions:
-    """Counts admission reviews; pass it to `mgpu.serving.app.reviewing`."""
+    """Counts admission reviews; pass it to `mgpu.serving.app.serve_reviews`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(

@@ -22,7 +22,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 _SIGNING, _PUBLIC = "records.signingKey", "records.publicKeys"
 
 
-def read_records(settings: Settings, *, signing: bool) -> RecordVerifier:
+def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier:
     """Return the verifier of records. signing: for the scheduler, which needs the private key too.
 
     Raises:
@@ -51,7 +51,7 @@ def warn_if_unsealed(records: RecordVerifier) -> None:
         log.warning("%s; docs/security.md, Records", text)
 
 
-def read_public(path: str, texts: Mapping[str, str]) -> Keys:
+def read_public_keys(path: str, texts: Mapping[str, str]) -> Keys:
     """Read the public keys in the `data` of a ConfigMap. path: its name in messages. Raises BadObject."""
     keys = [
         _public_key(f"{path}[{name}]", text.encode()) for name, text in sorted(texts.items()) if name.endswith(".pem")

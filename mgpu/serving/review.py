@@ -73,7 +73,7 @@ class Reply:
         return bool(self.body.get("response", {}).get("allowed"))
 
 
-def parse(body: bytes | bytearray) -> Review:
+def parse_review(body: bytes | bytearray) -> Review:
     """Parse the review in `body`. Raises BadRequest (400) with a sentence that names the field."""
     try:
         top = orjson.loads(body)
@@ -156,7 +156,7 @@ def deny(
     return _reply({"uid": review.uid, "allowed": False, "status": status}, warnings, rules)
 
 
-def pointer(*parts: str | int) -> str:
+def json_pointer(*parts: str | int) -> str:
     """Return the JSON Pointer (RFC 6901) of a path: `/metadata/annotations/a~1b`."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 

@@ -25,10 +25,10 @@ from werkzeug.wsgi import ClosingIterator
 
 from mgpu.model.errors import BadObject, Problem
 from mgpu.serving import worker
-from mgpu.serving.callers import Callers, guarded, warn_where_open
-from mgpu.serving.context import ReloadingContext
-from mgpu.serving.heap import return_memory
-from mgpu.serving.logs import Seldom
+from mgpu.serving.callers import Callers, restrict_callers, warn_if_open
+from mgpu.serving.heap import configure_heap
+from mgpu.serving.logs import RateLimitFilter
+from mgpu.serving.tls_context import ReloadingContext
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -93,11 +93,11 @@ def serve(
     """
     for address in listen:
         _check(address)
-    warn_where_open(address.callers for address in listen if address.callers and not address.client_ca)
+    warn_if_open(address.callers for address in listen if address.callers and not address.client_ca)
     # As Go programs do. The soft limit exists for programs with select(); at the limit gunicorn's workers would end.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return_memory()
+    configure_heap()
     _Server(listen, certificate, workers, threads, start, end, stop).run()
 
 
@@ -171,7 +171,7 @@ class _Logger(Logger):  # type: ignore[misc]
         self.error_log.handlers.clear()
         self.error_log.propagate = True
         self.error_log.setLevel(logging.WARNING)
-        self.error_log.addFilter(Seldom())  # one warning for each request that cannot be parsed, with its text
+        self.error_log.addFilter(RateLimitFilter())  # one warning for each request that cannot be parsed, with its text
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
@@ -243,7 +243,9 @@ class _Server(BaseApplication):  # type: ignore[misc]
         gc.freeze()  # workers share these pages as long as their garbage collectors do not write to them
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]
-            self._apps[host, str(port)] = guarded(address.app, address.callers) if address.callers else address.app
+            self._apps[host, str(port)] = (
+                restrict_callers(address.app, address.callers) if address.callers else address.app
+            )
             shown = replace(address, host=host, port=port)
             print(f"serving {'https' if address.tls else 'http'} on {shown}", flush=True)
 

@@ -32,9 +32,9 @@ from gunicorn.workers import gthread
 
 from mgpu.model.addresses import LOOPBACK, Block, is_within
 from mgpu.serving import patience
-from mgpu.serving.head import Parser
+from mgpu.serving.connection_limit import ConnectionLimit
 from mgpu.serving.patience import PatientSocket
-from mgpu.serving.room import Room
+from mgpu.serving.request_head import Parser
 
 _log = logging.getLogger(__name__)
 CONNECTIONS = 1000  # of all addresses together
@@ -67,7 +67,7 @@ class _Lane:
     handshakes, requests, closing: executors for each of these. Threads start when they are first needed.
     """
 
-    open: Room[Any]
+    open: ConnectionLimit[Any]
     handshakes: ThreadPoolExecutor
     requests: ThreadPoolExecutor
     closing: ThreadPoolExecutor
@@ -130,9 +130,9 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         local = LOOPBACK if is_within(server[0], LOOPBACK) else ()
         blocks = None if by_certificate else listen.callers.blocks if listen.callers else local
         requests = ThreadPoolExecutor(self.cfg.threads)
-        known = _Lane(Room(CONNECTIONS), requests, requests, ThreadPoolExecutor(8, "close"))
+        known = _Lane(ConnectionLimit(CONNECTIONS), requests, requests, ThreadPoolExecutor(8, "close"))
         strangers = _Lane(
-            Room(HANDSHAKES if by_certificate else STRANGERS),
+            ConnectionLimit(HANDSHAKES if by_certificate else STRANGERS),
             ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-handshakes"),
             ThreadPoolExecutor(STRANGERS, "strangers"),
             ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-close"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mgpu.serving.certificates import CA, CHAIN, KEY, renewed
+from mgpu.serving.certificates import CA, CHAIN, KEY, renew_if_due
 
 _LOOP_TURNS = 3
 
@@ -73,7 +73,7 @@ def self_signed(folder: Path, names: tuple[str, ...] = ("localhost",)) -> tuple[
 
     Returns: the paths of certificate and key (PEM) in `folder`. Clients take the first one as their CA bundle.
     """
-    files = renewed({}, ("127.0.0.1", *names), datetime.now(UTC))
+    files = renew_if_due({}, ("127.0.0.1", *names), datetime.now(UTC))
     certificate, key = folder / "apiserver.crt", folder / "apiserver.key"
     certificate.write_bytes(files[CHAIN] + files[CA])
     key.touch(mode=0o600)

@@ -13,7 +13,7 @@ from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
 from mgpu.presentation.card_views import percent
-from mgpu.presentation.mtgpupod_tables import by_container, missing_card, read_all
+from mgpu.presentation.mtgpupod_tables import by_container, missing_card, read_mtgpupods
 from mgpu.settings import Settings
 from playground.simulate.outcomes import Outcome
 from playground.simulate.simulated_cluster import SimulatedCluster
@@ -73,7 +73,7 @@ class MtgpuPods:
     def take_in(self, bound: Iterable[Raw], pods: Sequence[Raw], note: Callable[[str], None]) -> None:
         """Take in the MtgpuPods that have their card already; `pods` are the Pods that have a node."""
         raws = {raw["metadata"]["uid"]: raw for raw in bound}
-        found = read_all(raws.values(), pods)
+        found = read_mtgpupods(raws.values(), pods)
         for what, why in found.unclear.items():
             note(f"{what}: {why}")
         for holding in found.holdings:

@@ -27,8 +27,8 @@ from mgpu.model.node_slices import (
 )
 from mgpu.model.pods import Node
 from mgpu.model.slice_names import MIG, Counts, Slice, counts
-from mgpu.presentation.card_views import Sliced
-from mgpu.presentation.overview import sliced_of
+from mgpu.presentation.card_views import NodePartitions
+from mgpu.presentation.overview import read_partitioning
 from scheduler.engine.partitioning.partitionable_node import slice_of_share
 
 
@@ -41,7 +41,7 @@ class PartitionedNode:
     """
 
     def __init__(self, node: Node, cards: Sequence[Card]) -> None:
-        reported, self.problem = sliced_of(node, cards)
+        reported, self.problem = read_partitioning(node, cards)
         self.found = reported.found
         self.gpus = reported.gpus
         self._annotations = reported.annotations
@@ -78,12 +78,12 @@ class PartitionedNode:
         )
         self._planned = True
 
-    def view(self, holdings: Iterable[Holding]) -> Sliced:
+    def view(self, holdings: Iterable[Holding]) -> NodePartitions:
         """Return the node's slices with their pods; `holdings` are those on the node."""
         pods = {place: h.uid for h in holdings for share in h.shares if (place := slice_of_share(share))}
         made = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.found.made)
         found = replace(self.found, made=made)
-        return Sliced(found, self.gpus, self._annotations if self.problem else self._written(found))
+        return NodePartitions(found, self.gpus, self._annotations if self.problem else self._written(found))
 
     def _written(self, found: NodeSlices) -> Mapping[str, str]:
         """Return the annotations that scheduler and node agent would have written."""

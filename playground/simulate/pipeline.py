@@ -19,8 +19,8 @@ from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
-from mgpu.presentation.card_views import NodeView, views
-from mgpu.presentation.overview import NO_RECORD, STOCK, claim, missing, request_of
+from mgpu.presentation.card_views import NodeView, view_nodes
+from mgpu.presentation.overview import NO_RECORD, NVIDIA_PLUGIN, describe_missing_cards, read_claim, read_request
 from mgpu.settings import Settings
 from playground import fit
 from playground.simulate.mtgpupod_plans import MtgpuPods
@@ -63,11 +63,13 @@ class _Simulation:
         running = self._without_unneeded(world)
         nodes = self.cluster.partitioned.items()
         given = {name: {**world.given.get(name, {}), **node.given()} for name, node in nodes}
-        unknown = {uid: Holding(uid, "", "", node, STOCK, rows[uid]) for node, rows in given.items() for uid in rows}
+        unknown = {
+            uid: Holding(uid, "", "", node, NVIDIA_PLUGIN, rows[uid]) for node, rows in given.items() for uid in rows
+        }
         undecided: list[tuple[Pod, GpuRequest]] = []
         for raw in running:
             pod = read_pod(raw)
-            request = request_of(pod, self._settings)
+            request = read_request(pod, self._settings)
             unknown.pop(pod.uid, None)
             self._names[pod.key] = raw
             if isinstance(request, GpuRequest):
@@ -75,7 +77,7 @@ class _Simulation:
             if pod.ended:
                 continue
             self.cluster.reserve(pod, raw, pod.node)
-            found = claim(pod, request, given.get(pod.node, {}).get(pod.uid, ()))
+            found = read_claim(pod, request, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
                 self._hold(pod, request, found.holding)
             if found.problem == NO_RECORD and isinstance(request, GpuRequest):
@@ -87,7 +89,7 @@ class _Simulation:
         self._mtgpupods.take_in(world.mtgpupods, running, self._note)
         self.cluster.restore_slices()
         for holding in (held for held in self.cluster.ledger.holdings() if held.dialect != mtgpu.NAME):
-            odd = missing(holding, (state.card for state in self.cluster.devices(holding.node)))
+            odd = describe_missing_cards(holding, (state.card for state in self.cluster.devices(holding.node)))
             if odd:
                 self._note(f"pod {holding.key}: {odd}")
         self._learn()
@@ -119,7 +121,7 @@ class _Simulation:
     def node_views(self) -> tuple[NodeView, ...]:
         """Return the nodes at the end of the simulation."""
         self._mtgpupods.name_containers()
-        return views(self.cluster.ledger, self.cluster.sliced())
+        return view_nodes(self.cluster.ledger, self.cluster.sliced())
 
     def _unfit(self, raw: Raw, node: str, before: int) -> str:
         """Return why the kubelet would refuse a Pod that was created with a node, "" where it would not.

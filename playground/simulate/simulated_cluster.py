@@ -14,7 +14,7 @@ from mgpu.model.groups import Seat
 from mgpu.model.ledger import Holding, Ledger, shares_of
 from mgpu.model.pods import Pod, read_node
 from mgpu.model.slice_names import Slice
-from mgpu.presentation.card_views import Sliced
+from mgpu.presentation.card_views import NodePartitions
 from mgpu.presentation.mtgpupod_tables import occupying
 from mgpu.settings import Settings
 from playground.simulate.partitioned_node import PartitionedNode
@@ -126,7 +126,7 @@ class SimulatedCluster:
             problem=partitioned.problem,
         )
 
-    def sliced(self) -> Mapping[str, Sliced]:
+    def sliced(self) -> Mapping[str, NodePartitions]:
         nodes = self.partitioned.items()
         return {name: node.view(self.ledger.holdings(name)) for name, node in nodes if node.sliced}
 

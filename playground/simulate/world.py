@@ -21,7 +21,7 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import read_node, read_pod
 from mgpu.model.quantities import QuantityError
-from mgpu.presentation.overview import marked
+from mgpu.presentation.overview import mark_unhealthy
 from mgpu.settings import Settings
 
 Raw = dict[str, Any]
@@ -210,7 +210,7 @@ def _mark(world: World, document: Document, skipped: Callable[[str], None]) -> N
         return
     node, lists = listed
     try:
-        world.cards[node] = marked(world.cards[node], lists.cards_of(document.raw))
+        world.cards[node] = mark_unhealthy(world.cards[node], lists.cards_of(document.raw))
     except BadObject as error:
         skipped(f"{document.where}: ConfigMap {document.name} marks no card: {error}")
 

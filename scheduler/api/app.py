@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from mgpu.kube import Api
-from mgpu.serving.app import exposing, new_app, probe, probes, reviewing
-from mgpu.serving.callers import api_servers
-from mgpu.serving.deadlines import gone
-from mgpu.serving.metrics import CONTENT_TYPE, page
+from mgpu.serving.app import new_app, serve_metrics, serve_probe, serve_probes, serve_reviews
+from mgpu.serving.callers import read_callers
+from mgpu.serving.deadlines import watch_client
+from mgpu.serving.metrics import CONTENT_TYPE, render_metrics
 from mgpu.serving.server import Listen
 from mgpu.settings import Settings
 from scheduler import metrics as event_metrics
@@ -57,8 +57,8 @@ def listeners(
     """
     own = settings.scheduler
     admission = new_app()
-    binding = BindingAdmission(decider, gate.may_decide, binding_users(own), lambda: gone(_ADMISSION_SECONDS))
-    reviewing(admission, "/bind-admission", binding, kinds=("Binding",), told=event_metrics.ADMISSIONS)
+    binding = BindingAdmission(decider, gate.may_decide, binding_users(own), lambda: watch_client(_ADMISSION_SECONDS))
+    serve_reviews(admission, "/bind-admission", binding, kinds=("Binding",), observe=event_metrics.ADMISSIONS)
     verbs = Extender(filter_, decider, preemption, api, gate)
     extender = make_extender_app(verbs, own.extender_timeout_seconds)
     gpushare_routes(extender, verbs, state, settings, gate)
@@ -68,13 +68,13 @@ def listeners(
     state_metrics = CollectorRegistry()
     if cluster is not None:
         state_metrics.register(cluster)
-    exposing(metrics, lambda: page(event_metrics.REGISTRY, state_metrics), CONTENT_TYPE)
+    serve_metrics(metrics, lambda: render_metrics(event_metrics.REGISTRY, state_metrics), CONTENT_TYPE)
     for app in (admission, extender, metrics, web_page):
-        probes(app, gate.not_ready_reason)
-        probe(app, "/leads", gate.not_deciding_reason)
+        serve_probes(app, gate.not_ready_reason)
+        serve_probe(app, "/leads", gate.not_deciding_reason)
     client_ca = own.extender_client_ca
     found = [
-        Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca, callers=api_servers(own, "scheduler")),
+        Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca, callers=read_callers(own, "scheduler")),
         Listen(own.extender_host, own.extender_port, extender.wsgi_app, tls=bool(client_ca), client_ca=client_ca),
     ]
     if own.metrics_port >= 0:

@@ -15,7 +15,7 @@ from typing import Any
 from mgpu import dialects
 from mgpu.model import budget
 from mgpu.model.gpu_requests import Rejection
-from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, pointer
+from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, json_pointer
 from mgpu.settings import SchedulerSettings
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
@@ -133,8 +133,8 @@ def _patch(binding: dict[str, Any], uid: str, annotations: dict[str, str]) -> li
     if not isinstance(present, dict):
         return [*patch, {"op": "add", "path": "/metadata/annotations", "value": annotations}]
     strange = sorted(key for key in present if dialects.is_placement_annotation(key) and key not in annotations)
-    patch += [{"op": "remove", "path": pointer("metadata", "annotations", key)} for key in strange]
+    patch += [{"op": "remove", "path": json_pointer("metadata", "annotations", key)} for key in strange]
     return patch + [
-        {"op": "add", "path": pointer("metadata", "annotations", key), "value": value}
+        {"op": "add", "path": json_pointer("metadata", "annotations", key), "value": value}
         for key, value in sorted(annotations.items())
     ]

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from mgpu.model.card_use import card_uses, held_of
 from mgpu.model.ledger import Ledger
-from mgpu.presentation.card_views import inventory_of
+from mgpu.presentation.card_views import list_allocatable
 from mgpu.serving.metrics import Watch
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
@@ -74,7 +74,7 @@ def figures_of(node: NodeContents) -> Figures:
     counts: Figures = Counter()
     ledger = Ledger()
     name = node.node.name
-    devices = inventory_of(node.slices, (*node.cards, *node.others))
+    devices = list_allocatable(node.slices, (*node.cards, *node.others))
     ledger.set_cards(name, devices)
     for holding in node.held:
         ledger.hold(holding)

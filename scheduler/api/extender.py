@@ -17,9 +17,9 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import read_pod
-from mgpu.serving.app import body, new_app
-from mgpu.serving.deadlines import gone
-from mgpu.serving.inflight import EXTENDER
+from mgpu.serving.app import new_app, read_body
+from mgpu.serving.deadlines import watch_client
+from mgpu.serving.request_memory import EXTENDER
 from mgpu.serving.review import BadRequest
 from scheduler import metrics
 from scheduler.cluster.gpu_pods import GpuPod
@@ -198,8 +198,8 @@ def posted(verb: Any, seconds: float) -> Any:
     took = metrics.EXTENDER.labels(verb.__name__)
 
     def answer() -> Response:
-        with took.time(), body() as sent:
-            return Response(orjson.dumps(verb(sent, gone(seconds))), mimetype="application/json")
+        with took.time(), read_body() as sent:
+            return Response(orjson.dumps(verb(sent, watch_client(seconds))), mimetype="application/json")
 
     return answer
 

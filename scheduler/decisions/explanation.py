@@ -113,7 +113,7 @@ class Explainer:
             found = _with(
                 found,
                 dialect=request.dialect,
-                request=tuple(request_text.by_container(request)),
+                request=tuple(request_text.describe_containers(request)),
                 constraints=request.constraints.texts(),
                 chosen=self._chosen(request),
             )
@@ -171,7 +171,7 @@ class Explainer:
         if requested_slices(request):
             return "slices as the node is cut, or can be cut anew"
         whose = "" if all(c.whole for c in request.containers) else f" ({_whose(request, self._settings)})"
-        return f"{request_text.choice(request, self._settings)}{whose}; nodes: {self._settings.node_policy}"
+        return f"{request_text.describe_policy(request, self._settings)}{whose}; nodes: {self._settings.node_policy}"
 
     def _bound(self, found: Explanation, known: GpuPod) -> Explanation:
         pod, node = known.pod, known.pod.node

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from deviceplugin.health import HealthServer
 from deviceplugin.metrics import REGISTRY, NodeCards
-from mgpu.serving.metrics import CONTENT_TYPE, page
+from mgpu.serving.metrics import CONTENT_TYPE, render_metrics
 from tests.builders import cards
 from tests.deviceplugin.desk import Desk, decided
 from tests.deviceplugin.node import Node
@@ -79,7 +79,7 @@ def test_records_that_were_exchanged_are_corrections(tmp_path: Path) -> None:
 
 
 def test_the_page_is_served_beside_the_probes() -> None:
-    server = HealthServer(0, str, str, "127.0.0.1", partial(page, REGISTRY), CONTENT_TYPE)
+    server = HealthServer(0, str, str, "127.0.0.1", partial(render_metrics, REGISTRY), CONTENT_TYPE)
     server.start()
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
         assert answer.headers["Content-Type"] == CONTENT_TYPE

@@ -11,7 +11,7 @@ import yaml
 
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
-from mgpu.serving.certificates import CA, CA_KEY, CHAIN, KEY, Authority, ensure, new_authority
+from mgpu.serving.certificates import CA, CA_KEY, CHAIN, KEY, Authority, create_authority, ensure_certificate
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.nodes import make_nodes
@@ -32,7 +32,7 @@ def encoded(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def other_authority(raw: Json) -> None:
-    raw["data"] |= encoded(new_authority(datetime.now(UTC)))
+    raw["data"] |= encoded(create_authority(datetime.now(UTC)))
 
 
 def orphaned(raw: Json) -> None:
@@ -63,7 +63,7 @@ def cluster() -> Iterator[Cluster]:
             made.api.create(f"{ADMISSION}/validatingadmission{plural}", policy)
         for name in ("mgpu-webhook-tls", "mgpu-scheduler-tls"):
             meta = {"name": name, "labels": {"app.kubernetes.io/part-of": "mgpu"}, "annotations": {"a": "b"}}
-            data = encoded({**new_authority(datetime.now(UTC)), "tls.crt": b"", "tls.key": b""})
+            data = encoded({**create_authority(datetime.now(UTC)), "tls.crt": b"", "tls.key": b""})
             made.api.create(SECRETS, {"metadata": meta, "data": data, "type": "kubernetes.io/tls"})
         api = made.connect("webhook")
         until(lambda: refused(api, "mgpu-webhook-tls", orphaned))
@@ -95,7 +95,9 @@ def test_a_stolen_token_changes_no_more_than_the_leaf_of_its_secret(
 def test_a_process_renews_its_certificate_and_leaves_the_rest(stolen: Api, account: str) -> None:
     path = f"{SECRETS}/mgpu-{account}-tls"
     before = stolen.get(path)
-    files = ensure(SecretStore(stolen, "mgpu-system", f"mgpu-{account}-tls"), {"a"}, datetime.now(UTC), Authority.GIVEN)
+    files = ensure_certificate(
+        SecretStore(stolen, "mgpu-system", f"mgpu-{account}-tls"), {"a"}, datetime.now(UTC), Authority.GIVEN
+    )
     after = stolen.get(path)
     assert files["tls.crt"]
     assert after["data"]["tls.crt"] != before["data"]["tls.crt"]

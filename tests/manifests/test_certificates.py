@@ -18,7 +18,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from mgpu.kube import Api
 from mgpu.kube.secrets import SecretStore
-from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, Authority, Files, ensure, new_authority
+from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, Authority, Files, create_authority, ensure_certificate
 from tests.manifests.conftest import Run, runner
 from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, kustomization, rendered
 
@@ -89,7 +89,7 @@ def bundles(api: Api, process: str) -> set[bytes]:
 def renew(api: Api, process: str) -> Files:
     """What a process does every minute."""
     store = SecretStore(api, "mgpu-system", f"mgpu-{process}-tls")
-    return ensure(store, {f"mgpu-{process}.mgpu-system.svc"}, datetime.now(UTC), Authority.GIVEN)
+    return ensure_certificate(store, {f"mgpu-{process}.mgpu-system.svc"}, datetime.now(UTC), Authority.GIVEN)
 
 
 def trusts(api: Api, process: str, files: Files) -> bool:
@@ -199,7 +199,7 @@ def test_a_rotation_is_trusted_at_every_step(run: Run, api: Api) -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_an_authority_that_ends_soon_is_followed_by_the_next_one(run: Run, api: Api) -> None:
-    ending = new_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=90))
+    ending = create_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=90))
     api.create(SECRETS, tls_secret("webhook", ending))
     assert "process webhook: new CA beside the present one" in certificates(run).stdout
     assert ending[CA] in secret(api, "webhook")[CA]
@@ -218,7 +218,7 @@ def test_an_authority_of_a_short_life_stays_alone(run: Run, api: Api) -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_an_authority_without_its_key_is_replaced(run: Run, api: Api) -> None:
-    api.create(SECRETS, tls_secret("webhook", {**new_authority(datetime.now(UTC)), CA_KEY: b"lost"}))
+    api.create(SECRETS, tls_secret("webhook", {**create_authority(datetime.now(UTC)), CA_KEY: b"lost"}))
     assert "process webhook: new CA" in certificates(run).stdout
     assert trusts(api, "webhook", renew(api, "webhook"))
 

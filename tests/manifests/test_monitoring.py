@@ -14,7 +14,7 @@ import yaml
 import deviceplugin.metrics
 import scheduler.metrics
 import webhook.admission_metrics
-from mgpu.serving.metrics import page
+from mgpu.serving.metrics import render_metrics
 from tests.manifests.rendered import MANIFESTS, kustomization, of_kind, rendered
 from tests.metrics import named_in, series
 
@@ -132,7 +132,7 @@ def _test(name: str, given: dict[str, str], expression: str, at: dict[int, bool]
 
 def test_the_pages_are_as_prometheus_wants_it(promtool: str) -> None:
     for registry in (scheduler.metrics.REGISTRY, deviceplugin.metrics.REGISTRY, webhook.admission_metrics.REGISTRY):
-        own = "\n".join(line for line in page(registry).decode().splitlines() if "process_" not in line)
+        own = "\n".join(line for line in render_metrics(registry).decode().splitlines() if "process_" not in line)
         command = [promtool, "check", "metrics"]
         done = subprocess.run(command, input=f"{own}\n", capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
 from mgpu.model.pods import Pod
 from mgpu.model.record_seals import Subject
-from mgpu.serving.record_keys import read_records
+from mgpu.serving.record_keys import make_record_verifier
 from mgpu.settings import load_settings
 from tests.manifests.conftest import Run
 from tests.manifests.rendered import MANIFESTS, named, rendered
@@ -87,7 +87,7 @@ def mounted(api: Api, folder: Path, *, signing: bool) -> RecordVerifier:
     key.parent.mkdir(exist_ok=True)
     key.write_bytes(base64.b64decode(private[key.name]))
     flags = {"records.publicKeys": str(public), "records.signingKey": str(key)}
-    return read_records(load_settings(flags=flags), signing=signing)
+    return make_record_verifier(load_settings(flags=flags), signing=signing)
 
 
 def test_the_keys_are_made_once_and_rotated_without_a_seal_that_stops_counting(

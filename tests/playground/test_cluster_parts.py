@@ -53,7 +53,7 @@ def test_asked_names_every_container_of_a_request() -> None:
     init = ContainerRequest("i", core=100, memory=GIB, stage=Stage.INIT)
     wide = ContainerRequest("w", cards=2, core=500, memory=GIB)
     request = GpuRequest("mgpu", (init, SHARE, wide, whole_cards("all", 2)))
-    assert request_text.asked(request) == (
+    assert request_text.describe_request(request) == (
         "init i: 10% and 1.0 GiB of one card; c: 30% and 4.0 GiB of one card; "
         "w: 50% and 1.0 GiB of each of 2 cards; all: 2 cards, whole"
     )
@@ -61,5 +61,5 @@ def test_asked_names_every_container_of_a_request() -> None:
 
 def test_choice_for_whole_cards_names_no_policy() -> None:
     settings = load_settings("cardPolicy: spread")
-    assert "idle" in request_text.choice(GpuRequest("mgpu", (whole_cards("c", 1),)), settings)
-    assert "spread" in request_text.choice(GpuRequest("mgpu", (SHARE,)), settings)
+    assert "idle" in request_text.describe_policy(GpuRequest("mgpu", (whole_cards("c", 1),)), settings)
+    assert "spread" in request_text.describe_policy(GpuRequest("mgpu", (SHARE,)), settings)

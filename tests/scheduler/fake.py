@@ -16,7 +16,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Minor
 from mgpu.model.pods import Node
-from mgpu.serving.review import parse
+from mgpu.serving.review import parse_review
 from mgpu.settings import load_settings
 from scheduler.api.app import listeners
 from scheduler.api.binding_webhook import BindingAdmission
@@ -329,4 +329,4 @@ def cluster(*cards: tuple[str, int]) -> FakeApi:
 
 def admitted(replica: Replica) -> Callable[[Raw], Raw]:
     """The binding webhook as the API server calls it."""
-    return lambda raw: dict(replica.admission(parse(json.dumps(raw).encode())).body)
+    return lambda raw: dict(replica.admission(parse_review(json.dumps(raw).encode())).body)

@@ -11,7 +11,7 @@ import pytest
 
 from mgpu.model.device_checkpoints import CHECKPOINTS, no_devices_entry, write_entries
 from mgpu.model.device_object import WHOLE_CARDS_LABEL
-from mgpu.presentation.overview import overview
+from mgpu.presentation.overview import make_overview
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 from tests.scheduler.partitioning.cluster import MIG, slices, wants
@@ -43,7 +43,7 @@ def whole(name: str = "p", count: int = 1, **more: Any) -> Raw:
 
 
 def free(replica: Replica) -> list[int]:
-    shown = overview(replica.api.nodes.values(), replica.api.devices.values(), replica.api.pods.values(), SETTINGS)
+    shown = make_overview(replica.api.nodes.values(), replica.api.devices.values(), replica.api.pods.values(), SETTINGS)
     ours = [s.core_free for s in replica.state.view("n1", "").cards]
     theirs = [card.state.core_free for node in shown.nodes for card in node.cards if node.name == "n1"]
     assert ours == theirs, "mgpu inspect shows what the scheduler counts"

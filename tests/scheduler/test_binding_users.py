@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from mgpu.serving.review import Reply, parse
+from mgpu.serving.review import Reply, parse_review
 from mgpu.settings import load_settings
 from scheduler.api.binding_webhook import BindingAdmission
 from tests import builders as b
@@ -26,7 +26,7 @@ def request(api: FakeApi, user: str, *groups: str, users: tuple[str, ...] = (OUR
     replica = Replica(api)
     body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, **{"name": "p", **more})
     body["request"]["userInfo"] = {"username": user, "groups": list(groups)}
-    reply = BindingAdmission(replica.decider, lambda: None, users)(parse(json.dumps(body).encode()))
+    reply = BindingAdmission(replica.decider, lambda: None, users)(parse_review(json.dumps(body).encode()))
     if not reply.allowed:
         assert replica.state.holdings() == ()
     return reply

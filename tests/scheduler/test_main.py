@@ -19,7 +19,7 @@ current-context: x
 @pytest.fixture(autouse=True)
 def _own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command leaves pytest's log alone."""
-    monkeypatch.setattr("scheduler.main.logs.setup", lambda _: None)
+    monkeypatch.setattr("scheduler.main.logs.set_up_logging", lambda _: None)
 
 
 def run(*options: str) -> Result:

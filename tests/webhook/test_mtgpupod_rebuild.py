@@ -15,7 +15,7 @@ from mgpu.settings import load_settings
 from tests.builders import container, mtgpupod, owned, pod
 from tests.mgpu.serving.reviews import patch_of, review
 from webhook.admission import make_app
-from webhook.mtgpupod_rebuild import Find, finder
+from webhook.mtgpupod_rebuild import FindMtgpuPod, make_finder
 
 SCHEDULER = "system:serviceaccount:mgpu-system:mgpu-scheduler"
 PEER = "system:serviceaccount:sharing:controller"
@@ -42,7 +42,7 @@ def sent(card: str = CARD, index: str = "1", **meta: Any) -> dict[str, Any]:
     return with_meta(raw, **{**said, **meta})
 
 
-def answer(raw: Any, find: Find | None, user: str = SCHEDULER, **settings: Any) -> Any:
+def answer(raw: Any, find: FindMtgpuPod | None, user: str = SCHEDULER, **settings: Any) -> Any:
     app = make_app(load_settings(json.dumps(settings)), find_mtgpupod=find)
     return app.test_client().post("/rebuild", json=review(raw, user=user))
 
@@ -104,11 +104,11 @@ class Failing:
 
 @pytest.mark.parametrize("error", [ApiError(500, "", "no"), ApiError(403, "Forbidden", "no"), Unreachable("no")])
 def test_an_mtgpupod_that_cannot_be_read_is_answered_with_503(error: Exception) -> None:
-    find = finder(Failing(error))  # type: ignore[arg-type]
+    find = make_finder(Failing(error))  # type: ignore[arg-type]
     with pytest.raises(RetryLater):
         find("default", "m")
     assert answer(sent(), find).status_code == 503
-    assert finder(Failing(ApiError(404, "NotFound", "no")))("default", "m") is None  # type: ignore[arg-type]
+    assert make_finder(Failing(ApiError(404, "NotFound", "no")))("default", "m") is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mgpu.cli.main import main
-from mgpu.serving.inflight import REVIEWS
+from mgpu.serving.request_memory import REVIEWS
 from tests.builders import container, pod
 from tests.mgpu.serving.process import Client, Server
 from tests.mgpu.serving.reviews import patch_of, review
@@ -91,7 +91,7 @@ BAD = {
 def test_bad_arguments_are_one_line_and_exit_code_2(
     options: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("webhook.main.logs.setup", lambda _: None)
+    monkeypatch.setattr("webhook.main.logs.set_up_logging", lambda _: None)
     result = CliRunner().invoke(main, ["webhook", *options])
     assert result.exit_code == 2
     assert result.stderr.startswith(says)

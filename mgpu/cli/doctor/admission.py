@@ -7,8 +7,8 @@ from datetime import timedelta
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from mgpu.cli.doctor.installation import Finding, Installation, Level, Raw, hooks
-from mgpu.cli.doctor.parts import DECIDES
+from mgpu.cli.doctor.components import DECIDES
+from mgpu.cli.doctor.installation import Finding, Installation, Level, Raw, webhooks_of
 from mgpu.serving.callers import REFUSES
 from mgpu.serving.certificates import CHAIN
 
@@ -26,7 +26,7 @@ _WHERE_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
 _ELSEWHERE = "doctor --try-in another namespace"
 
 
-def admission(installation: Installation) -> list[Finding]:
+def check_admission(installation: Installation) -> list[Finding]:
     """Make the checks of reachability, certificates and CA bundles. One fault shows in several; it is reported once."""
     by_files = [*_dates(installation), *_trusted(installation)]
     told = {finding.check for finding in by_files if finding.level is Level.FAILED}
@@ -70,7 +70,7 @@ def _of_trial(installation: Installation) -> Iterator[Finding]:
         yield _not_asked(status, message)
 
 
-def bindings(installation: Installation, told: Collection[str]) -> Iterator[Finding]:
+def check_bindings(installation: Installation, told: Collection[str]) -> Iterator[Finding]:
     """Check that Bindings reach mgpu. With failurePolicy Ignore they all pass if it cannot be reached.
 
     told: the checks that have failed; one of them can be the reason, which is not reported twice.
@@ -166,7 +166,7 @@ def _trusted(installation: Installation) -> Iterator[Finding]:
             *_named(installation, _MUTATING, configuration),
             *_named(installation, _VALIDATING, configuration),
         ):
-            stale = [hook["name"] for hook in hooks(found) if not _issued(chain, _bundle(hook))]
+            stale = [hook["name"] for hook in webhooks_of(found) if not _issued(chain, _bundle(hook))]
             if stale:
                 text = f"{', '.join(stale)}: not the CA of the certificate in Secret {secret.name}"
                 yield Finding(BUNDLES, Level.FAILED, text, remedy)

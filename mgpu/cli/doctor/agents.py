@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu import dialects
-from mgpu.cli.doctor.installation import AGENT, Finding, Installation, Level, Raw, serves_gpus
+from mgpu.cli.doctor.installation import AGENT, Finding, Installation, Level, Raw, is_nvidia_plugin
 from mgpu.dialects.protocol import SHARE
 from mgpu.model.agent_pods import is_ready, not_ready_cause
 from mgpu.model.cards import GPU, Card
@@ -12,8 +12,8 @@ from mgpu.model.errors import BadObject
 from mgpu.model.node_slices import undivided
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
-from mgpu.presentation.overview import sliced_of
-from mgpu.presentation.plain_text import listed
+from mgpu.presentation.overview import read_partitioning
+from mgpu.presentation.plain_text import join_names
 from mgpu.version import AgentSaid, read_agent
 
 _LABELS = ("nvidia.com/gpu.present", "mgpu.io/gpu")
@@ -21,7 +21,7 @@ _WHOLE = "nvidia.com/gpu"
 _SET = "mgpu-deviceplugin"
 
 
-def of_nodes(installation: Installation) -> Iterator[Finding]:
+def check_nodes(installation: Installation) -> Iterator[Finding]:
     """Check all nodes that are up and have GPUs."""
     if "nodes" in installation.hidden:
         return
@@ -45,7 +45,7 @@ def _agents(installation: Installation, missing: Mapping[str, str], count: int) 
     for why in sorted(set(missing.values())):
         names = sorted(name for name, reason in missing.items() if reason == why)
         remedy = f"{look}; the node needs the label {' or '.join(_LABELS)}=true"
-        yield Finding("agents", Level.FAILED, f"none serves {listed(names)}: {why}", remedy)
+        yield Finding("agents", Level.FAILED, f"none serves {join_names(names)}: {why}", remedy)
     if not missing:
         text = f"one runs on {'each of the' if count > 1 else 'the'} {count} node{'s' * (count > 1)} with GPUs"
         yield Finding("agents", Level.OK, text)
@@ -81,10 +81,10 @@ def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentSaid
         wanted = _wanted(installation, node, cards, said)
         lacking = [r for r in wanted if not (_amount(capacity.get(r)) and _amount(can.get(r)))]
         if lacking:
-            problems.setdefault(f"nothing of {listed(lacking)} in its status", []).append(name)
+            problems.setdefault(f"nothing of {join_names(lacking)} in its status", []).append(name)
     for why, names in sorted(problems.items()):
         remedy = f"{installation.kubectl} logs the agent's Pod there: check its registration, and disabled dialects"
-        yield Finding(check, Level.FAILED, f"{listed(sorted(names))}: {why}", remedy)
+        yield Finding(check, Level.FAILED, f"{join_names(sorted(names))}: {why}", remedy)
     if not problems:
         yield Finding(check, Level.OK, "each node has the resources of its cards in its status")
 
@@ -92,7 +92,7 @@ def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentSaid
 def _wanted(installation: Installation, node: Raw, cards: Sequence[Card], said: AgentSaid) -> list[str]:
     """Return the resources that the node must offer while it has a healthy undivided card."""
     gpus = [card for card in cards if card.type == GPU]
-    sliced, _ = sliced_of(read_node(node), cards)
+    sliced, _ = read_partitioning(read_node(node), cards)
     whole = [card for card in undivided(sliced.found, gpus) if card.healthy]
     if not whole:
         return []
@@ -110,12 +110,12 @@ def _cdi(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) ->
     unknown = sorted(_name(node) for node, said in served if said.cdi is None)
     enable = "containerd: enable_cdi = true of its CRI plugin, and restart it; or deviceplugin.cdi: false"
     if without and wanted:
-        text = f"CDI is off in the container runtime of {listed(without)}: containers with GPUs do not start there"
+        text = f"CDI is off in the container runtime of {join_names(without)}: containers with GPUs do not start there"
         yield Finding(check, Level.FAILED, text, enable)
     elif unknown and wanted:
         remedy = "set deviceplugin.criSocket to the runtime's socket, and mount it into the agent"
         yield Finding(
-            check, Level.WARNING, f"unknown whether CDI is on in the container runtime of {listed(unknown)}", remedy
+            check, Level.WARNING, f"unknown whether CDI is on in the container runtime of {join_names(unknown)}", remedy
         )
     elif not wanted:
         text = "off by deviceplugin.cdi: pods with different shares that start at the same moment can fail"
@@ -131,11 +131,11 @@ def _isolation(installation: Installation, served: Sequence[tuple[Raw, AgentSaid
     none = sorted(name for name, heeds in known if not (heeds.variable or (by_mounts and heeds.mounts)))
     open_ = sorted(name for name, heeds in known if heeds.variable and name not in none)
     if none:
-        text = f"NVIDIA's toolkit on {listed(none)} ignores the cards of unprivileged containers, which see none"
+        text = f"NVIDIA's toolkit on {join_names(none)} ignores the cards of unprivileged containers, which see none"
         remedy = "make its config.toml and deviceplugin.deviceList agree (docs/nodes.md)"
         yield Finding(check, Level.FAILED, text, remedy)
     if open_:
-        text = f"containers on {listed(open_)} that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see all cards"
+        text = f"containers on {join_names(open_)} that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see all cards"
         remedy = "deviceplugin.deviceList: mounts, then the toolkit's config.toml (docs/nodes.md)"
         yield Finding(check, Level.WARNING, text, remedy)
     if known and not none and not open_:
@@ -146,9 +146,8 @@ def _mps(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) ->
     """Report nodes where a container can fill the node's own /run through the MPS folders."""
     unbounded = sorted(_name(node) for node, said in served if said.mps_unbounded)
     if unbounded:
-        text = (
-            f"on {listed(unbounded)} containers write folders of deviceplugin.mpsDir that are not mounts of their own"
-        )
+        where = f"on {join_names(unbounded)}"
+        text = f"{where} containers write folders of deviceplugin.mpsDir that are not mounts of their own"
         remedy = (
             "apply the agent's manifest of manifests/components/slices and replace the agent's Pod on a drained node; "
             f"{installation.kubectl} logs the agent's Pod there names the folder (docs/mps.md)"
@@ -159,7 +158,7 @@ def _mps(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) ->
 def _others(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
     """Check that NVIDIA's device plugin runs only where it serves whole cards."""
     check = "nvidia plugin"
-    running = {pod["spec"].get("nodeName") for pod in installation.pods if serves_gpus(pod) and _runs(pod)}
+    running = {pod["spec"].get("nodeName") for pod in installation.pods if is_nvidia_plugin(pod) and _runs(pod)}
     both = sorted(_name(node) for node, said in served if said.whole_cards == "mgpu" and _name(node) in running)
     many = sorted(
         _name(node)
@@ -168,10 +167,10 @@ def _others(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]])
     )
     remedy = "keep its DaemonSet off these nodes, or drain them and set deviceplugin.wholeCards: nvidia"
     if both:
-        text = f"it runs on {listed(both)}, where mgpu serves {_WHOLE} too: a card could be allocated twice"
+        text = f"it runs on {join_names(both)}, where mgpu serves {_WHOLE} too: a card could be allocated twice"
         yield Finding(check, Level.FAILED, text, remedy)
     if many:
-        text = f"{listed(many)} has more {_WHOLE} than cards: another plugin serves it there, perhaps with time-slicing"
+        text = f"{join_names(many)} has more {_WHOLE} than cards: another plugin serves it, perhaps with time-slicing"
         yield Finding(check, Level.FAILED, text, remedy)
     if not both and not many:
         left = sum(said.whole_cards == "nvidia" for _, said in served)

@@ -6,8 +6,8 @@ from ipaddress import ip_network
 from mgpu.cli.doctor.installation import Finding, Installation, Level, Raw
 from mgpu.model.addresses import Block
 from mgpu.model.errors import BadObject
-from mgpu.presentation.plain_text import listed
-from mgpu.serving.callers import Callers, api_servers
+from mgpu.presentation.plain_text import join_names
+from mgpu.serving.callers import Callers, read_callers
 from mgpu.settings import SchedulerSettings, Settings, WebhookSettings, load_settings
 
 CALLERS = "callers"
@@ -16,12 +16,12 @@ ENDPOINTS: Mapping[str, str] = {"webhook": "mgpu-webhook", "scheduler": "mgpu-sc
 _OVERRIDES = ("APISERVERS", "CLIENTCA")
 
 
-def variables(key: str) -> tuple[str, ...]:
+def environment_variables(key: str) -> tuple[str, ...]:
     """Return the environment variables that set who may call the endpoint of this process."""
     return tuple(f"MGPU_{key.upper()}__{name}" for name in _OVERRIDES)
 
 
-def callers(installation: Installation) -> Iterator[Finding]:
+def check_callers(installation: Installation) -> Iterator[Finding]:
     """Report each endpoint that others than the API server may call, or that all are closed."""
     found = [finding for key in ENDPOINTS for finding in _of(installation, key)]
     if not found:
@@ -46,18 +46,22 @@ def _of(installation: Installation, key: str) -> Iterator[Finding]:
         return
     pods = sorted(f"{block} ({node})" for block, node in _pod_blocks(installation) if _overlaps(block, admitted.blocks))
     if pods:
-        text = f"{key}.apiServers includes addresses of pods: {listed(pods)}"
+        text = f"{key}.apiServers includes addresses of pods: {join_names(pods)}"
         yield Finding(CALLERS, Level.WARNING, text, remedy)
 
 
 def _admitted(installation: Installation, key: str) -> Callers | None:
     """Return who may call, by the settings and the environment of the Deployment, which overrides them."""
-    given = {name: installation.environment[name] for name in variables(key) if name in installation.environment}
+    given = {
+        name: installation.environment[name] for name in environment_variables(key) if name in installation.environment
+    }
     overridden = _own(load_settings("", ENDPOINTS[key], given), key)
     own = _own(installation.settings, key)
-    changes: dict[str, object] = {"api_servers": overridden.api_servers} if variables(key)[0] in given else {}
-    changes |= {"client_ca": overridden.client_ca} if variables(key)[1] in given else {}
-    return api_servers(own.model_copy(update=changes), key)
+    changes: dict[str, object] = (
+        {"api_servers": overridden.api_servers} if environment_variables(key)[0] in given else {}
+    )
+    changes |= {"client_ca": overridden.client_ca} if environment_variables(key)[1] in given else {}
+    return read_callers(own.model_copy(update=changes), key)
 
 
 def _own(settings: Settings, key: str) -> WebhookSettings | SchedulerSettings:
@@ -67,7 +71,7 @@ def _own(settings: Settings, key: str) -> WebhookSettings | SchedulerSettings:
 def _shown(admitted: Callers | None) -> str:
     if admitted is None:
         return "clients with a certificate"
-    return listed([str(block) for block in admitted.blocks]) if admitted.blocks else "no address"
+    return join_names([str(block) for block in admitted.blocks]) if admitted.blocks else "no address"
 
 
 def _pod_blocks(installation: Installation) -> Iterator[tuple[Block, str]]:

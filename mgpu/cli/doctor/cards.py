@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from mgpu.cli.doctor.installation import Finding, Installation, Level
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import CardView
-from mgpu.presentation.overview import STOCK
-from mgpu.presentation.plain_text import listed
+from mgpu.presentation.overview import NVIDIA_PLUGIN
+from mgpu.presentation.plain_text import join_names
 
 _CHECK = "cards"
 _WHO = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,NODE:.spec.nodeName"
 
 
-def given_out(installation: Installation) -> Iterator[Finding]:
+def check_capacity(installation: Installation) -> Iterator[Finding]:
     """Check for a second scheduler with a ledger of its own, which allocates cards that are taken.
 
     Without Devices no card is known, and every allocation record would seem to name a missing card: no finding then.
@@ -26,12 +26,12 @@ def given_out(installation: Installation) -> Iterator[Finding]:
         if (text := _too_much(card))
     ]
     if twice:
-        text = f"cards are over their capacity, so two schedulers allocate them: {listed(twice)}"
+        text = f"cards are over their capacity, so two schedulers allocate them: {join_names(twice)}"
         remedy = f"delete all but one of them there; which scheduler placed them: kubectl get pods -A {_WHO}"
         yield Finding(_CHECK, Level.FAILED, text, remedy)
     unclear = installation.given.unclear
     if unclear:
-        text = f"some holdings are unknown: {listed(list(unclear))}"
+        text = f"some holdings are unknown: {join_names(list(unclear))}"
         remedy = "kubectl mgpu inspect shows the reasons, in its last lines"
         yield Finding(_CHECK, Level.WARNING, text, remedy)
     if not twice and not unclear:
@@ -53,6 +53,6 @@ def _too_much(card: CardView) -> str:
         if card.cut
         else core > has.core or memory > has.memory
     )
-    if not twice or all(use.dialect == STOCK for use in uses):
+    if not twice or all(use.dialect == NVIDIA_PLUGIN for use in uses):
         return ""
     return f"{format_core(core)} and {format_bytes(memory)} of it: {', '.join(sorted(use.pod for use in uses))}"

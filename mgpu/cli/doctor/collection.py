@@ -6,17 +6,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.doctor.callers import ENDPOINTS, variables
-from mgpu.cli.doctor.installation import COMPONENT, Installation, Raw, Sealing, Secret, Tried, serves_gpus
-from mgpu.cli.doctor.records import CONFIG_MAP, sealing, texts_of
+from mgpu.cli.doctor.callers import ENDPOINTS, environment_variables
+from mgpu.cli.doctor.installation import COMPONENT, DryRun, Installation, Raw, Sealing, Secret, is_nvidia_plugin
+from mgpu.cli.doctor.records import CONFIG_MAP, texts_of, verify_records
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import BadObject
-from mgpu.presentation.overview import overview
-from mgpu.serving.record_keys import read_public
+from mgpu.presentation.overview import make_overview
+from mgpu.serving.record_keys import read_public_keys
 from mgpu.settings import Settings
 from mgpu.version import own_version
 
@@ -31,7 +31,7 @@ _BINDINGS = 3
 _SEPARATE = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 
 
-def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Installation:
+def read_installation(api: Api, namespace: str, settings: Settings, try_in: str) -> Installation:
     """Return the Installation.
 
     What the user may not read (403) is listed in `hidden`; what does not exist (404) is empty.
@@ -73,22 +73,24 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Installat
         datetime.now(UTC),
         own_version(),
         settings,
-        tried(api, try_in),
-        tried_binding(api, try_in),
+        try_pod(api, try_in),
+        try_binding(api, try_in),
         frozenset((*_resources(api, DEVICE_API), *_resources(api, mtgpu.API_VERSION))),
         {kind: listing(f"{CONFIGURATIONS}/{kind}") for kind in KINDS},
         {name: secret for name, secret in secrets.items() if secret.files},
         [lease for lease in leases if lease["metadata"]["name"] == LEASE],
         nodes,
         {raw["metadata"]["name"]: raw for raw in devices},
-        [pod for pod in pods if _own(pod, namespace) or serves_gpus(pod)],
-        overview(nodes, devices, pods, settings, cluster_objects.unhealthy_lists(api), cluster_objects.mtgpupods(api)),
+        [pod for pod in pods if _own(pod, namespace) or is_nvidia_plugin(pod)],
+        make_overview(
+            nodes, devices, pods, settings, cluster_objects.unhealthy_lists(api), cluster_objects.mtgpupods(api)
+        ),
         {name: raw for name, raw in workloads.items() if raw},
         hidden,
         {
             name: text
             for key, workload in ENDPOINTS.items()
-            for name, text in _environment(api, namespace, workloads[workload], variables(key), may)
+            for name, text in _environment(api, namespace, workloads[workload], environment_variables(key), may)
         },
         _sealing(keys, pods, settings),
     )
@@ -98,8 +100,8 @@ def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealin
     if not config_map:
         return None
     try:
-        return sealing(
-            RecordVerifier(read_public(CONFIG_MAP, texts_of(config_map)), frozenset(settings.records.peers)), pods
+        return verify_records(
+            RecordVerifier(read_public_keys(CONFIG_MAP, texts_of(config_map)), frozenset(settings.records.peers)), pods
         )
     except BadObject as error:
         return error
@@ -124,7 +126,7 @@ def _environment(
                     yield variable["name"], str(data[source["key"]])
 
 
-def tried(api: Api, namespace: str) -> Tried:
+def try_pod(api: Api, namespace: str) -> DryRun:
     """Try a Pod that uses two vocabularies, which mgpu denies under all settings.
 
     Apart from that it meets the restricted Pod Security Standard, so that nothing else denies it first.
@@ -146,7 +148,7 @@ def tried(api: Api, namespace: str) -> Tried:
     return _dry_run(api, f"/api/v1/namespaces/{namespace}/pods", pod)
 
 
-def tried_binding(api: Api, namespace: str) -> Tried:
+def try_binding(api: Api, namespace: str) -> DryRun:
     """Try a Binding of a Pod that does not exist. It is refused; by whom says whether bindings reach mgpu.
 
     The API server calls webhooks before it looks for the Pod. With `failurePolicy: Ignore` a webhook that cannot be
@@ -154,20 +156,21 @@ def tried_binding(api: Api, namespace: str) -> Tried:
     """
     meta, target = {"name": _TRIED, "namespace": namespace}, {"kind": "Node", "name": _TRIED}
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
-    path, tried = f"/api/v1/namespaces/{namespace}/pods/{_TRIED}/binding", Tried()
+    path = f"/api/v1/namespaces/{namespace}/pods/{_TRIED}/binding"
+    answer = DryRun()
     for _ in range(_BINDINGS):
-        tried = _dry_run(api, path, binding)
-        if tried.denied:
+        answer = _dry_run(api, path, binding)
+        if answer.denied:
             break
-    return tried
+    return answer
 
 
-def _dry_run(api: Api, path: str, body: Raw) -> Tried:
+def _dry_run(api: Api, path: str, body: Raw) -> DryRun:
     try:
         api.create(path, body, dryRun="All")
     except ApiError as error:
-        return Tried(error.status, error.message)
-    return Tried(201)
+        return DryRun(error.status, error.message)
+    return DryRun(201)
 
 
 def _resources(api: Api, group_version: str) -> Iterator[str]:

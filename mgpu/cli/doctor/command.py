@@ -8,16 +8,16 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.cluster_objects import uncollected
-from mgpu.cli.connection import NAMESPACE, answering, connecting, settings_of
-from mgpu.cli.doctor.admission import admission, bindings
-from mgpu.cli.doctor.agents import of_nodes
-from mgpu.cli.doctor.callers import callers
-from mgpu.cli.doctor.cards import given_out
-from mgpu.cli.doctor.collection import look
+from mgpu.cli.cluster_objects import paused_garbage_collection
+from mgpu.cli.connection import NAMESPACE, cluster_options, read_installed_settings, report_api_errors
+from mgpu.cli.doctor.admission import check_admission, check_bindings
+from mgpu.cli.doctor.agents import check_nodes
+from mgpu.cli.doctor.callers import check_callers
+from mgpu.cli.doctor.cards import check_capacity
+from mgpu.cli.doctor.collection import read_installation
+from mgpu.cli.doctor.components import check_custom_resources, check_installed, check_single_scheduler, check_versions
 from mgpu.cli.doctor.installation import Finding, Installation, Level
-from mgpu.cli.doctor.parts import custom_resources, installed, one_decides, versions
-from mgpu.cli.doctor.records import proven
+from mgpu.cli.doctor.records import check_records
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.presentation.plain_text import one_line
@@ -38,7 +38,7 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="The namespace of the installation.")
 @click.option("--try-in", default="default", show_default=True, help="The namespace for dry runs.")
-@connecting
+@cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
@@ -51,10 +51,10 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
     if try_in == namespace:
         text = f"must be another namespace than {namespace}, which mgpu's webhooks exempt"
         raise BadObject([Problem("--try-in", text)])
-    with answering(), uncollected():
+    with report_api_errors(), paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context, timeout=20.0)
         settings, first = _settings(api, config, namespace)
-        findings = [first, *diagnose(look(api, namespace, settings, try_in))]
+        findings = [first, *diagnose(read_installation(api, namespace, settings, try_in))]
     failed = any(finding.level is Level.FAILED for finding in findings)
     if output == "json":
         rows = [{"check": f.check, "status": f.level, "message": f.message, "remedy": f.remedy} for f in findings]
@@ -67,7 +67,7 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
 def _settings(api: Api, config: Path | None, namespace: str) -> tuple[Settings, Finding]:
     """Return the settings for the checks. Raises BadObject for an invalid --config file."""
     try:
-        settings, source = settings_of(api, config, namespace)
+        settings, source = read_installed_settings(api, config, namespace)
     except BadObject as error:
         if config:
             raise
@@ -79,21 +79,21 @@ def _settings(api: Api, config: Path | None, namespace: str) -> tuple[Settings, 
 
 def diagnose(installation: Installation) -> list[Finding]:
     """Return all findings: at least one for each check that could be made."""
-    found = list(installed(installation))
+    found = list(check_installed(installation))
     if not found:
         found = [
-            *custom_resources(installation),
-            *admission(installation),
-            *callers(installation),
-            *proven(installation),
-            *one_decides(installation),
+            *check_custom_resources(installation),
+            *check_admission(installation),
+            *check_callers(installation),
+            *check_records(installation),
+            *check_single_scheduler(installation),
         ]
         told = {finding.check for finding in found if finding.level is Level.FAILED}
         found += [
-            *bindings(installation, told),
-            *given_out(installation),
-            *of_nodes(installation),
-            *versions(installation),
+            *check_bindings(installation, told),
+            *check_capacity(installation),
+            *check_nodes(installation),
+            *check_versions(installation),
         ]
     hidden = sorted(what for what in installation.hidden if not what.startswith("secret"))
     if hidden:

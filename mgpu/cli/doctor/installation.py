@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class DryRun:
     """The answer to a dry-run create that mgpu must deny. status: of HTTP, 0 if it was not tried."""
 
     status: int = 0
@@ -91,8 +91,8 @@ class Installation:
     now: datetime
     own: str
     settings: Settings
-    tried: Tried = Tried()
-    bound: Tried = Tried()
+    tried: DryRun = DryRun()
+    bound: DryRun = DryRun()
     served: frozenset[str] = frozenset()
     configurations: Mapping[str, Sequence[Raw]] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
@@ -123,12 +123,12 @@ class Installation:
         """Iterate over the Leases that a holder renews."""
         for lease in self.leases:
             spec = lease.get("spec") or {}
-            renewed = when(spec.get("renewTime"))
+            renewed = parse_time(spec.get("renewTime"))
             if spec.get("holderIdentity") and renewed and self.now - renewed < _FRESH:
                 yield lease
 
 
-def when(text: object) -> datetime | None:
+def parse_time(text: object) -> datetime | None:
     """Parse a time as the API writes it, with or without fractions of a second; None if it is not one."""
     try:
         return datetime.fromisoformat(str(text)).astimezone(UTC)
@@ -136,11 +136,11 @@ def when(text: object) -> datetime | None:
         return None
 
 
-def hooks(configuration: Raw) -> Sequence[Raw]:
+def webhooks_of(configuration: Raw) -> Sequence[Raw]:
     return configuration.get("webhooks") or ()
 
 
-def serves_gpus(pod: Raw) -> bool:
+def is_nvidia_plugin(pod: Raw) -> bool:
     """Whether the pod is NVIDIA's device plugin. Its feature discovery runs the same image, but only labels nodes."""
     return any(
         plugin in str(container.get("image", "")) and not str(container["name"]).startswith(_DISCOVERY)

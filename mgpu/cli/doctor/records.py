@@ -9,14 +9,14 @@ from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.record_seals import SEAL
-from mgpu.presentation.plain_text import listed
+from mgpu.presentation.plain_text import join_names
 
 CHECK = "records"
 CONFIG_MAP = "mgpu-record-keys"
 _MOST = 10
 
 
-def sealing(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
+def verify_records(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
     """Verify the records of all pods."""
     return Sealing(records, tuple(sorted(_unproven(records, pods))))
 
@@ -41,7 +41,7 @@ def _without_seal(pod: Pod) -> Pod:
     return replace(pod, annotations={key: text for key, text in pod.annotations.items() if key != SEAL})
 
 
-def proven(installation: Installation) -> Iterator[Finding]:
+def check_records(installation: Installation) -> Iterator[Finding]:
     """Report whether records are sealed, and pods whose records do not count."""
     found = installation.sealing
     if f"configmap {CONFIG_MAP}" in installation.hidden:
@@ -56,7 +56,7 @@ def proven(installation: Installation) -> Iterator[Finding]:
         )
     elif found.unproven:
         more = f" and {len(found.unproven) - _MOST} more" if len(found.unproven) > _MOST else ""
-        text = f"pods have records that mgpu did not decide: {listed(list(found.unproven[:_MOST]))}{more}"
+        text = f"pods have records that mgpu did not decide: {join_names(list(found.unproven[:_MOST]))}{more}"
         remedy = "kubectl describe pod says why in its Events; delete them, or name their scheduler in records.peers"
         yield Finding(CHECK, Level.FAILED, text, remedy)
     else:

@@ -13,10 +13,18 @@ from mgpu.model.ledger import Ledger
 from mgpu.model.pod_constraints import NONE
 from mgpu.model.pods import Pod
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.presentation.card_views import CardView, NodeView, Sliced, Use, inventory_of, nodes_json, views
+from mgpu.presentation.card_views import (
+    CardUse,
+    CardView,
+    NodePartitions,
+    NodeView,
+    list_allocatable,
+    nodes_json,
+    view_nodes,
+)
 from mgpu.presentation.mtgpupod_tables import MtgpuView
-from mgpu.presentation.request_text import asked
-from mgpu.presentation.slice_bars import stretches
+from mgpu.presentation.request_text import describe_request
+from mgpu.presentation.slice_bars import divide_bar
 from scheduler.cluster.node_snapshots import NodeContents
 from scheduler.decisions.filter import Filtered
 from scheduler.engine import nvidia_plugin
@@ -31,10 +39,10 @@ _MOST_REASONS = 12
 def view_of(found: NodeContents) -> NodeView:
     """Return the node as `mgpu inspect` shows it too."""
     ledger, name = Ledger(), found.node.name
-    ledger.set_cards(name, inventory_of(found.slices, (*found.cards, *found.others)))
+    ledger.set_cards(name, list_allocatable(found.slices, (*found.cards, *found.others)))
     for holding in found.held:
         ledger.hold(holding)
-    (view,) = views(ledger, {name: Sliced(found.slices, found.cards)})
+    (view,) = view_nodes(ledger, {name: NodePartitions(found.slices, found.cards)})
     return view
 
 
@@ -81,7 +89,7 @@ def _card(view: CardView, number: Mapping[str, int]) -> Json:
 
 def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
     left = 0
-    for stretch in stretches(view, PARTS) if view.slices else ():
+    for stretch in divide_bar(view, PARTS) if view.slices else ():
         if stretch.slice:
             user = next((number[use.pod] for use in stretch.slice.uses if use.pod in number), -1)
             yield [stretch.slice.slice.name, left, stretch.cells, user]
@@ -100,7 +108,7 @@ def detail_json(found: NodeContents) -> Json:
     return {"name": view.name, "note": found.problem or view.note, "cards": rows}
 
 
-def _use(use: Use, *, reserved: bool) -> Json:
+def _use(use: CardUse, *, reserved: bool) -> Json:
     return {
         "pod": use.pod,
         "containers": list(use.containers),
@@ -146,7 +154,7 @@ def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
     return {
         "name": pod.key,
         "dialect": request.dialect if request else "",
-        "asks": asked(request) if request else "",
+        "asks": describe_request(request) if request else "",
         "created": pod.created,
         **_if(
             node=pod.node,

@@ -13,7 +13,7 @@ from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.presentation.mtgpupod_tables import read_all
+from mgpu.presentation.mtgpupod_tables import read_mtgpupods
 from scheduler.api.page.page_data import Json, mtgpupod_json, pod_json, reason_json, why_json
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
@@ -98,7 +98,7 @@ class Waiting:
         for known in shown:
             key, reason = _reason_of(known, known_reasons)
             rows.append(pod_json(known.pod, known.request, reasons.number(key, reason) if reason else -1))
-        for view in read_all(mtgpupods[: MOST - len(rows)], ()).views:
+        for view in read_mtgpupods(mtgpupods[: MOST - len(rows)], ()).views:
             text = ": ".join(filter(None, (view.reason, view.message))) or "its status has no reason yet"
             rows.append(mtgpupod_json(view, reasons.number(text, reason_json(text))))
         total = len(waiting) + len(self._state.undecided()) + len(mtgpupods)

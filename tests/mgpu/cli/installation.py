@@ -21,10 +21,10 @@ from mgpu.kube.leader import LABEL, Leader
 from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import read_node
 from mgpu.model.record_seals import key_id
-from mgpu.serving.app import reviewing
-from mgpu.serving.callers import Callers, guarded
-from mgpu.serving.certificates import CA, Files, ensure
-from mgpu.serving.folder import Folder
+from mgpu.serving.app import serve_reviews
+from mgpu.serving.callers import Callers, restrict_callers
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import CA, Files, ensure_certificate
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, VERSION_LABEL, AgentSaid, own_version, write_agent
 from playground.installation import located, manifests
@@ -60,20 +60,20 @@ class _Silent(WSGIRequestHandler):
 
 def _behind(app: Any, callers: Callers) -> Any:
     """The door as gunicorn has it; werkzeug calls the connection otherwise."""
-    door = guarded(app, callers)
+    door = restrict_callers(app, callers)
     return lambda environ, start: door({**environ, "gunicorn.socket": environ["werkzeug.socket"]}, start)
 
 
 @contextmanager
 def webhook(files: Files, folder: Path, api: Api, callers: Callers | None = None) -> Iterator[int]:
     """The port on which the real app, and the scheduler's admission of Bindings, are served with this certificate."""
-    kept = Folder(folder)
+    kept = CertificateFolder(folder)
     kept.put(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(kept.chain, kept.key)
     app, settings = make_app(load_settings()), load_settings()
     decider = Decider(ClusterCache(settings), api, settings)
-    reviewing(app, "/bind-admission", BindingAdmission(decider, lambda: None), kinds=("Binding",))
+    serve_reviews(app, "/bind-admission", BindingAdmission(decider, lambda: None), kinds=("Binding",))
     served = _behind(app.wsgi_app, callers) if callers else app.wsgi_app
     server = make_server("127.0.0.1", 0, served, threaded=True, ssl_context=context, request_handler=_Silent)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -87,7 +87,7 @@ def webhook(files: Files, folder: Path, api: Api, callers: Callers | None = None
 
 
 def certificate(folder: Path, *, days_old: int = 0) -> Files:
-    return ensure(Folder(folder), NAMES, datetime.now(UTC) - timedelta(days=days_old))
+    return ensure_certificate(CertificateFolder(folder), NAMES, datetime.now(UTC) - timedelta(days=days_old))
 
 
 def keep_in_secret(api: Api, name: str, files: Files) -> None:

@@ -4,24 +4,24 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mgpu.cli.doctor.cards import given_out
+from mgpu.cli.doctor.cards import check_capacity
 from mgpu.cli.doctor.installation import Installation
 from mgpu.model.cards import CardState
 from mgpu.model.slice_names import MIG, Slice
-from mgpu.presentation.card_views import CardView, NodeView, SliceView, Use
-from mgpu.presentation.overview import STOCK, Overview
+from mgpu.presentation.card_views import CardUse, CardView, NodeView, SliceView
+from mgpu.presentation.overview import NVIDIA_PLUGIN, Overview
 from mgpu.settings import load_settings
 from tests.builders import card
 
 
-def use(pod: str, core: int, gib: int = 1, *, certain: bool = True, dialect: str = "mgpu") -> Use:
-    return Use(pod, ("c",), core, gib << 30, certain, dialect=dialect)
+def use(pod: str, core: int, gib: int = 1, *, certain: bool = True, dialect: str = "mgpu") -> CardUse:
+    return CardUse(pod, ("c",), core, gib << 30, certain, dialect=dialect)
 
 
-def messages(*uses: Use, slices: tuple[SliceView, ...] = ()) -> list[str]:
+def messages(*uses: CardUse, slices: tuple[SliceView, ...] = ()) -> list[str]:
     shown = Overview((NodeView("n1", (CardView(CardState(card(0)), uses, MIG if slices else "", slices),)),))
     installation = Installation("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown)
-    return [finding.message for finding in given_out(installation) if finding.level == "failed"]
+    return [finding.message for finding in check_capacity(installation) if finding.level == "failed"]
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def messages(*uses: Use, slices: tuple[SliceView, ...] = ()) -> list[str]:
     [
         (use("a/a", 500, 40), use("a/b", 500, 40)),
         (use("a/a", 800), use("a/b", 800, certain=False)),
-        (use("a/a", 1000, 80, dialect=STOCK), use("a/b", 1000, 80, dialect=STOCK)),
+        (use("a/a", 1000, 80, dialect=NVIDIA_PLUGIN), use("a/b", 1000, 80, dialect=NVIDIA_PLUGIN)),
         (),
     ],
     ids=["it is full", "nobody can tell where one of them is", "NVIDIA's plugin shares it in time", "it is idle"],
 )
-def test_what_is_well(uses: tuple[Use, ...]) -> None:
+def test_what_is_well(uses: tuple[CardUse, ...]) -> None:
     assert messages(*uses) == []
 
 
@@ -43,10 +43,10 @@ def test_what_is_well(uses: tuple[Use, ...]) -> None:
     [
         ((use("a/b", 600), use("a/a", 500)), "110% and 2.0 GiB"),
         ((use("a/b", 100, 50), use("a/a", 100, 31)), "20% and 81.0 GiB"),
-        ((use("a/b", 1000, 80, dialect=STOCK), use("a/a", 100, 1)), "110% and 81.0 GiB"),
+        ((use("a/b", 1000, 80, dialect=NVIDIA_PLUGIN), use("a/a", 100, 1)), "110% and 81.0 GiB"),
     ],
 )
-def test_more_than_there_is(uses: tuple[Use, ...], amounts: str) -> None:
+def test_more_than_there_is(uses: tuple[CardUse, ...], amounts: str) -> None:
     (message,) = messages(*uses)
     assert message.endswith(f"so two schedulers allocate them: card 0 of n1 ({amounts} of it: a/a, a/b)")
 
@@ -68,4 +68,4 @@ def test_nothing_is_said_of_what_could_not_be_looked_at(what: str) -> None:
     shown = Overview((), unclear={"Pod a/a": "its record names card 0, which n1 does not have"})
     hidden = {what: "no"}
     installation = Installation("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown, hidden=hidden)
-    assert list(given_out(installation)) == []
+    assert list(check_capacity(installation)) == []

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from mgpu.cli.inspect import shown
+from mgpu.cli.inspect import render_overview
 from mgpu.cli.main import main
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
@@ -86,7 +86,7 @@ def test_what_is_many_is_cut_short() -> None:
     nodes = tuple(NodeView(f"n{i:03}", ()) for i in range(30))
     found = Overview(nodes, pods, unclear={f"Pod {pod}": "no record" for pod in pods})
     with Terminal(width=1000) as terminal, terminal.capture() as captured:
-        terminal.print(shown(found))
+        terminal.print(render_overview(found))
     bare, waiting, *odd = captured.get().splitlines()
     assert bare.endswith("n018, n019 and 10 more")
     assert waiting.endswith("default/p019 and 10 more")
@@ -95,7 +95,7 @@ def test_what_is_many_is_cut_short() -> None:
 
 def test_a_cluster_without_nodes() -> None:
     with Terminal() as terminal, terminal.capture() as captured:
-        terminal.print(shown(Overview(())))
+        terminal.print(render_overview(Overview(())))
     assert captured.get() == "There are no nodes.\n"
 
 

@@ -15,7 +15,7 @@ from mgpu.kube import Api
 from mgpu.model.cards import Card
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
-from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, aligned, details, summary
+from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, align_columns, details, summary
 from mgpu.settings import load_settings
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import GIB, container, mtgpupod, node, occupy_pod, pod
@@ -242,7 +242,7 @@ def test_nothing_at_all() -> None:
 
 
 def test_columns_end_where_a_line_has_none() -> None:
-    assert aligned(["a\tb\t", "longer\tc\t", "-", "x\ty"]) == "a       b  \nlonger  c  \n-\nx  y\n"
+    assert align_columns(["a\tb\t", "longer\tc\t", "-", "x\ty"]) == "a       b  \nlonger  c  \n-\nx  y\n"
 
 
 def test_what_mtgpupods_hold_is_allocated_too() -> None:

@@ -15,7 +15,7 @@ from mgpu.model.pods import read_node
 from mgpu.model.slice_names import MIG
 from mgpu.presentation import utilization
 from mgpu.presentation.card_views import CardView, NodeView
-from mgpu.presentation.overview import Overview, overview
+from mgpu.presentation.overview import Overview, make_overview
 from mgpu.presentation.utilization import SORTS, Fragmentation
 from mgpu.settings import load_settings
 from tests.builders import GIB, card, cards, container, node, pod, share
@@ -37,7 +37,7 @@ def found() -> Overview:
 
     pods = [on("a", "n1", "0", 50, 20 * 1024), on("b", "n1", "1", 60, 1024), on("c", "n1", "1", 40, 1024)]
     pods += [on("d", "n2", "1", 100), share("waits")]
-    return overview(nodes, devices, pods, load_settings())
+    return make_overview(nodes, devices, pods, load_settings())
 
 
 def test_what_nodes_and_models_have() -> None:
@@ -86,7 +86,7 @@ def test_who_holds_most_comes_first() -> None:
 
 @pytest.mark.parametrize("sort", sorted(SORTS))
 def test_every_order_ends_in_the_name(sort: str) -> None:
-    twins = [utilization.of_cards(name, ()) for name in "cab"]
+    twins = [utilization.sum_cards(name, ()) for name in "cab"]
     assert [row.name for row in sorted(twins, key=SORTS[sort])] == ["a", "b", "c"]
 
 

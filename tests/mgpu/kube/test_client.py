@@ -20,8 +20,8 @@ from kubernetes.config import ConfigException
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.client import PAGE, PAGE_BYTES
 from mgpu.model.errors import BadObject
-from mgpu.serving.certificates import CA, ensure
-from mgpu.serving.folder import Folder
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import CA, ensure_certificate
 from playground.apiserver.hosting import self_signed
 from tests.mgpu.serving.process import client_certificate
 
@@ -256,8 +256,8 @@ def inline_kubeconfig(folder: Path, url: str, authority: Path, client: Path) -> 
 
 def test_what_a_kubeconfig_has_inline_is_left_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor by a process that is killed."""
-    folder = Folder(tmp_path / "tls")
-    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+    folder = CertificateFolder(tmp_path / "tls")
+    ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
     authority = folder.path / CA
     own = client_certificate(folder, tmp_path)
     temporary = tmp_path / "temporary"

@@ -8,8 +8,8 @@ from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
 from mgpu.model.slice_names import Slice
 from mgpu.presentation.card_map import card_map
-from mgpu.presentation.card_views import CardView, NodeView, SliceView, Use
-from mgpu.presentation.overview import overview
+from mgpu.presentation.card_views import CardUse, CardView, NodeView, SliceView
+from mgpu.presentation.overview import make_overview
 from mgpu.settings import load_settings
 from tests.builders import card, node, share
 
@@ -21,7 +21,7 @@ def drawn(width: int) -> str:
         return share(name, node="n1", annotations={"vke.volcengine.com/gpu-index-container-c": index}, mib=40960)
 
     device = write_device(read_node(node()), "", CARDS)
-    found = overview([node(), node("bare")], [device], [on("one", "0"), on("two", "0")], load_settings())
+    found = make_overview([node(), node("bare")], [device], [on("one", "0"), on("two", "0")], load_settings())
     console = Console(width=width, no_color=True, force_terminal=False)
     with console.capture() as captured:
         console.print(card_map(found.nodes))
@@ -61,8 +61,8 @@ def test_vocabularies_are_told_where_there_are_several_and_other_devices_have_a_
     assert "a · 30% 4 GiB on 0" in alone
 
 
-def use(pod: str, dialect: str, core: int, gib: int) -> Use:
-    return Use(pod, ("c",), core, gib << 30, dialect=dialect)
+def use(pod: str, dialect: str, core: int, gib: int) -> CardUse:
+    return CardUse(pod, ("c",), core, gib << 30, dialect=dialect)
 
 
 def shown(node: NodeView) -> str:
@@ -74,7 +74,7 @@ def shown(node: NodeView) -> str:
 
 def cut(kind: str, index: int, *made: Slice, held: str = "") -> CardView:
     """A card of 80 GiB with these slices, of which `held` has the first."""
-    uses = (Use(held, ("c",), 142, 10 << 30),) if held else ()
+    uses = (CardUse(held, ("c",), 142, 10 << 30),) if held else ()
     slices = [SliceView(s, CardState(Card(s.index, "", "", 20 << 30)), () if i else uses) for i, s in enumerate(made)]
     core, memory = (142, 10 << 30) if held else (0, 0)
     return CardView(CardState(card(index), core, memory, len(uses)), uses, kind, tuple(slices))

@@ -12,8 +12,8 @@ from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json
-from mgpu.presentation.mtgpupod_tables import accounting, accounting_json, mtgpupods_json
-from mgpu.presentation.overview import Overview, overview
+from mgpu.presentation.mtgpupod_tables import account_nodes, accounting_json, mtgpupods_json
+from mgpu.presentation.overview import Overview, make_overview
 from mgpu.settings import load_settings
 from tests.builders import GIB, card, container, mtgpupod, node, occupy_pod, owned, pod, share
 
@@ -24,7 +24,7 @@ SETTINGS = load_settings()
 
 
 def seen(mtgpupods: Iterable[Raw], *pods: Raw) -> Overview:
-    return overview([node()], [DEVICE], pods, SETTINGS, mtgpupods=mtgpupods)
+    return make_overview([node()], [DEVICE], pods, SETTINGS, mtgpupods=mtgpupods)
 
 
 def test_those_with_a_card_share_it_under_its_name_and_the_occupy_pod_is_not_counted_beside_them() -> None:
@@ -216,7 +216,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[Raw], list[Raw]]:
 def test_the_accounting_is_the_seeds(cluster: tuple[list[Raw], list[Raw]]) -> None:
     pods, named = cluster
     free, left = seeds_accounting(CARDS, pods, named)
-    (account,) = accounting(seen(named, *pods).nodes)
+    (account,) = account_nodes(seen(named, *pods).nodes)
     assert (account.free, {x.gpuid: x.core for x in account.gpuids}) == (free, left)
 
 
@@ -224,6 +224,6 @@ def test_the_accounting_counts_cards_that_others_share_and_broken_ones_as_not_fr
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
     broken = write_device(read_node(node()), "", [card(0), card(1, healthy=False), card(2), card(3)])
     pool, named = share(node="n1", annotations=record), mtgpupod(bound="GPU-n1-3", memory=3 * GIB)
-    found = overview([node(), node("bare")], [broken], [pool], SETTINGS, mtgpupods=[named])
+    found = make_overview([node(), node("bare")], [broken], [pool], SETTINGS, mtgpupods=[named])
     left = {"gpuid": "zxcvb", "card": 3, "core": 80, "memory": 77 * GIB}
-    assert accounting_json(accounting(found.nodes)) == {"n1": {"free": 1, "gpuids": [left]}}
+    assert accounting_json(account_nodes(found.nodes)) == {"n1": {"free": 1, "gpuids": [left]}}

@@ -11,7 +11,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
 from mgpu.model.slice_names import Slice
 from mgpu.presentation.card_views import nodes_json
-from mgpu.presentation.overview import overview
+from mgpu.presentation.overview import make_overview
 from mgpu.settings import load_settings
 from tests.builders import cards, container, node, pod, share
 
@@ -22,7 +22,7 @@ DEVICE = write_device(read_node(node()), "", cards(2))
 
 
 def test_a_recorded_pod_stands_on_its_card() -> None:
-    found = overview([node()], [DEVICE], [share(node="n1", annotations=ON_CARD_1)], load_settings())
+    found = make_overview([node()], [DEVICE], [share(node="n1", annotations=ON_CARD_1)], load_settings())
     first, second = nodes_json(found.nodes)["n1"]["cards"]
     assert (first["holders"], second["holders"]) == ([], ["default/p/c"])
     assert second["core"] == {"used": 50, "total": 100}
@@ -32,7 +32,7 @@ def test_a_recorded_pod_stands_on_its_card() -> None:
 def test_pods_that_wait_that_ended_and_that_ask_for_nothing() -> None:
     plain = pod("plain", container())
     ended = share("ended", node="n1", annotations=ON_CARD_1, phase="Succeeded")
-    found = overview([node()], [DEVICE], [share("waits"), ended, plain], load_settings())
+    found = make_overview([node()], [DEVICE], [share("waits"), ended, plain], load_settings())
     assert found.pending == ("default/waits",)
     assert all(not card.uses for card in found.nodes[0].cards)
 
@@ -40,14 +40,14 @@ def test_pods_that_wait_that_ended_and_that_ask_for_nothing() -> None:
 def test_what_cannot_be_read_is_named_and_raises_nothing() -> None:
     odd = share("odd", node="n1", annotations={"vke.volcengine.com/gpu-index-container-c": "?"})
     broken = {"metadata": {"name": "n2"}, "spec": {"devices": 3}}
-    found = overview([node(), node("n2")], [DEVICE, broken], [odd, share("new", node="n1")], load_settings())
+    found = make_overview([node(), node("n2")], [DEVICE, broken], [odd, share("new", node="n1")], load_settings())
     assert set(found.unclear) == {"Device n2", "Pod default/odd", "Pod default/new"}
     assert [card.holders for card in found.nodes[0].cards] == [["default/odd/c"], ["default/odd/c"]]
 
 
 def test_a_pod_whose_ask_cannot_be_read_may_be_on_any_card() -> None:
     odd = pod("odd", container(core=120), node="n1", annotations=ON_CARD_1)
-    found = overview([node()], [DEVICE], [odd], load_settings())
+    found = make_overview([node()], [DEVICE], [odd], load_settings())
     assert [card.state.core_used for card in found.nodes[0].cards] == [1000, 1000]
 
 
@@ -59,7 +59,7 @@ def test_wishes_and_groups_are_shown() -> None:
         share("waits", annotations=constraint),
         share("bad", annotations={"mgpu.io/card-models": ""}),
     ]
-    found = overview([node()], [DEVICE], pods, load_settings())
+    found = make_overview([node()], [DEVICE], pods, load_settings())
     assert {pod: constraints.texts() for pod, constraints in found.constraints.items()} == {
         "default/a": {"same-card-group": "pair"},
         "default/b": {"same-card-group": "pair"},
@@ -85,7 +85,7 @@ def test_holders_of_all_vocabularies_on_one_card() -> None:
         asking("g", "aliyun.com/gpu-mem", "8", {"ALIYUN_COM_GPU_MEM_IDX": "1"}),
         asking("k", "koordinator.sh/gpu", "25", {ALLOCATED: json.dumps({"gpu": [allocated]})}),
     ]
-    found = overview([node()], [DEVICE], pods, load_settings())
+    found = make_overview([node()], [DEVICE], pods, load_settings())
     assert not found.unclear
     card = found.nodes[0].cards[1]
     assert {use.pod: (use.dialect, use.core, use.memory >> 30) for use in card.uses} == {
@@ -100,7 +100,7 @@ def test_other_devices_and_who_holds_them() -> None:
     device = {**DEVICE, "spec": {"devices": [*DEVICE["spec"]["devices"], rdma]}}
     allocated = {"rdma": [{"minor": 3, "resources": {"koordinator.sh/rdma": "50"}}]}
     held = asking("r", "koordinator.sh/rdma", "50", {ALLOCATED: json.dumps(allocated)})
-    (seen,) = overview([node()], [device], [held], load_settings()).nodes
+    (seen,) = make_overview([node()], [device], [held], load_settings()).nodes
     assert [card.uses for card in seen.cards] == [(), ()]
     (other,) = seen.others
     assert (other.state.card.type, other.state.core_used, other.holders) == ("rdma", 500, ["default/r/c"])
@@ -114,27 +114,27 @@ def test_what_nvidias_plugin_gave_out_and_to_whom() -> None:
     ]
     device = {**DEVICE, "metadata": {"name": "n1", "annotations": {CHECKPOINTS: json.dumps(rows)}}}
     old = asking("old", "nvidia.com/gpu", "1")
-    found = overview([node()], [device], [old], load_settings())
+    found = make_overview([node()], [device], [old], load_settings())
     assert not found.unclear
     uses = [use for card in found.nodes[0].cards for use in card.uses]
     assert [(use.pod, use.dialect, use.core) for use in uses] == [
         ("default/old", "nvidia", 1000),
         ("pod uid-gone", "nvidia", 1000),
     ]
-    ended = overview([node()], [device], [{**old, "status": {"phase": "Succeeded"}}], load_settings())
+    ended = make_overview([node()], [device], [{**old, "status": {"phase": "Succeeded"}}], load_settings())
     assert [len(card.uses) for card in ended.nodes[0].cards] == [0, 1]
 
 
 def test_a_record_of_ours_counts_more_than_what_the_kubelet_lists() -> None:
     rows = [{"podUID": "uid-p", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-n1-0"]}]
     device = {**DEVICE, "metadata": {"name": "n1", "annotations": {CHECKPOINTS: json.dumps(rows)}}}
-    found = overview([node()], [device], [share(node="n1", annotations=ON_CARD_1)], load_settings())
+    found = make_overview([node()], [device], [share(node="n1", annotations=ON_CARD_1)], load_settings())
     assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
 
 
 def test_a_record_of_a_card_that_is_not_there_is_told() -> None:
     away = {**ON_CARD_1, "vke.volcengine.com/gpu-index-container-c": "7"}
-    found = overview([node()], [DEVICE], [share(node="n1", annotations=away)], load_settings())
+    found = make_overview([node()], [DEVICE], [share(node="n1", annotations=away)], load_settings())
     assert dict(found.unclear) == {"Pod default/p": "its record names card 7, which n1 does not have"}
 
 
@@ -144,14 +144,14 @@ def test_other_devices_that_the_kubelet_gave_out_are_no_missing_cards() -> None:
         for resource, id in (("nvidia.com/gpu", "GPU-n1-0"), ("rdma/hca", "mlx5_0"))
     ]
     device = {**DEVICE, "metadata": {"name": "n1", "annotations": {CHECKPOINTS: json.dumps(rows)}}}
-    found = overview([node()], [device], [asking("old", "nvidia.com/gpu", "1")], load_settings())
+    found = make_overview([node()], [device], [asking("old", "nvidia.com/gpu", "1")], load_settings())
     assert not found.unclear
     assert [card.holders for card in found.nodes[0].cards] == [["default/old/c"], []]
 
 
 def test_what_runs_without_a_record_holds_its_share_everywhere() -> None:
     """As the scheduler counts it: no card there may look free."""
-    found = overview([node()], [DEVICE], [share("before", node="n1", phase="Running")], load_settings())
+    found = make_overview([node()], [DEVICE], [share("before", node="n1", phase="Running")], load_settings())
     assert [card.state.core_used for card in found.nodes[0].cards] == [500, 500]
     assert not any(use.certain for card in found.nodes[0].cards for use in card.uses)
     assert list(found.unclear) == ["Pod default/before"]
@@ -162,7 +162,7 @@ def test_a_list_of_unhealthy_cards_is_read() -> None:
         {"metadata": {"name": f"unhealthy-gpu-{name}", "namespace": "kube-system"}, "data": {"gpus": gpus}}
         for name, gpus in (("n1", "1"), ("n2", "?"))
     ]
-    found = overview([node()], [DEVICE], [], load_settings(), lists)
+    found = make_overview([node()], [DEVICE], [], load_settings(), lists)
     assert [card.state.card.healthy for card in found.nodes[0].cards] == [True, False]
     assert list(found.unclear) == ["ConfigMap unhealthy-gpu-n2"]
 
@@ -170,7 +170,7 @@ def test_a_list_of_unhealthy_cards_is_read() -> None:
 def test_a_wish_that_went_bad_takes_no_cards_away() -> None:
     """Written before the rule was there: the pod keeps the cards that it has."""
     odd = share("odd", node="n1", annotations={**ON_CARD_1, "mgpu.io/card-models": ",", "mgpu.io/spread-group": "web"})
-    found = overview([node()], [DEVICE], [odd], load_settings())
+    found = make_overview([node()], [DEVICE], [odd], load_settings())
     assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
     assert not found.unclear
     assert found.constraints["default/odd"].texts() == {"spread-group": "web"}
@@ -190,7 +190,7 @@ def holding(name: str, type: str, *places: str) -> Raw:
 def test_a_divided_card_shows_its_slices_and_is_used_by_what_is_held_of_them() -> None:
     made = [Slice(0, 0, "3g.40gb", "MIG-a"), Slice(0, 4, "1g.10gb", "MIG-b", "uid-p"), Slice(0, 6, "2g.20gb", "MIG-c")]
     raw = sliced(made)
-    found = overview([raw], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
+    found = make_overview([raw], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
     assert not found.unclear
     shown = nodes_json(found.nodes)["n1"]
     first, second = shown["cards"]
@@ -206,7 +206,7 @@ def test_a_divided_card_shows_its_slices_and_is_used_by_what_is_held_of_them() -
 
 def test_slices_under_mps_have_no_start_and_other_cards_are_whole() -> None:
     made = [Slice(0, i, "4gb") for i in range(2)]
-    found = overview([sliced(made, "mps")], [DEVICE], [holding("p", "gpu-4gb", "0:1")], load_settings())
+    found = make_overview([sliced(made, "mps")], [DEVICE], [holding("p", "gpu-4gb", "0:1")], load_settings())
     first, second = nodes_json(found.nodes)["n1"]["cards"]
     rows = [{"profile": "4gb", "holder": holder} for holder in (None, "default/p/c")]
     assert (first["slices"], first["core"]["used"], second["slices"]) == (rows, 5, [])
@@ -214,14 +214,14 @@ def test_slices_under_mps_have_no_start_and_other_cards_are_whole() -> None:
 
 
 def test_slices_that_the_node_gave_to_a_pod_that_is_gone_are_held() -> None:
-    found = overview([sliced([Slice(0, 0, "3g.40gb", "MIG-a", "uid-gone")])], [DEVICE], [], load_settings())
+    found = make_overview([sliced([Slice(0, 0, "3g.40gb", "MIG-a", "uid-gone")])], [DEVICE], [], load_settings())
     (card, *_) = nodes_json(found.nodes)["n1"]["cards"]
     assert [s["holder"] for s in card["slices"]] == ["pod uid-gone"]
     assert card["memory"]["used"] == 40 << 30
 
 
 def test_a_slice_that_a_record_names_and_that_is_not_there_is_told() -> None:
-    found = overview([sliced([])], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
+    found = make_overview([sliced([])], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
     assert list(found.unclear) == ["Pod default/p"]
 
 
@@ -237,12 +237,12 @@ def test_how_it_stands_with_a_plan_is_told(refused: tuple[int, str] | None, note
     raw = sliced([], refused=refused)
     said = raw["metadata"]["annotations"]
     said[node_slices.ANNOTATION] = node_slices.with_spec(said[node_slices.ANNOTATION], {0: {"1g.10gb": 1}}, 5)
-    assert overview([raw], [DEVICE], [], load_settings()).nodes[0].note == note
+    assert make_overview([raw], [DEVICE], [], load_settings()).nodes[0].note == note
 
 
 def test_what_a_node_says_of_its_slices_and_cannot_be_read_is_told() -> None:
     raw = node(labels={node_slices.LABEL: "mig"}, **{node_slices.ANNOTATION: "{"})
     odd = node("n2", labels={node_slices.LABEL: "both"})
-    found = overview([raw, odd], [DEVICE], [], load_settings())
+    found = make_overview([raw, odd], [DEVICE], [], load_settings())
     assert list(found.unclear) == ["Node n1", "Node n2"]
     assert [card.cut for card in found.nodes[0].cards] == ["mig", "mig"]

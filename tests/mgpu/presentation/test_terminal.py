@@ -14,7 +14,7 @@ from rich.text import Text
 from mgpu.cli.inspect_gpushare import main as inspect_gpushare
 from mgpu.cli.kubectl import plugin
 from mgpu.kube import Api
-from mgpu.presentation.plain_text import one_line, plain
+from mgpu.presentation.plain_text import one_line, printable
 from mgpu.presentation.terminal import Terminal, show
 from mgpu.version import AGENT
 from tests.builders import share
@@ -27,8 +27,8 @@ SHOWN = "[red]x[/nope] :boom: "
 
 
 def test_what_is_printed() -> None:
-    assert plain("Zürich 卡 ✓\n2") == "Zürich 卡 ✓\n2"
-    assert plain("a\x1b[2Jb\x9bc\u202ed") == "a\ufffd[2Jb\ufffdc\ufffdd"
+    assert printable("Zürich 卡 ✓\n2") == "Zürich 卡 ✓\n2"
+    assert printable("a\x1b[2Jb\x9bc\u202ed") == "a\ufffd[2Jb\ufffdc\ufffdd"
     assert one_line("a\x1b\n b\tc") == "a\ufffd b c"
 
 

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import CA, CA_KEY
-from mgpu.serving.folder import Folder
 from tests import warm
 
 DEADLINE = 60.0  # far above what anything here takes: a bound for hung processes, no measurement
@@ -133,7 +133,7 @@ class Client:
         return int(count)
 
 
-def client_certificate(folder: Folder, where: Path) -> Path:
+def client_certificate(folder: CertificateFolder, where: Path) -> Path:
     """A file with a client's certificate and key, signed by the CA of `folder`."""
     ca = x509.load_pem_x509_certificate((folder.path / CA).read_bytes())
     signer: Any = load_pem_private_key((folder.path / CA_KEY).read_bytes(), None)

@@ -23,7 +23,7 @@ from gunicorn.workers import gthread
 from mgpu.model.addresses import read_block
 from mgpu.model.errors import RetryLater
 from mgpu.serving import patience, worker
-from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.serving.app import new_app, serve_probes, serve_reviews
 from mgpu.serving.callers import Callers
 from mgpu.serving.review import Reply, Review, allow
 from mgpu.serving.server import Listen, serve
@@ -45,12 +45,12 @@ def main(directory: Path, port: int = 0, end: Callable[[], None] | None = None) 
         print("stopped", flush=True)
 
     app = new_app()
-    reviewing(app, "/review", answer, kinds=("Pod",))
-    probes(app, lambda: None if started else "not started")
+    serve_reviews(app, "/review", answer, kinds=("Pod",))
+    serve_probes(app, lambda: None if started else "not started")
     app.add_url_rule("/large", "large", lambda: Response(LARGE))
     app.add_url_rule("/slow", "slow", lambda: Response(slow()))
     other = new_app()
-    probes(other)
+    serve_probes(other)
     vouched = Listen("127.0.0.1", 0, other.wsgi_app, client_ca=str(directory / "ca.crt"))
     plain = Listen("127.0.0.1", port, app.wsgi_app, tls=False)
     beside = Listen("127.0.0.2", port, other.wsgi_app, tls=False)
@@ -66,8 +66,8 @@ def main(directory: Path, port: int = 0, end: Callable[[], None] | None = None) 
 
 def door(directory: Path, *blocks: str, addresses: int) -> None:
     app = new_app()
-    reviewing(app, "/review", answer, kinds=("Pod",))
-    probes(app)
+    serve_reviews(app, "/review", answer, kinds=("Pod",))
+    serve_probes(app)
     callers = Callers("test.apiServers", tuple(map(read_block, blocks)))
     listen = [Listen("127.0.0.1", 0, app.wsgi_app, tls=tls, callers=callers) for tls in (True, False)]
     serve(listen[:addresses], threads=8, certificate=(directory / "tls.crt", directory / "tls.key"))
@@ -75,7 +75,7 @@ def door(directory: Path, *blocks: str, addresses: int) -> None:
 
 def strangers(directory: Path) -> None:
     app = new_app()
-    probes(app)
+    serve_probes(app)
     app.add_url_rule("/large", "large", lambda: Response(LARGE))
     vouched = Listen("127.0.0.1", 0, app.wsgi_app, client_ca=str(directory / "ca.crt"))
     certificate = (directory / "tls.crt", directory / "tls.key")

@@ -9,16 +9,16 @@ import pytest
 from flask.testing import FlaskClient
 
 from mgpu.model.errors import BadObject, Problem, RetryLater
-from mgpu.serving.app import new_app, probes, reviewing
-from mgpu.serving.inflight import REVIEWS
+from mgpu.serving.app import new_app, serve_probes, serve_reviews
+from mgpu.serving.request_memory import REVIEWS
 from mgpu.serving.review import Reply, Review, allow
 from tests.mgpu.serving.reviews import review
 
 
 def client(handler: Callable[[Review], Reply] = allow, not_ready_reason: str | None = None) -> FlaskClient:
     app = new_app()
-    reviewing(app, "/review", handler, kinds=("Pod",))
-    probes(app, lambda: not_ready_reason)
+    serve_reviews(app, "/review", handler, kinds=("Pod",))
+    serve_probes(app, lambda: not_ready_reason)
     return app.test_client()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from mgpu.model.addresses import Block, cover_everything, read_block
-from mgpu.serving.callers import Callers, api_servers, guarded
-from mgpu.serving.certificates import CA, ensure
-from mgpu.serving.folder import Folder
+from mgpu.serving.callers import Callers, read_callers, restrict_callers
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import CA, ensure_certificate
 from mgpu.settings import load_settings
 from tests.mgpu.serving.process import Client, Server
 from tests.mgpu.serving.reviews import review
@@ -71,7 +71,7 @@ def test_blocks_that_hold_every_address_are_open(allowed: list[str], is_open: bo
 
 @pytest.mark.parametrize("key", ["webhook", "scheduler"])
 def test_an_admission_endpoint_without_settings_admits_loopback_only(key: str) -> None:
-    callers = api_servers(getattr(load_settings(), key), key)
+    callers = read_callers(getattr(load_settings(), key), key)
     assert callers
     assert callers.admits("127.0.0.1")
     assert callers.admits("::1")
@@ -82,39 +82,39 @@ def test_an_admission_endpoint_without_settings_admits_loopback_only(key: str) -
 @pytest.mark.parametrize("key", ["webhook", "scheduler"])
 def test_a_client_ca_admits_every_address_unless_blocks_are_set_too(key: str) -> None:
     certificate = load_settings(flags={f"{key}.clientCa": "ca.crt"})
-    assert api_servers(getattr(certificate, key), key) is None
+    assert read_callers(getattr(certificate, key), key) is None
     both = load_settings(flags={f"{key}.clientCa": "ca.crt", f"{key}.apiServers": "192.0.2.1"})
-    callers = api_servers(getattr(both, key), key)
+    callers = read_callers(getattr(both, key), key)
     assert callers == Callers(f"{key}.apiServers", blocks("192.0.2.1"))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    folder = Folder(tmp_path_factory.mktemp("certs"))
-    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
+    folder = CertificateFolder(tmp_path_factory.mktemp("certs"))
+    ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
     return folder
 
 
 @pytest.fixture(scope="module")
-def server(folder: Folder) -> Iterator[Server]:
+def server(folder: CertificateFolder) -> Iterator[Server]:
     server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "door", addresses=2)
     yield server
     server.close()
 
 
-def connect(server: Server, folder: Folder, source: str, *, tls: bool = True) -> Client:
+def connect(server: Server, folder: CertificateFolder, source: str, *, tls: bool = True) -> Client:
     return Client(server.ports[0 if tls else 1], folder.path / CA if tls else None, source=source)
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_the_api_server_is_answered(server: Server, folder: Folder, tls: bool) -> None:
+def test_the_api_server_is_answered(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, API_SERVER, tls=tls) as client:
         for _ in range(3):
             assert client.request(review({"a": 1}), "/review")[0] == 200
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_stranger_is_told_its_address_and_the_setting(server: Server, folder: Folder, tls: bool) -> None:
+def test_a_stranger_is_told_its_address_and_the_setting(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, STRANGER, tls=tls) as client:
         client.send(b'{"a": 1}', "/review")
         status, headers, text = client.receive()
@@ -126,7 +126,7 @@ def test_a_stranger_is_told_its_address_and_the_setting(server: Server, folder: 
     )
 
 
-def test_a_stranger_that_sends_no_body_is_refused_at_once(server: Server, folder: Folder) -> None:
+def test_a_stranger_that_sends_no_body_is_refused_at_once(server: Server, folder: CertificateFolder) -> None:
     """The body is not waited for: what it would hold can neither cost memory nor time."""
     with connect(server, folder, STRANGER) as client:
         client.send(b"x" * (8 << 20), "/review", part=1)
@@ -145,14 +145,14 @@ def test_a_stranger_that_sends_no_body_is_refused_at_once(server: Server, folder
         "X-Forwarded-Proto: https",
     ],
 )
-def test_headers_that_claim_an_address_are_not_believed(server: Server, folder: Folder, header: str) -> None:
+def test_headers_that_claim_an_address_are_not_believed(server: Server, folder: CertificateFolder, header: str) -> None:
     with connect(server, folder, STRANGER) as client:
         head = f"POST /review HTTP/1.1\r\nHost: x\r\n{header}\r\nContent-Length: 0\r\n\r\n"
         client.wire.sendall(head.encode())
         assert client.receive()[0] == 403
 
 
-def test_a_proxy_protocol_line_is_not_believed(server: Server, folder: Folder) -> None:
+def test_a_proxy_protocol_line_is_not_believed(server: Server, folder: CertificateFolder) -> None:
     with connect(server, folder, STRANGER, tls=False) as client:
         client.wire.sendall(f"PROXY TCP4 {API_SERVER} 127.0.0.1 4444 80\r\n".encode())
         client.wire.sendall(b"POST /review HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
@@ -160,20 +160,22 @@ def test_a_proxy_protocol_line_is_not_believed(server: Server, folder: Folder) -
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_probes_are_answered_for_every_peer(server: Server, folder: Folder, path: str) -> None:
+def test_probes_are_answered_for_every_peer(server: Server, folder: CertificateFolder, path: str) -> None:
     with connect(server, folder, STRANGER) as client:
         client.send(b"", path, method="GET")
         assert client.receive()[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "//review", "/review/", "/%72eview", "/"])
-def test_no_other_spelling_of_a_path_opens_the_door(server: Server, folder: Folder, path: str) -> None:
+def test_no_other_spelling_of_a_path_opens_the_door(server: Server, folder: CertificateFolder, path: str) -> None:
     with connect(server, folder, STRANGER) as client:
         client.send(b"{}", path)
         assert client.receive()[0] == 403
 
 
-def test_strangers_that_hold_all_they_can_do_not_delay_the_api_server(server: Server, folder: Folder) -> None:
+def test_strangers_that_hold_all_they_can_do_not_delay_the_api_server(
+    server: Server, folder: CertificateFolder
+) -> None:
     """Half requests by strangers used to take every thread for 10 s; they have threads and connections of their own."""
     with ExitStack() as stack:
         for _ in range(60):
@@ -199,9 +201,9 @@ def test_a_client_certificate_does_not_open_a_door_that_names_blocks() -> None:
         seen.append(status)
 
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/review", "gunicorn.socket": _Peer(STRANGER)}
-    list(guarded(app, callers)(environ | {"SSL_CLIENT_VERIFY": "SUCCESS"}, start))
+    list(restrict_callers(app, callers)(environ | {"SSL_CLIENT_VERIFY": "SUCCESS"}, start))
     assert seen == ["403 Forbidden"]
-    list(guarded(app, callers)(environ | {"gunicorn.socket": _Peer(API_SERVER)}, start))
+    list(restrict_callers(app, callers)(environ | {"gunicorn.socket": _Peer(API_SERVER)}, start))
     assert seen == ["403 Forbidden", "asked"]
 
 
@@ -214,7 +216,7 @@ class _Peer:
 
 
 def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    app = guarded(lambda *_: [], Callers("test.apiServers", ()))
+    app = restrict_callers(lambda *_: [], Callers("test.apiServers", ()))
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             list(app({"REQUEST_METHOD": "POST", "gunicorn.socket": _Peer(STRANGER)}, lambda *_: None))  # type: ignore[arg-type]
@@ -222,9 +224,11 @@ def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
     assert vars(record)["client"] == STRANGER
 
 
-def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(folder: Folder, tmp_path: Path) -> None:
+def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(
+    folder: CertificateFolder, tmp_path: Path
+) -> None:
     """It may not read webhook configurations: a refused handshake is all that it sees of a missing bundle."""
-    ensure(Folder(tmp_path), {"127.0.0.1"}, datetime.now(UTC))
+    ensure_certificate(CertificateFolder(tmp_path), {"127.0.0.1"}, datetime.now(UTC))
     server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0)
     try:
         port = int(server.wait_for(b"serving ").rpartition(b":")[2])
@@ -238,7 +242,7 @@ def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(f
         server.close()
 
 
-def test_a_server_with_an_open_door_says_so_at_start(folder: Folder) -> None:
+def test_a_server_with_an_open_door_says_so_at_start(folder: CertificateFolder) -> None:
     server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0)
     try:
         assert b"lets every address call this endpoint" in server.wait_for(b"said: ")

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mgpu.model.errors import BadObject, RetryLater
+from mgpu.serving.certificate_folder import CertificateFolder, find_mounted_certificate
 from mgpu.serving.certificates import (
     CA,
     CA_KEY,
@@ -32,12 +33,11 @@ from mgpu.serving.certificates import (
     LIFE,
     Authority,
     Files,
-    ensure,
-    expires,
-    new_authority,
-    renewed,
+    certificate_expiry,
+    create_authority,
+    ensure_certificate,
+    renew_if_due,
 )
-from mgpu.serving.folder import Folder, given
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = {"mgpu-webhook.mgpu-system.svc", "127.0.0.1"}
@@ -46,7 +46,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture(scope="module")
 def files() -> Files:
-    return renewed({}, NAMES, NOW)
+    return renew_if_due({}, NAMES, NOW)
 
 
 def authorities(files: Files) -> list[x509.Certificate]:
@@ -69,51 +69,51 @@ def test_a_new_certificate_is_for_the_names_and_signed_by_its_authority(files: F
     assert set(names.get_values_for_type(x509.DNSName)) == {"mgpu-webhook.mgpu-system.svc"}
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
     assert trusted(files)
-    assert expires(files) == NOW + LIFE
+    assert certificate_expiry(files) == NOW + LIFE
 
 
 @pytest.mark.parametrize("after", [timedelta(0), LIFE / 2])
 def test_what_is_good_stays(files: Files, after: timedelta) -> None:
-    assert renewed(files, NAMES, NOW + after) is files
+    assert renew_if_due(files, NAMES, NOW + after) is files
 
 
 def test_an_address_may_be_written_in_any_way() -> None:
-    files = renewed({}, {"2001:DB8:0::1"}, NOW)
-    assert renewed(files, {"2001:DB8:0::1"}, NOW) is files
-    assert renewed(files, {"2001:db8::1"}, NOW) is files
+    files = renew_if_due({}, {"2001:DB8:0::1"}, NOW)
+    assert renew_if_due(files, {"2001:DB8:0::1"}, NOW) is files
+    assert renew_if_due(files, {"2001:db8::1"}, NOW) is files
 
 
 def test_at_two_thirds_of_its_life_it_is_renewed_under_the_same_authority(files: Files) -> None:
     later = NOW + LIFE * 0.67
-    new = renewed(files, NAMES, later)
-    assert expires(new) == later + LIFE
+    new = renew_if_due(files, NAMES, later)
+    assert certificate_expiry(new) == later + LIFE
     assert new[CA] == files[CA]
     assert trusted(new)
 
 
 def test_another_name_needs_another_certificate(files: Files) -> None:
-    new = renewed(files, {*NAMES, "host.example"}, NOW + DAY)
+    new = renew_if_due(files, {*NAMES, "host.example"}, NOW + DAY)
     assert new[CHAIN] != files[CHAIN]
     assert new[CA] == files[CA]
-    assert renewed(new, NAMES, NOW + DAY) is new
+    assert renew_if_due(new, NAMES, NOW + DAY) is new
 
 
 def test_a_new_authority_is_trusted_before_it_signs(files: Files) -> None:
     later = NOW + CA_LIFE * 0.67
-    running = renewed(files, NAMES, later - LIFE * 0.3)
-    first = renewed(running, NAMES, later)
+    running = renew_if_due(files, NAMES, later - LIFE * 0.3)
+    first = renew_if_due(running, NAMES, later)
     assert len(authorities(first)) == 2
     assert first[CHAIN] == running[CHAIN]
-    second = renewed(first, NAMES, later + LIFE)
+    second = renew_if_due(first, NAMES, later + LIFE)
     assert second[CA] == first[CA]
     assert x509.load_pem_x509_certificate(second[CHAIN]).issuer == authorities(second)[0].subject
 
 
 def test_an_ended_authority_leaves_the_bundle(files: Files) -> None:
     later = NOW + CA_LIFE * 0.67
-    both = renewed(renewed(files, NAMES, later), NAMES, later + LIFE)
+    both = renew_if_due(renew_if_due(files, NAMES, later), NAMES, later + LIFE)
     assert len(authorities(both)) == 2
-    ended = renewed(both, NAMES, NOW + CA_LIFE + DAY)
+    ended = renew_if_due(both, NAMES, NOW + CA_LIFE + DAY)
     assert len(authorities(ended)) == 1
     assert trusted(ended)
 
@@ -131,9 +131,9 @@ BROKEN: Mapping[str, Mapping[str, bytes | None]] = {
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_what_is_torn_is_made_again(files: Files, broken: Mapping[str, bytes | None]) -> None:
     torn = {k: v for k, v in {**files, **broken}.items() if v is not None}
-    new = renewed(torn, NAMES, NOW + DAY)
+    new = renew_if_due(torn, NAMES, NOW + DAY)
     assert trusted(new)
-    assert renewed(new, NAMES, NOW + DAY) is new
+    assert renew_if_due(new, NAMES, NOW + DAY) is new
 
 
 def leaf(
@@ -180,14 +180,14 @@ def test_key_longer_than_any_of_ours_is_not_read(files: Files, file: str, monkey
         return load_pem_private_key(pem, password)
 
     monkeypatch.setattr("mgpu.serving.certificates.load_pem_private_key", loaded)
-    new = renewed({**files, file: long}, NAMES, NOW)
+    new = renew_if_due({**files, file: long}, NAMES, NOW)
     assert new[file] != long
     assert trusted(new)
 
 
 def test_leaf_as_this_code_makes_it_is_kept(files: Files) -> None:
     theirs = leaf(files)
-    assert renewed(theirs, NAMES, NOW, Authority.GIVEN) is theirs
+    assert renew_if_due(theirs, NAMES, NOW, Authority.GIVEN) is theirs
 
 
 STRANGE: Mapping[str, Mapping[str, Any]] = {
@@ -206,15 +206,15 @@ STRANGE: Mapping[str, Mapping[str, Any]] = {
 @pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
 def test_leaf_that_this_code_does_not_make_is_replaced(files: Files, change: Mapping[str, Any]) -> None:
     theirs = leaf(files, **change)
-    new = renewed(theirs, NAMES, NOW, Authority.GIVEN)
+    new = renew_if_due(theirs, NAMES, NOW, Authority.GIVEN)
     assert new[CHAIN] != theirs[CHAIN]
     assert new[CA] == files[CA]
     assert trusted(new)
 
 
 def test_a_foreign_certificate_is_replaced(files: Files) -> None:
-    other = renewed({}, NAMES, NOW)
-    new = renewed({**files, CHAIN: other[CHAIN], KEY: other[KEY]}, NAMES, NOW)
+    other = renew_if_due({}, NAMES, NOW)
+    new = renew_if_due({**files, CHAIN: other[CHAIN], KEY: other[KEY]}, NAMES, NOW)
     assert new[CA] == files[CA]
     assert trusted(new)
 
@@ -222,12 +222,12 @@ def test_a_foreign_certificate_is_replaced(files: Files) -> None:
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a..b", "ä.example", "a" * 64, "http://x"])
 def test_a_name_that_is_none_is_an_error(name: str) -> None:
     with pytest.raises(BadObject, match="neither a DNS name nor an IP address"):
-        renewed({}, {name}, NOW)
+        renew_if_due({}, {name}, NOW)
 
 
 def test_a_folder_keeps_them_for_its_owner_only(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "new" / "certs")
-    files = ensure(folder, NAMES, NOW)
+    folder = CertificateFolder(tmp_path / "new" / "certs")
+    files = ensure_certificate(folder, NAMES, NOW)
     assert folder.read()[0] == files
     assert {
         p.name: p.stat().st_mode & 0o777 for p in folder.path.glob("*.*") if p.suffix in (".key", ".crt")
@@ -237,19 +237,19 @@ def test_a_folder_keeps_them_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_half_a_write_in_it_is_repaired(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    ensure(folder, NAMES, NOW)
+    folder = CertificateFolder(tmp_path)
+    ensure_certificate(folder, NAMES, NOW)
     (tmp_path / ".tls.key.new").write_bytes(b"half")
     folder.key.write_bytes(b"-----BEGIN")
-    assert trusted(ensure(folder, NAMES, NOW))
-    assert given(tmp_path) == (folder.chain, folder.key)
+    assert trusted(ensure_certificate(folder, NAMES, NOW))
+    assert find_mounted_certificate(tmp_path) == (folder.chain, folder.key)
 
 
 def test_processes_that_race_end_with_one_certificate(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: ensure(Folder(tmp_path), NAMES, NOW), range(8)))
+        made = list(pool.map(lambda _: ensure_certificate(CertificateFolder(tmp_path), NAMES, NOW), range(8)))
     assert len({files[CHAIN] for files in made}) == 1
-    assert made[0] == Folder(tmp_path).read()[0]
+    assert made[0] == CertificateFolder(tmp_path).read()[0]
 
 
 class Contested:
@@ -264,27 +264,27 @@ class Contested:
 
 def test_a_race_that_never_ends_is_given_up() -> None:
     with pytest.raises(RetryLater):
-        ensure(Contested(), NAMES, NOW)
+        ensure_certificate(Contested(), NAMES, NOW)
 
 
 def test_given_certificates_must_be_there_and_fit(tmp_path: Path, files: Files) -> None:
     with pytest.raises(BadObject, match=r"tls\.crt"):
-        given(tmp_path)
+        find_mounted_certificate(tmp_path)
     (tmp_path / CHAIN).write_bytes(files[CHAIN])
-    (tmp_path / KEY).write_bytes(renewed({}, NAMES, NOW)[KEY])
+    (tmp_path / KEY).write_bytes(renew_if_due({}, NAMES, NOW)[KEY])
     with pytest.raises(BadObject, match="no certificate and its key"):
-        given(tmp_path)
+        find_mounted_certificate(tmp_path)
     (tmp_path / KEY).write_bytes(files[KEY])
-    assert given(tmp_path) == (tmp_path / CHAIN, tmp_path / KEY)
+    assert find_mounted_certificate(tmp_path) == (tmp_path / CHAIN, tmp_path / KEY)
 
 
 def test_the_ca_of_the_installation_is_left_as_it_is_written() -> None:
     """openssl encodes keys in another way; the API server refuses a process that changes the CA in its Secret."""
-    made = new_authority(NOW)
+    made = create_authority(NOW)
     key = load_pem_private_key(made[CA_KEY], None)
     own_form = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     given_by_openssl = {**made, CA: b"# a comment\n" + made[CA], CA_KEY: own_form, "more": b"x"}
-    files = renewed(given_by_openssl, NAMES, NOW + DAY, Authority.GIVEN)
+    files = renew_if_due(given_by_openssl, NAMES, NOW + DAY, Authority.GIVEN)
     assert {name: files[name] for name in given_by_openssl} == given_by_openssl
-    assert expires(files) == NOW + DAY + LIFE
-    assert renewed(files, NAMES, NOW + DAY, Authority.GIVEN) is files
+    assert certificate_expiry(files) == NOW + DAY + LIFE
+    assert renew_if_due(files, NAMES, NOW + DAY, Authority.GIVEN) is files

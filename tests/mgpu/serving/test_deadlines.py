@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from flask import Flask
 
-from mgpu.serving.deadlines import gone
+from mgpu.serving.deadlines import watch_client
 from tests.clock import Clock
 
 APP = Flask(__name__)
@@ -28,7 +28,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_gone_after_the_deadline_of_the_url_or_the_given_one_is_true(query: str, seconds: float) -> None:
     clock = Clock()
     with APP.test_request_context(f"/bind-admission{query}"):
-        over = gone(10.0, clock)
+        over = watch_client(10.0, clock)
     clock.now += seconds - 0.1
     assert not over()
     clock.now += 0.2
@@ -40,7 +40,7 @@ def test_gone_once_the_client_has_closed_is_true_and_not_while_it_sends(
 ) -> None:
     client, server = pair
     with APP.test_request_context("/filter", environ_overrides={"gunicorn.socket": server}):
-        over = gone(10.0)
+        over = watch_client(10.0)
     assert not over()
     client.sendall(b"the next request")
     assert not over()
@@ -53,6 +53,6 @@ def test_gone_after_the_server_has_closed_the_connection_itself_is_true(
 ) -> None:
     _, server = pair
     with APP.test_request_context("/filter", environ_overrides={"gunicorn.socket": server}):
-        over = gone(10.0)
+        over = watch_client(10.0)
     server.close()
     assert over()

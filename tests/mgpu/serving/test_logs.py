@@ -3,7 +3,7 @@
 import json
 import logging
 
-from mgpu.serving.logs import JsonLines, Seldom
+from mgpu.serving.logs import JsonLines, RateLimitFilter
 
 
 def line(message: str, *args: object, error: Exception | None = None, **extra: object) -> dict[str, object]:
@@ -32,7 +32,7 @@ def test_what_json_cannot_hold_is_written_as_text() -> None:
 
 
 def test_records_that_strangers_cause_are_few_and_short_and_say_how_many_were_left_out() -> None:
-    now, seldom = 0.0, Seldom(lambda: now)
+    now, seldom = 0.0, RateLimitFilter(lambda: now)
 
     def passes(level: int, text: str) -> logging.LogRecord | None:
         record = logging.makeLogRecord({"levelno": level, "msg": "%s", "args": (text,)})
@@ -40,10 +40,10 @@ def test_records_that_strangers_cause_are_few_and_short_and_say_how_many_were_le
 
     first = passes(logging.WARNING, 4000 * "x")
     assert first is not None
-    assert len(first.getMessage()) == Seldom.CHARACTERS
+    assert len(first.getMessage()) == RateLimitFilter.CHARACTERS
     assert [passes(logging.WARNING, "again") for _ in range(3)] == [None] * 3
     assert passes(logging.ERROR, "an error")
-    now = Seldom.SECONDS
+    now = RateLimitFilter.SECONDS
     later = passes(logging.WARNING, "later")
     assert later is not None
     assert vars(later)["left_out"] == 3

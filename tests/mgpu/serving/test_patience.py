@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mgpu.serving.certificates import CA, ensure
-from mgpu.serving.folder import Folder
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import CA, ensure_certificate
 from mgpu.serving.patience import PatientSocket
 from tests.mgpu.serving.process import DEADLINE, Client, Server
 from tests.mgpu.serving.reviews import review
@@ -25,8 +25,8 @@ THREADS = 8
 
 @pytest.fixture(scope="module")
 def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Folder(tmp_path_factory.mktemp("certs"))
-    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+    folder = CertificateFolder(tmp_path_factory.mktemp("certs"))
+    ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
     return folder.path / CA
 
 

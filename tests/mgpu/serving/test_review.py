@@ -6,12 +6,12 @@ import orjson
 import pytest
 
 from mgpu.model.errors import Problem
-from mgpu.serving.review import BadRequest, allow, deny, parse, pointer
+from mgpu.serving.review import BadRequest, allow, deny, json_pointer, parse_review
 from tests.mgpu.serving.reviews import patch_of, review
 
 
 def parsed(tree: Any) -> Any:
-    return parse(orjson.dumps(tree))
+    return parse_review(orjson.dumps(tree))
 
 
 def test_a_review_is_read() -> None:
@@ -52,14 +52,14 @@ WRONG = {
 @pytest.mark.parametrize(("body", "says"), WRONG.values(), ids=WRONG)
 def test_what_is_no_review_is_a_bad_request_that_says_why(body: bytes, says: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        parse(body)
+        parse_review(body)
     assert caught.value.status == 400
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_allowance_carries_patch_and_warnings() -> None:
-    patch = [{"op": "add", "path": pointer("metadata", "annotations", "a/b~c"), "value": "x"}]
+    patch = [{"op": "add", "path": json_pointer("metadata", "annotations", "a/b~c"), "value": "x"}]
     answer = allow(parsed(review({"a": 1})), patch, ["mind"]).body
     assert answer["response"] == answer["response"] | {"uid": "review-1", "allowed": True, "warnings": ["mind"]}
     assert patch_of(answer) == [{"op": "add", "path": "/metadata/annotations/a~1b~0c", "value": "x"}]

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from mgpu.model.errors import BadObject
-from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
-from mgpu.serving.context import ReloadingContext
-from mgpu.serving.folder import Folder
-from mgpu.serving.head import HEAD_BYTES
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import CA, CHAIN, KEY, ensure_certificate, renew_if_due
+from mgpu.serving.request_head import HEAD_BYTES
 from mgpu.serving.server import Listen, serve
+from mgpu.serving.tls_context import ReloadingContext
 from playground.processes import free_port
 from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate
 from tests.mgpu.serving.reviews import review
@@ -28,33 +28,33 @@ SAMPLE = ("-m", "tests.mgpu.serving.sample")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    folder = Folder(tmp_path_factory.mktemp("certs"))
-    ensure(folder, NAMES, datetime.now(UTC))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
+    folder = CertificateFolder(tmp_path_factory.mktemp("certs"))
+    ensure_certificate(folder, NAMES, datetime.now(UTC))
     return folder
 
 
 @pytest.fixture(scope="module")
-def server(folder: Folder) -> Iterator[Server]:
+def server(folder: CertificateFolder) -> Iterator[Server]:
     server = Server(*SAMPLE, str(folder.path), addresses=3)
     yield server
     server.close()
 
 
 @pytest.fixture(scope="module")
-def vouched(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+def vouched(folder: CertificateFolder, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     """With a certificate that the server's own CA has signed."""
     context = ssl.create_default_context(cafile=str(folder.path / CA))
     context.load_cert_chain(client_certificate(folder, tmp_path_factory.mktemp("client")))
     return context
 
 
-def connect(server: Server, folder: Folder, *, tls: bool) -> Client:
+def connect(server: Server, folder: CertificateFolder, *, tls: bool) -> Client:
     return Client(server.ports[0], folder.path / CA) if tls else Client(server.ports[1])
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_reply_leaves_in_one_segment(server: Server, folder: Folder, tls: bool) -> None:
+def test_a_reply_leaves_in_one_segment(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
         client.request(review({"a": 1}), "/review")  # and what a handshake sends after itself
         before = client.data_segments()
@@ -69,7 +69,7 @@ def test_an_address_is_its_app_s_alone(server: Server, vouched: ssl.SSLContext) 
         assert client.request(review({"a": 1}), "/review")[0] == 404
 
 
-def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
+def test_addresses_of_one_port_are_told_apart(folder: CertificateFolder) -> None:
     port = free_port()
     server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
     try:
@@ -85,7 +85,7 @@ def workers_of(server: Server) -> list[int]:
     return [int(pid) for pid in children.read_text().split()]
 
 
-def test_workers_end_and_free_the_port_at_once_when_only_their_parent_is_killed(folder: Folder) -> None:
+def test_workers_end_and_free_the_port_at_once_when_only_their_parent_is_killed(folder: CertificateFolder) -> None:
     port = free_port()
     server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
     with Client(port) as client, select.epoll() as ended:
@@ -118,12 +118,12 @@ def test_port_of_another_process_is_an_error_after_a_while(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("signed", ["by nobody", "by another CA"])
 def test_who_asks_for_certificates_answers_nobody_without(
-    server: Server, folder: Folder, tmp_path: Path, signed: str
+    server: Server, folder: CertificateFolder, tmp_path: Path, signed: str
 ) -> None:
     context = ssl.create_default_context(cafile=str(folder.path / CA))
     if signed == "by another CA":
-        other = Folder(tmp_path)
-        ensure(other, NAMES, datetime.now(UTC))
+        other = CertificateFolder(tmp_path)
+        ensure_certificate(other, NAMES, datetime.now(UTC))
         context.load_cert_chain(client_certificate(other, tmp_path))
     with pytest.raises((ssl.SSLError, ConnectionError)):
         _healthz(server.ports[2], context)
@@ -142,7 +142,7 @@ def test_start_runs_in_the_worker_before_its_first_request(server: Server) -> No
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_retry_later_closes_the_connection(server: Server, folder: Folder, tls: bool) -> None:
+def test_retry_later_closes_the_connection(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
         client.send(json.dumps(review({"a": 1}, name="later")).encode(), "/review")
         status, headers, _ = client.receive()
@@ -151,7 +151,7 @@ def test_retry_later_closes_the_connection(server: Server, folder: Folder, tls: 
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_head_within_its_bound_is_read(server: Server, folder: Folder, tls: bool) -> None:
+def test_head_within_its_bound_is_read(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
         client.wire.sendall(
             b"GET /healthz HTTP/1.1\r\n" + b"".join(b"x%d: %s\r\n" % (i, 8000 * b"a") for i in range(3))
@@ -161,7 +161,7 @@ def test_head_within_its_bound_is_read(server: Server, folder: Folder, tls: bool
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_head_beyond_its_bound_is_refused_before_it_ends(server: Server, folder: Folder, tls: bool) -> None:
+def test_head_beyond_its_bound_is_refused_before_it_ends(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
         client.wire.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD_BYTES * b"a" + b"a")
         assert client.receive()[0] == 431
@@ -170,7 +170,7 @@ def test_head_beyond_its_bound_is_refused_before_it_ends(server: Server, folder:
 @pytest.mark.parametrize("request_line", [b"GET /healthz", b"POST /nothing", b"POST /healthz"])
 @pytest.mark.parametrize("header", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
 def test_request_whose_body_nobody_reads_is_answered_and_hung_up_on(
-    server: Server, folder: Folder, request_line: bytes, header: bytes
+    server: Server, folder: CertificateFolder, request_line: bytes, header: bytes
 ) -> None:
     with connect(server, folder, tls=False) as client:
         client.wire.sendall(request_line + b" HTTP/1.1\r\nHost: here\r\n" + header + b"\r\n\r\n")
@@ -179,7 +179,7 @@ def test_request_whose_body_nobody_reads_is_answered_and_hung_up_on(
         assert headers["Connection"] == "close"
 
 
-def test_request_whose_body_is_read_leaves_its_connection_open(server: Server, folder: Folder) -> None:
+def test_request_whose_body_is_read_leaves_its_connection_open(server: Server, folder: CertificateFolder) -> None:
     with connect(server, folder, tls=False) as client:
         text = json.dumps(review({"a": 1})).encode()
         headers = b"Host: here\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
@@ -204,7 +204,7 @@ def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
         client.wire.close()
 
 
-def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) -> None:
+def test_a_request_under_way_is_answered_before_the_server_ends(folder: CertificateFolder) -> None:
     server = Server(*SAMPLE, str(folder.path), addresses=3)
     try:
         for _ in range(5):
@@ -226,7 +226,7 @@ def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) 
         server.close()
 
 
-def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Folder) -> None:
+def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: CertificateFolder) -> None:
     done = folder.path / "ended"
     server = Server(*SAMPLE, str(folder.path), "ends", addresses=3)
     try:
@@ -245,7 +245,7 @@ def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Fol
         server.close()
 
 
-def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_ending(folder: Folder) -> None:
+def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_ending(folder: CertificateFolder) -> None:
     (folder.path / "ended").touch()
     server = Server(*SAMPLE, str(folder.path), "ends", addresses=3)
     try:
@@ -262,13 +262,13 @@ def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_end
 
 
 def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    first = ensure(folder, NAMES, datetime.now(UTC))
+    folder = CertificateFolder(tmp_path)
+    first = ensure_certificate(folder, NAMES, datetime.now(UTC))
     server = Server(*SAMPLE, str(tmp_path), addresses=3)
     try:
         with Client(server.ports[0], tmp_path / CA) as old:
             serial = old.serial()
-            other = renewed({CA: first[CA], "ca.key": first["ca.key"]}, NAMES, datetime.now(UTC))
+            other = renew_if_due({CA: first[CA], "ca.key": first["ca.key"]}, NAMES, datetime.now(UTC))
             replace(folder.chain, other[CHAIN])
             with Client(server.ports[0], tmp_path / CA) as torn:
                 assert torn.serial() == serial  # half of it is there: the last good one
@@ -287,5 +287,5 @@ def replace(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def test_old_versions_of_tls_are_refused(folder: Folder) -> None:
+def test_old_versions_of_tls_are_refused(folder: CertificateFolder) -> None:
     assert ReloadingContext(folder.chain, folder.key).current().minimum_version is ssl.TLSVersion.TLSv1_2

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mgpu.serving.certificates import CA, ensure
-from mgpu.serving.folder import Folder
-from mgpu.serving.room import Room
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import CA, ensure_certificate
+from mgpu.serving.connection_limit import ConnectionLimit
 from tests.mgpu.serving.flooding import ATTACKER, flooded
 from tests.mgpu.serving.process import Client, Server, client_certificate
 
@@ -25,14 +25,14 @@ HALF_A_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: "
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    folder = Folder(tmp_path_factory.mktemp("certs"))
-    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
+    folder = CertificateFolder(tmp_path_factory.mktemp("certs"))
+    ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
     return folder
 
 
 @pytest.fixture(scope="module")
-def server(folder: Folder) -> Iterator[Server]:
+def server(folder: CertificateFolder) -> Iterator[Server]:
     """Two addresses: one for clients with a certificate, and a plain one that every address may call."""
     server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "strangers", addresses=2)
     yield server
@@ -40,7 +40,7 @@ def server(folder: Folder) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def vouched(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+def vouched(folder: CertificateFolder, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(folder.path / CA))
     context.load_cert_chain(client_certificate(folder, tmp_path_factory.mktemp("client")))
     return context
@@ -94,7 +94,7 @@ def test_a_client_with_a_certificate_keeps_its_connection_under_a_flood(
         assert client.receive()[0] == 200
 
 
-def test_a_server_under_a_flood_ends_in_time(folder: Folder) -> None:
+def test_a_server_under_a_flood_ends_in_time(folder: CertificateFolder) -> None:
     server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "strangers", addresses=2)
     try:
         with flooded(server.ports[0], HALF_A_HANDSHAKE):
@@ -107,7 +107,7 @@ def test_a_server_under_a_flood_ends_in_time(folder: Folder) -> None:
 
 
 def test_a_full_room_closes_the_oldest_connection_of_the_address_with_the_most() -> None:
-    room: Room[str] = Room(4)
+    room: ConnectionLimit[str] = ConnectionLimit(4)
     assert [room.add(f"a{i}", "192.0.2.1") for i in range(3)] == [None] * 3
     assert room.add("b0", "192.0.2.2") is None
     assert room.add("c0", "192.0.2.3") == "a0"
@@ -116,14 +116,14 @@ def test_a_full_room_closes_the_oldest_connection_of_the_address_with_the_most()
 
 
 def test_addresses_of_one_ipv6_block_count_together() -> None:
-    room: Room[int] = Room(64)
+    room: ConnectionLimit[int] = ConnectionLimit(64)
     assert room.add(-1, "2001:db8:0:1::1") is None
     ended = [room.add(i, f"2001:db8:0:2:{i:x}::1") for i in range(200)]
     assert [e for e in ended if e is not None] == list(range(137))
 
 
 def test_a_room_forgets_connections_that_ended() -> None:
-    room: Room[int] = Room(2)
+    room: ConnectionLimit[int] = ConnectionLimit(2)
     for i in range(10):
         assert room.add(i, "192.0.2.1") is None
         room.discard(i)

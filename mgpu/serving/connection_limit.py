@@ -14,7 +14,7 @@ from mgpu.model.addresses import Block, counted_as
 T = TypeVar("T")
 
 
-class Room(Generic[T]):
+class ConnectionLimit(Generic[T]):
     """At most `size` connections. Thread-safe."""
 
     def __init__(self, size: int) -> None:

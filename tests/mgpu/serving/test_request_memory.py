@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.errors import RetryLater
-from mgpu.serving.inflight import EXTENDER, MIB, ORDINARY, InFlight, Limits, TooLarge, decoded
+from mgpu.serving.request_memory import EXTENDER, MIB, ORDINARY, Limits, RequestMemory, TooLarge, estimate_decoded_size
 from tests.arbitrary import JSON
 from tests.examples import examples
 
@@ -51,7 +51,7 @@ def size_of(body: bytes) -> int:
 
 @pytest.mark.parametrize("body", SHAPES.values(), ids=SHAPES)
 def test_decoded_body_takes_no_more_than_estimated(body: bytes) -> None:
-    assert size_of(body) <= decoded(body) + 1024
+    assert size_of(body) <= estimate_decoded_size(body) + 1024
 
 
 def node(i: int) -> dict[str, Any]:
@@ -69,19 +69,19 @@ def test_the_nodes_of_a_large_cluster_fit_into_a_call_of_the_extender() -> None:
     """`nodeCacheCapable: false`. kube-scheduler does not split a call that is refused as too large."""
     few = orjson.dumps({"Nodes": {"items": [node(i) for i in range(50)]}}).replace(b"&", b"\\u0026")
     assert 19_000 > len(few) / 50 > 14_000
-    assert 100 * decoded(few) < EXTENDER.large
+    assert 100 * estimate_decoded_size(few) < EXTENDER.large
 
 
 @given(st.lists(JSON, min_size=1, max_size=5))
 @examples(50)
 def test_property_decoded_body_takes_no_more_than_estimated(parts: list[Any]) -> None:
     body = orjson.dumps(parts * 50, option=orjson.OPT_NON_STR_KEYS)
-    assert size_of(body) <= decoded(body) + 1024
+    assert size_of(body) <= estimate_decoded_size(body) + 1024
 
 
 def test_body_that_is_larger_than_any_is_not_read_on() -> None:
     stream = io.BytesIO(b"x" * (3 * LIMITS.body))
-    with pytest.raises(TooLarge), InFlight(LIMITS).body(stream):
+    with pytest.raises(TooLarge), RequestMemory(LIMITS).body(stream):
         pass
     assert stream.tell() <= LIMITS.body + (64 << 10)
 
@@ -89,13 +89,13 @@ def test_body_that_is_larger_than_any_is_not_read_on() -> None:
 def test_body_that_takes_more_than_there_is_when_it_is_decoded_is_refused() -> None:
     with (
         pytest.raises(TooLarge, match="when it is decoded"),
-        InFlight(LIMITS).body(io.BytesIO(b"[" + b"{}," * 300_000 + b"0]")),
+        RequestMemory(LIMITS).body(io.BytesIO(b"[" + b"{}," * 300_000 + b"0]")),
     ):
         pass
 
 
 def test_bodies_that_together_hold_too_much_are_refused_until_one_has_gone() -> None:
-    there = InFlight(LIMITS)
+    there = RequestMemory(LIMITS)
     with there.body(io.BytesIO(LARGE)), pytest.raises(RetryLater), there.body(io.BytesIO(LARGE)):
         pass
     with there.body(io.BytesIO(LARGE)) as body:
@@ -103,13 +103,13 @@ def test_bodies_that_together_hold_too_much_are_refused_until_one_has_gone() -> 
 
 
 def test_ordinary_request_is_read_while_large_ones_hold_all_that_there_is_for_them() -> None:
-    there = InFlight(Limits(body=4 * MIB, bodies=3 * MIB, ordinary=ORDINARY, large=7 * MIB))
+    there = RequestMemory(Limits(body=4 * MIB, bodies=3 * MIB, ordinary=ORDINARY, large=7 * MIB))
     with there.body(io.BytesIO(LARGE)), there.body(io.BytesIO(b"{}")) as body:
         assert bytes(body) == b"{}"
 
 
 def test_request_waits_for_room_that_comes_free() -> None:
-    there, held, done = InFlight(LIMITS), threading.Event(), threading.Event()
+    there, held, done = RequestMemory(LIMITS), threading.Event(), threading.Event()
     heavy = b"[" + b"{}," * 160_000 + b"0]"  # 18 of 20 MiB
 
     def hold() -> None:
@@ -127,7 +127,7 @@ def test_request_waits_for_room_that_comes_free() -> None:
 
 
 def test_request_that_fails_gives_back_what_it_held() -> None:
-    there = InFlight(LIMITS)
+    there = RequestMemory(LIMITS)
     for _ in range(20):
         with pytest.raises(ZeroDivisionError), there.body(io.BytesIO(LARGE)):
             raise ZeroDivisionError

@@ -16,7 +16,7 @@ from mgpu.serving.certificates import CA, CA_KEY, CHAIN, KEY, Files
 _NAMES = (CA, CA_KEY, CHAIN, KEY)
 
 
-class Folder:
+class CertificateFolder:
     """A `certificates.Store` in a directory, which it creates if necessary. Safe for concurrent processes."""
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Folder:
             yield
 
 
-def temporary(stack: ExitStack, prefix: str) -> str:
+def create_private_folder(stack: ExitStack, prefix: str) -> str:
     """Create a private directory and register its removal with `stack`.
 
     Only this process removes it: forked workers unwind the same stack when they end, while others still need it.
@@ -74,7 +74,7 @@ def temporary(stack: ExitStack, prefix: str) -> str:
     return made
 
 
-def given(path: Path) -> tuple[Path, Path]:
+def find_mounted_certificate(path: Path) -> tuple[Path, Path]:
     """Return (chain, key) in a mounted directory. Raises BadObject if they are unreadable or do not fit together."""
     chain, key = path / CHAIN, path / KEY
     for file in (chain, key):

@@ -16,7 +16,7 @@ from mgpu.model.errors import RetryLater
 
 MIB = 1 << 20
 ORDINARY = 2 * MIB
-"""The largest decoded size of an ordinary request, as estimated by `decoded`: that of a review of 100 KiB."""
+"""The largest estimated decoded size of an ordinary request: that of a review of 100 KiB."""
 _FREE = 64 << 10
 """Bytes of each body that are not counted: 4 MiB for 64 threads."""
 _CHUNK = 64 << 10
@@ -42,14 +42,14 @@ class Limits:
 
 REVIEWS = Limits(body=8 * MIB, bodies=16 * MIB, ordinary=24 * MIB, large=80 * MIB)
 """The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB; a
-review contains two objects, as JSON and with defaults. `decoded` estimates 60 MiB for two pods of 600 containers and
-1.6 MiB each. The sum is 120 MiB: two processes, with their own memory, fit into the webhook's limit of 384 MiB.
+review contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are estimated at
+60 MiB. The sum is 120 MiB: two processes, with their own memory, fit into the webhook's limit of 384 MiB.
 """
 
 EXTENDER = Limits(body=256 * MIB, bodies=256 * MIB, ordinary=16 * MIB, large=640 * MIB)
 """The limits of the extender, which only kube-scheduler calls. With `nodeCacheCapable: false` each call has all
-Nodes: 5,000 of them with 50 images each are 94 MiB. They take 240 MiB, since most keys repeat; `decoded`
-estimates 567 MiB.
+Nodes: 5,000 of them with 50 images each are 94 MiB. They take 240 MiB, since most keys repeat, and are estimated at
+567 MiB.
 """
 
 
@@ -85,7 +85,7 @@ class _Room:
             self._freed.notify_all()
 
 
-class InFlight:
+class RequestMemory:
     """The requests of one app that are in progress. Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
@@ -116,7 +116,7 @@ class InFlight:
 
     @contextmanager
     def _decoding(self, body: bytearray) -> Iterator[None]:
-        amount = decoded(body)
+        amount = estimate_decoded_size(body)
         room = self._ordinary if amount <= ORDINARY else self._large
         if amount > room.size:
             raise TooLarge(f"the body takes {amount // MIB} MiB when it is decoded, more than {room.size // MIB} MiB")
@@ -128,7 +128,7 @@ class InFlight:
             room.give(amount)
 
 
-def decoded(body: bytes | bytearray) -> int:
+def estimate_decoded_size(body: bytes | bytearray) -> int:
     """Return an upper bound of the bytes that the JSON in `body` takes when decoded.
 
     Braces, quotes and commas within strings count as structure: to tell them apart would be to decode the text.

@@ -12,6 +12,8 @@ from cryptography import x509
 
 from mgpu.kube import ApiError
 from mgpu.kube.secrets import SecretStore
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificate_renewer import CertificateRenewer
 from mgpu.serving.certificates import (
     CA,
     CA_KEY,
@@ -21,12 +23,10 @@ from mgpu.serving.certificates import (
     Authority,
     Files,
     NoAuthority,
-    ensure,
-    new_authority,
-    renewed,
+    create_authority,
+    ensure_certificate,
+    renew_if_due,
 )
-from mgpu.serving.folder import Folder
-from mgpu.serving.keeper import Keeper
 from tests.waiting import until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -75,66 +75,66 @@ def subjects(files: Files) -> list[x509.Name]:
 def test_no_ca_of_the_installation_is_an_error_and_nothing_is_written(found: Files | None) -> None:
     cluster = Cluster(found)
     with pytest.raises(NoAuthority):
-        ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+        ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
     assert cluster.writes == 0
 
 
 def test_a_ca_without_its_key_is_not_replaced() -> None:
-    cluster = Cluster({CA: new_authority(NOW)[CA]})
+    cluster = Cluster({CA: create_authority(NOW)[CA]})
     with pytest.raises(NoAuthority):
-        ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+        ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
 
 
 def test_an_ended_ca_of_the_installation_is_not_replaced() -> None:
     with pytest.raises(NoAuthority):
-        renewed(new_authority(NOW), NAMES, NOW + CA_LIFE + timedelta(days=1), Authority.GIVEN)
+        renew_if_due(create_authority(NOW), NAMES, NOW + CA_LIFE + timedelta(days=1), Authority.GIVEN)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.7, 0.99])
 def test_the_ca_of_the_installation_stays_as_it_is(part: float) -> None:
-    given = new_authority(NOW)
-    files = renewed(given, NAMES, NOW + CA_LIFE * part, Authority.GIVEN)
+    given = create_authority(NOW)
+    files = renew_if_due(given, NAMES, NOW + CA_LIFE * part, Authority.GIVEN)
     assert (files[CA], files[CA_KEY]) == (given[CA], given[CA_KEY])
     assert [issuer(files)] == subjects(files)
 
 
 def test_the_certificate_is_renewed_at_two_thirds_of_its_life() -> None:
-    files = renewed(new_authority(NOW), NAMES, NOW, Authority.GIVEN)
-    assert renewed(files, NAMES, NOW + LIFE * 0.6, Authority.GIVEN) is files
-    assert renewed(files, NAMES, NOW + LIFE * 0.7, Authority.GIVEN)[CHAIN] != files[CHAIN]
+    files = renew_if_due(create_authority(NOW), NAMES, NOW, Authority.GIVEN)
+    assert renew_if_due(files, NAMES, NOW + LIFE * 0.6, Authority.GIVEN) is files
+    assert renew_if_due(files, NAMES, NOW + LIFE * 0.7, Authority.GIVEN)[CHAIN] != files[CHAIN]
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
 def test_a_new_ca_signs_at_once_since_its_bundle_came_first(newest_first: bool) -> None:
-    old = renewed(new_authority(NOW), NAMES, NOW, Authority.GIVEN)
-    new = new_authority(NOW + timedelta(seconds=1))
+    old = renew_if_due(create_authority(NOW), NAMES, NOW, Authority.GIVEN)
+    new = create_authority(NOW + timedelta(seconds=1))
     both = new[CA] + old[CA] if newest_first else old[CA] + new[CA]
-    rotated = renewed({**old, CA: both, CA_KEY: new[CA_KEY]}, NAMES, NOW, Authority.GIVEN)
+    rotated = renew_if_due({**old, CA: both, CA_KEY: new[CA_KEY]}, NAMES, NOW, Authority.GIVEN)
     assert issuer(rotated) == subjects(new)[0]
     assert set(subjects(rotated)) == {*subjects(new), *subjects(old)}
-    alone = renewed({**rotated, CA: new[CA]}, NAMES, NOW, Authority.GIVEN)
+    alone = renew_if_due({**rotated, CA: new[CA]}, NAMES, NOW, Authority.GIVEN)
     assert alone[CHAIN] == rotated[CHAIN]
 
 
 def test_replicas_share_the_certificate_of_the_one_that_was_first() -> None:
-    cluster = Cluster(new_authority(NOW))
-    first = ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
-    second = ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+    cluster = Cluster(create_authority(NOW))
+    first = ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+    second = ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
     assert second == first
     assert cluster.writes == 1
 
 
 def test_a_replica_that_loses_the_race_takes_the_winners_certificate() -> None:
-    cluster: Any = Cluster(new_authority(NOW))
+    cluster: Any = Cluster(create_authority(NOW))
 
     class Late(SecretStore):
         def read(self) -> Any:
             found = super().read()
             if cluster.writes == 0:
-                ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+                ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
             return found
 
-    files = ensure(Late(cluster, "mgpu-system", "mgpu-webhook-tls"), NAMES, NOW, Authority.GIVEN)
+    files = ensure_certificate(Late(cluster, "mgpu-system", "mgpu-webhook-tls"), NAMES, NOW, Authority.GIVEN)
     assert cluster.writes == 1
     assert files == store_of(cluster).read()[0]
 
@@ -145,19 +145,19 @@ def test_a_refused_secret_is_an_error() -> None:
             raise ApiError(403, "Forbidden", path)
 
     with pytest.raises(ApiError, match="Forbidden"):
-        ensure(store_of(Refusing(new_authority(NOW))), NAMES, NOW, Authority.GIVEN)
+        ensure_certificate(store_of(Refusing(create_authority(NOW))), NAMES, NOW, Authority.GIVEN)
 
 
 def test_a_shared_certificate_is_served_from_the_folder(tmp_path: Path) -> None:
-    cluster = Cluster(new_authority(datetime.now(UTC)))
-    Keeper(Folder(tmp_path), NAMES, store_of(cluster)).renew()
-    assert Folder(tmp_path).read()[0][CHAIN] == store_of(cluster).read()[0][CHAIN]
+    cluster = Cluster(create_authority(datetime.now(UTC)))
+    CertificateRenewer(CertificateFolder(tmp_path), NAMES, store_of(cluster)).renew()
+    assert CertificateFolder(tmp_path).read()[0][CHAIN] == store_of(cluster).read()[0][CHAIN]
 
 
 def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mgpu.serving.keeper.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("mgpu.serving.certificate_renewer.RETRY_SECONDS", 0.0)
     cluster = Cluster({})
     renewed_again = threading.Event()
 
@@ -167,7 +167,7 @@ def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
         def read(self) -> Any:
             self.reads += 1
             if self.reads == 5:
-                cluster.secret = Cluster(new_authority(datetime.now(UTC))).secret
+                cluster.secret = Cluster(create_authority(datetime.now(UTC))).secret
             return super().read()
 
         def write(self, files: Files, version: str) -> bool:
@@ -175,7 +175,8 @@ def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
             renewed_again.set()
             return written
 
-    keeper = Keeper(Folder(tmp_path), NAMES, Mended(cluster, "mgpu-system", "mgpu-webhook-tls"), "run mend.sh")  # type: ignore[arg-type]
+    store = Mended(cluster, "mgpu-system", "mgpu-webhook-tls")  # type: ignore[arg-type]
+    keeper = CertificateRenewer(CertificateFolder(tmp_path), NAMES, store, "run mend.sh")
     with caplog.at_level(logging.ERROR):
         keeper.start()
         assert renewed_again.wait(20)
@@ -186,8 +187,8 @@ def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
 
 
 def test_a_keeper_warns_of_a_ca_that_ends_soon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Cluster(new_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=30)))
-    keeper = Keeper(Folder(tmp_path), NAMES, store_of(cluster), "run mend.sh")
+    cluster = Cluster(create_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=30)))
+    keeper = CertificateRenewer(CertificateFolder(tmp_path), NAMES, store_of(cluster), "run mend.sh")
     with caplog.at_level(logging.ERROR):
         keeper.start()
         until(lambda: any("The CA of the serving certificate ends at" in r.getMessage() for r in caplog.records))

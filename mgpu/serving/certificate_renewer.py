@@ -5,8 +5,8 @@ import threading
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
-from mgpu.serving.certificates import Authority, Files, Store, authority_expires, ensure, expires
-from mgpu.serving.folder import Folder
+from mgpu.serving.certificate_folder import CertificateFolder
+from mgpu.serving.certificates import Authority, Files, Store, authority_expiry, certificate_expiry, ensure_certificate
 
 _log = logging.getLogger(__name__)
 ROUND_SECONDS = 60.0
@@ -14,7 +14,7 @@ RETRY_SECONDS = 2.0
 _CA_WARNING = timedelta(days=60)
 
 
-class Keeper:
+class CertificateRenewer:
     """Renews the certificate in `folder`.
 
     Args:
@@ -22,7 +22,9 @@ class Keeper:
         remedy: for messages, the command that replaces a CA that is missing or expires soon.
     """
 
-    def __init__(self, folder: Folder, names: Collection[str], store: Store | None = None, remedy: str = "") -> None:
+    def __init__(
+        self, folder: CertificateFolder, names: Collection[str], store: Store | None = None, remedy: str = ""
+    ) -> None:
         self._folder, self._names, self._store, self._remedy = folder, names, store, remedy
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -30,8 +32,8 @@ class Keeper:
     def renew(self) -> Files:
         """Renew what is due and return the files. Raises RetryLater, NoAuthority, and as the store does."""
         if self._store is None:
-            return ensure(self._folder, self._names, datetime.now(UTC))
-        files = ensure(self._store, self._names, datetime.now(UTC), Authority.GIVEN)
+            return ensure_certificate(self._folder, self._names, datetime.now(UTC))
+        files = ensure_certificate(self._store, self._names, datetime.now(UTC), Authority.GIVEN)
         self._folder.put(files)
         return files
 
@@ -60,14 +62,14 @@ class Keeper:
                 warning = f"Serving certificate not renewed: {error or type(error).__name__}; {self._remedy}"
             else:
                 pause = ROUND_SECONDS
-                _log.debug("certificate current", extra={"expires": expires(files).isoformat()})
+                _log.debug("certificate current", extra={"expires": certificate_expiry(files).isoformat()})
             if warning and warning != told:
                 _log.error(warning)
             told = warning
 
     def _warning(self, files: Files) -> str:
         """Return a warning before the installation's CA expires, which no process renews."""
-        ends = authority_expires(files)
+        ends = authority_expiry(files)
         if self._store is None or ends - datetime.now(UTC) > _CA_WARNING:
             return ""
         return f"The CA of the serving certificate ends at {ends:%Y-%m-%d %H:%M} UTC; {self._remedy}"

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from mgpu.cli.doctor.installation import SCHEDULER, Finding, Installation, Level, Raw, hooks
+from mgpu.cli.doctor.installation import SCHEDULER, Finding, Installation, Level, Raw, webhooks_of
 from mgpu.dialects import mtgpu
 from mgpu.kube.leader import LABEL
 from mgpu.model.agent_pods import is_ready
 from mgpu.model.device_object import DEVICE_API
-from mgpu.presentation.plain_text import listed
+from mgpu.presentation.plain_text import join_names
 from mgpu.version import VERSION, VERSION_LABEL, read_agent
 
 DECIDES = "scheduler"
@@ -18,24 +18,24 @@ _NO_ELECTION = "--no-leader-elect"
 _POD_UID = "MGPU_SCHEDULER__PODUID"
 
 
-def installed(installation: Installation) -> Iterator[Finding]:
+def check_installed(installation: Installation) -> Iterator[Finding]:
     """Report a missing installation, or one in another namespace. All other checks would fail then."""
     names = (installation.settings.webhook.configuration, installation.settings.scheduler.configuration)
     configurations = [
         raw for rows in installation.configurations.values() for raw in rows if raw["metadata"]["name"] in names
     ]
-    services = [(hook.get("clientConfig") or {}).get("service") for raw in configurations for hook in hooks(raw)]
+    services = [(hook.get("clientConfig") or {}).get("service") for raw in configurations for hook in webhooks_of(raw)]
     elsewhere = sorted({str(service["namespace"]) for service in services if service} - {installation.namespace})
     known = not {"deployments", "daemonsets", *installation.configurations} & installation.hidden.keys()
     if known and not configurations and not installation.workloads:
         remedy = f"docs/install.md; doctor -n NAMESPACE where it is in another than {installation.namespace}"
         yield Finding("installation", Level.FAILED, "mgpu is not installed in this cluster", remedy)
     elif elsewhere and not installation.workloads:
-        text = f"namespace {installation.namespace} has no part of mgpu; its webhooks refer to {listed(elsewhere)}"
+        text = f"namespace {installation.namespace} has no part of mgpu; its webhooks refer to {join_names(elsewhere)}"
         yield Finding("installation", Level.FAILED, text, f"doctor -n {elsewhere[0]}")
 
 
-def custom_resources(installation: Installation) -> Iterator[Finding]:
+def check_custom_resources(installation: Installation) -> Iterator[Finding]:
     wanted = {"devices": ("Device", DEVICE_API)}
     if mtgpu.enabled(installation.settings):
         wanted["mtgpupods"] = (mtgpu.KIND, mtgpu.API_VERSION)
@@ -48,7 +48,7 @@ def custom_resources(installation: Installation) -> Iterator[Finding]:
         yield Finding("custom resources", Level.OK, f"{kinds} {'are' if len(wanted) > 1 else 'is'} served")
 
 
-def one_decides(installation: Installation) -> Iterator[Finding]:
+def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
     """Check that exactly one scheduler decides. Two would allocate the same card twice: each has its own ledger."""
     found = list(_several(installation)) or list(_none(installation)) or list(_led_astray(installation))
     for text, remedy in found:
@@ -82,7 +82,10 @@ def _led_astray(installation: Installation) -> Iterator[tuple[str, str]]:
     labelled = sorted(meta["name"] for meta in pods if meta["labels"].get(LABEL) == "true")
     remedy = f"the leader corrects its label every few seconds: {installation.kubectl} logs deployment/{_DEPLOYMENT}"
     if len(labelled) > 1:
-        yield f"the Service selects {listed(labelled)}: Bindings that reach a replica that does not lead wait", remedy
+        yield (
+            f"the Service selects {join_names(labelled)}: Bindings that reach a replica that does not lead wait",
+            remedy,
+        )
     elif not labelled and "pods" not in installation.hidden:
         nowhere = f"the Service selects no Pod: none has the label {LABEL}, so all Bindings are decided late"
         if _POD_UID in {variable["name"] for c in _containers(installation) for variable in c.get("env") or ()}:
@@ -101,17 +104,17 @@ def _leading_here(installation: Installation) -> list[Raw]:
 def _several(installation: Installation) -> Iterator[tuple[str, str]]:
     led = sorted(lease["metadata"]["namespace"] for lease in installation.leading())
     configurations = installation.configurations.get("mutatingwebhookconfigurations", ())
-    deciding = sorted(raw["metadata"]["name"] for raw in configurations if any(map(_decides, hooks(raw))))
+    deciding = sorted(raw["metadata"]["name"] for raw in configurations if any(map(_decides, webhooks_of(raw))))
     up = sorted(pod["metadata"]["name"] for pod in installation.of_component(SCHEDULER) if is_ready(pod))
     replicas = int((installation.workloads.get(_DEPLOYMENT, {}).get("spec") or {}).get("replicas", 1))
     if len(led) > 1:
         remedy = "one installation for a cluster: undeploy the other (make undeploy)"
-        yield f"two schedulers decide: one leads in each of the namespaces {listed(led)}", remedy
+        yield f"two schedulers decide: one leads in each of the namespaces {join_names(led)}", remedy
     elif len(deciding) > 1:
         remedy = (
             f"kubectl delete mutatingwebhookconfiguration {' or '.join(deciding)}, whichever is not this installation's"
         )
-        yield f"two schedulers decide: {listed(deciding)} both answer bindings", remedy
+        yield f"two schedulers decide: {join_names(deciding)} both answer bindings", remedy
     elif not _elects(installation) and max(replicas, len(up)) > 1:
         text = f"two schedulers decide: leader election is off, and there are {max(replicas, len(up))} replicas"
         yield text, "remove scheduler.leaderElect: false (--no-leader-elect), or scale to one replica"
@@ -136,13 +139,13 @@ def _elects(installation: Installation) -> bool:
     return installation.settings.scheduler.leader_elect and _NO_ELECTION not in arguments
 
 
-def versions(installation: Installation) -> Iterator[Finding]:
+def check_versions(installation: Installation) -> Iterator[Finding]:
     parts: dict[str, list[str]] = {}
     for part, version in _said(installation):
         parts.setdefault(version, []).append(part)
     check = "versions"
     if len(parts) > 1:
-        rows = (f"{version}: {listed(parts[version])}" for version in sorted(parts))
+        rows = (f"{version}: {join_names(parts[version])}" for version in sorted(parts))
         remedy = f"wait for the rollout ({installation.kubectl} get pods), or apply one version to all parts"
         yield Finding(check, Level.FAILED, f"parts have different versions: {'; '.join(rows)}", remedy)
     elif not parts:
