@@ -1,4 +1,5 @@
-"""Partitioning of cards by MIG and MPS: which node is partitioned how, and when (docs/design/slices.md).
+"""Controller that partitions cards by MIG and MPS for pods that wait for slices (docs/design/slices.md).
 
-The plans themselves are pure (scheduler/engine/partitioning); here is the controller that makes and writes them.
+The plans are computed by the pure functions of `scheduler.engine.partitioning`; this package decides when, and writes
+them. `scheduler.runtime` is its only caller.
 """

@@ -1,7 +1,7 @@
-"""What the partition controller remembers of a node from one pass to the next: refused plans and idle cards.
+"""The history of nodes that the partition controller needs: which plans they refused, and since when cards are idle.
 
-All of it is in memory, on the controller's thread. A new leader begins without it: it may repeat a plan that was
-refused, and idle slices stay for their whole time again.
+Only the partition controller uses this module, on its thread. The history is in memory alone. A new leader begins
+without it, which is safe: it may repeat a plan that was refused, and idle slices stay for the full time once more.
 """
 
 from collections.abc import Callable, Collection
@@ -12,17 +12,17 @@ from scheduler import metrics
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 
 REPEAT_SECONDS = 60.0
-"""How long a plan that a node refused is not made again while the node stays as it is."""
+"""How long a plan that a node refused is not repeated, unless the node changes."""
 
 
 @dataclass(slots=True)
 class _Refused:
-    """The plans that a node refused in one state.
+    """The plans that a node refused while it was in one state.
 
     Attributes:
-        plan: number of the last one.
-        state: the slices and cards of the node at the refusal.
-        targets: the slices that were planned, and when that was refused.
+        plan: number of the last plan that was refused.
+        state: slices and cards of the node at that time.
+        targets: for each refused set of slices, the time of the refusal.
     """
 
     plan: int
@@ -31,14 +31,14 @@ class _Refused:
 
 
 class RefusedPlans:
-    """Plans that nodes refused, so that they are not repeated at once."""
+    """Remembers the plans that nodes refused, so that they are not repeated at once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._refused: dict[str, _Refused] = {}
 
     def observe(self, target: PartitionableNode) -> None:
-        """Record what the node says of its last plan."""
+        """Record whether the agent of the node has refused its last plan."""
         name, found = target.node.name, target.found
         if found.refused is None:
             self._refused.pop(name, None)
@@ -57,9 +57,10 @@ class RefusedPlans:
             refused.targets[frozenset(found.planned)] = now
 
     def forbids(self, target: PartitionableNode, slices: Collection[Slice]) -> bool:
-        """Return whether the node has refused these slices within the last minute, in the state in which it is now.
+        """Return whether the node refused these slices less than a minute ago, and has not changed since.
 
-        Not only the last plan counts: the plans for two pods would otherwise be made in turn for ever.
+        All refused plans of that minute count, not only the last one. Otherwise two refused plans for two pods would
+        be made in turn without end.
         """
         self.observe(target)
         refused = self._refused.get(target.node.name)
@@ -77,13 +78,13 @@ def _state(target: PartitionableNode) -> object:
 
 
 class IdleCards:
-    """Cards of MPS nodes whose slices no pod uses.
+    """Measures for how long the slices of cards have been idle on nodes with MPS.
 
-    They become whole again after a time, because a partitioned card cannot be shared or given whole. A MIG card serves
-    slices only, partitioned or not, so its free slices keep no pod away.
+    Slices that are idle for too long are removed, because a card with MPS slices cannot be shared otherwise or be
+    allocated as a whole. A card in MIG mode can only be used through slices, so its idle slices keep no pod away.
 
     Args:
-        seconds: that slices may be idle; 0 keeps them for ever.
+        seconds: how long slices may be idle; 0 means without limit.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
@@ -98,9 +99,9 @@ class IdleCards:
         return tuple(sorted(self._idle_since))
 
     def observe(self, target: PartitionableNode) -> None:
-        """Record which cards of the node are idle. Further slices on an idle card begin no new time."""
+        """Record which cards of the node are idle. The time of an idle card runs on when it gets more slices."""
         found, name = target.found, target.node.name
-        # Slices that no plan of mgpu has made are left to the administrator who made them.
+        # Without a plan of mgpu, an administrator made the slices, and only an administrator removes them.
         if not self._seconds or found.mode != MPS or not found.placed or found.planned is None:
             self.forget(name)
             return
@@ -110,9 +111,9 @@ class IdleCards:
         if cards:
             self._idle_since[name] = {card: before.get(card, now) for card in sorted(cards)}
 
-    def due(self, node: str, more: float = 0.0) -> frozenset[int]:
-        """Return the cards that have been idle for long enough, and for so many seconds more."""
-        since = self._clock() - self._seconds - more
+    def due(self, node: str, extra_seconds: float = 0.0) -> frozenset[int]:
+        """Return the cards that have been idle for longer than allowed, by at least `extra_seconds`."""
+        since = self._clock() - self._seconds - extra_seconds
         return frozenset(card for card, at in self._idle_since.get(node, {}).items() if at <= since)
 
     def forget(self, node: str) -> None:

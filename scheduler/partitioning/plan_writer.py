@@ -1,7 +1,8 @@
-"""The writes of the partition controller: annotations of a Node, and under MPS the ConfigMap that follows from them.
+"""Writes plans to Nodes, and under MPS the sharing configurations that follow from them to a ConfigMap.
 
-The agent of a node and the controller write one annotation, and any number of authors one ConfigMap. Every write is
-conditional on the version that was read, so that nothing is lost that another author wrote.
+Only the partition controller uses this module. The controller and the agent of a node write the same annotation, and
+all nodes and administrators share one ConfigMap. So every write is conditional on the resourceVersion that was read:
+it must never overwrite what another author wrote.
 """
 
 import logging
@@ -11,30 +12,37 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from mgpu.kube import Api, ApiError
+from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.mps_config import read_config, write_config
 from mgpu.model.node_slices import ANNOTATION, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
-from mgpu.model.slice_names import Counts, counts, mode_of
+from mgpu.model.slice_names import MPS, Counts, counts, mode_of
 from mgpu.settings import Settings
+from scheduler import metrics
+from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.slice_state import Plan
+from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 
 log = logging.getLogger(__name__)
 
 _TRIES = 20
-"""Each is lost to the write of another author that succeeded; more of one node in a row do not come."""
+"""Attempts at one write. Each fails only if another author's write succeeded, so that many in a row do not occur."""
+_UNOBSERVED_SECONDS = 60.0
+"""How long to wait for the watch to deliver a plan that was written, before it is compared with the Node again."""
+_OUTDATED_SECONDS = 5.0
+"""How long a node gets no new plan after one that did not suit it any more, unless the node changes before."""
 
 
 class PlanWriter:
-    """Writes plans and sharing configurations.
+    """Writes plans and sharing configurations to the API server.
 
-    Every call raises ApiError, Unreachable or RetryLater if it is not known whether the write came through; repeat the
-    call then.
+    Each call raises ApiError, Unreachable or RetryLater if the write may or may not have succeeded. Repeat it then: a
+    write that has succeeded is not made twice.
 
     Attributes:
-        maps: path of the collection that has the ConfigMap.
-        only_map: query for this ConfigMap alone.
+        maps: path of the ConfigMaps of the namespace, to list and watch.
+        only_map: query that selects the one ConfigMap.
     """
 
     def __init__(self, api: Api, settings: Settings) -> None:
@@ -49,7 +57,7 @@ class PlanWriter:
         """Write a plan to its Node.
 
         Returns:
-            None if the plan is on the Node now, else the reason why it must not be written any more.
+            None if the Node has the plan now, else the reason why the plan must be dropped.
         """
         path = f"/api/v1/nodes/{quote(plan.node, safe='')}"
         for _ in range(_TRIES):
@@ -75,10 +83,10 @@ class PlanWriter:
                     raise
                 return str(error)
             return None
-        raise RetryLater(f"node {plan.node} changes faster than it can be written")
+        raise RetryLater(f"node {plan.node} changes too often: {_TRIES} writes in a row failed with a conflict")
 
     def write_config(self, node: str, spec: Counts) -> None:
-        """Write the entry of a node into the ConfigMap, and leave the entries of others as they are."""
+        """Write the entry of a node into the ConfigMap, which is created if it does not exist."""
         text = write_config(spec)
         for _ in range(_TRIES):
             try:
@@ -90,10 +98,10 @@ class PlanWriter:
                     raise
             else:
                 return
-        raise RetryLater(f"ConfigMap {self._name} changes faster than it can be written")
+        raise RetryLater(f"ConfigMap {self._name} changes too often: {_TRIES} writes in a row failed with a conflict")
 
     def _try_config(self, node: str, spec: Counts, text: str) -> bool:
-        """Return whether anything was written."""
+        """Write the entry unless it is there already; return whether that was necessary."""
         try:
             raw = self._api.get(self._map)
         except ApiError as error:
@@ -109,12 +117,104 @@ class PlanWriter:
         return True
 
 
+class PlanPublisher:
+    """Writes the plans of the ClusterCache, and under MPS the ConfigMap after the annotation. Not thread-safe.
+
+    Args:
+        configs: the ConfigMap as the watch delivers it.
+        may_decide: raises RetryLater while this process must not write.
+        clock: seconds, never set back.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterCache,
+        writer: PlanWriter,
+        configs: "SharingConfigs",
+        may_decide: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._writer = writer
+        self._configs = configs
+        self._may_decide = may_decide
+        self._clock = clock
+        self._written: dict[str, tuple[int, float]] = {}  # node → number of its last plan, and when it was written
+        self._outdated: dict[str, tuple[int, float]] = {}  # node → its version, and until when it gets no plan
+        self._configs_due: set[str] = set()
+
+    def observe(self, target: PartitionableNode) -> None:
+        """Compare the entry of this node in the ConfigMap when `publish` is called next."""
+        if target.found.mode == MPS and target.found.partitioning.plan is not None:
+            self._configs_due.add(target.node.name)
+
+    def forget(self, node: str) -> None:
+        self._written.pop(node, None)
+        self._outdated.pop(node, None)
+        self._configs_due.discard(node)
+
+    def is_busy(self) -> bool:
+        """Return whether something is left to write or to be delivered by the watch."""
+        return bool(self._configs_due or self._cluster.plans())
+
+    def is_paused(self, target: PartitionableNode) -> bool:
+        """Return whether the node gets no plan for now, because its last one was outdated when it was written."""
+        version, until = self._outdated.get(target.node.name, (-1, 0.0))
+        return version == target.version and self._clock() < until
+
+    def publish(self) -> None:
+        """Write what is due. Raises RetryLater while this process must not write."""
+        for plan in self._cluster.plans():
+            number, at = self._written.get(plan.node, (-1, 0.0))
+            if number != plan.id or self._clock() >= at + _UNOBSERVED_SECONDS:
+                self._publish_plan(plan)
+        unwritten = {p.node for p in self._cluster.plans() if self._written.get(p.node, (-1,))[0] != p.id}
+        for name in sorted(self._configs_due - unwritten):
+            if not self._publish_config(name):
+                return
+
+    def _publish_plan(self, plan: Plan) -> None:
+        self._may_decide()
+        extra = {"node": plan.node, "plan": plan.id}
+        try:
+            reason = self._writer.write_plan(plan)
+        except (ApiError, Unreachable, RetryLater) as error:
+            log.warning("plan not written yet: %s", error, extra=extra)
+            return
+        if reason is not None:
+            metrics.PLANS.labels("dropped").inc()
+            log.warning("plan dropped: %s", reason, extra=extra)
+            self._cluster.drop_plan(plan)
+            target = self._cluster.partitionable_node(plan.node)
+            self._outdated[plan.node] = (target.version if target else -1, self._clock() + _OUTDATED_SECONDS)
+        else:
+            metrics.PLANS.labels("written").inc()
+            log.info("plan written", extra=extra)
+            self._written[plan.node] = (plan.id, self._clock())
+            self._configs_due.add(plan.node)
+
+    def _publish_config(self, name: str) -> bool:
+        """Write the entry of a node if it differs from its annotation; return False if the write failed."""
+        target = self._cluster.partitionable_node(name)
+        if target and not target.problem and target.found.mode == MPS and target.found.partitioning.plan is not None:
+            spec = target.found.partitioning.spec
+            self._may_decide()
+            try:
+                if not self._configs.has(name, spec):
+                    self._writer.write_config(name, spec)
+            except (ApiError, Unreachable, RetryLater) as error:
+                log.warning("sharing configuration not written yet: %s", error, extra={"node": name})
+                return False
+        self._configs_due.discard(name)
+        return True
+
+
 class SharingConfigs:
     """The ConfigMap of sharing configurations as the watch delivers it. Thread-safe.
 
     Args:
-        nodes_changed: called with the nodes whose entries have changed: all nodes share the ConfigMap, and to look at
-            each of them at each change would cost more the more there are. Must return at once.
+        nodes_changed: called with the names of the nodes whose entries have changed, so that a change of one entry
+            does not cost an observation of every node. It must return at once.
     """
 
     def __init__(self, nodes_changed: Callable[[Collection[str]], None]) -> None:
@@ -129,7 +229,7 @@ class SharingConfigs:
         self._set({})
 
     def has(self, node: str, spec: Counts) -> bool:
-        """Return whether the entry of the node means this, however it is written."""
+        """Return whether the entry of the node has these slices, whatever its YAML looks like."""
         with self._lock:
             return _has_entry(self._data, node, spec)
 
@@ -145,9 +245,9 @@ def _has_entry(data: Mapping[str, str], node: str, spec: Counts) -> bool:
 
 @lru_cache(maxsize=1000)
 def _read(text: str) -> Counts | None:
-    """Return the entry, or None if it cannot be read.
+    """Return the slices of an entry, or None if the entry is invalid.
 
-    Cached: YAML takes 12 ms for a node, and the entry is compared whenever the pods of the node change.
+    Cached, because parsing the YAML of one node takes 12 ms, and each change of the node's pods compares its entry.
     """
     try:
         return read_config(text)
@@ -156,11 +256,11 @@ def _read(text: str) -> Counts | None:
 
 
 def _outdated_reason(plan: Plan, found: NodeSlices) -> str | None:
-    """Return why a plan does not suit its node as it is now, or None if it does."""
+    """Return the reason why a plan does not suit its node any more, or None."""
     if found.partitioning.plan != plan.before:
-        return f"plan {found.partitioning.plan} has come before it"
+        return f"the node has plan {found.partitioning.plan} by now"
     if any(mode_of(s.name) != found.mode for s in plan.slices):
         return f"the cards of the node are partitioned by {found.mode or 'nothing'} now"
-    kept = {*plan.slices}
-    used = next((s for s in found.made if s.pod and s.place not in kept), None)
+    planned = {*plan.slices}
+    used = next((s for s in found.made if s.pod and s.place not in planned), None)
     return None if used is None else f"card {used.card} has a {used.name} at {used.start} that is in use by now"

@@ -1,10 +1,9 @@
-"""Pods that wait for slices: since when, where they could be, and whose turn it is for a plan.
+"""Pods that wait for slices, and the order in which plans are made for them.
 
-The filter reports the pods, on request threads; the partition controller plans for them, on its own thread. A plan
-takes free slices from other pods and seconds of a node's driver, while a pod that waits holds nothing. So a namespace
-may have
-a node partitioned only so often: without that bound, two pods that are never bound would have it done without end. All
-of it is in memory, and a new leader begins without it.
+The filter reports the pods on request threads; the partition controller plans for them on its own thread. A plan may
+destroy free slices that other pods could use, and keeps the driver of a node busy for seconds, while a waiting pod
+holds nothing. So a namespace has a budget of plans for each node: without it, two pods that are never bound would have
+a node partitioned back and forth without end. All state is in memory, and a new leader begins without it.
 """
 
 import threading
@@ -19,26 +18,31 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.round_robin import by_turns
 
 _REMEMBERED_SECONDS = 400.0
-"""kube-scheduler retries a pod after five minutes at the latest."""
+"""How long a pod counts as waiting after a filter. kube-scheduler retries a pod after five minutes at the latest."""
 _BINDING_SECONDS = 5.0
-"""How long the binding of a pod that has passed a filter may take."""
+"""How long the binding of a pod is expected after the pod has passed a filter."""
 _UNOBSERVED_SECONDS = 30.0
-"""A filter may be called before the watch delivers its pod. A pod that it does not deliver at all is gone."""
-BURST, REFILL_SECONDS = 6, 20.0
-"""How many plans that destroy free slices a namespace may have of a node in a row, and the time for one more."""
+"""How long the watch may take to deliver a pod that a filter was called for. After that the pod counts as deleted."""
+BURST = 6
+"""How many plans in a row that destroy free slices a namespace may cause on one node."""
+REFILL_SECONDS = 20.0
+"""Time after which a namespace may cause one more such plan."""
 _MISSED_COST = 10
-"""What a plan costs in addition, in such plans, if a pod that it was made for does not use its slices."""
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 300.0
-"""How long a pod gets no plan after it did not use its slices; the pause doubles each time."""
+"""How many such plans it costs in addition if a pod does not use the slices that were made for it."""
+FIRST_PAUSE = 60.0
+"""How long a pod gets no plan after it did not use its slices. The pause doubles each time, up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE = 300.0
 _NAMESPACES_REMEMBERED = 1_000
+"""How many namespaces keep their place in the order of turns."""
 
 
 class Promise(NamedTuple):
-    """A plan of a node that has slices for a pod.
+    """Slices of a plan for one waiting pod.
 
     Attributes:
-        until: the pod is planned for elsewhere after this time.
-        ready: the plan is in force. Until then other plans leave the slices to the pod.
+        plan: number of the plan.
+        until: end of the promise. Other nodes may be planned for the pod after that.
+        ready: whether the plan is in force, so that the slices exist.
     """
 
     node: str
@@ -49,18 +53,18 @@ class Promise(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class WaitingPod:
-    """A pod that wants slices.
+    """A pod that requests slices and is not bound yet.
 
     Attributes:
-        wanted: number of slices by name.
-        nodes: where the pod could be.
-        filtered_at: the time of the last filter for it.
-        until: the pod is forgotten after this time.
-        passed: there are free slices on `nodes`, and the binding of the pod is expected. Otherwise these nodes would
-            have to be partitioned again.
-        observed: the watch has delivered it.
-        blocked_since: since when no plan could be made for it.
-        missed: plans that were not in force in time, by node and number.
+        wanted: number of requested slices by name.
+        nodes: names of the nodes on which the pod fits, either now (`passed`) or after a new partitioning.
+        since: time of the first filter for the pod.
+        filtered_at: time of the last filter for the pod.
+        until: the pod is forgotten after this time, unless it has a promise.
+        passed: whether `nodes` have free slices for the pod, so that its binding is expected.
+        observed: whether the watch has delivered the pod.
+        blocked_since: since when no plan could be made for the pod; None if one was made, or none was tried.
+        missed: node and number of each plan for the pod that was not in force in time.
     """
 
     known: GpuPod
@@ -86,7 +90,11 @@ class WaitingPod:
 
 
 class WaitingPods:
-    """Thread-safe. The pods that `update` returns belong to the controller's thread, except what `put` sets."""
+    """The pods that wait for slices. Thread-safe.
+
+    The objects that `update` returns are shared: `put` updates their nodes, `passed` and times on request threads, and
+    all other attributes belong to the thread of the partition controller.
+    """
 
     def __init__(self, cluster: ClusterCache, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -101,8 +109,8 @@ class WaitingPods:
         """Record the result of a filter.
 
         Args:
-            nodes: where the pod would fit if they were partitioned again. Ignored if it fits somewhere now.
-            passed: where it fits now.
+            nodes: the nodes on which the pod would fit after a new partitioning. Ignored if `passed` is not empty.
+            passed: the nodes on which it fits now.
         """
         uid, now = known.pod.uid, self._clock()
         possible = frozenset(passed or nodes)
@@ -120,27 +128,27 @@ class WaitingPods:
             waiting.until = now + (_BINDING_SECONDS if passed else _REMEMBERED_SECONDS)
 
     def update(self) -> tuple[list[WaitingPod], list[WaitingPod]]:
-        """Forget the pods that wait no more.
+        """Remove the pods that do not wait any more.
 
         Returns:
-            The pods that wait, the oldest first. And those that had a promise and were deleted before they were bound.
+            The pods that wait, oldest first, and the removed pods that had a promise and never got a binding.
         """
         with self._lock:
-            left = []
+            deleted = []
             for uid in [uid for uid, waiting in self._pods.items() if not self._waits(waiting)]:
                 waiting = self._pods.pop(uid)
                 if waiting.promise and not self._is_decided(uid, self._cluster.gpu_pod(uid)):
-                    left.append(waiting)
-            return sorted(self._pods.values(), key=lambda waiting: waiting.order), left
+                    deleted.append(waiting)
+            return sorted(self._pods.values(), key=lambda waiting: waiting.order), deleted
 
     def forget(self, waiting: WaitingPod, filtered_at: float) -> None:
-        """Forget a pod, unless there was a filter for it after this time."""
+        """Remove a pod, unless a filter was called for it after this time."""
         with self._lock:
             if waiting.filtered_at <= filtered_at:
                 self._pods.pop(waiting.known.pod.uid, None)
 
     def _is_decided(self, uid: str, known: GpuPod | None) -> bool:
-        """Return whether a pod has its slices, or a reservation of them."""
+        """Return whether a pod has its slices or a reservation for them."""
         bound = known is not None and known.pod.node and not self._cluster.is_undecided(uid)
         return bool(bound) or self._cluster.reservation(uid) is not None
 
@@ -160,11 +168,11 @@ class WaitingPods:
 
 @dataclass(slots=True)
 class _Budget:
-    """The plans that a namespace may still have of a node: a token bucket.
+    """The plans that a namespace may still cause on a node, as a token bucket.
 
     Attributes:
-        full_at: when all of its plans are available again.
-        missed: the last plan whose slices a pod of the namespace did not use.
+        full_at: the time at which the bucket is full again.
+        missed: number of the last plan whose slices a pod of the namespace did not use.
     """
 
     full_at: float
@@ -173,46 +181,46 @@ class _Budget:
 
 @dataclass(slots=True)
 class _Missed:
-    """How often a pod did not use its slices, and until when it gets no plan."""
+    """How many times a pod did not use its slices, and the end of its pause."""
 
     times: int
     until: float
 
 
 class PlanningOrder:
-    """Whose turn it is for a plan, and what plans cost their namespaces. Not thread-safe."""
+    """The order of waiting pods and the budgets of their namespaces. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._served: OrderedDict[str, None] = OrderedDict()  # namespaces, the last one that got a plan at the end
+        self._served: OrderedDict[str, None] = OrderedDict()  # namespaces, in the order of their last plans
         self._missed: dict[str, _Missed] = {}
         self._budgets: dict[str, dict[str, _Budget]] = {}  # node → namespace
 
     def sort(self, pods: Iterable[WaitingPod]) -> list[WaitingPod]:
         """Return the pods in the order in which plans are made for them.
 
-        Namespaces take turns; the one for which a plan was made longest ago begins. Within a namespace the oldest pod
-        is first, and pods that did not use slices that were made for them are last.
+        Namespaces take turns, beginning with the one whose last plan is the oldest. Within a namespace, pods that used
+        all slices that were made for them come first, and then older pods before younger ones.
         """
         ranks = {name: i for i, name in enumerate(self._served, 1)}
         pods = sorted(pods, key=lambda pod: (self._times_missed(pod), pod.order))
         return list(by_turns(pods, lambda pod: pod.namespace, lambda name: (ranks.get(name, 0), name)))
 
     def is_paused(self, pod: WaitingPod) -> bool:
-        """Return whether the pod gets no plan for a while, because it did not use its slices."""
+        """Return whether the pod gets no plan for now because it did not use its slices."""
         missed = self._missed.get(pod.known.pod.uid)
         return missed is not None and self._clock() < missed.until
 
     def may_plan(self, pod: WaitingPod, node: str) -> bool:
-        """Return whether the namespace of the pod may have a plan of this node now."""
+        """Return whether the namespace of the pod has budget for a plan of this node."""
         budget = self._budgets.get(node, {}).get(pod.namespace)
         return budget is None or budget.full_at <= self._clock() + (BURST - 1) * REFILL_SECONDS
 
     def planned(self, pod: WaitingPod, node: str, *, destroys: bool) -> None:
-        """Charge a plan that was made for this pod.
+        """Record that a plan was made for this pod, and charge it to the namespace.
 
         Args:
-            destroys: whether free slices are destroyed for it; otherwise it is free of charge.
+            destroys: whether the plan destroys free slices. If not, it costs nothing.
         """
         self._served[pod.namespace] = None
         self._served.move_to_end(pod.namespace)
@@ -222,7 +230,7 @@ class PlanningOrder:
             self._charge(pod.namespace, node, 1)
 
     def missed(self, pod: WaitingPod, node: str, plan: int) -> None:
-        """Charge a plan whose slices the pod did not use, or that was deleted before."""
+        """Charge a plan to the namespace of a pod that did not use its slices, and pause the pod."""
         now = self._clock()
         self._missed = {uid: row for uid, row in self._missed.items() if now < row.until + LONGEST_PAUSE}
         times = self._times_missed(pod)

@@ -6,7 +6,8 @@ import pytest
 
 from mgpu.model.node_slices import ANNOTATION, with_spec
 from scheduler.cluster.reservations import Reservation
-from scheduler.partitioning.partition_controller import MISSING_SECONDS, PROMISE_SECONDS, PartitionController
+from scheduler.partitioning.partition_controller import MISSING_SECONDS, PartitionController
+from scheduler.partitioning.promises import PROMISE_SECONDS
 from tests.scheduler.fake import Replica
 from tests.scheduler.partitioning.cluster import MIG, MPS, cluster, known, slices, submit, turn, wants
 

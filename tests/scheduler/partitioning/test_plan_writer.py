@@ -76,7 +76,7 @@ def _relabelled(agent: Agent) -> None:
 OVERTAKEN: dict[str, tuple[Callable[[Agent], object], str]] = {
     "by another plan": (
         lambda agent: agent.api.annotate("n1", **{ANNOTATION: '{"spec-partitioning-plan": 8}'}),
-        "plan 8 has come before it",
+        "the node has plan 8 by now",
     ),
     "by a pod": (
         lambda agent: agent.make(ONES[0], pod="uid-p"),
@@ -115,7 +115,7 @@ def test_a_plan_that_has_landed_is_not_written_again() -> None:
     version = agent.api.nodes["n1"]["metadata"]["resourceVersion"]
     assert writer.write_plan(plan(7, *TWOS)) is None
     assert agent.api.nodes["n1"]["metadata"]["resourceVersion"] == version
-    assert writer.write_plan(plan(7, *ONES)) == "plan 7 has come before it"
+    assert writer.write_plan(plan(7, *ONES)) == "the node has plan 7 by now"
 
 
 def test_where_nobody_answers_it_is_not_known() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from scheduler.cluster.reservations import Reservation
-from scheduler.partitioning.partition_controller import READY_SECONDS
+from scheduler.partitioning.promises import READY_SECONDS
 from scheduler.partitioning.waiting_pods import BURST, FIRST_PAUSE, LONGEST_PAUSE, REFILL_SECONDS
 from tests.scheduler.fake import Replica
 from tests.scheduler.partitioning.cluster import MIG, Agent, cluster, known, submit, turn, wants

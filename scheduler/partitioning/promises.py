@@ -1,0 +1,137 @@
+"""Promises: which plan has slices for which waiting pod, and until when the slices are reserved for it.
+
+A plan is made for one pod, and often makes slices for others too. Each of these pods gets a promise, so that no second
+plan is made for it while the first one is carried out. Only the partition controller uses this module, on its thread.
+A promise is not a reservation: any pod may take a free slice, and the ledger knows nothing of promises.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mgpu.model.slice_names import Slice
+from scheduler.cluster.cache import ClusterCache
+from scheduler.engine.partitioning.geometry import Geometries
+from scheduler.engine.partitioning.partitionable_node import (
+    PartitionableNode,
+    find_served_pods,
+    with_claimed_slices,
+)
+from scheduler.partitioning.waiting_pods import PlanningOrder, Promise, WaitingPod, WaitingPods
+
+log = logging.getLogger(__name__)
+
+PROMISE_SECONDS = 60.0
+"""How long a pod waits for its plan to be carried out before another node is planned for it."""
+READY_SECONDS = 15.0
+"""How long other plans leave new slices to the pods that they were made for.
+
+kube-scheduler retries a pod within ten seconds after its node has changed.
+"""
+
+
+class Promises:
+    """Makes, follows and ends the promises of waiting pods. Not thread-safe.
+
+    Args:
+        clock: seconds, never set back.
+    """
+
+    def __init__(
+        self, cluster: ClusterCache, waiting: WaitingPods, order: PlanningOrder, clock: Callable[[], float]
+    ) -> None:
+        self._cluster = cluster
+        self._waiting = waiting
+        self._order = order
+        self._clock = clock
+
+    def make(self, target: PartitionableNode, slices: Iterable[Slice], plan: int, pods: Sequence[WaitingPod]) -> None:
+        """Promise the slices of a plan to these pods in their order, until no slices are left."""
+        for pod, is_served in zip(
+            pods, find_served_pods(slices, target.used, [pod.wanted for pod in pods]), strict=True
+        ):
+            if is_served and not pod.promise:
+                pod.blocked_since = None
+                pod.promise = Promise(target.node.name, plan, self._clock() + PROMISE_SECONDS)
+
+    def make_from_spare(self, pods: Sequence[WaitingPod], under_way: Mapping[str, PartitionableNode]) -> None:
+        """Promise the slices that the plans under way make in addition to those for the pods that they were made for.
+
+        Args:
+            pods: in the order in which plans are made for them.
+            under_way: by name, the nodes whose last plan is not in force yet.
+        """
+        for name, target in under_way.items():
+            plan = target.found.partitioning.plan
+            planned = target.found.planned
+            if plan is None or planned is None:
+                continue
+            first = [pod for pod in pods if pod.promise and pod.promise[:2] == (name, plan)]
+            others = [pod for pod in self.servable(pods, name) if (name, plan) not in pod.missed]
+            self.make(target, planned, plan, [*first, *others])
+
+    def servable(self, pods: Iterable[WaitingPod], node: str) -> list[WaitingPod]:
+        """Return the pods for which a plan of this node may make slices."""
+        return [
+            pod
+            for pod in pods
+            if node in pod.nodes
+            and not (pod.promise or pod.passed or self._order.is_paused(pod))
+            and self._order.may_plan(pod, node)
+        ]
+
+    def follow(self, pods: Sequence[WaitingPod], deleted: Iterable[WaitingPod]) -> list[Promise]:
+        """End the promises that are kept, broken or not used.
+
+        Args:
+            deleted: pods that were deleted before they had their slices.
+
+        Returns:
+            The promises that ended because their plan was not in force in time.
+        """
+        for pod in deleted:
+            if pod.promise:
+                self._order.missed(pod, pod.promise.node, pod.promise.plan)
+        late = []
+        for pod in pods:
+            promise = pod.promise
+            if promise is None:
+                continue
+            target = self._cluster.partitionable_node(promise.node, pod.known.pod.uid)
+            pod.promise = self._next(pod, promise, target) if target else None
+            if pod.promise and not pod.promise.ready and self._clock() >= pod.promise.until:
+                pod.missed.add((promise.node, promise.plan))
+                pod.promise = None
+                late.append(promise)
+        return late
+
+    def with_claims(
+        self, target: PartitionableNode, pods: Iterable[WaitingPod], geometries: Geometries
+    ) -> PartitionableNode:
+        """Return the node as if these pods already used the slices that they are about to get there."""
+        claims = [pod.wanted for pod in pods if self._claims(pod, target.node.name)]
+        return with_claimed_slices(target, claims, geometries) if claims else target
+
+    def _claims(self, pod: WaitingPod, node: str) -> bool:
+        if pod.promise and pod.promise.ready and pod.promise.node == node:
+            return True
+        is_binding_expected = pod.passed and self._clock() < pod.until and not self._order.is_paused(pod)
+        return is_binding_expected and node in pod.nodes
+
+    def _next(self, pod: WaitingPod, promise: Promise, target: PartitionableNode) -> Promise | None:
+        """Return the promise after a look at its node, or None if it has ended."""
+        partitioning = target.found.partitioning
+        now = self._clock()
+        if not promise.ready:
+            if partitioning.plan == promise.plan == partitioning.applied:
+                return promise._replace(ready=True, until=now + READY_SECONDS)
+            is_under_way = target.found.waiting and partitioning.plan == promise.plan
+            return promise if is_under_way else None
+        if not target.fits(pod.wanted):
+            return None  # other pods took the slices, so this pod is not charged for them
+        if now < promise.until:
+            return promise
+        self._order.missed(pod, promise.node, promise.plan)
+        extra = {"node": promise.node, "plan": promise.plan, "pod": pod.known.pod.uid}
+        log.info("pod did not use the slices that were made for it", extra=extra)
+        self._waiting.forget(pod, promise.until - READY_SECONDS)
+        return None
