@@ -49,8 +49,9 @@ def test_a_pod_that_its_plan_does_not_serve_in_time_gets_another_node() -> None:
     replica.clock.now += PROMISE_SECONDS
     turn(replica)
     assert [agent.found.waiting for agent in agents.values()] == [True, True]
-    text = "plan 1000 of its slices is not in force after 60 s: mgpu's agent there may not run"
-    assert ("n1", "PlanLate", f"{text}; pods are planned for other nodes") in replica.events
+    assert ("n1", "PlanLate") in [event[:2] for event in replica.events]
+    text = "plan 1000 of its slices is not in force after 60 s: check that mgpu's agent runs on the node"
+    assert any(text in event[2] for event in replica.events)
     replica.clock.now += 1
     turn(replica)
     assert agents["n2"].found.partitioning.plan == 1000
