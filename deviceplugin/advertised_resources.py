@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from deviceplugin.inventory.offers import WHOLE_CARDS, as_ids, budget
+from deviceplugin.inventory.offers import WHOLE_CARDS, id_limits, id_resources
 from deviceplugin.kubelet.checkpoint import read_checkpoint
 from deviceplugin.kubelet.device_ids import MAX_IDS, device_ids
 from deviceplugin.node_state import NodeState
@@ -33,7 +33,7 @@ class AdvertisedResources:
         self._state = state
         self._plugin_set = plugin_set
         self._slices = slices
-        resources = as_ids((), state.settings)
+        resources = id_resources((), state.settings)
         conditions: dict[str, Callable[[], str | None]] = {
             r.name: partial(self._not_drained_reason, r.name) for r in resources if r.follows_settings
         }
@@ -107,8 +107,8 @@ class AdvertisedResources:
     def _offer(self, gpus: Sequence[Card]) -> bool:
         """Offer the ids of these GPUs. Return False if the ids that pods hold could not be read."""
         is_complete = True
-        limits = budget(gpus, self._state.settings, MAX_IDS - self._slices.ids)
-        for resource in as_ids(gpus, self._state.settings):
+        limits = id_limits(gpus, self._state.settings, MAX_IDS - self._slices.ids)
+        for resource in id_resources(gpus, self._state.settings):
             held: dict[int, list[str]] = {}
             taken: set[str] = set()
             try:
@@ -147,5 +147,5 @@ class AdvertisedResources:
         return held, {i for entry in entries for i in entry.ids}
 
     def _not_drained_reason(self, resource: str) -> str | None:
-        held = self._state.pods.held(resource)
+        held = self._state.pods.held_amount(resource)
         return self._state.objects.not_drained_reason(resource, pods_synced=self._state.pod_watch.synced, held=held)

@@ -95,7 +95,7 @@ class Agent:
         )
         self._resources = AdvertisedResources(state, self._plugin_set, self._slices)
         self._reconciler = Reconciler(state, self._records, self._plugin_set, self._resources)
-        self._reporter = Reporter(api, objects, settings, self._facts, state.pods.held)
+        self._reporter = Reporter(api, objects, settings, self._facts, state.pods.held_amount)
         self._subscribe()
 
     def _make_mps(self) -> Mps:
@@ -261,7 +261,7 @@ class Agent:
             return f"the event loop has not run for {self._heartbeat.silence():.0f} s"
         if self._slices.stalled:
             return "partitioning the cards hangs"
-        return "reading the cards hangs" if self._state.cards.stalled else None
+        return "reading the cards hangs" if self._state.cards.is_stalled else None
 
     def not_ready_reason(self) -> str | None:
         """Return what is missing until pods can start on this node, or None."""
@@ -278,7 +278,7 @@ class Agent:
         reasons = [
             registration.problem or "the kubelet has not asked for the devices"
             for registration in self._resources.required()
-            if not registration.registered
+            if not registration.is_registered
         ]
         if self._ownership.phase is Phase.TAKING_OVER:
             reasons.append("taking over from the previous agent")

@@ -24,7 +24,7 @@ from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig
 from deviceplugin.handover.takeover import SOCKET
 from deviceplugin.health import HealthServer
 from deviceplugin.inventory.node_objects import NodeObjects
-from deviceplugin.inventory.offers import as_ids
+from deviceplugin.inventory.offers import id_resources
 from deviceplugin.inventory.reporter import known_indexes
 from deviceplugin.kubelet.pod_resources import pod_resources_socket
 from deviceplugin.metrics import REGISTRY, NodeCards
@@ -107,7 +107,7 @@ def _agent(settings: Settings, api: Api, records: RecordVerifier) -> Agent:
     if simulated is not None:
         source, driver = simulated
         return Agent(settings, objects, source, api, driver, records)
-    cards = NvmlCards(indexes=partial(known_indexes, api, own.node), divided=objects.partition_mode)
+    cards = NvmlCards(indexes=partial(known_indexes, api, own.node), partition_mode=objects.partition_mode)
     return Agent(settings, objects, cards, api, NvmlMig(), records)
 
 
@@ -133,7 +133,9 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
     _check_command(own.mps_control)
-    served = {r.name for r in as_ids((), settings)} | ({_LONGEST_SLICE} if settings.dialects.slices.enabled else set())
+    served = {r.name for r in id_resources((), settings)} | (
+        {_LONGEST_SLICE} if settings.dialects.slices.enabled else set()
+    )
     folder = Path(own.kubelet_dir) / "device-plugins"
     # Agents alternate between two names for each resource; this is the longer one.
     own_sockets = (socket_name(name, second=True) for name in sorted(served))

@@ -22,7 +22,7 @@ from deviceplugin.metrics import CardHoldings
 from deviceplugin.node_devices import NodeDevices
 from deviceplugin.node_events import NodeEvents
 from deviceplugin.partitioning.node_partitions import NodePartitions
-from deviceplugin.pods.capacity_check import Grants, handed, holding
+from deviceplugin.pods.capacity_check import Grants, holding, read_delivered
 from deviceplugin.pods.container_runtime import ContainerRuntime
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipts
@@ -86,7 +86,7 @@ class NodeState:
     def recover_grants(self) -> None:
         """Read from the CDI files which cards this agent and earlier ones have delivered to containers."""
         if self.settings.deviceplugin.cdi:
-            self.grants.recover(handed(self.cdi_files.environments()))
+            self.grants.recover(read_delivered(self.cdi_files.environments()))
 
     def card_holdings(self) -> CardHoldings:
         """Return the cards and what pods hold of them. Thread-safe."""

@@ -56,7 +56,7 @@ class Reconciler:
             self._resumed.set()
             while True:
                 for gpu_pod in state.pods.all():
-                    if gpu_pod.ran:  # perhaps before this agent started
+                    if gpu_pod.started_containers:  # perhaps before this agent started
                         self._records.acknowledge(gpu_pod)
                 self._write_receipts_for_others()
                 state.changes.publish(Change.RECONCILED)
@@ -77,7 +77,7 @@ class Reconciler:
         while True:
             if await whole_cards.look(synced=state.pod_watch.synced):
                 for uid in whole_cards.bare:
-                    state.remnants.clear(uid)
+                    state.remnants.remove_receipt(uid)
                 self._publish_holdings()
                 state.pods_changed.wake()
                 reason = whole_cards.reason
@@ -97,8 +97,8 @@ class Reconciler:
         devices = self._state.devices.devices()
         found = []
         for gpu_pod in self._state.pods.all():
-            if gpu_pod.ran and not gpu_pod.pod.ended:
-                shares = self._state.grants.kept(gpu_pod, devices) or holding(gpu_pod, devices).shares
+            if gpu_pod.started_containers and not gpu_pod.pod.ended:
+                shares = self._state.grants.delivered_shares(gpu_pod, devices) or holding(gpu_pod, devices).shares
                 certain = tuple(share for share in shares if share.card is not None)
                 if certain:
                     found.append((gpu_pod, certain))
@@ -107,12 +107,12 @@ class Reconciler:
     def _write_receipts_for_others(self) -> None:
         """Write receipts of pods whose cards do not come from this agent's answers."""
         remnants, pods, gpus = self._state.remnants, self._state.pods, self._state.devices.gpus()
-        present = pods.present()
+        present = pods.presences()
         for held in self._state.whole_cards.holdings():
             if held.uid in present:
-                remnants.note(held.uid, held.shares, gpus)
-        for pod in pods.limited():
-            remnants.note(pod.uid, (Share(pod.name, pod.card, pod.request, pod.memory),), gpus)
+                remnants.try_write_receipt(held.uid, held.shares, gpus)
+        for pod in pods.limited_pods():
+            remnants.try_write_receipt(pod.uid, (Share(pod.name, pod.card, pod.request, pod.memory),), gpus)
 
     def _publish_holdings(self) -> None:
         self._state.changes.publish(Change.HOLDINGS)

@@ -177,7 +177,7 @@ class Node:
     def holdings(self) -> tuple[Holding, ...]:
         return ()
 
-    def remains(self, uid: str) -> bool:  # noqa: ARG002
+    def is_remnant(self, uid: str) -> bool:  # noqa: ARG002
         return False
 
     def wrote_node(self, before: Raw, after: Raw) -> None:

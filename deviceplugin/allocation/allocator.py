@@ -167,7 +167,7 @@ class Allocator:
             gpu_pod = await self._until_slices_exist(gpu_pod, entries, deadline)
         try:
             if self._context.lingering is not None:
-                await self._context.lingering.ended(gpu_pod, self._context.devices.devices(), deadline)
+                await self._context.lingering.wait_until_ended(gpu_pod, self._context.devices.devices(), deadline)
             await self._until_cards_free(gpu_pod, deadline)
             limits = await self._prepare_mps(gpu_pod, entries, deadline)
             self._start(gpu_pod, entries, limits)
@@ -221,7 +221,7 @@ class Allocator:
 
     async def _until_decided(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float) -> GpuPod:
         """Wait for the pod's allocation record, which a late binding decision may write only now. Raises Refused."""
-        while not (gpu_pod := self._with_kept_cards(gpu_pod, entries)).decided:
+        while not (gpu_pod := self._with_kept_cards(gpu_pod, entries)).is_decided:
             if not await self._changed_before(deadline):
                 limit = f"within {self._wait_seconds:g} s"
                 why = f"; {gpu_pod.finding.message}" if gpu_pod.finding else ""
@@ -279,9 +279,9 @@ class Allocator:
         without seals), a container that has run starts again on what it had, and on nothing else. CDI files say what
         that was: only root can write them, and agents write one only for a record that counts.
         """
-        if gpu_pod.finding is None or not gpu_pod.ran:
+        if gpu_pod.finding is None or not gpu_pod.started_containers:
             return gpu_pod
-        shares = self._context.grants.kept(gpu_pod, self._context.devices.devices())
+        shares = self._context.grants.delivered_shares(gpu_pod, self._context.devices.devices())
         containers_with_cards = {share.container for share in shares}
         carried = {entry.container for entry in entries if self._is_carrier(Target(gpu_pod, entry.container))}
         return replace(gpu_pod, shares=shares) if carried <= containers_with_cards else gpu_pod
@@ -362,7 +362,7 @@ class Allocator:
             return
         cards = self._context.devices.devices()
         try:
-            self._context.remnants.give(gpu_pod, holding(gpu_pod, cards).shares, cards)
+            self._context.remnants.write_receipt(gpu_pod, holding(gpu_pod, cards).shares, cards)
         except OSError as error:
             raise Refused(f"{gpu_pod.pod.key}: receipt not written: {error}", gpu_pod.pod.uid) from error
 
@@ -373,7 +373,7 @@ class Allocator:
         env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
         # An answer from the time before the runtime had CDI stands in the checkpoint for good, and no file corrects it.
         if not entry.device and dict(entry.env) != env:
-            raise Refused(f"{target} was admitted without CDI and given other cards", target.known.pod.uid)
+            raise Refused(f"{target} was admitted without CDI and given other cards", target.gpu_pod.pod.uid)
         self._count_correction(target, entry, env)
         return env
 
@@ -389,7 +389,7 @@ class Allocator:
         The kubelet ignores requests for a resource that the node does not have at all, and starts the container
         nevertheless. So this call must not pass unless the carrier's ids were given out too.
         """
-        uid = target.known.pod.uid
+        uid = target.gpu_pod.pod.uid
         carried = read_checkpoint(self._context.checkpoint, target.carrier)
         if not any((row.uid, row.container) == (entry.uid, entry.container) for row in carried):
             self._resend()  # the file may be older than the carrier's answer
@@ -432,4 +432,4 @@ class Allocator:
 
 def pending(gpu_pod: GpuPod, refused: Sequence[tuple[PodDevicesEntry, Refused]]) -> list[Refused]:
     """Return the refusals that matter: an init container that has ended well is not started again."""
-    return [error for entry, error in refused if entry.container not in gpu_pod.done]
+    return [error for entry, error in refused if entry.container not in gpu_pod.completed_init_containers]

@@ -103,8 +103,8 @@ class AllocatorWithoutCdi(Allocator):
                 raise Refused(reason)
 
     def _edits(self, target: Target) -> Edits:
-        if target.sliced:
-            raise Refused(f"{target}: slices need a container runtime with CDI", target.known.pod.uid)
+        if target.requests_slices:
+            raise Refused(f"{target}: slices need a container runtime with CDI", target.gpu_pod.pod.uid)
         return self._exposed(target, environment(target, self._context.devices.devices()))
 
     def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:  # noqa: ARG002
@@ -114,7 +114,7 @@ class AllocatorWithoutCdi(Allocator):
     def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
         """Make the records agree with the answer to Allocate; return the container's environment. Raises Refused."""
         self._exchange.settle(target, entry.env, self._served)
-        now = self._context.pods.by_uid(target.known.pod.uid) or target.known
+        now = self._context.pods.by_uid(target.gpu_pod.pod.uid) or target.gpu_pod
         target = Target(now, target.container)
         env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
         self._count_correction(target, entry, env)

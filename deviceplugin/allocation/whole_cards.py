@@ -93,11 +93,11 @@ class WholeCards:
     def is_undetermined(self) -> bool:
         """Return whether it is about to be found out what a pod without a record has."""
         given = {row.uid for row in self._listed or ()}
-        return self._unrecorded.has_unasked(given)
+        return self._unrecorded.has_unchecked(given)
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return by pod what another plugin gave out. It counts whatever an allocation record says."""
-        present = self._pods.present()
+        present = self._pods.presences()
         found = []
         for uid, shares in shares_by_pod(self.held).items():
             key = present[uid][0] if uid in present else f"/pod {uid}"
@@ -113,14 +113,14 @@ class WholeCards:
         """
         before = self.server, self.held, self.given
         # Before the checkpoint is read: the kubelet writes what a pod is given before the pod runs.
-        missing = self._unrecorded.missing()
+        missing = self._unrecorded.pods_without_record()
         current = await self._read(synced=synced)
         if synced:
             self._listed = self._given_by_others()
         if synced and self._listed is not None:
             sliced = self._sliced(missing.values()) if current else None
-            await self._unrecorded.look(missing, {row.uid for row in self._listed}, sliced)
-            self.held = tuple(sorted((*self._listed, *self._unrecorded.found)))
+            await self._unrecorded.update(missing, {row.uid for row in self._listed}, sliced)
+            self.held = tuple(sorted((*self._listed, *self._unrecorded.certain_rows)))
             rows = *self._listed, *self._unrecorded.rows()
             self.given = *sorted(row for row in rows if not self._has_record(row.uid)), no_devices_entry(OTHERS)
         if self._setting != NVIDIA:
@@ -169,7 +169,7 @@ class WholeCards:
         except RetryLater as error:
             log.info("whole cards that are given out are not known yet: %s", error)
             return
-        uids = {key: uid for uid, (key, _) in self._pods.present().items()}
+        uids = {key: uid for uid, (key, _) in self._pods.presences().items()}
         known = [(uids.get(f"{o.namespace}/{o.name}"), o) for o in owners if not _own_ids(o.ids)]
         # PodResources names pods. One that the API server has not delivered yet has no UID; the next look finds it.
         self._listed = tuple(CheckpointEntry(uid, o.container, WHOLE_CARDS, tuple(o.ids)) for uid, o in known if uid)
@@ -192,7 +192,7 @@ class WholeCards:
 
     def _runs(self, uid: str) -> bool:
         """Return whether the pod may run: the checkpoint keeps what ended pods had until the next allocation."""
-        present = self._pods.present().get(uid)
+        present = self._pods.presences().get(uid)
         if present is not None:
             self._missing_since[uid] = _SEEN
             return not present[1]

@@ -62,7 +62,7 @@ class CardWatch:
         return self.cards or ()
 
     @property
-    def stalled(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether the source has not returned for so long that it must be hanging."""
         return time.monotonic() - self._beat > _STALLED_SECONDS
 
@@ -80,7 +80,7 @@ class CardWatch:
 
     def _read(self) -> bool:
         try:
-            cards = keep_vanished(self.cards or (), self._source.read())
+            cards = with_missing_cards(self.cards or (), self._source.read())
         except (BadObject, RetryLater) as error:
             if str(error) != self.problem:
                 self.problem = str(error)
@@ -94,7 +94,7 @@ class CardWatch:
         return True
 
 
-def keep_vanished(before: tuple[Card, ...], now: tuple[Card, ...]) -> tuple[Card, ...]:
+def with_missing_cards(before: tuple[Card, ...], now: tuple[Card, ...]) -> tuple[Card, ...]:
     """Return the cards of `now`, and as unhealthy those of `before` that are gone, unless another has their index.
 
     What pods hold on a card stays held while the card is missing, and new pods do not get it.

@@ -62,14 +62,14 @@ class Host:
     gpus: Path = Path("/proc/driver/nvidia/gpus")
     pci: Path = Path("/sys/bus/pci/devices")
 
-    def present(self) -> frozenset[str]:
+    def pci_addresses(self) -> frozenset[str]:
         """Return the PCI addresses that the driver serves. They change when a card is plugged in or pulled out."""
         try:
             return frozenset(entry.name for entry in self.gpus.iterdir())
         except OSError:
             return frozenset()
 
-    def numa(self, bus_id: str) -> int | None:
+    def numa_node(self, bus_id: str) -> int | None:
         """Return the NUMA node of a PCI device; None: not known.
 
         NVML writes the domain of the address with eight digits, the host with four.
@@ -93,7 +93,7 @@ class NvmlCards:
         host: where the host lists its cards.
         clock: the monotonic time in seconds.
         indexes: returns UUID → index of the cards as an earlier agent reported them. Called once.
-        divided: returns how this node's cards are cut: MIG, MPS, or "".
+        partition_mode: returns how this node's cards are cut: MIG, MPS, or "".
     """
 
     def __init__(
@@ -102,45 +102,45 @@ class NvmlCards:
         host: Host | None = None,
         clock: Callable[[], float] = time.monotonic,
         indexes: Callable[[], Mapping[str, int]] = dict,
-        divided: Callable[[], str] = lambda: "",
+        partition_mode: Callable[[], str] = lambda: "",
     ) -> None:
         self._nvml = nvml
         self._host = host or Host()
         self._clock = clock
-        self._divided = divided
+        self._partition_mode = partition_mode
         self._read_indexes = indexes
         self._indexes: Mapping[str, int] | None = None
         self._in_mig_mode: set[str] = set()
         self.driver = ""
         self._events: Any = None
         self._open = False
-        self._present: frozenset[str] = frozenset()
-        self._known: dict[str, Card] = {}
+        self._pci_addresses: frozenset[str] = frozenset()
+        self._cards: dict[str, Card] = {}
         self._errors: dict[str, float] = {}
-        self._missing = False
+        self._has_missing_cards = False
         self._started = 0.0
 
     def read(self) -> tuple[Card, ...]:
         try:
-            if self._open and self._outdated():
+            if self._open and self._must_restart():
                 self.close()
             if not self._open:
                 self._start()
             if self._indexes is None:
                 self._indexes = self._read_indexes()
-            self._known = self._enumerate()
+            self._cards = self._enumerate()
         except pynvml.NVMLError as error:
             self.close()
             # Cards that were known stay, as unhealthy: pods on them keep what they hold.
-            if not self._known:
+            if not self._cards:
                 raise RetryLater(f"NVML: {error}") from error
             log.warning("NVML no longer answers: %s", error)
-            self._known = {uuid: replace(card, healthy=False) for uuid, card in self._known.items()}
-        return tuple(sorted(self._known.values(), key=lambda card: card.index))
+            self._cards = {uuid: replace(card, healthy=False) for uuid, card in self._cards.items()}
+        return tuple(sorted(self._cards.values(), key=lambda card: card.index))
 
     def wait(self, stop: threading.Event) -> None:
         for _ in range(_EVENT_WAITS):
-            if stop.is_set() or self._changed(stop):
+            if stop.is_set() or self._wait_for_event(stop):
                 return
 
     def close(self) -> None:
@@ -154,17 +154,17 @@ class NvmlCards:
                 log.warning("NVML did not shut down: %s", error)
             self._events = None
 
-    def _outdated(self) -> bool:
+    def _must_restart(self) -> bool:
         """Return whether NVML must be initialized again: it never sees cards that were plugged in later."""
-        if self._host.present() != self._present:
+        if self._host.pci_addresses() != self._pci_addresses:
             return True
-        return self._missing and self._clock() - self._started >= RESTART_SECONDS
+        return self._has_missing_cards and self._clock() - self._started >= RESTART_SECONDS
 
     def _start(self) -> None:
-        present = self._host.present()
+        present = self._host.pci_addresses()
         self._nvml.nvmlInit()
         self._open = True
-        self._present = present
+        self._pci_addresses = present
         self._started = self._clock()
         self.driver = self._nvml.nvmlSystemGetDriverVersion()
         self._events = self._nvml.nvmlEventSetCreate()
@@ -183,7 +183,7 @@ class NvmlCards:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(position)
                 uuid = self._nvml.nvmlDeviceGetUUID(handle)
                 in_mig = self._in_mig(handle)
-                mode = self._divided() if in_mig else ""
+                mode = self._partition_mode() if in_mig else ""
                 if not in_mig or mode:
                     self._in_mig_mode.discard(uuid)
                     card = self._card(handle, uuid, position, found)
@@ -193,8 +193,8 @@ class NvmlCards:
                     self._in_mig_mode.add(uuid)
             except pynvml.NVMLError as error:
                 log.warning("card %d does not answer: %s", position, error)
-        missing = {uuid: replace(card, healthy=False) for uuid, card in self._known.items() if uuid not in found}
-        self._missing = bool(missing.keys() - self._in_mig_mode)
+        missing = {uuid: replace(card, healthy=False) for uuid, card in self._cards.items() if uuid not in found}
+        self._has_missing_cards = bool(missing.keys() - self._in_mig_mode)
         return found | missing
 
     def _in_mig(self, handle: Any) -> bool:
@@ -210,15 +210,15 @@ class NvmlCards:
     def _card(self, handle: Any, uuid: str, position: int, found: Mapping[str, Card]) -> Card:
         memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
         healthy = self._clock() - self._errors.get(uuid, -math.inf) >= QUIET_SECONDS
-        if uuid in self._known:
-            return replace(self._known[uuid], memory=memory, healthy=healthy)
+        if uuid in self._cards:
+            return replace(self._cards[uuid], memory=memory, healthy=healthy)
         return Card(
             index=self._index(uuid, position, found),
             uuid=uuid,
             model=self._nvml.nvmlDeviceGetName(handle),
             memory=memory,
             healthy=healthy,
-            numa=self._host.numa(self._nvml.nvmlDeviceGetPciInfo(handle).busId),
+            numa=self._host.numa_node(self._nvml.nvmlDeviceGetPciInfo(handle).busId),
             minor=self._nvml.nvmlDeviceGetMinorNumber(handle),
         )
 
@@ -227,13 +227,13 @@ class NvmlCards:
 
         NVML renumbers when a card is pulled out. Allocation records name indexes, so a card keeps the one that it had.
         """
-        used, before = {card.index for card in (*self._known.values(), *found.values())}, self._indexes or {}
+        used, before = {card.index for card in (*self._cards.values(), *found.values())}, self._indexes or {}
         if uuid in before and before[uuid] not in used:
             return before[uuid]
         used.update(before.values())
         return position if position not in used else max(used) + 1
 
-    def _changed(self, stop: threading.Event) -> bool:
+    def _wait_for_event(self, stop: threading.Event) -> bool:
         """Wait for an event for a second, and return whether one came that concerns a card's health."""
         if not self._open:
             stop.wait(_EVENT_WAIT_MS / 1000)
@@ -248,14 +248,14 @@ class NvmlCards:
             return True
         if event.eventType != pynvml.nvmlEventTypeXidCriticalError or event.eventData in APPLICATION_XIDS:
             return False
-        self._fault(event)
+        self._record_error(event)
         return True
 
-    def _fault(self, event: Any) -> None:
+    def _record_error(self, event: Any) -> None:
         try:
             uuids = [self._nvml.nvmlDeviceGetUUID(event.device)]
         except pynvml.NVMLError:
             # The card of the event does not answer for its UUID, so it may be any.
-            uuids = sorted(self._known)
+            uuids = sorted(self._cards)
         log.error("XID %d on %s", event.eventData, ", ".join(uuids), extra={"xid": event.eventData})
         self._errors.update(dict.fromkeys(uuids, self._clock()))

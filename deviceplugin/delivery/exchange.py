@@ -62,7 +62,7 @@ class RecordExchange:
         gpus = self._gpus()
         own = recorded_cards(target, gpus)
         given = _named(env, gpus)
-        uid = target.known.pod.uid
+        uid = target.gpu_pod.pod.uid
         why = f"{target}: the runtime has no CDI, and at admission the cards of another pod were given to it"
         if not given or dict(env) != environment_on(target, given):
             raise Refused(why, uid)
@@ -112,7 +112,7 @@ class RecordExchange:
             for request in gpu_pod.request.containers
         ]
         for other in sorted(targets, key=lambda other: other.key not in served):
-            if other.known.pod.ended or other.known.problem or other.key in {*self._settled, target.key}:
+            if other.gpu_pod.pod.ended or other.gpu_pod.problem or other.key in {*self._settled, target.key}:
                 continue
             if other.carrier != target.carrier or not _is_exchangeable(other):
                 continue  # Allocate of one resource never gives away what another one carries
@@ -125,13 +125,13 @@ class RecordExchange:
     def _excess(self, target: Target, given: Sequence[Card]) -> str | None:
         """Return why the container cannot have these cards beside what the records of other pods say."""
         gpus = self._gpus()
-        uid = target.known.pod.uid
+        uid = target.gpu_pod.pod.uid
         others = [other for other in self._pods.all() if not other.pod.ended and other.pod.uid != uid]
         return excess(holding(_placed_on(target, given), gpus), [holding(other, gpus) for other in others], gpus)
 
     def _amend(self, target: Target, cards: Sequence[Card]) -> None:
         # Both containers may be of one pod: then the first amendment must not be undone by the second.
-        now = self._pods.by_uid(target.known.pod.uid) or target.known
+        now = self._pods.by_uid(target.gpu_pod.pod.uid) or target.gpu_pod
         annotations = self._record(_placed_on(Target(now, target.container), cards))
         self._pods.amend(now, annotations)
         self._write(now, annotations)
@@ -160,12 +160,12 @@ def _named(env: Mapping[str, str], gpus: Sequence[Card]) -> tuple[Card, ...]:
 
 def _is_exchangeable(target: Target) -> bool:
     """Return whether the agent can write the pod's record: it knows the request, and all of it is about GPUs."""
-    return target.known.request is not None and not target.known.request.others
+    return target.gpu_pod.request is not None and not target.gpu_pod.request.others
 
 
 def _placed_on(target: Target, cards: Sequence[Card]) -> GpuPod:
     """Return the pod as if its record gave these cards to the container. Raises Refused if it requests none."""
-    gpu_pod = target.known
+    gpu_pod = target.gpu_pod
     request = target.request
     moved = tuple(share_of(request, card.index) for card in cards)
     shares = gpu_pod.shares or ()

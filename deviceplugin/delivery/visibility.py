@@ -74,7 +74,7 @@ class Exposure:
                     "device node of a known number" if card.minor is None else str(self.dev / f"nvidia{card.minor}")
                 )
                 what = f"has no {missing}, and deviceplugin.deviceNodes is true"
-                raise Refused(f"{target}: card {card.index} ({card.uuid}) {what}", target.known.pod.uid)
+                raise Refused(f"{target}: card {card.index} ({card.uuid}) {what}", target.gpu_pod.pod.uid)
             yield f"/dev/nvidia{card.minor}"
         yield from (f"/dev/{name}" for name in _DRIVER_NODES if (self.dev / name).exists())
 

@@ -242,10 +242,10 @@ class NodeOwnership:
     async def _take_over(self, predecessor: Predecessor, resources: AdvertisedResources) -> None:
         """Carry out steps 4 to 6 of the takeover, once all resources are registered."""
         deadline = asyncio.get_running_loop().time() + _REGISTERED_SECONDS
-        await _until(lambda: all(r.registered for r in resources.required()), deadline)
-        registered = [r for r in resources.required() if r.registered]
+        await _until(lambda: all(r.is_registered for r in resources.required()), deadline)
+        registered = [r for r in resources.required() if r.is_registered]
         await asyncio.gather(*(r.withdraw() for r in registered))
-        if not await predecessor.end({r.resource: r.socket for r in registered}):
+        if not await predecessor.finish({r.resource: r.socket for r in registered}):
             log.warning("the predecessor did not confirm that it has ended", extra={"node": self._node})
         await asyncio.gather(*(r.renew() for r in registered))
         self.phase = Phase.SERVING
@@ -268,21 +268,21 @@ class NodeOwnership:
             registration.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HOLD_SECONDS):
-                await asyncio.gather(*(plugin.hold() for plugin in plugins))
+                await asyncio.gather(*(plugin.hold_calls() for plugin in plugins))
         await self._end(works)
         await asyncio.to_thread(stop_writers)
         self.phase = Phase.WAITING
         self._lock.release()
-        sockets = await successor.give()
+        sockets = await successor.hand_over()
         if sockets is None:
             log.warning("the agent that requested the node has failed", extra={"node": self._node})
         for plugin in plugins:
             name = (sockets or {}).get(plugin.resource)
-            plugin.hand_on(None if name is None else self._folder / name)
+            plugin.forward_calls_to(None if name is None else self._folder / name)
             plugin.end_streams()
         deadline = asyncio.get_running_loop().time() + _STOP_SECONDS
         await _until(lambda: not any(plugin.streams for plugin in plugins), deadline)
-        await successor.ended()
+        await successor.confirm_end()
         await _until(lambda: not any(plugin.held_calls for plugin in plugins), deadline)
 
     async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:

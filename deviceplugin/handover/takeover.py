@@ -89,7 +89,7 @@ class Predecessor:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    async def end(self, sockets: Sockets) -> bool:
+    async def finish(self, sockets: Sockets) -> bool:
         """Tell that all resources are registered; return whether the predecessor has ended its device lists."""
         await self._peer.send(_REGISTERED, json.dumps(dict(sockets)))
         answer = await self._peer.receive()
@@ -111,7 +111,7 @@ class Successor:
     def has_ended(self) -> bool:
         return self._peer.has_ended
 
-    async def give(self) -> Sockets | None:
+    async def hand_over(self) -> Sockets | None:
         """Tell that the node is free; return the successor's sockets once it has registered, None if it failed."""
         await self._peer.send(_YOURS)
         answer = await self._peer.receive()
@@ -122,7 +122,7 @@ class Successor:
             log.warning("unexpected message from the agent that takes over: %s", answer)
         return None
 
-    async def ended(self) -> None:
+    async def confirm_end(self) -> None:
         """Tell that the device lists of this agent have ended."""
         await self._peer.send(_ENDED)
         self._peer.close()
@@ -134,15 +134,15 @@ class Successor:
 
 async def request(folder: Path) -> Predecessor | None:
     """Request the node from the agent that serves it; None if it does not hand over, as old versions do not."""
-    return await _say(folder, _TAKE_OVER, _ANSWER_SECONDS)
+    return await _connect(folder, _TAKE_OVER, _ANSWER_SECONDS)
 
 
 async def stand_by(folder: Path) -> Predecessor | None:
     """Wait until the agent that serves the node ends and hands it over; None if it ends without doing so."""
-    return await _say(folder, _STAND_BY, None)
+    return await _connect(folder, _STAND_BY, None)
 
 
-async def _say(folder: Path, word: str, seconds: float | None) -> Predecessor | None:
+async def _connect(folder: Path, word: str, seconds: float | None) -> Predecessor | None:
     try:
         reader, writer = await asyncio.open_unix_connection(folder / SOCKET)
     except OSError:
@@ -184,7 +184,7 @@ class OtherAgents:
         for other in (*self._standing_by, *([self.successor.result()] if self.successor.done() else ())):
             other.hang_up()
 
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Handle a new connection of another agent."""
         peer = Peer(reader, writer)
         message = await peer.receive(_GREETING_SECONDS)
@@ -217,7 +217,7 @@ async def _listen(path: Path, others: OtherAgents) -> None:
     while True:
         try:
             path.unlink(missing_ok=True)
-            server = await asyncio.start_unix_server(others.talk, path)
+            server = await asyncio.start_unix_server(others.accept, path)
         except OSError as error:
             log.warning("no agent can request the node: %s: %s", path, error)
             await asyncio.sleep(_CHECK_SECONDS)

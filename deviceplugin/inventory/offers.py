@@ -19,12 +19,12 @@ from mgpu.settings import Settings
 WHOLE_CARDS = "nvidia.com/gpu"
 
 
-def as_ids(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
+def id_resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
     """Return the resources that are served as device ids, each once. Their names do not depend on the cards."""
     return tuple(resource for _, resource in _by_vocabulary(cards, settings))
 
 
-def in_status(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
+def status_amounts(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
     """Return resource → amount in node status, summed over the healthy ones of `cards` (devices of all types)."""
     found: dict[str, int] = {}
     healthy = {(card.type, card.index) for card in cards if card.healthy}
@@ -36,16 +36,16 @@ def in_status(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
     return found
 
 
-def budget(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str, int]:
+def id_limits(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str, int]:
     """Return resource → how many ids it has, `limit` in all."""
     needs: dict[str, dict[str, int]] = {}
     for vocabulary, resource in _by_vocabulary(cards, settings):
         needs.setdefault(vocabulary, {})[resource.name] = sum(amount for _, amount in resource.amounts)
-    found = _divided(needs.pop("", {}), limit)
+    found = _divide(needs.pop("", {}), limit)
     left = limit - sum(found.values())
-    shares = _divided({name: sum(own.values()) for name, own in needs.items()}, left)
+    shares = _divide({name: sum(own.values()) for name, own in needs.items()}, left)
     for vocabulary, own in needs.items():
-        found |= _divided(own, shares[vocabulary])
+        found |= _divide(own, shares[vocabulary])
     return found
 
 
@@ -60,7 +60,7 @@ def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[
                 yield "" if resource.name == WHOLE_CARDS else dialect.NAME, resource
 
 
-def _divided(needs: Mapping[str, int], limit: int) -> dict[str, int]:
+def _divide(needs: Mapping[str, int], limit: int) -> dict[str, int]:
     """Give each what it needs. If that is too much, divide evenly; what small ones do not need goes to the others."""
     found = {}
     for left, (name, need) in zip(range(len(needs), 0, -1), sorted(needs.items(), key=_by_need), strict=True):

@@ -20,7 +20,7 @@ from deviceplugin.inventory.node_objects import (
     amount_of,
     published_resources,
 )
-from deviceplugin.inventory.offers import as_ids, in_status
+from deviceplugin.inventory.offers import id_resources, status_amounts
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.cards import GPU, Card
 from mgpu.model.device_checkpoints import CHECKPOINTS
@@ -80,8 +80,8 @@ def capacity_patch(
     """
     capacity = (seen.get("status") or {}).get("capacity") or {}
     before = published_resources(dict(seen))
-    by_kubelet = {resource.name for resource in as_ids((), settings)}
-    wanted = {name: max(amount, held(name)) for name, amount in in_status(cards, settings).items()}
+    by_kubelet = {resource.name for resource in id_resources((), settings)}
+    wanted = {name: max(amount, held(name)) for name, amount in status_amounts(cards, settings).items()}
     dropped = before - {*wanted}
     leaving = sorted(dropped - by_kubelet)
     wanted |= {name: amount for name in leaving if (amount := held(name))}
@@ -104,8 +104,8 @@ def labels_patch(seen: Mapping[str, Any], cards: Sequence[Card], driver: str, se
     """
     labels = seen["metadata"].get("labels") or {}
     wanted = {
-        MODEL_LABEL: _label(cards[0].model if cards else ""),
-        DRIVER_LABEL: _label(driver),
+        MODEL_LABEL: _label_value(cards[0].model if cards else ""),
+        DRIVER_LABEL: _label_value(driver),
         WHOLE_CARDS_LABEL: server,
     }
     changed = {name: value for name, value in wanted.items() if value and labels.get(name) != value}
@@ -119,7 +119,7 @@ def agent_patch(seen: Mapping[str, Any], said: AgentSaid) -> Raw | None:
     return None if now == text else {"metadata": {"annotations": {AGENT: text}}}
 
 
-def _label(text: str) -> str:
+def _label_value(text: str) -> str:
     """Return the text as a valid label value: `NVIDIA A100-SXM4-80GB` becomes `NVIDIA-A100-SXM4-80GB`."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("_.-")
 
@@ -223,8 +223,8 @@ class Reporter:
             except RetryLater as error:
                 problem = str(error)
             except (ApiError, Unreachable) as error:
-                problem = _explain(error)
-            self._note(problem)
+                problem = _describe(error)
+            self._set_problem(problem)
             # After a failure the API server gets a pause even if the facts keep changing.
             self._stop.wait(_FIRST_PAUSE if problem else 0)
             pause = min(pause * 2, _LONGEST_PAUSE) if problem else _FIRST_PAUSE
@@ -269,7 +269,7 @@ class Reporter:
             log.info("Device updated", extra={"node": self._objects.name})
         return None
 
-    def _note(self, problem: str | None) -> None:
+    def _set_problem(self, problem: str | None) -> None:
         if problem != self.problem:
             self.problem = problem
             self.reported = self.reported or problem is None
@@ -297,7 +297,7 @@ def _merged(*patches: Raw | None) -> Raw:
     return {**found, **({"metadata": metadata} if metadata else {})}
 
 
-def _explain(error: ApiError | Unreachable) -> str:
+def _describe(error: ApiError | Unreachable) -> str:
     if isinstance(error, ApiError) and error.status == 404:
         return f"{error} (the object, or the CRD of {DEVICE_API}, has been removed)"
     return str(error)

@@ -42,7 +42,7 @@ class PodList(Protocol):
 class LimitedPods(Protocol):
     """What is needed of `NodePods`."""
 
-    def limited(self) -> Sequence[LimitedPod]: ...
+    def limited_pods(self) -> Sequence[LimitedPod]: ...
 
 
 class LimitsFiles:
@@ -93,7 +93,7 @@ class LimitsFiles:
         """Bring the files up to date."""
         if self._folder is None or not self._pod_list.synced:
             return
-        pods = self._pods.limited()
+        pods = self._pods.limited_pods()
         problems = []
         for card in self._node.gpus:
             # UUIDs come from NVML or a file of simulated cards; one with a slash would leave the folder.

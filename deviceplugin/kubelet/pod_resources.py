@@ -45,11 +45,11 @@ class Owner:
     ids: frozenset[str]
 
 
-Held = Mapping[str, Sequence[Owner]]
+OwnersByResource = Mapping[str, Sequence[Owner]]
 """Resource → the containers that hold ids of it."""
 
 
-def held(answer: api.ListPodResourcesResponse) -> Held:
+def owners_by_resource(answer: api.ListPodResourcesResponse) -> OwnersByResource:
     """Return the part of an answer that is kept."""
     found: dict[str, list[Owner]] = {}
     for pod in answer.pod_resources:
@@ -75,7 +75,7 @@ class PodResources:
         self._channel: Any = None
         self._lock = asyncio.Lock()
         self._began = 0.0
-        self._answer: Held | None = None
+        self._answer: OwnersByResource | None = None
 
     async def owners(self, resource: str) -> list[Owner]:
         """Return all containers that hold ids of the resource now. Raises RetryLater if the kubelet does not answer."""
@@ -85,7 +85,7 @@ class PodResources:
         if self._channel is not None:
             await self._channel.close()
 
-    async def _list(self) -> Held:
+    async def _list(self) -> OwnersByResource:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         async with self._lock:
@@ -96,7 +96,7 @@ class PodResources:
                 self._answer = await self._query()
             return self._answer
 
-    async def _query(self) -> Held:
+    async def _query(self) -> OwnersByResource:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
         stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)  # type: ignore[no-untyped-call]
@@ -107,5 +107,5 @@ class PodResources:
         except grpc.aio.AioRpcError as error:
             raise RetryLater(f"PodResources: {error.code().name}: {error.details()}") from error
         return await asyncio.to_thread(
-            held, answer
+            owners_by_resource, answer
         )  # a large answer must not block the loop, which answers the kubelet

@@ -23,9 +23,9 @@ from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.slice_usage import (
     Environments,
     Users,
-    given_out,
-    handed_out,
-    recorded,
+    users_by_cdi_files,
+    users_by_checkpoint,
+    users_by_records,
     visible_cards,
     with_users,
 )
@@ -96,7 +96,7 @@ class RemnantHoldings(Protocol):
     def holdings(self) -> Sequence[Holding]:
         """Return what deleted pods hold that still run."""
 
-    def remains(self, uid: str) -> bool:
+    def is_remnant(self, uid: str) -> bool:
         """Return whether this pod was deleted and may still run."""
 
 
@@ -253,9 +253,11 @@ class PartitionWorker:
         def users(made: Collection[Slice]) -> Users:
             # By what exists: before the first observation the Node does not list instances that an administrator made.
             rows = self._plugins.rows({resource_of(s.name) for s in made}, self._is_alive)
-            given = given_out(((row.uid, row.ids) for of in rows.values() for row in of if not row.name), made)
-            handed = handed_out(environments, made, self._is_alive)
-            return {**recorded(self._inputs.pods.all()), **handed, **given}
+            given = users_by_checkpoint(
+                ((row.uid, row.ids) for of in rows.values() for row in of if not row.name), made
+            )
+            handed = users_by_cdi_files(environments, made, self._is_alive)
+            return {**users_by_records(self._inputs.pods.all()), **handed, **given}
 
         held = self._held(gpus, environments, found.mode)
         observed = self._partitioners[found.mode].reconcile(found, gpus, users, held)
@@ -339,9 +341,9 @@ class PartitionWorker:
 
     def _is_alive(self, uid: str) -> bool:
         """Return whether this is a pod of the node that has not ended, or a remnant."""
-        if self._inputs.remnants.remains(uid):
+        if self._inputs.remnants.is_remnant(uid):
             return True
-        known, present = self._inputs.pods.by_uid(uid), self._inputs.pods.present().get(uid)
+        known, present = self._inputs.pods.by_uid(uid), self._inputs.pods.presences().get(uid)
         return not known.pod.ended if known else present is not None and not present.ended
 
     def _offer(self, slices: Collection[Slice], unwell: Collection[Slice]) -> None:
@@ -350,7 +352,7 @@ class PartitionWorker:
         The kubelet's checkpoint runs ahead of the watch for a new pod, and keeps the ids of an ended pod until the next
         allocation. So a pod that only the checkpoint names counts for `_UNKNOWN_SECONDS`, unless it was there before.
         """
-        now, present, asked = time.monotonic(), self._inputs.pods.present(), dict[str, float]()
+        now, present, asked = time.monotonic(), self._inputs.pods.presences(), dict[str, float]()
 
         def alive(uid: str) -> bool:
             asked[uid] = _WAS_PRESENT if uid in present else self._missing_since.get(uid, now)
@@ -377,5 +379,5 @@ def _on_unknown_instances(known: GpuPod) -> bool:
 
     A node for MPS does not know which instances these are, and they would be destroyed with their card's MIG mode.
     """
-    asked = known.request.others if known.ran and known.request and not known.pod.ended else ()
+    asked = known.request.others if known.started_containers and known.request and not known.pod.ended else ()
     return known.shares is None and any(is_slice(request.type) and not is_mps(request.type) for request in asked)

@@ -78,7 +78,7 @@ class SlicePlugins:
         """Return whether the kubelet knows all ids that are offered of such slices, and so admits their pods."""
         resource = resource_of(name)
         serving, ids = self._serving.get(resource), self._ids.get(resource)
-        if serving is None or not serving[1].registered or serving[0].device_list.ids != ids:
+        if serving is None or not serving[1].is_registered or serving[0].device_list.ids != ids:
             return False
         try:
             offered = self._read(resource)[1]

@@ -108,7 +108,7 @@ class Plugin:
         self.device_list.changed.wake()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether every stream ends at once, until `open`."""
         return self._ended
 
@@ -117,7 +117,7 @@ class Plugin:
         self._generation += 1
         self.device_list.changed.wake()
 
-    async def hold(self) -> None:
+    async def hold_calls(self) -> None:
         """Hold back calls from now on; return once those in progress are answered.
 
         What PreStartContainer waits for has a limit of its own (`allocator.WAIT_SECONDS`).
@@ -126,7 +126,7 @@ class Plugin:
         while self._calls:
             await self._idle.wait(1.0)
 
-    def hand_on(self, socket: Path | None) -> None:
+    def forward_calls_to(self, socket: Path | None) -> None:
         """Pass held calls, and all later ones, on to the successor's socket; None if there is no successor."""
         if self._successor is not None and not self._successor.done():
             self._successor.set_result(socket)

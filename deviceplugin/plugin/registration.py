@@ -73,18 +73,18 @@ class Registration:
     ) -> None:
         self._plugin = plugin
         self._check_seconds = check_seconds
-        self.not_served_reason: Callable[[], str | None] = not_served_reason or _is_served_always
+        self.not_served_reason: Callable[[], str | None] = not_served_reason or _no_reason
         self._changed = changed or Wakeup()
         self._kubelet = folder / "kubelet.sock"
         self._sockets = tuple(folder / socket_name(plugin.resource, second=second) for second in (False, True))
         self._socket = self._sockets[0]
         self._renewing = False
         self._retired = False
-        self._must_begin_again = False
+        self._needs_restart = False
         self.problem: str | None = "not registered yet"
 
     @property
-    def registered(self) -> bool:
+    def is_registered(self) -> bool:
         """Whether the kubelet follows the plugin's device list now."""
         return self.problem is None and (self._plugin.streams > 0 or self._renewing)
 
@@ -129,12 +129,12 @@ class Registration:
                 await self._plugin.stream_ended.wait(_POLL_SECONDS)
             await asyncio.sleep(_SETTLE_SECONDS)
             self._plugin.opened = 0
-            kubelet = _stamp(self._kubelet)
+            kubelet = _file_stamp(self._kubelet)
             deadline = loop.time() + _REGISTER_SECONDS
             if await self._register():
-                while not self._plugin.opened and _stamp(self._kubelet) == kubelet and loop.time() < deadline:
+                while not self._plugin.opened and _file_stamp(self._kubelet) == kubelet and loop.time() < deadline:
                     await asyncio.sleep(_POLL_SECONDS / 10)
-            self._must_begin_again = not self._plugin.opened
+            self._needs_restart = not self._plugin.opened
         finally:
             self._renewing = False
 
@@ -145,24 +145,24 @@ class Registration:
         while not self._retired:
             kubelet = await self._kubelet_socket()
             if reason := self.not_served_reason():
-                self._note(reason)
+                self._set_problem(reason)
                 await self._changed.wait(self._check_seconds)
                 continue
             began = loop.time()
             try:
                 async with self._server():
                     if await self._register():
-                        self._note(await self._until_lost(kubelet))
+                        self._set_problem(await self._until_lost(kubelet))
             except OSError as error:
-                self._note(f"no socket can be made or removed at {self._socket}: {error}")
+                self._set_problem(f"no socket can be made or removed at {self._socket}: {error}")
             if loop.time() - began > _STABLE_SECONDS:
                 pause = _FIRST_PAUSE
             another = await self._another_kubelet(kubelet, pause)
             pause = _FIRST_PAUSE if another else min(pause * 2, _LONGEST_PAUSE)
 
     async def _kubelet_socket(self) -> FileStamp:
-        while (stamp := _stamp(self._kubelet)) is None:
-            self._note(f"waiting for the kubelet's socket {self._kubelet}")
+        while (stamp := _file_stamp(self._kubelet)) is None:
+            self._set_problem(f"waiting for the kubelet's socket {self._kubelet}")
             await asyncio.sleep(_POLL_SECONDS)
         return stamp
 
@@ -173,7 +173,7 @@ class Registration:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while _stamp(self._kubelet) == kubelet:
+        while _file_stamp(self._kubelet) == kubelet:
             if (left := deadline - loop.time()) <= 0:
                 return False
             await asyncio.sleep(min(left, _POLL_SECONDS))
@@ -181,7 +181,7 @@ class Registration:
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
-        self._socket = next((path for path in self._sockets if not _is_served(path)), self._sockets[0])
+        self._socket = next((path for path in self._sockets if not _is_listening(path)), self._sockets[0])
         self._socket.unlink(missing_ok=True)
         # With SO_REUSEPORT, gRPC's default, two servers on one path would share its calls.
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -192,13 +192,13 @@ class Registration:
             raise OSError(str(error)) from error
         self._plugin.open()
         await server.start()
-        own = _stamp(self._socket)
+        own = _file_stamp(self._socket)
         try:
             yield
         finally:
             self._plugin.end_streams()
             await _stop(server)
-            if own is not None and _stamp(self._socket) == own:
+            if own is not None and _file_stamp(self._socket) == own:
                 self._socket.unlink(missing_ok=True)
 
     async def _ask_to_register(self) -> grpc.aio.AioRpcError | None:
@@ -217,7 +217,7 @@ class Registration:
     async def _register(self) -> bool:
         error = await self._ask_to_register()
         if error is not None:
-            self._note(f"not registered with the kubelet: {error.code().name}: {error.details()}")
+            self._set_problem(f"not registered with the kubelet: {error.code().name}: {error.details()}")
             return False
         self.problem = None
         log.info("registered with the kubelet", extra={"resource": self._plugin.resource})
@@ -229,26 +229,31 @@ class Registration:
         The kubelet opens the stream only after it has answered the registration.
         """
         loop = asyncio.get_running_loop()
-        own = _stamp(self._socket)
+        own = _file_stamp(self._socket)
         deadline = loop.time() + _REGISTER_SECONDS
         repaired = -_STABLE_SECONDS
-        self._must_begin_again = False
+        self._needs_restart = False
         while True:
             if self._renewing or self._retired:
                 await self._plugin.stream_ended.wait(_POLL_SECONDS)
                 continue
-            if self._must_begin_again:
+            if self._needs_restart:
                 return "the registration was not renewed"
-            if _stamp(self._kubelet) != kubelet:
+            if _file_stamp(self._kubelet) != kubelet:
                 return "the kubelet has a new socket"
-            if own is None or _stamp(self._socket) != own:
+            if own is None or _file_stamp(self._socket) != own:
                 return f"the plugin's socket {self._socket} was removed"
             if self._plugin.opened and not self._plugin.streams:
                 # Until the kubelet has the list again it fails every pod: so register at once, on the same socket. A
                 # kubelet that ends stream after stream gets the pauses of `run`.
-                lately = loop.time() - repaired < _STABLE_SECONDS
+                has_just_registered = loop.time() - repaired < _STABLE_SECONDS
                 self._plugin.opened = 0
-                if lately or self._plugin.ended or self.not_served_reason() or not await self._register():
+                if (
+                    has_just_registered
+                    or self._plugin.has_ended
+                    or self.not_served_reason()
+                    or not await self._register()
+                ):
                     return "the kubelet ended the stream"
                 repaired = loop.time()
                 deadline = repaired + _REGISTER_SECONDS
@@ -257,13 +262,13 @@ class Registration:
                 return "the kubelet did not ask for the devices"
             await self._plugin.stream_ended.wait(self._check_seconds)
 
-    def _note(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             log.warning("%s", problem, extra={"resource": self._plugin.resource})
 
 
-def _is_served_always() -> None:
+def _no_reason() -> None:
     """Return no reason: nothing else serves the resource."""
 
 
@@ -281,7 +286,7 @@ async def _stop(server: grpc.aio.Server) -> None:
         raise
 
 
-def _is_served(path: Path) -> bool:
+def _is_listening(path: Path) -> bool:
     """Return whether a process listens on the socket. A process that has ended leaves its file behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
@@ -294,7 +299,7 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _stamp(path: Path) -> FileStamp | None:
+def _file_stamp(path: Path) -> FileStamp | None:
     """Return what distinguishes a file from another one that takes its place; None if there is none."""
     try:
         found = os.stat(path)

@@ -17,17 +17,19 @@ from mgpu.model.ledger import Holding, Share, unknown_shares
 from mgpu.model.pod_references import named_to
 from mgpu.model.quantities import format_bytes, format_core
 
-Handed = Mapping[tuple[str, str], Sequence[str]]
+Delivered = Mapping[tuple[str, str], Sequence[str]]
 """(pod UID, container) → the UUIDs of the cards, or slices, that it was handed."""
 
 
-def handed(environments: Environments) -> Handed:
+def read_delivered(environments: Environments) -> Delivered:
     """Return what containers were handed, by their CDI files."""
     found = {key: names_in(env) for key, env in environments.items()}
     return {key: names for key, names in found.items() if names}
 
 
-def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None, *, bare: bool = False) -> Holding:
+def holding(
+    gpu_pod: GpuPod, cards: Sequence[Card], delivered: Delivered | None = None, *, bare: bool = False
+) -> Holding:
     """Return what the pod holds: of each container what was handed out to it, else what its record says, else any card.
 
     Cards are named by index, however the record names them, so that equal holdings compare equal.
@@ -37,23 +39,23 @@ def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None, 
         handed: what was handed out on the node; None: only the record counts.
         bare: whether the pod is known to run without having been handed anything.
     """
-    pod, request = known.pod, known.request
+    pod, request = gpu_pod.pod, gpu_pod.request
     shares: list[Share] = []
     for unknown in unknown_shares(request) if request else ():
-        own = [s for s in known.shares or () if (s.container, s.type) == (unknown.container, unknown.type)]
+        own = [s for s in gpu_pod.shares or () if (s.container, s.type) == (unknown.container, unknown.type)]
         named = {card.uuid for card in cards if any(s.is_on(card) for s in own)}
-        uuids = (handed or {}).get((pod.uid, unknown.container), ())
+        uuids = (delivered or {}).get((pod.uid, unknown.container), ())
         if unknown.type != GPU:
             there = {card.uuid for card in cards if card.type == unknown.type}
-            if uuids and not there and known.shares is None:
+            if uuids and not there and gpu_pod.shares is None:
                 # The node's cards are no longer cut. The card of its slices is lost with its record: it may be any.
                 unknown = Share(unknown.container, None, whole=True, stage=unknown.stage)
             uuids = [uuid for uuid in uuids if uuid in there]
-        if uuids and (known.shares is None or set(uuids) != named):
+        if uuids and (gpu_pod.shares is None or set(uuids) != named):
             shares += (replace(unknown, card=uuid) for uuid in uuids)
-        elif known.shares is not None:
+        elif gpu_pod.shares is not None:
             shares += own
-        elif handed is None or (not bare and pod.has_run((unknown.container,))):
+        elif delivered is None or (not bare and pod.has_run((unknown.container,))):
             shares.append(unknown)
     dialect = request.dialect if request else ""
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, dialect, tuple(_by_index(s, cards) for s in shares))
@@ -124,31 +126,31 @@ class Grants:
         bare: the UIDs of bare pods, which hold nothing (`UnrecordedPods` keeps it current).
     """
 
-    def __init__(self, handed: Handed) -> None:
-        self._handed = dict(handed)
+    def __init__(self, delivered: Delivered) -> None:
+        self._delivered = dict(delivered)
         self._granted: dict[str, Holding] = {}
         self.bare: frozenset[str] = frozenset()
 
-    def recover(self, handed: Handed) -> None:
+    def recover(self, delivered: Delivered) -> None:
         """Take over what another agent has handed out until now."""
-        self._handed = dict(handed)
+        self._delivered = dict(delivered)
 
-    def kept(self, known: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
+    def delivered_shares(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
         """Return what was handed out to containers of the pod, whatever its record says now.
 
         Args:
             cards: those of the node that are whole, and its slices.
         """
-        granted = self._granted.get(known.pod.uid)
-        shares = granted.shares if granted else holding(replace(known, shares=None), cards, self._handed).shares
+        granted = self._granted.get(gpu_pod.pod.uid)
+        shares = granted.shares if granted else holding(replace(gpu_pod, shares=None), cards, self._delivered).shares
         return tuple(share for share in shares if share.card is not None)
 
-    def has_handed(self, uid: str) -> bool:
+    def has_delivered(self, uid: str) -> bool:
         """Return whether anything was handed out to containers of this pod, whatever became of the cards since."""
-        return uid in self._granted or any(key[0] == uid for key in self._handed)
+        return uid in self._granted or any(key[0] == uid for key in self._delivered)
 
     def refusal(
-        self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
+        self, gpu_pod: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
     ) -> str | None:
         """Return why the pod must not start now beside the other `pods` of the node; None where it may.
 
@@ -160,17 +162,17 @@ class Grants:
         # Another plugin decides for itself, so that a record of ours for the same pod would count its cards twice.
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
-        before = [held for held in foreign if held.uid != known.pod.uid]
+        before = [held for held in foreign if held.uid != gpu_pod.pod.uid]
         for uid, other in active.items():
-            if uid not in self._granted and (other.ran or self.has_handed(uid)):
-                held = holding(other, cards, self._handed, bare=uid in self.bare)
+            if uid not in self._granted and (other.started_containers or self.has_delivered(uid)):
+                held = holding(other, cards, self._delivered, bare=uid in self.bare)
                 if held.shares and all(share.card is not None for share in held.shares):
                     self._granted[uid] = held
-                elif uid != known.pod.uid:
+                elif uid != gpu_pod.pod.uid:
                     before.append(held)  # on any card, until `UnrecordedPods` has found out what it was handed
-        wanted = holding(known, cards)
+        wanted = holding(gpu_pod, cards)
         for uid, granted in self._granted.items():
-            if uid == known.pod.uid:
+            if uid == gpu_pod.pod.uid:
                 # An earlier grant of the same cards takes precedence over everything that was granted after it.
                 if granted == wanted:
                     break
@@ -178,14 +180,14 @@ class Grants:
                 before.append(granted)
         return excess(wanted, before, cards)
 
-    def grant(self, known: GpuPod, cards: Sequence[Card]) -> None:
+    def grant(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> None:
         """Note that the pod starts with what its record says. A repeated grant keeps its place in the order."""
-        wanted = holding(known, cards)
-        if self._granted.get(known.pod.uid) != wanted:
-            self._granted.pop(known.pod.uid, None)
-            self._granted[known.pod.uid] = wanted
+        wanted = holding(gpu_pod, cards)
+        if self._granted.get(gpu_pod.pod.uid) != wanted:
+            self._granted.pop(gpu_pod.pod.uid, None)
+            self._granted[gpu_pod.pod.uid] = wanted
 
     def keep_only(self, uids: Collection[str]) -> None:
         """Forget all pods but these."""
         self._granted = {uid: granted for uid, granted in self._granted.items() if uid in uids}
-        self._handed = {key: cards for key, cards in self._handed.items() if key[0] in uids}
+        self._delivered = {key: cards for key, cards in self._delivered.items() if key[0] in uids}

@@ -59,7 +59,7 @@ class ContainerRuntime:
         """
         while True:
             try:
-                found = await self.cdi()
+                found = await self.query_cdi()
             except RetryLater as error:
                 log.debug("whether the runtime has CDI is not known: %s", error)
                 found = None
@@ -88,10 +88,10 @@ class ContainerRuntime:
                     status = await stub.ContainerStatus(request, timeout=_QUERY_SECONDS)
                     found[row.labels.get(_NAME, "")] = _environment(status.info)
         except grpc.aio.AioRpcError as error:
-            raise _unanswered(error) from error
+            raise _as_retry_later(error) from error
         return found
 
-    async def runs(self, uid: str, *, sandbox: bool) -> bool:
+    async def is_running(self, uid: str, *, sandbox: bool) -> bool:
         """Return whether a container of the pod runs; with `sandbox` also, whether one may still be started.
 
         The kubelet starts containers in a sandbox that is ready alone, and stops it once the pod has ended.
@@ -111,10 +111,10 @@ class ContainerRuntime:
             asked = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(label_selector=label))
             sandboxes = await stub.ListPodSandbox(asked, timeout=_QUERY_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise _unanswered(error) from error
+            raise _as_retry_later(error) from error
         return any(row.state == api.SANDBOX_READY for row in sandboxes.items)
 
-    async def stop(self, uid: str) -> int:
+    async def stop_containers(self, uid: str) -> int:
         """Kill the containers of the pod that run, and return how many. Raises RetryLater.
 
         SIGKILL is sent at once: a signal with a grace period would wait behind the kubelet's own call, which waits for
@@ -132,10 +132,10 @@ class ContainerRuntime:
                 request = api.StopContainerRequest(container_id=container, timeout=0)
                 await stub.StopContainer(request, timeout=_STOP_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise _unanswered(error) from error
+            raise _as_retry_later(error) from error
         return len(ids)
 
-    async def cdi(self) -> bool | None:
+    async def query_cdi(self) -> bool | None:
         """Return whether the runtime applies CDI specs; None: it does not say. Raises RetryLater.
 
         containerd reports its configuration (`enableCDI`; off by default before 2.0). CRI-O always applies them.
@@ -147,8 +147,8 @@ class ContainerRuntime:
                 return True
             status = await stub.Status(api.StatusRequest(verbose=True), timeout=_QUERY_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise _unanswered(error) from error
-        return _enabled(status.info)
+            raise _as_retry_later(error) from error
+        return _cdi_setting(status.info)
 
     def _stub(self) -> Any:
         if self._socket is None or not self._socket.exists():
@@ -162,7 +162,7 @@ class ContainerRuntime:
             await self._channel.close()
 
 
-def _unanswered(error: grpc.aio.AioRpcError) -> RetryLater:
+def _as_retry_later(error: grpc.aio.AioRpcError) -> RetryLater:
     return RetryLater(f"container runtime: {error.code().name}: {error.details()}")
 
 
@@ -172,27 +172,27 @@ def _environment(info: Mapping[str, str]) -> dict[str, str]:
         spec = orjson.loads(info["info"])["runtimeSpec"]
         lines: list[str] = spec["process"]["env"]
         env = dict(line.split("=", 1) for line in lines if "=" in line)
-        visible = [*_mounted(spec)]
+        visible = [*_mounted_cards(spec)]
         if not visible and env.get(_VISIBLE, "") in _NO_CARDS:
-            visible = [*_nodes(spec)]
+            visible = [*_cards_of_device_nodes(spec)]
         return {**env, _VISIBLE: ",".join(visible)} if visible else env
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RetryLater(f"container runtime: the environment of a container is not readable: {error!r}") from error
 
 
-def _mounted(spec: Mapping[str, Any]) -> Iterator[str]:
+def _mounted_cards(spec: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cards that are mounted by their UUIDs: NVIDIA's container toolkit looks there before the variable."""
     targets = (str(mount["destination"]) for mount in spec.get("mounts") or ())
     yield from (target.removeprefix(_MOUNTED) for target in targets if target.startswith(_MOUNTED))
 
 
-def _nodes(spec: Mapping[str, Any]) -> Iterator[str]:
+def _cards_of_device_nodes(spec: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cards of which the container has the device nodes, as CDI of NVIDIA's plugin gives it."""
     found = (_NODE.fullmatch(str(node["path"])) for node in (spec.get("linux") or {}).get("devices") or ())
     yield from (f"minor:{match[1]}" for match in found if match)
 
 
-def _enabled(info: Mapping[str, str]) -> bool | None:
+def _cdi_setting(info: Mapping[str, str]) -> bool | None:
     try:
         found = orjson.loads(info["config"])["enableCDI"]
     except (ValueError, KeyError, TypeError):

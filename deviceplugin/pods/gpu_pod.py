@@ -60,7 +60,7 @@ class GpuPod:
         amounts: resource → its containers that request it and how much, in the order in which the kubelet allocates.
         held: resource → how much the pod occupies at its busiest moment, as the scheduler counts.
         carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
-        judged: what was found about its record. Where the record does not count, `pod` is without it.
+        verdict: what was found about its record. Where the record does not count, `pod` is without it.
         grace: seconds that its containers may run on after its deletion.
         fingerprint: of all that was read (`watched_pods`); None where its record is not the API server's yet.
     """
@@ -69,33 +69,29 @@ class GpuPod:
     request: GpuRequest | None = None
     shares: tuple[Share, ...] | None = None
     problem: str | None = None
-    ran: frozenset[str] = frozenset()
-    done: frozenset[str] = frozenset()
+    started_containers: frozenset[str] = frozenset()
+    completed_init_containers: frozenset[str] = frozenset()
     amounts: Mapping[str, tuple[tuple[Container, int], ...]] = field(default_factory=dict, hash=False)
     held: Mapping[str, int] = field(default_factory=dict, hash=False)
     carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    judged: Verdict | None = None
+    verdict: Verdict | None = None
     grace: int = GRACE_SECONDS
     fingerprint: bytes | None = field(default=None, compare=False)
 
     @property
     def finding(self) -> Finding | None:
-        return self.judged.finding if self.judged is not None else None
+        return self.verdict.finding if self.verdict is not None else None
 
     @property
-    def decided(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether waiting cannot change the answer: the pod has a record, or the pod itself is invalid."""
         return self.shares is not None or self.problem is not None
 
-    def container_request(self, container: str) -> ContainerRequest | None:
-        """Return what the container requests of cards."""
-        return next((c for c in (self.request.containers if self.request else ()) if c.container == container), None)
-
-    def requests(self, container: str) -> tuple[ContainerRequest, ...]:
+    def container_requests(self, container: str) -> tuple[ContainerRequest, ...]:
         """Return what the node hands to the container: cards, or slices of one type or several."""
         return dialects.handed(self.request, container) if self.request else ()
 
-    def asking(self, resource: str) -> tuple[tuple[Container, int], ...]:
+    def containers_requesting(self, resource: str) -> tuple[tuple[Container, int], ...]:
         """Return the containers that request the resource, in the kubelet's order."""
         return self.amounts.get(resource, ())
 
@@ -159,26 +155,34 @@ def read_gpu_pod(
         meta = raw["metadata"]
         log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
         return None
-    pod, judged = records.judge(dialects.without_unread(with_annotations(pod, amended or {}), MIRROR), before)
+    pod, verdict = records.judge(dialects.without_unread(with_annotations(pod, amended or {}), MIRROR), before)
     if large := budget.excess_of_containers(raw):
         few = _kept(replace(pod, containers=pod.containers[:1]))
-        return GpuPod(few, problem=str(BadObject(large)), judged=judged) if vocabularies(pod) else None
+        return GpuPod(few, problem=str(BadObject(large)), verdict=verdict) if vocabularies(pod) else None
     small = _kept(pod)
     amounts = _amounts(small)
     held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
     ran, done = _history(raw.get("status") or {})
     carriers = {c.name: name for c in pod.containers if (name := dialects.carrier(c, settings))}
-    known = GpuPod(small, done=done, amounts=amounts, held=held, carriers=carriers, judged=judged, grace=_grace(raw))
+    gpu_pod = GpuPod(
+        small,
+        completed_init_containers=done,
+        amounts=amounts,
+        held=held,
+        carriers=carriers,
+        verdict=verdict,
+        grace=_grace(raw),
+    )
     try:
         request = dialects.read_request(pod, settings)
     except BadObject as error:
-        known = replace(known, problem=str(error))
-        return _ended(known) if pod.ended else known
+        gpu_pod = replace(gpu_pod, problem=str(error))
+        return _ended(gpu_pod) if pod.ended else gpu_pod
     if request is None:
         return None
     ran &= {asked.container for asked in dialects.handed(request)}
-    known = with_record(replace(known, request=request, ran=ran))
-    return _ended(known) if pod.ended else known
+    gpu_pod = with_record(replace(gpu_pod, request=request, started_containers=ran))
+    return _ended(gpu_pod) if pod.ended else gpu_pod
 
 
 def with_annotations(pod: Pod, annotations: Mapping[str, str]) -> Pod:
@@ -186,15 +190,15 @@ def with_annotations(pod: Pod, annotations: Mapping[str, str]) -> Pod:
     return replace(pod, annotations={**pod.annotations, **annotations}) if annotations else pod
 
 
-def with_record(known: GpuPod) -> GpuPod:
-    """Return the pod with `shares`, or `problem`, as the annotations of `known.pod` say."""
-    if known.request is None:
-        return known
+def with_record(gpu_pod: GpuPod) -> GpuPod:
+    """Return the pod with `shares`, or `problem`, as the annotations of `gpu_pod.pod` say."""
+    if gpu_pod.request is None:
+        return gpu_pod
     try:
-        shares = dialects.read_placement(known.pod, known.request)
+        shares = dialects.read_placement(gpu_pod.pod, gpu_pod.request)
     except BadObject as error:
-        return replace(known, shares=None, problem=str(error))
-    return replace(known, shares=shares, problem=None)
+        return replace(gpu_pod, shares=None, problem=str(error))
+    return replace(gpu_pod, shares=shares, problem=None)
 
 
 def had_ended(raw: Mapping[str, Any]) -> bool:
@@ -208,16 +212,16 @@ def had_ended(raw: Mapping[str, Any]) -> bool:
     return ended or status.get("phase") in ("Succeeded", "Failed")
 
 
-def _ended(known: GpuPod) -> GpuPod:
+def _ended(gpu_pod: GpuPod) -> GpuPod:
     """Return the identity of an ended pod, which is all that the agent keeps: a node may have thousands that failed.
 
     An ended pod holds nothing by its record, and no container of it starts again. What its containers still run on, if
     the phase is ahead of them, is in its receipt (`deviceplugin.pods.remnants`).
     """
-    pod, mirror = known.pod, known.pod.annotations.get(MIRROR)
+    pod, mirror = gpu_pod.pod, gpu_pod.pod.annotations.get(MIRROR)
     identity = Pod(pod.namespace, pod.name, pod.uid, node=pod.node, phase=pod.phase, created=pod.created)
     identity = replace(identity, annotations={} if mirror is None else {MIRROR: mirror})
-    return GpuPod(identity, problem="the pod has ended", grace=known.grace)
+    return GpuPod(identity, problem="the pod has ended", grace=gpu_pod.grace)
 
 
 def _kept(pod: Pod) -> Pod:

@@ -37,20 +37,20 @@ class Refused(Exception):
 class Target:
     """The container that a call is for."""
 
-    known: GpuPod
+    gpu_pod: GpuPod
     container: str
 
     def __str__(self) -> str:
-        return f"{self.known.pod.key} container {self.container}"
+        return f"{self.gpu_pod.pod.key} container {self.container}"
 
     @property
     def key(self) -> tuple[str, str]:
-        return self.known.pod.uid, self.container
+        return self.gpu_pod.pod.uid, self.container
 
     @property
     def carrier(self) -> str:
         """The resource whose answer brings the container its cards; "" where none does."""
-        return self.known.carriers.get(self.container, "")
+        return self.gpu_pod.carriers.get(self.container, "")
 
     @property
     def request(self) -> ContainerRequest:
@@ -60,43 +60,43 @@ class Target:
     @property
     def requests(self) -> tuple[ContainerRequest, ...]:
         """What the container requests: cards, or slices of one type or several. Raises Refused."""
-        if self.known.problem is not None:
-            raise Refused(f"{self.known.pod.key}: {self.known.problem}", self.known.pod.uid)
-        requests = self.known.requests(self.container)
+        if self.gpu_pod.problem is not None:
+            raise Refused(f"{self.gpu_pod.pod.key}: {self.gpu_pod.problem}", self.gpu_pod.pod.uid)
+        requests = self.gpu_pod.container_requests(self.container)
         if not requests:
-            raise Refused(f"{self} asks for no GPU", self.known.pod.uid)
+            raise Refused(f"{self} asks for no GPU", self.gpu_pod.pod.uid)
         return requests
 
     @property
     def shares(self) -> tuple[Share, ...]:
         """What the pod's record gives to the container of the node's GPUs and slices."""
-        own = (s for s in self.known.shares or () if s.container == self.container)
+        own = (s for s in self.gpu_pod.shares or () if s.container == self.container)
         return tuple(s for s in own if s.type == GPU or is_slice(s.type))
 
     @property
-    def sliced(self) -> bool:
+    def requests_slices(self) -> bool:
         """Whether the container requests slices."""
-        return any(is_slice(request.type) for request in self.known.requests(self.container))
+        return any(is_slice(request.type) for request in self.gpu_pod.container_requests(self.container))
 
 
 def candidates(
-    pods: Iterable[GpuPod], resource: str, amount: int, served: Collection[tuple[str, str]]
+    pods: Iterable[GpuPod], resource: str, amount: int, answered: Collection[tuple[str, str]]
 ) -> Iterator[Target]:
     """Yield the containers that an Allocate of `amount` ids can be for, in the pods' order.
 
     Of each pod that has not started that is the first container, in start order as the kubelet allocates, that requests
-    this resource and was not served yet.
+    this resource and was not answered yet.
 
     Args:
-        served: (pod UID, container).
+        answered: (pod UID, container).
     """
-    for known in pods:
-        if known.pod.ended or known.pod.started:
+    for gpu_pod in pods:
+        if gpu_pod.pod.ended or gpu_pod.pod.started:
             continue
-        asking = known.asking(resource)
-        following = next(((c.name, asked) for c, asked in asking if (known.pod.uid, c.name) not in served), None)
+        asking = gpu_pod.containers_requesting(resource)
+        following = next(((c.name, asked) for c, asked in asking if (gpu_pod.pod.uid, c.name) not in answered), None)
         if following is not None and following[1] == amount:
-            yield Target(known, following[0])
+            yield Target(gpu_pod, following[0])
 
 
 def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
@@ -105,9 +105,9 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
     Args:
         cards: those of the node that are whole, and its slices.
     """
-    uid, requests = target.known.pod.uid, target.requests
-    if target.known.shares is None:
-        raise Refused(f"{target.known.pod.key}: no cards have been decided for the pod yet", uid)
+    uid, requests = target.gpu_pod.pod.uid, target.requests
+    if target.gpu_pod.shares is None:
+        raise Refused(f"{target.gpu_pod.pod.key}: no cards have been decided for the pod yet", uid)
     chosen = set()
     for share in target.shares:
         card = next((card for card in cards if share.is_on(card)), None)
@@ -143,11 +143,11 @@ def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] =
     Args:
         gpus: all of the node's, also those that are cut into slices.
     """
-    request = target.known.request
+    request = target.gpu_pod.request
     if not target.requests or request is None:
         return {}
-    env = dialects.environment_of(target.known.pod, request, target.container, cards, gpus)
-    if target.sliced:
+    env = dialects.environment_of(target.gpu_pod.pod, request, target.container, cards, gpus)
+    if target.requests_slices:
         env[PLACES_VARIABLE] = ",".join("{}:{}".format(*place_of(card.index)) for card in cards)
     return env
 

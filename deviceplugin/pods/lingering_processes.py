@@ -52,17 +52,17 @@ class LingeringProcesses:
         self._since: dict[str, float] = {}
         self._answer: Future[Collection[str] | None] | None = None
 
-    async def ended(self, known: GpuPod, cards: Sequence[Card], deadline: float) -> None:
+    async def wait_until_ended(self, gpu_pod: GpuPod, cards: Sequence[Card], deadline: float) -> None:
         """Wait until no process of a vanished pod runs on a card that this pod would have alone.
 
         Args:
-            known: the pod that is to start.
+            gpu_pod: the pod that is to start.
             cards: those of the node that are whole, and its slices.
             deadline: in the event loop's time. Raises Refused then.
         """
         loop = asyncio.get_running_loop()
-        while suspects := self._suspects(known, cards):
-            busy = await self._busy()
+        while suspects := self._suspects(gpu_pod, cards):
+            busy = await self._busy_cards()
             if busy is None:
                 return
             for _, gone in suspects:
@@ -73,29 +73,31 @@ class LingeringProcesses:
                 return
             if loop.time() >= deadline:
                 card, gone = running[0]
-                who = named_to(known.pod.namespace, [(gone.pod.namespace, gone.pod.name)])
+                who = named_to(gpu_pod.pod.namespace, [(gone.pod.namespace, gone.pod.name)])
                 why = f"processes of {who}, which was deleted by force, run on card {card.index} ({card.uuid})"
-                raise Refused(f"{known.pod.key}: {why}", known.pod.uid)
+                raise Refused(f"{gpu_pod.pod.key}: {why}", gpu_pod.pod.uid)
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _suspects(self, known: GpuPod, cards: Sequence[Card]) -> list[tuple[Card, GpuPod]]:
+    def _suspects(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> list[tuple[Card, GpuPod]]:
         """Return the cards that the pod would have alone, with the vanished pods that ran there."""
         now = asyncio.get_running_loop().time()
-        self._since = {gone.pod.uid: self._since.get(gone.pod.uid, now) for gone in self._pods.vanished()}
+        self._since = {gone.pod.uid: self._since.get(gone.pod.uid, now) for gone in self._pods.vanished_pods()}
         for uid, since in self._since.items():
             if now - since > _LONGEST_SECONDS:
                 self._pods.forget_vanished(uid)
         # The process of an occupy pod does nothing on its card.
-        vanished = [gone for gone in self._pods.vanished() if not mtgpu.occupied(gone.pod)]
+        vanished = [gone for gone in self._pods.vanished_pods() if not mtgpu.occupied(gone.pod)]
         if not vanished:
             return []
-        running = [other for other in self._pods.all() if other.ran and not other.pod.ended]  # also this pod itself
+        running = [
+            other for other in self._pods.all() if other.started_containers and not other.pod.ended
+        ]  # also this pod itself
         shared = {card.uuid for other in running for card in _cards_of(other, cards)}
-        shared |= {limited.card for limited in self._pods.limited()}
-        alone = [card for card in _cards_of(known, cards) if card.uuid not in shared]
+        shared |= {limited.card for limited in self._pods.limited_pods()}
+        alone = [card for card in _cards_of(gpu_pod, cards) if card.uuid not in shared]
         return [(card, gone) for card in alone for gone in vanished if card in _cards_of(gone, cards)]
 
-    async def _busy(self) -> Collection[str] | None:
+    async def _busy_cards(self) -> Collection[str] | None:
         """Return the UUIDs of the cards on which processes run; None where NVML does not say, or hangs.
 
         A call into the driver may hang for ever. It runs on a daemon thread, and no second one is started beside it.
@@ -117,7 +119,7 @@ def _query(driver: CardReader, answer: Future[Collection[str] | None]) -> None:
         answer.set_result(None)
 
 
-def _cards_of(known: GpuPod, cards: Sequence[Card]) -> list[Card]:
+def _cards_of(gpu_pod: GpuPod, cards: Sequence[Card]) -> list[Card]:
     """Return the whole cards of the node that the pod has, or had, a share of."""
-    held = holding(known, cards)
+    held = holding(gpu_pod, cards)
     return [card for card in cards if card.type == GPU and held.is_known_on(card)]

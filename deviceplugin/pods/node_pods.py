@@ -81,11 +81,11 @@ class NodePods:
             # milliseconds for each update, and wake everything that waits for changes.
             if unchanged and not amended and before is not None and before.fingerprint == fingerprint(raw, MIRROR):
                 return
-            known = read_gpu_pod(raw, self._settings, amended, self._records, before.judged if before else None)
-            if known is None and unchanged:
+            gpu_pod = read_gpu_pod(raw, self._settings, amended, self._records, before.verdict if before else None)
+            if gpu_pod is None and unchanged:
                 return
-            if known is not None:
-                self._pods[uid] = replace(known, fingerprint=None if amended else fingerprint(raw, MIRROR))
+            if gpu_pod is not None:
+                self._pods[uid] = replace(gpu_pod, fingerprint=None if amended else fingerprint(raw, MIRROR))
                 self._ordered = None
         self._changed()
 
@@ -101,21 +101,21 @@ class NodePods:
             self._ordered = None
             self.dropped += 1
             present = self._present.pop(uid, None)
-            known = self._pods.pop(uid, None)
+            gpu_pod = self._pods.pop(uid, None)
             final = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
             # A pod that the watch drops without a final phase was deleted by force, or its end was missed.
-            if known is not None and known.ran and not known.pod.ended and not final:
-                self._vanished[uid] = known
+            if gpu_pod is not None and gpu_pod.started_containers and not gpu_pod.pod.ended and not final:
+                self._vanished[uid] = gpu_pod
             if (present is not None and present[1].ended) or had_ended(raw):
                 self._ended_before.add(uid)
         self._changed()
 
-    def amend(self, known: GpuPod, annotations: Mapping[str, str]) -> None:
+    def amend(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
         """Let the pod's record say this from now on, although the API server does not say so yet.
 
         Does nothing where the pod has ended or gone meanwhile.
         """
-        uid = known.pod.uid
+        uid = gpu_pod.pod.uid
         with self._lock:
             now = self._pods.get(uid)
             if now is None or now.pod.ended:
@@ -131,7 +131,9 @@ class NodePods:
         with self._lock:
             if uid in self._pods or not is_static(uid):
                 return self._pods.get(uid)
-            return next((known for known in self._pods.values() if known.pod.annotations.get(MIRROR) == uid), None)
+            return next(
+                (gpu_pod for gpu_pod in self._pods.values() if gpu_pod.pod.annotations.get(MIRROR) == uid), None
+            )
 
     def all(self) -> tuple[GpuPod, ...]:
         """Return the GPU pods, oldest first, then by namespace, name and UID."""
@@ -143,30 +145,30 @@ class NodePods:
 
     def is_active(self, uid: str) -> bool:
         """Return whether the GPU pod that the kubelet knows by this UID is on the node and has not ended."""
-        known = self.by_uid(uid)
-        return known is not None and not known.pod.ended
+        gpu_pod = self.by_uid(uid)
+        return gpu_pod is not None and not gpu_pod.pod.ended
 
-    def present(self) -> Mapping[str, Presence]:
+    def presences(self) -> Mapping[str, Presence]:
         """Return all pods of the node, also those without GPUs, by the kubelet's UID."""
         with self._lock:
             return dict(self._present.values())
 
-    def limited(self) -> tuple[LimitedPod, ...]:
+    def limited_pods(self) -> tuple[LimitedPod, ...]:
         """Return the Pods of MtgpuPods that have not ended."""
         with self._lock:
             return tuple(sorted(self._limited.values()))
 
-    def held(self, resource: str) -> int:
+    def held_amount(self, resource: str) -> int:
         """Return how much of the resource is held by pods that the kubelet has admitted and that have not ended.
 
         The kubelet sets `status.startTime` when it admits a pod. Other pods must not count: any user can create a pod
         that names this node and requests more than any node has, and the Node would report that much capacity.
         """
         with self._lock:
-            running = (known for known in self._pods.values() if known.pod.start_time and not known.pod.ended)
-            return sum(known.held.get(resource, 0) for known in running)
+            running = (gpu_pod for gpu_pod in self._pods.values() if gpu_pod.pod.start_time and not gpu_pod.pod.ended)
+            return sum(gpu_pod.held.get(resource, 0) for gpu_pod in running)
 
-    def vanished(self) -> tuple[GpuPod, ...]:
+    def vanished_pods(self) -> tuple[GpuPod, ...]:
         """Return the pods whose objects vanished while they ran, until `forget_vanished`."""
         with self._lock:
             return tuple(self._vanished.values())
@@ -176,12 +178,12 @@ class NodePods:
         with self._lock:
             self._vanished.pop(uid, None)
 
-    def ended_before(self, uid: str) -> bool:
+    def had_ended_before(self, uid: str) -> bool:
         """Return whether this pod is gone and its last status said that all of its containers had ended."""
         with self._lock:
             return uid in self._ended_before
 
-    def keep_ended_before(self, uids: Collection[str]) -> None:
+    def forget_ended_before_except(self, uids: Collection[str]) -> None:
         """Forget what `ended_before` says of all other pods."""
         with self._lock:
             self._ended_before &= {*uids}

@@ -43,7 +43,7 @@ class Receipt:
     shares: tuple[Share, ...]
 
 
-def summed(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
+def merge_by_card(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
     """Return what the shares are together at the pod's busiest moment: of each GPU one share, named by UUID.
 
     A pod of hundreds of containers has a receipt of one row for each card, and the Device that repeats it is bounded.
@@ -57,7 +57,7 @@ def summed(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
     return (*there, *dict.fromkeys(others))
 
 
-def rows_of(
+def device_rows(
     uid: str, resource: str, shares: Sequence[Share], container: str | None = None
 ) -> Iterator[CheckpointEntry]:
     """Yield one row of the Device for all GPUs of which the pod holds the same.

@@ -51,7 +51,7 @@ class Pods(Protocol):
     def is_active(self, uid: str) -> bool:
         """Return whether the pod is on the node and has not ended."""
 
-    def amend(self, known: GpuPod, annotations: Mapping[str, str]) -> None:
+    def amend(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
         """Let the pod's record say this before the API server says so."""
 
 
@@ -85,9 +85,9 @@ class RecordWriter:
         for thread in self._threads:
             thread.join(timeout=2)
 
-    def write(self, known: GpuPod, annotations: Mapping[str, str]) -> None:
+    def write(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
         """Make the pod's annotations say this, without waiting for it."""
-        pod = known.pod
+        pod = gpu_pod.pod
         with self._changed:
             lane = self._failed if pod.uid in self._failed else self._fresh
             lane[pod.uid] = lane.get(pod.uid, _Record(pod, {})).followed_by(annotations)

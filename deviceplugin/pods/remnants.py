@@ -19,7 +19,7 @@ from typing import Protocol
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.gpu_pod import GRACE_SECONDS, GpuPod, is_static, kubelets_uid
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.receipts import Receipt, Receipts, rows_of, summed
+from deviceplugin.pods.receipts import Receipt, Receipts, device_rows, merge_by_card
 from mgpu.model.cards import Card
 from mgpu.model.device_checkpoints import DELETED_POD, CheckpointEntry
 from mgpu.model.errors import RetryLater
@@ -43,7 +43,7 @@ _LIST_SECONDS = 5.0
 class Runtime(Protocol):
     """What is needed of `deviceplugin.pods.container_runtime`."""
 
-    async def runs(self, uid: str, *, sandbox: bool) -> bool:
+    async def is_running(self, uid: str, *, sandbox: bool) -> bool:
         """Return whether a container of the pod runs, or, with `sandbox`, may still be started. Raises RetryLater."""
 
 
@@ -83,38 +83,40 @@ class Remnants:
             given: the pods that have run, with what they hold: an agent before receipts may have started them.
             cards: all devices of the node.
         """
-        for known, shares in given:
-            if known.pod.uid not in self._receipts.all():
-                self.note(known.pod.uid, shares, cards, known)
+        for gpu_pod, shares in given:
+            if gpu_pod.pod.uid not in self._receipts.all():
+                self.try_write_receipt(gpu_pod.pod.uid, shares, cards, gpu_pod)
         self._resumed = True
         self._changed.wake()
 
-    def give(self, known: GpuPod, shares: Sequence[Share], cards: Sequence[Card]) -> None:
+    def write_receipt(self, gpu_pod: GpuPod, shares: Sequence[Share], cards: Sequence[Card]) -> None:
         """Write down what the pod is given, before any of its containers can start with it. Raises OSError."""
-        self._write(known.pod.uid, shares, cards, known)
+        self._write(gpu_pod.pod.uid, shares, cards, gpu_pod)
 
-    def note(self, uid: str, shares: Sequence[Share], cards: Sequence[Card], known: GpuPod | None = None) -> None:
+    def try_write_receipt(
+        self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None = None
+    ) -> None:
         """Write down what a pod has from others: an earlier agent, another plugin, the controller of MtgpuPods.
 
         Args:
-            known: the pod, if it requests cards in a vocabulary that this agent serves.
+            gpu_pod: the pod, if it requests cards in a vocabulary that this agent serves.
         """
         try:
-            self._write(uid, shares, cards, known)
+            self._write(uid, shares, cards, gpu_pod)
         except OSError as error:
             log.warning("receipt not written: %s", error, extra={"pod": uid})
 
-    def clear(self, uid: str) -> None:
+    def remove_receipt(self, uid: str) -> None:
         """Remove the receipt of a bare pod."""
         if uid in self._receipts.all():
             self._receipts.remove(uid)
 
-    def _write(self, uid: str, shares: Sequence[Share], cards: Sequence[Card], known: GpuPod | None) -> None:
-        mirrored = kubelets_uid(known.pod.annotations, uid) if known else uid
-        grace = known.grace if known else GRACE_SECONDS
-        self._receipts.write(Receipt(uid, mirrored, grace, summed(shares, cards)))
+    def _write(self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None) -> None:
+        mirrored = kubelets_uid(gpu_pod.pod.annotations, uid) if gpu_pod else uid
+        grace = gpu_pod.grace if gpu_pod else GRACE_SECONDS
+        self._receipts.write(Receipt(uid, mirrored, grace, merge_by_card(shares, cards)))
 
-    def remains(self, uid: str) -> bool:
+    def is_remnant(self, uid: str) -> bool:
         """Return whether this pod may still run although the API has no such pod that runs."""
         return uid in self._candidates()
 
@@ -131,7 +133,7 @@ class Remnants:
 
         Pods that ended as usual are left out, so that not every end of a pod writes the Device.
         """
-        return tuple(row for receipt in self._held for row in rows_of(receipt.uid, DELETED_POD, receipt.shares))
+        return tuple(row for receipt in self._held for row in device_rows(receipt.uid, DELETED_POD, receipt.shares))
 
     def overdue(self, seconds: float) -> tuple[str, ...]:
         """Return the UIDs of remnants whose object has been gone for that many seconds.
@@ -139,7 +141,7 @@ class Remnants:
         Static pods are left out: the kubelet runs these without an object in the API. So are pods whose object is still
         there with a final phase: the kubelet ends these itself, and a stolen token can write a phase.
         """
-        present, now = self._pods.present(), _now()
+        present, now = self._pods.presences(), _now()
         return tuple(
             receipt.uid
             for receipt in self._held
@@ -157,17 +159,17 @@ class Remnants:
         """
         while True:
             before = self._held
-            await self.look()
+            await self.update()
             if self._held != before:
                 rows_changed()
             await self._changed.wait(_POLL_SECONDS if self._candidates() else None)
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """Ask the runtime about each remnant, and forget those that have ended."""
         self._follow_grace()
         candidates, slots = self._candidates(), asyncio.Semaphore(_MAX_QUERIES)
         self._since = {uid: self._since.get(uid, _now()) for uid in candidates}
-        present = self._pods.present()
+        present = self._pods.presences()
         missing = (uid for uid, receipt in candidates.items() if receipt.kubelets_uid not in present)
         self._missing_since = {uid: self._missing_since.get(uid, _now()) for uid in missing}
 
@@ -181,37 +183,37 @@ class Remnants:
         ended = [uid for uid, still in held.items() if not still and uid in self._candidates()]
         for uid in ended:
             self._receipts.remove(uid)
-        self._pods.keep_ended_before(self._receipts.all().keys())
+        self._pods.forget_ended_before_except(self._receipts.all().keys())
         if ended:
             self.removed += 1
             self._changed.wake()
 
     def _follow_grace(self) -> None:
         """Write down the grace period of a deletion where it is longer than the pod's own."""
-        for known in (*self._pods.all(), *self._pods.vanished()):
-            receipt = self._receipts.all().get(known.pod.uid)
-            if receipt is not None and known.grace > receipt.grace:
+        for gpu_pod in (*self._pods.all(), *self._pods.vanished_pods()):
+            receipt = self._receipts.all().get(gpu_pod.pod.uid)
+            if receipt is not None and gpu_pod.grace > receipt.grace:
                 try:
-                    self._receipts.write(replace(receipt, grace=known.grace))
+                    self._receipts.write(replace(receipt, grace=gpu_pod.grace))
                 except OSError as error:
-                    log.warning("receipt not written: %s", error, extra={"pod": known.pod.uid})
+                    log.warning("receipt not written: %s", error, extra={"pod": gpu_pod.pod.uid})
 
     def _candidates(self) -> dict[str, Receipt]:
         if not self._resumed:
             return {}
-        alive = {uid for uid, pod in self._pods.present().items() if not pod.ended}
+        alive = {uid for uid, pod in self._pods.presences().items() if not pod.ended}
         return {uid: receipt for uid, receipt in self._receipts.all().items() if receipt.kubelets_uid not in alive}
 
     async def _holds(self, receipt: Receipt) -> bool:
-        ended = receipt.kubelets_uid in self._pods.present()
+        ended = receipt.kubelets_uid in self._pods.presences()
         try:
             # The pod of a deleted object may be between two containers. A pod that ended starts none any more, and its
             # sandbox stays for a moment.
             asked = {receipt.uid, receipt.kubelets_uid}
-            return any([await self._runtime.runs(uid, sandbox=not ended) for uid in sorted(asked)])
+            return any([await self._runtime.is_running(uid, sandbox=not ended) for uid in sorted(asked)])
         except RetryLater as error:
             log.debug("whether pod %s still runs is not known: %s", receipt.uid, error)
-        if ended or self._pods.ended_before(receipt.uid):
+        if ended or self._pods.had_ended_before(receipt.uid):
             return False
         return _now() - self._since[receipt.uid] < min(receipt.grace, LONGEST_SECONDS)
 
@@ -219,7 +221,7 @@ class Remnants:
 class StoppingRuntime(Protocol):
     """What is needed of `deviceplugin.pods.container_runtime` to stop pods."""
 
-    async def stop(self, uid: str) -> int:
+    async def stop_containers(self, uid: str) -> int:
         """Kill the containers of the pod that run, and return how many. Raises RetryLater."""
 
 
@@ -253,14 +255,14 @@ class ForcedStops:
         """Stop what is overdue, until cancelled. After a failure the pauses grow."""
         pause = _STOP_POLL_SECONDS
         while True:
-            failures = await self.look()
+            failures = await self.stop_overdue()
             if failures - self._reported:
                 self._warn("; ".join(sorted(failures)))
             self._reported = failures
             pause = min(pause * 2, _LONGEST_STOP_PAUSE) if failures else _STOP_POLL_SECONDS
             await asyncio.sleep(pause)
 
-    async def look(self) -> frozenset[str]:
+    async def stop_overdue(self) -> frozenset[str]:
         """Stop what is overdue, and return what failed.
 
         The watch may be behind, or the API server out of reach for longer than the time that has passed. So the pods
@@ -275,7 +277,7 @@ class ForcedStops:
 
     async def _stop(self, uid: str) -> str | None:
         try:
-            stopped = await self._runtime.stop(uid)
+            stopped = await self._runtime.stop_containers(uid)
         except RetryLater as error:
             return f"containers of the deleted pod {uid} are not stopped: {error}"
         if stopped:
@@ -311,7 +313,7 @@ async def remove_gone_pods(
         now = pods.dropped, remnants.removed
         if now != done:
             done = now
-            alive = {known.pod.uid for known in pods.all()} | {*remnants.uids()}
+            alive = {gpu_pod.pod.uid for gpu_pod in pods.all()} | {*remnants.uids()}
             for store in stores:
                 store.keep_only(alive)
         await changed.wait()

@@ -54,16 +54,16 @@ def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{visible[0]}/{s.name}/{s.start}" for s in shares) if shares and visible else visible
 
 
-def recorded(pods: Iterable[GpuPod]) -> Users:
+def users_by_records(pods: Iterable[GpuPod]) -> Users:
     """Return the users by the records of pods that have not ended; of several pods the first one."""
     found: Users = {}
-    for known in pods:
-        for place in places_of(known.shares or ()) if not known.pod.ended else ():
-            found.setdefault(place, known.pod.uid)
+    for gpu_pod in pods:
+        for place in places_of(gpu_pod.shares or ()) if not gpu_pod.pod.ended else ():
+            found.setdefault(place, gpu_pod.pod.uid)
     return found
 
 
-def handed_out(environments: Environments, made: Iterable[Slice], alive: Callable[[str], bool]) -> Users:
+def users_by_cdi_files(environments: Environments, made: Iterable[Slice], alive: Callable[[str], bool]) -> Users:
     """Return the users by CDI files, which name places or else the UUIDs of MIG devices.
 
     Args:
@@ -79,7 +79,7 @@ def handed_out(environments: Environments, made: Iterable[Slice], alive: Callabl
     return found
 
 
-def given_out(rows: Iterable[tuple[str, Collection[str]]], made: Iterable[Slice]) -> Users:
+def users_by_checkpoint(rows: Iterable[tuple[str, Collection[str]]], made: Iterable[Slice]) -> Users:
     """Return the users of what another plugin gave out, which names MIG devices by their UUIDs.
 
     Args:

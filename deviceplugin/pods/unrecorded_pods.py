@@ -20,7 +20,7 @@ from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.gpu_pod import GpuPod, kubelets_uid
 from deviceplugin.pods.identity import VISIBLE
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.receipts import rows_of, summed
+from deviceplugin.pods.receipts import device_rows, merge_by_card
 from mgpu.model.device_checkpoints import CheckpointEntry, no_devices_entry
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest
@@ -61,9 +61,9 @@ class _Answer:
     shares: tuple[Share, ...] | None
     checked: bool
 
-    def stands(self, known: GpuPod, *, checkable: bool) -> bool:
+    def is_final(self, gpu_pod: GpuPod, *, checkable: bool) -> bool:
         """Return whether the answer is final, so that asking again is of no use."""
-        if self.ran != known.ran or self.shares is None:
+        if self.ran != gpu_pod.started_containers or self.shares is None:
             return False
         return bool(self.shares) or self.checked or not checkable
 
@@ -83,8 +83,8 @@ class UnrecordedPods:
 
     Attributes:
         bare: the UIDs of bare pods.
-        found: rows of the pods that have cards.
-        unknown: rows of the pods that may have cards.
+        certain_rows: rows of the pods that have cards.
+        possible_rows: rows of the pods that may have cards.
     """
 
     def __init__(
@@ -103,31 +103,35 @@ class UnrecordedPods:
         self._answers: dict[str, _Answer] = {}
         self._retry_at: dict[str, float] = {}
         self.bare: frozenset[str] = frozenset()
-        self.found: tuple[CheckpointEntry, ...] = ()
-        self.unknown: tuple[CheckpointEntry, ...] = ()
+        self.certain_rows: tuple[CheckpointEntry, ...] = ()
+        self.possible_rows: tuple[CheckpointEntry, ...] = ()
 
-    def has_unasked(self, given: Collection[str]) -> bool:
+    def has_unchecked(self, given: Collection[str]) -> bool:
         """Return whether there is such a pod that has not been asked about yet.
 
         Args:
             given: as in `look`.
         """
-        missing = ((uid, known) for uid, known in self.missing().items() if uid not in given)
-        return any(uid not in self._answers or self._answers[uid].ran != known.ran for uid, known in missing)
+        missing = ((uid, gpu_pod) for uid, gpu_pod in self.pods_without_record().items() if uid not in given)
+        return any(
+            uid not in self._answers or self._answers[uid].ran != gpu_pod.started_containers for uid, gpu_pod in missing
+        )
 
     def rows(self) -> tuple[CheckpointEntry, ...]:
         """Return the rows for the scheduler: what such pods have, may have, or that they have nothing."""
-        return (*self.found, *self.unknown, *(no_devices_entry(uid) for uid in sorted(self.bare)))
+        return (*self.certain_rows, *self.possible_rows, *(no_devices_entry(uid) for uid in sorted(self.bare)))
 
-    def missing(self) -> dict[str, GpuPod]:
+    def pods_without_record(self) -> dict[str, GpuPod]:
         """Return the pods that run without a record, by UID.
 
         Call it before reading the checkpoint: the kubelet writes what a pod is given before the pod runs, so a pod that
         runs here and is not in a checkpoint that is read later was given nothing.
         """
-        return {known.pod.uid: known for known in self._pods.all() if _runs_without_record(known)}
+        return {gpu_pod.pod.uid: gpu_pod for gpu_pod in self._pods.all() if _runs_without_record(gpu_pod)}
 
-    async def look(self, missing: Mapping[str, GpuPod], given: Collection[str], sliced: Collection[str] | None) -> None:
+    async def update(
+        self, missing: Mapping[str, GpuPod], given: Collection[str], sliced: Collection[str] | None
+    ) -> None:
         """Find out what such pods have.
 
         Args:
@@ -139,72 +143,83 @@ class UnrecordedPods:
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in missing}
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if uid in missing}
         now = asyncio.get_running_loop().time()
-        for uid, known in missing.items():
+        for uid, gpu_pod in missing.items():
             before, checkable = self._answers.get(uid), sliced is not None
-            if uid in given or (before and before.stands(known, checkable=checkable)):
+            if uid in given or (before and before.is_final(gpu_pod, checkable=checkable)):
                 continue
-            silent = before is not None and before.ran == known.ran and before.shares is None
+            silent = before is not None and before.ran == gpu_pod.started_containers and before.shares is None
             if silent and now < self._retry_at.get(uid, now):
                 continue
             self._retry_at[uid] = now + _RETRY_SECONDS
-            self._answers[uid] = _Answer(known.ran, await self._shares(known, sliced or ()), checkable)
-        self._publish({uid: known for uid, known in missing.items() if uid not in given})
+            self._answers[uid] = _Answer(
+                gpu_pod.started_containers, await self._shares(gpu_pod, sliced or ()), checkable
+            )
+        self._publish({uid: gpu_pod for uid, gpu_pod in missing.items() if uid not in given})
 
     def _publish(self, missing: Mapping[str, GpuPod]) -> None:
         found: list[CheckpointEntry] = []
         unknown: list[CheckpointEntry] = []
         bare: set[str] = set()
-        for uid, known in sorted(missing.items()):
+        for uid, gpu_pod in sorted(missing.items()):
             answer = self._answers[uid]
             if answer.shares:
-                found += self._rows(known, answer.shares)
+                found += self._rows(gpu_pod, answer.shares)
             elif answer.shares is not None and answer.checked:
                 bare.add(uid)
             else:
-                unknown += self._rows(known, self._anything(known))
-        self.found = tuple(found)
-        self.unknown = tuple(unknown)
+                unknown += self._rows(gpu_pod, self._possible_shares(gpu_pod))
+        self.certain_rows = tuple(found)
+        self.possible_rows = tuple(unknown)
         self.bare = self._grants.bare = frozenset(bare)
 
-    def _anything(self, known: GpuPod) -> tuple[Share, ...]:
+    def _possible_shares(self, gpu_pod: GpuPod) -> tuple[Share, ...]:
         """Return what a pod of which nothing is known may hold: its share on every card."""
-        if known.request is None or (self._slices.reports_users and not known.request.containers):
+        if gpu_pod.request is None or (self._slices.reports_users and not gpu_pod.request.containers):
             return ()
-        if not known.request.containers:
+        if not gpu_pod.request.containers:
             return (Share("", None, whole=True),)
-        return unknown_shares(replace(known.request, others=()), known.pod)
+        return unknown_shares(replace(gpu_pod.request, others=()), gpu_pod.pod)
 
-    def _rows(self, known: GpuPod, shares: Sequence[Share]) -> Iterator[CheckpointEntry]:
+    def _rows(self, gpu_pod: GpuPod, shares: Sequence[Share]) -> Iterator[CheckpointEntry]:
         """Yield one row for all cards of which the pod holds the same, however many containers it has."""
-        resource = next((known.carriers[name] for name in sorted(known.ran) if name in known.carriers), WHOLE_CARDS)
-        container = next(iter(known.ran)) if len(known.ran) == 1 else None
-        return rows_of(known.pod.uid, resource, summed(shares, self._node.gpus), container)
+        resource = next(
+            (gpu_pod.carriers[name] for name in sorted(gpu_pod.started_containers) if name in gpu_pod.carriers),
+            WHOLE_CARDS,
+        )
+        container = next(iter(gpu_pod.started_containers)) if len(gpu_pod.started_containers) == 1 else None
+        return device_rows(gpu_pod.pod.uid, resource, merge_by_card(shares, self._node.gpus), container)
 
-    async def _shares(self, known: GpuPod, sliced: Collection[str]) -> tuple[Share, ...] | None:
+    async def _shares(self, gpu_pod: GpuPod, sliced: Collection[str]) -> tuple[Share, ...] | None:
         """Return what the pod has; empty: nothing; None: not known."""
-        request, uid = known.request, known.pod.uid
+        request, uid = gpu_pod.request, gpu_pod.pod.uid
         if request is None:
             return None
-        if kept := self._grants.kept(known, self._node.gpus):
+        if kept := self._grants.delivered_shares(gpu_pod, self._node.gpus):
             return kept
         if not request.containers:
             # Only this agent hands out slices, or another plugin, which the kubelet's checkpoint shows.
-            given = self._grants.has_handed(uid) or uid in sliced
+            given = self._grants.has_delivered(uid) or uid in sliced
             return None if given else ()
-        return await self._ask(known, request)
+        return await self._query_runtime(gpu_pod, request)
 
-    async def _ask(self, known: GpuPod, request: GpuRequest) -> tuple[Share, ...] | None:
-        uid = known.pod.uid
+    async def _query_runtime(self, gpu_pod: GpuPod, request: GpuRequest) -> tuple[Share, ...] | None:
+        uid = gpu_pod.pod.uid
         try:
-            environments = await self._runtime.environments(kubelets_uid(known.pod.annotations, uid))
+            environments = await self._runtime.environments(kubelets_uid(gpu_pod.pod.annotations, uid))
         except RetryLater as error:
-            log.warning("%s runs without a record, on cards that are not known: %s", known.pod.key, error)
+            log.warning("%s runs without a record, on cards that are not known: %s", gpu_pod.pod.key, error)
             return None
-        shares = tuple(share for name, env in environments.items() for share in self._visible(request, name, env))
+        shares = tuple(
+            share for name, env in environments.items() for share in self._shares_in_environment(request, name, env)
+        )
         # A container that the runtime does not list may be about to start again, with what it had.
-        return shares if shares or known.ran <= {*environments, *known.done} else None
+        return (
+            shares
+            if shares or gpu_pod.started_containers <= {*environments, *gpu_pod.completed_init_containers}
+            else None
+        )
 
-    def _visible(self, request: GpuRequest, container: str, env: Mapping[str, str]) -> Iterator[Share]:
+    def _shares_in_environment(self, request: GpuRequest, container: str, env: Mapping[str, str]) -> Iterator[Share]:
         """Yield the container's shares of the cards in its environment.
 
         More cards than it requests were not handed to it: images and ConfigMaps set such a variable too.
@@ -220,5 +235,11 @@ class UnrecordedPods:
             yield from (share_of(wanted, uuid) for uuid in sorted(found))
 
 
-def _runs_without_record(known: GpuPod) -> bool:
-    return bool(known.ran and known.request and known.shares is None and known.problem is None and not known.pod.ended)
+def _runs_without_record(gpu_pod: GpuPod) -> bool:
+    return bool(
+        gpu_pod.started_containers
+        and gpu_pod.request
+        and gpu_pod.shares is None
+        and gpu_pod.problem is None
+        and not gpu_pod.pod.ended
+    )

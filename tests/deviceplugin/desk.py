@@ -12,9 +12,9 @@ from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.event_loop import Wakeup
-from deviceplugin.inventory.offers import as_ids
+from deviceplugin.inventory.offers import id_resources
 from deviceplugin.kubelet.pod_resources import Owner
-from deviceplugin.pods.capacity_check import Grants, handed
+from deviceplugin.pods.capacity_check import Grants, read_delivered
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
 from mgpu import dialects
@@ -99,14 +99,14 @@ class Desk:
             owners=self,
             checkpoint=self.folder / "checkpoint",
             delivery=files if self._cdi else exchange,
-            grants=Grants(handed(files.environments()) if self._cdi else {}),
+            grants=Grants(read_delivered(files.environments()) if self._cdi else {}),
             changed=self.changed,
             listener=self,
             unrecorded=self,
             exposure=self._exposure,
             guess_budget=self.budget,
         )
-        names = [*(resource.name for resource in as_ids((), load_settings())), *SLICES]
+        names = [*(resource.name for resource in id_resources((), load_settings())), *SLICES]
         self.each = {name: self._allocator(name, context) for name in names}
         self.of = self.each[CORE]
         if synced:

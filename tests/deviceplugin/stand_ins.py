@@ -31,5 +31,5 @@ class NoRemnants:
     def holdings(self) -> tuple[Holding, ...]:
         return ()
 
-    def remains(self, uid: str) -> bool:  # noqa: ARG002
+    def is_remnant(self, uid: str) -> bool:  # noqa: ARG002
         return False

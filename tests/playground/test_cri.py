@@ -55,28 +55,28 @@ def start(runtime: Runtime) -> str:
 
 def test_cri_running_container_is_listed_with_its_environment(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
-    assert request(folder, lambda cri: cri.runs(uid, sandbox=False)) is True
+    assert request(folder, lambda cri: cri.is_running(uid, sandbox=False)) is True
     assert request(folder, lambda cri: cri.environments(uid)) == {"c": {"A": "1"}}
-    assert request(folder, lambda cri: cri.runs("another", sandbox=True)) is False
-    assert request(folder, lambda cri: cri.cdi()) is True
+    assert request(folder, lambda cri: cri.is_running("another", sandbox=True)) is False
+    assert request(folder, lambda cri: cri.query_cdi()) is True
 
 
 def test_cri_pod_between_containers_runs_until_its_sandbox_is_removed(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     runtime.end(runtime.containers(uid)[0])
-    assert request(folder, lambda cri: cri.runs(uid, sandbox=False)) is False
-    assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is True
+    assert request(folder, lambda cri: cri.is_running(uid, sandbox=False)) is False
+    assert request(folder, lambda cri: cri.is_running(uid, sandbox=True)) is True
     runtime.remove_sandbox(uid)
-    assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is False
+    assert request(folder, lambda cri: cri.is_running(uid, sandbox=True)) is False
 
 
 def test_cri_stop_kills_containers(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
-    assert request(folder, lambda cri: cri.stop(uid)) == 1
+    assert request(folder, lambda cri: cri.stop_containers(uid)) == 1
     assert [c.exit_code for c in runtime.containers(uid)] == [137]
 
 
 def test_cri_after_reboot_lists_nothing(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     runtime.reboot()
-    assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is False
+    assert request(folder, lambda cri: cri.is_running(uid, sandbox=True)) is False

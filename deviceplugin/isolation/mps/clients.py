@@ -102,7 +102,7 @@ class Mps:
                 try:
                     await self._daemons.ready(clients[target.key].card, deadline)
                 except Refused as error:
-                    raise Refused(f"{target}: {error}", target.known.pod.uid) from None
+                    raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from None
         return {key: edits(client, self._folder) for key, client in clients.items()}
 
     def given(self, keys: Iterable[Key]) -> None:
@@ -133,13 +133,13 @@ class Mps:
         self._daemons.keep({*clients.values(), *self._cut}, used)
 
     def _client(self, target: Target) -> Client | None:
-        shares = [share for share in target.known.shares or () if share.container == target.container]
+        shares = [share for share in target.gpu_pod.shares or () if share.container == target.container]
         try:
             return client_of(shares, self._node.gpus, enforce=self._enforce)
         except Unenforceable as error:
             if any(is_mps(share.type) for share in shares):
-                raise Refused(f"{target}: {error}", target.known.pod.uid) from error
-            self._unenforced(target.known, f"container {target.container} is not held to its share: {error}")
+                raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from error
+            self._unenforced(target.gpu_pod, f"container {target.container} is not held to its share: {error}")
             return None
 
 

@@ -155,10 +155,10 @@ def test_a_pod_that_poses_as_an_mtgpupods_gets_no_limits() -> None:
     raw = pod("m", {"name": "c", "env": env}, annotations=said, node="n1")
     raw["metadata"]["ownerReferences"] = [owned()]
     pods.take(raw)
-    assert pods.limited() == ()
+    assert pods.limited_pods() == ()
     raw["metadata"]["annotations"] |= SCHEDULER.sealed_mtgpu(raw, "uid-m")
     pods.take(raw)
-    assert [limited.name for limited in pods.limited()] == ["m"]
+    assert [limited.name for limited in pods.limited_pods()] == ["m"]
 
 
 def test_that_a_gpushare_pod_was_given_its_card_is_written_beside_its_seal() -> None:

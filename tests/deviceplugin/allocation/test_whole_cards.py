@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deviceplugin.allocation.whole_cards import WholeCards
-from deviceplugin.inventory.offers import WHOLE_CARDS, as_ids
+from deviceplugin.inventory.offers import WHOLE_CARDS, id_resources
 from deviceplugin.kubelet.device_ids import device_ids
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.partitioning.node_partitions import NodePartitions
@@ -112,7 +112,7 @@ def test_on_a_node_without_another_plugin_they_are_ours(place: Place) -> None:
 
 def test_what_this_agent_offered_before_it_was_restarted_is_ours(place: Place) -> None:
     place.capacity = 2
-    place.write(ours("u", "0"), ids=list(device_ids(as_ids(cards(2), load_settings())[0], cards(2))))
+    place.write(ours("u", "0"), ids=list(device_ids(id_resources(cards(2), load_settings())[0], cards(2))))
     assert place.look() == ("mgpu", ())
     place.write(ours("u", "0"), ids=[])
     place.restart()

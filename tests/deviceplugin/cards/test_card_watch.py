@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deviceplugin.cards.card_watch import CardWatch, keep_vanished
+from deviceplugin.cards.card_watch import CardWatch, with_missing_cards
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem, RetryLater
 from tests.builders import card, cards
@@ -66,11 +66,11 @@ def test_only_changes_are_reported() -> None:
         assert changes.get(timeout=60) == cards(2)
         assert changes.get(timeout=60) == ONE_UNHEALTHY
         assert not watch.problem
-        assert not watch.stalled
+        assert not watch.is_stalled
 
 
 def test_missing_card_stays_unhealthy_unless_another_has_its_index() -> None:
-    assert keep_vanished(cards(2), (card(0),)) == ONE_UNHEALTHY
+    assert with_missing_cards(cards(2), (card(0),)) == ONE_UNHEALTHY
     other = Card(1, "GPU-other", "", 1)
-    assert keep_vanished(cards(2), (card(0), other)) == (card(0), other)
-    assert keep_vanished((), ()) == ()
+    assert with_missing_cards(cards(2), (card(0), other)) == (card(0), other)
+    assert with_missing_cards((), ()) == ()

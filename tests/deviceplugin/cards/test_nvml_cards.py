@@ -179,7 +179,7 @@ def test_card_that_is_put_into_mig_mode_becomes_unhealthy(source: NvmlCards, nvm
 
 def test_card_in_mig_mode_is_kept_on_a_mig_node(nvml: FakeNvml, host: Host, clock: Clock) -> None:
     mode = "mig"
-    source = NvmlCards(nvml, host, clock, divided=lambda: mode)
+    source = NvmlCards(nvml, host, clock, partition_mode=lambda: mode)
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
     assert health(source) == {"GPU-a": True, "GPU-b": True}
     mode = ""
@@ -189,7 +189,7 @@ def test_card_in_mig_mode_is_kept_on_a_mig_node(nvml: FakeNvml, host: Host, cloc
 
 
 def test_card_in_mig_mode_is_unhealthy_on_an_mps_node(nvml: FakeNvml, host: Host, clock: Clock) -> None:
-    source = NvmlCards(nvml, host, clock, divided=lambda: "mps")
+    source = NvmlCards(nvml, host, clock, partition_mode=lambda: "mps")
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
     assert health(source) == {"GPU-a": False, "GPU-b": True}, "the MIG manager must know it, to switch it off"
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_DISABLE

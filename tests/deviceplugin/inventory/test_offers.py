@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.inventory.offers import as_ids, budget, in_status
+from deviceplugin.inventory.offers import id_limits, id_resources, status_amounts
 from deviceplugin.kubelet.device_ids import MAX_IDS
 from mgpu.settings import load_settings
 from tests.builders import card, cards
@@ -21,31 +21,31 @@ MIB = load_settings("dialects: {gpushare: {memoryUnit: MiB}}")
 
 
 def units(count: int, gib: int = 80) -> dict[str, int]:
-    return {r.name: sum(amount for _, amount in r.amounts) for r in as_ids(cards(count, gib), SETTINGS)}
+    return {r.name: sum(amount for _, amount in r.amounts) for r in id_resources(cards(count, gib), SETTINGS)}
 
 
 def test_every_countable_resource_is_offered_as_ids() -> None:
     assert units(1) == {SHARE: 16, MGPU: 100, GPU_MEM: 80, WHOLE: 1, CORE: 100, RATIO: 100}
-    assert [r.name for r in as_ids((), MIB)] == [SHARE, MGPU, WHOLE, CORE, RATIO]
+    assert [r.name for r in id_resources((), MIB)] == [SHARE, MGPU, WHOLE, CORE, RATIO]
 
 
 def test_a_resource_is_either_ids_or_in_the_nodes_status() -> None:
     for settings in (SETTINGS, MIB):
-        ids = {r.name for r in as_ids((), settings)}
-        assert not ids & in_status(cards(2), settings).keys()
-    assert in_status(cards(2), MIB)[GPU_MEM] == 2 * 80 << 10
-    assert GPU_MEM not in in_status(cards(2), SETTINGS)
+        ids = {r.name for r in id_resources((), settings)}
+        assert not ids & status_amounts(cards(2), settings).keys()
+    assert status_amounts(cards(2), MIB)[GPU_MEM] == 2 * 80 << 10
+    assert GPU_MEM not in status_amounts(cards(2), SETTINGS)
 
 
 def test_eight_cards_have_all_their_units() -> None:
-    assert budget(cards(8), SETTINGS, MAX_IDS) == units(8)
+    assert id_limits(cards(8), SETTINGS, MAX_IDS) == units(8)
 
 
 def test_sixteen_cards_are_divided_evenly_among_the_vocabularies() -> None:
     """1,242 each for mGPU, gpushare and Koordinator, once carrier and whole cards have theirs."""
-    found = budget(cards(16), SETTINGS, MAX_IDS)
+    found = id_limits(cards(16), SETTINGS, MAX_IDS)
     assert found == {SHARE: 256, WHOLE: 16, MGPU: 1243, GPU_MEM: 1242, CORE: 621, RATIO: 622}
-    small = budget(cards(16, 32), SETTINGS, MAX_IDS)
+    small = id_limits(cards(16, 32), SETTINGS, MAX_IDS)
     assert small[GPU_MEM] == 512, "what one does not need is the others'"
     assert (small[MGPU], small[CORE] + small[RATIO]) == (1600, 1616)
 
@@ -54,15 +54,15 @@ def test_sixteen_cards_are_divided_evenly_among_the_vocabularies() -> None:
 def test_a_vocabulary_alone_has_what_the_others_leave(name: str) -> None:
     others = ", ".join(f"{other}: {{enabled: false}}" for other in ("mgpu", "gpushare", "koordinator") if other != name)
     settings, own = load_settings(f"dialects: {{{others}}}"), cards(16)
-    units_there = {r.name: sum(amount for _, amount in r.amounts) for r in as_ids(own, settings)}
-    assert budget(own, settings, MAX_IDS) == units_there
+    units_there = {r.name: sum(amount for _, amount in r.amounts) for r in id_resources(own, settings)}
+    assert id_limits(own, settings, MAX_IDS) == units_there
 
 
 @given(st.lists(st.integers(1, 192), max_size=40), st.integers(0, MAX_IDS))
 def test_never_more_than_the_limit_and_no_id_is_left_that_somebody_needs(sizes: list[int], limit: int) -> None:
     own = tuple(card(i, gib) for i, gib in enumerate(sizes))
-    needs = {r.name: sum(amount for _, amount in r.amounts) for r in as_ids(own, SETTINGS)}
-    found = budget(own, SETTINGS, limit)
+    needs = {r.name: sum(amount for _, amount in r.amounts) for r in id_resources(own, SETTINGS)}
+    found = id_limits(own, SETTINGS, limit)
     assert found.keys() == needs.keys()
     assert all(found[name] <= needs[name] for name in needs)
     assert sum(found.values()) == min(limit, sum(needs.values()))

@@ -273,6 +273,6 @@ def test_pods_that_the_kubelet_has_not_admitted_change_no_amount_of_the_node() -
         raw = share("p", mib=3_000_000_000, uid=f"uid-{phase}", phase=phase)
         raw["status"] |= {"startTime": started} if started else {}
         pods.take(raw)
-        patch = capacity_patch({"metadata": {}, "status": {}}, cards(2), load_settings(), pods.held)
+        patch = capacity_patch({"metadata": {}, "status": {}}, cards(2), load_settings(), pods.held_amount)
         capacity[phase] = patch["status"]["capacity"][MEMORY] if patch else None
     assert capacity == {"Pending": "163840", "Failed": "163840", "Running": "3000000000"}

@@ -41,7 +41,7 @@ class Place:
     def restart(self) -> None:
         self.files = LimitsFiles(str(self.folder), self, self, self, self.warned.append)
 
-    def limited(self) -> list[LimitedPod]:
+    def limited_pods(self) -> list[LimitedPod]:
         return self.pods
 
     def write(self, *pods: LimitedPod) -> str:

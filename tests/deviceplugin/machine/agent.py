@@ -7,11 +7,11 @@ from typing import Any
 from deviceplugin.allocation.allocator import AllocationContext, Allocator
 from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.event_loop import Wakeup
-from deviceplugin.inventory.offers import as_ids
+from deviceplugin.inventory.offers import id_resources
 from deviceplugin.kubelet.device_ids import device_ids
-from deviceplugin.kubelet.pod_resources import Held, PodResources, held
+from deviceplugin.kubelet.pod_resources import OwnersByResource, PodResources, owners_by_resource
 from deviceplugin.plugin.plugin_server import DeviceList, Plugin
-from deviceplugin.pods.capacity_check import Grants, handed
+from deviceplugin.pods.capacity_check import Grants, read_delivered
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.remnants import PodStore, remove_gone_pods
@@ -27,7 +27,7 @@ from tests.deviceplugin.machine.loop import VirtualLoop
 
 WAIT_SECONDS = 1.0
 SETTINGS = load_settings()
-RESOURCES = tuple(resource.name for resource in as_ids((), SETTINGS))
+RESOURCES = tuple(resource.name for resource in id_resources((), SETTINGS))
 
 
 class _NoRemnants:
@@ -46,11 +46,11 @@ class Listing(PodResources):
         super().__init__(Path())
         self._ask, self.busy = query, 0
 
-    async def _query(self) -> Held:
+    async def _query(self) -> OwnersByResource:
         if self.busy:
             self.busy -= 1
             raise RetryLater("PodResources: RESOURCE_EXHAUSTED: rejected by rate limit")
-        return held(self._ask())
+        return owners_by_resource(self._ask())
 
 
 class Context:
@@ -74,7 +74,7 @@ class Agent:
         self._known: dict[str, Raw] = {}
         self._changed = Wakeup()
         self._pods = NodePods(SETTINGS, self._changed.wake)
-        self._grants = Grants(handed(cdi.environments()))
+        self._grants = Grants(read_delivered(cdi.environments()))
         context = AllocationContext(
             pods=self._pods,
             devices=self,
@@ -126,7 +126,7 @@ class Agent:
             update({device.ID: device.health == "Healthy" for device in response.devices})
 
     def offer(self, name: str, held: dict[int, list[str]], taken: set[str]) -> None:
-        resource = next(r for r in as_ids(self._cards(), SETTINGS) if r.name == name)
+        resource = next(r for r in id_resources(self._cards(), SETTINGS) if r.name == name)
         before = [i for i, healthy in self.plugins[name].device_list.ids.items() if not healthy]
         self.plugins[name].device_list.offer(device_ids(resource, self._cards(), held=held, taken=taken, before=before))
         self._loop.let_pass(0)

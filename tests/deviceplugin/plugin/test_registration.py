@@ -114,7 +114,7 @@ def test_it_registers_and_sends_the_list_and_every_change(
         assert request.options.pre_start_required
         assert not request.options.get_preferred_allocation_available
         assert kubelet.lists.get(timeout=60) == {"0": "Healthy", "1": "Unhealthy"}
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         plugin.device_list.offer({"0": False, "1": False})
         assert kubelet.lists.get(timeout=60) == {"0": "Unhealthy", "1": "Unhealthy"}
 
@@ -134,7 +134,7 @@ def test_it_waits_for_a_kubelet_that_is_not_there_yet(folder: Path, registration
         until(lambda: "waiting for the kubelet" in str(registration.problem))
         kubelet = Kubelet(folder)
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
     kubelet.stop()
 
 
@@ -156,7 +156,7 @@ def test_a_socket_file_that_is_made_anew_is_another_kubelet(
 ) -> None:
     with running(registration.run):
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         (folder / "kubelet.sock").unlink()
         kubelet.start()
         kubelet.registered.get(timeout=60)
@@ -171,7 +171,7 @@ def test_a_kubelet_in_place_of_one_that_was_killed_waits_for_no_pause(
         until(lambda: "not registered with the kubelet" in str(registration.problem))
         kubelet = Kubelet(folder)
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
     kubelet.stop()
 
 
@@ -181,10 +181,10 @@ def test_a_lost_stream_or_socket_is_made_good(
 ) -> None:
     with running(registration.run):
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         kubelet.hang_up() if lost == "stream" else (folder / "mgpu-core.sock").unlink()
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         assert (folder / "mgpu-core.sock").is_socket()
 
 
@@ -194,7 +194,7 @@ def test_renewal_kubelet_restarts_before_it_asks_for_the_list_agent_registers_ag
     """Otherwise no pod could start on the node until the agent is restarted, and the agent would seem ready."""
     with running(registration.run) as loop:
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         kubelet.deaf = True
         renewal = asyncio.run_coroutine_threadsafe(registration.renew(), loop)
         kubelet.registered.get(timeout=60)
@@ -202,7 +202,7 @@ def test_renewal_kubelet_restarts_before_it_asks_for_the_list_agent_registers_ag
         (folder / "kubelet.sock").unlink()
         kubelet.start()
         kubelet.registered.get(timeout=20)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         renewal.result(20)
 
 
@@ -211,12 +211,12 @@ def test_renewal_refused_for_a_moment_agent_registers_again_at_once(
 ) -> None:
     with running(registration.run) as loop:
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         kubelet.refuse = 1
         began = time.monotonic()
         asyncio.run_coroutine_threadsafe(registration.renew(), loop).result(60)
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
         assert time.monotonic() - began < 8, "the resource is without devices meanwhile"
 
 
@@ -224,9 +224,9 @@ def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Regis
     kubelet.refuse = 2
     with running(registration.run):
         until(lambda: "not now" in str(registration.problem))
-        assert not registration.registered
+        assert not registration.is_registered
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
 
 
 def test_a_folder_that_takes_no_socket_is_told_and_tried_again(folder: Path, plugin: Plugin, kubelet: Kubelet) -> None:
@@ -244,7 +244,7 @@ def test_a_folder_that_takes_no_socket_is_told_and_tried_again(folder: Path, plu
         until(lambda: "waiting for the kubelet" in str(registration.problem))
         away.rename(folder)
         kubelet.registered.get(timeout=60)
-        until(lambda: registration.registered)
+        until(lambda: registration.is_registered)
 
 
 class Ending:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deviceplugin.pods.capacity_check import Grants, excess, handed, holding
+from deviceplugin.pods.capacity_check import Grants, excess, holding, read_delivered
 from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from mgpu.settings import load_settings
 from tests.builders import card, cards, container, pod, share
@@ -141,7 +141,7 @@ def test_handed_reads_cards_and_slices_from_environments() -> None:
         ("c", "c"): {"NVIDIA_VISIBLE_DEVICES": "GPU-0", "MGPU_SLICES": "4gb", "MGPU_PLACES": "0:3"},
         ("d", "c"): {"MGPU_CARRIER": "x"},
     }
-    assert handed(told) == {
+    assert read_delivered(told) == {
         ("a", "c"): ("GPU-0", "GPU-1"),
         ("b", "c"): ("MIG-1",),
         ("c", "c"): ("GPU-0/4gb/3",),

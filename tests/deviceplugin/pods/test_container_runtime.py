@@ -146,7 +146,7 @@ def test_cdi_is_read_from_the_runtimes_configuration(
         runtime, told = ContainerRuntime(folder / "cri.sock"), asyncio.Event()
         following = asyncio.create_task(runtime.follow(told.set))
         try:
-            found = await runtime.cdi()
+            found = await runtime.query_cdi()
             if found is not None:
                 await asyncio.wait_for(told.wait(), 60)
             assert runtime.has_cdi == found
@@ -161,4 +161,4 @@ def test_cdi_is_read_from_the_runtimes_configuration(
 
 def test_cdi_of_a_missing_runtime_is_not_known(folder: Path) -> None:
     with pytest.raises(RetryLater, match="there is no container runtime"):
-        asyncio.run(ContainerRuntime(folder / "cri.sock").cdi())
+        asyncio.run(ContainerRuntime(folder / "cri.sock").query_cdi())

@@ -82,7 +82,7 @@ class Stopping:
     def __init__(self) -> None:
         self.stopped: list[str] = []
 
-    async def stop(self, uid: str) -> int:
+    async def stop_containers(self, uid: str) -> int:
         self.stopped.append(uid)
         return 1
 
@@ -106,7 +106,7 @@ def stopped(place: Place, seconds: float, *, lists: bool = True, listed: Any = l
     place.now += seconds
     place.holds()
     runtime = Stopping()
-    failures = asyncio.run(ForcedStops(place.remnants, runtime, List(), lambda _: None).look())
+    failures = asyncio.run(ForcedStops(place.remnants, runtime, List(), lambda _: None).stop_overdue())
     return [*runtime.stopped, *failures]
 
 
@@ -146,7 +146,7 @@ def test_static_pod_without_mirror_is_not_stopped(place: Place) -> None:
 
 
 def test_static_pod_with_cards_of_another_plugin_is_not_stopped(place: Place) -> None:
-    place.remnants.note("a" * 32, place.pods.all()[0].shares or (), cards(2))
+    place.remnants.try_write_receipt("a" * 32, place.pods.all()[0].shares or (), cards(2))
     place.runtime.running = {"a" * 32}
     place.pods.drop(place.raw)
     assert stopped(place, 10 * STOP_SECONDS) == []
@@ -159,4 +159,4 @@ def test_pod_without_receipt_is_not_stopped(place: Place) -> None:
 
 def test_missing_runtime_is_an_error_and_stops_nothing(folder: Path) -> None:
     with pytest.raises(RetryLater, match="there is no container runtime"):
-        asyncio.run(ContainerRuntime(folder / "cri.sock").stop("uid-p"))
+        asyncio.run(ContainerRuntime(folder / "cri.sock").stop_containers("uid-p"))

@@ -31,17 +31,17 @@ def test_pod_with_parts_of_a_wrong_type_is_left_out() -> None:
 
 
 def test_pod_is_decided_by_a_record_and_by_an_invalid_one() -> None:
-    assert not read(share()).decided
-    assert read(share(annotations=RECORD)).decided
+    assert not read(share()).is_decided
+    assert read(share(annotations=RECORD)).is_decided
     garbage = read(share(annotations={**RECORD, "vke.volcengine.com/gpu-index-container-c": "x"}))
-    assert garbage.decided
+    assert garbage.is_decided
     assert "'x' is neither a card index nor a UUID" in str(garbage.problem)
     assert "must be at least 256" in str(read(pod("p", container("c", 50))).problem)
 
 
 def test_containers_are_in_the_order_in_which_the_kubelet_allocates() -> None:
     known = read(pod("p", container("a", 10, 512), container("b"), init=(container("i", 30, 512),)))
-    assert [(c.name, amount) for c, amount in known.asking(CORE)] == [("i", 30), ("a", 10)]
+    assert [(c.name, amount) for c, amount in known.containers_requesting(CORE)] == [("i", 30), ("a", 10)]
 
 
 def test_pod_holds_its_requests_at_the_busiest_moment() -> None:
@@ -58,9 +58,9 @@ def test_containers_that_ran_and_init_containers_that_ended_well_are_known() -> 
         {"name": "plain", "containerID": "x"},
     ]
     known = read({**raw, "status": {"initContainerStatuses": ended, "containerStatuses": waiting}})
-    assert known.ran == {"i", "j"}
-    assert known.done == {"i"}
-    assert read(raw).ran == set()
+    assert known.started_containers == {"i", "j"}
+    assert known.completed_init_containers == {"i"}
+    assert read(raw).started_containers == set()
 
 
 @pytest.mark.parametrize("ran", [True, False])

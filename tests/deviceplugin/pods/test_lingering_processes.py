@@ -48,7 +48,7 @@ class Place:
             self.pods.take(decided(name, on))
         known = self.pods.by_uid(f"uid-{name}")
         assert known is not None
-        asyncio.run(self.leftovers.ended(known, cards(2), 0.0))
+        asyncio.run(self.leftovers.wait_until_ended(known, cards(2), 0.0))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_vanished_occupy_pod_leaves_no_process(place: Place) -> None:
     raw["status"] = {**raw["status"], "containerStatuses": rows}
     place.pods.take(raw)
     place.pods.drop(raw)
-    assert place.pods.vanished()
+    assert place.pods.vanished_pods()
     place.start("q", "0")
 
 
@@ -111,7 +111,7 @@ def test_start_does_not_wait_where_nvml_does_not_answer(place: Place) -> None:
 def test_process_that_runs_for_long_after_the_pod_is_ignored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lingering_processes, "_LONGEST_SECONDS", -1.0)
     place.start("q", "0")
-    assert not place.pods.vanished()
+    assert not place.pods.vanished_pods()
 
 
 def test_container_waits_for_a_process_that_a_vanished_pod_left_on_its_card(node: Node) -> None:

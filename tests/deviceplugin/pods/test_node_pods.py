@@ -28,9 +28,9 @@ def test_node_pods_follow_the_watch() -> None:
     pods.take(pod("none", container("c"), annotations={"of": "no interest"}))
     assert len(changes) == 3
     pods.take(pod("none", container("c"), phase="Failed"))
-    assert pods.present()["uid-none"] == ("default/none", True)
+    assert pods.presences()["uid-none"] == ("default/none", True)
     pods.drop(pod("none", container("c")))
-    assert set(pods.present()) == {"uid-a", "uid-b"}
+    assert set(pods.presences()) == {"uid-a", "uid-b"}
     pods.take(share("a", uid="again"))
     pods.drop(share("a"))
     assert pods.by_uid("uid-a") is None
@@ -46,16 +46,16 @@ def test_static_pod_is_found_by_the_kubelets_uid() -> None:
     assert found is not None
     assert found.pod.uid == "0b6f7a1e-0000"
     assert pods.by_uid("5d41402abc4b2a76b9719d911017c593") is None
-    assert set(pods.present()) == {mirror["kubernetes.io/config.mirror"]}
+    assert set(pods.presences()) == {mirror["kubernetes.io/config.mirror"]}
     pods.drop(share("static", uid="0b6f7a1e-0000"))
-    assert not pods.present(), "a pod that vanished while the watch was down is told without its annotations"
+    assert not pods.presences(), "a pod that vanished while the watch was down is told without its annotations"
 
 
 def test_pod_that_poses_as_a_mirror_does_not_replace_the_other_pod() -> None:
     pods, victim = NodePods(SETTINGS, lambda: None), "0b6f7a1e-0000"
     pods.take(share("victim", uid=victim))
     pods.take(share("thief", uid="0b6f7a1e-0001", annotations={"kubernetes.io/config.mirror": victim}))
-    assert {uid: key for uid, (key, _) in pods.present().items()} == {
+    assert {uid: key for uid, (key, _) in pods.presences().items()} == {
         victim: "default/victim",
         "0b6f7a1e-0001": "default/thief",
     }
@@ -97,17 +97,17 @@ def test_limited_pods_are_listed_until_they_end_and_each_change_is_reported() ->
     pods.take(pod("plain", container("c")))
     pods.take(pod_of("q", CARD))
     pods.take(pod_of("p", CARD))
-    assert [one.name for one in pods.limited()] == ["p", "q"]
+    assert [one.name for one in pods.limited_pods()] == ["p", "q"]
     assert not pods.all(), "they ask the kubelet for nothing, so they are nobody's to refuse"
     assert len(changes) == 3
     pods.take(pod_of("q", CARD, phase="Running"))
     assert len(changes) == 3
     pods.take(pod_of("q", CARD, "0.3"))
-    assert [one.request for one in pods.limited()] == [200, 300]
+    assert [one.request for one in pods.limited_pods()] == [200, 300]
     pods.take(pod_of("q", CARD, "0.3", phase="Succeeded"))
-    assert [one.name for one in pods.limited()] == ["p"]
+    assert [one.name for one in pods.limited_pods()] == ["p"]
     pods.drop(pod("p"))
-    assert not pods.limited()
+    assert not pods.limited_pods()
     assert len(changes) == 6
 
 
@@ -115,6 +115,6 @@ def test_orphaned_pod_of_an_mtgpupod_is_limited_until_it_ends() -> None:
     pods = NodePods(load_settings(), lambda: None)
     pods.take(pod_of("p", CARD))
     pods.take(orphaned("p"))
-    assert [one.name for one in pods.limited()] == ["p"]
+    assert [one.name for one in pods.limited_pods()] == ["p"]
     pods.take(orphaned("p", status={"phase": "Failed"}))
-    assert not pods.limited()
+    assert not pods.limited_pods()

@@ -11,7 +11,7 @@ import pytest
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.gpu_pod import MIRROR
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.receipts import Receipt, Receipts, summed
+from deviceplugin.pods.receipts import Receipt, Receipts, merge_by_card
 from deviceplugin.pods.remnants import LONGEST_SECONDS, Remnants
 from mgpu.model.device_checkpoints import OTHERS, read_entries, shares_by_pod
 from mgpu.model.errors import RetryLater
@@ -128,7 +128,7 @@ class Runtime:
         self.running: set[str] | None = None
         self.ready: set[str] = set()
 
-    async def runs(self, uid: str, *, sandbox: bool) -> bool:
+    async def is_running(self, uid: str, *, sandbox: bool) -> bool:
         if self.running is None:
             raise RetryLater("there is no container runtime")
         return uid in self.running or (sandbox and uid in self.ready)
@@ -154,7 +154,7 @@ class Place:
         self.remnants.resume([(known, known.shares or ())] if known else [], cards(2))
 
     def holds(self) -> bool:
-        asyncio.run(self.remnants.look())
+        asyncio.run(self.remnants.update())
         assert bool(self.remnants.holdings()) == bool(self.remnants.rows())
         return bool(self.remnants.rows())
 
@@ -259,6 +259,6 @@ def test_receipts_of_another_agent_are_taken_over_and_damaged_ones_ignored(folde
 
 def test_receipt_has_one_share_for_each_card() -> None:
     containers = [Share(f"c{i}", 0, 100, 1 << 30, stage=Stage.INIT) for i in range(200)]
-    one, other = summed([*containers, Share("app", 1, whole=True)], cards(2))
+    one, other = merge_by_card([*containers, Share("app", 1, whole=True)], cards(2))
     assert (one.card, one.core, one.memory) == ("GPU-n1-0", 100, 1 << 30)
     assert (other.card, other.core, other.ratio) == ("GPU-n1-1", 1000, 100)

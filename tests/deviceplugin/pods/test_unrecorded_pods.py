@@ -16,7 +16,7 @@ from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.receipts import Receipt, Receipts, summed
+from deviceplugin.pods.receipts import Receipt, Receipts, merge_by_card
 from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from mgpu.model.device_checkpoints import CHECKPOINTS, DELETED_POD, OTHERS
 from mgpu.model.errors import RetryLater
@@ -104,7 +104,7 @@ def test_receipt_that_an_earlier_agent_wrote_for_a_bare_pod_is_removed(node: Nod
     """It names every card, and would hold them all once the pod is deleted by force."""
     uid, asked = ghost(node), read(pod("ghost", container("c", 100))).request
     assert asked is not None
-    everything = summed(unknown_shares(asked), CARDS)
+    everything = merge_by_card(unknown_shares(asked), CARDS)
     Receipts(folder / "cdi").write(Receipt(uid, uid, 30, everything))
     with serving(folder / "cri.sock") as cri, node.starting():
         cri.environments[uid] = {"c": {}}
@@ -162,7 +162,7 @@ def looked(raw: dict[str, Any], runtime: Runtime, sliced: frozenset[str] | None 
     pods = NodePods(load_settings(), lambda: None)
     pods.take(raw)
     unrecorded = UnrecordedPods(runtime, pods, FixedGpus(CARDS), Grants({}), NodePartitions(enabled=False))
-    asyncio.run(unrecorded.look(unrecorded.missing(), (), sliced))
+    asyncio.run(unrecorded.update(unrecorded.pods_without_record(), (), sliced))
     return unrecorded
 
 
@@ -175,7 +175,7 @@ def test_pod_for_slices_is_bare_unless_the_checkpoint_says_otherwise(runtime: Ru
     assert looked(ran, runtime).bare == {"uid-s"}
     given = looked(ran, runtime, frozenset({"uid-s"}))
     assert not given.bare
-    assert [row.ids for row in given.unknown] == [("GPU-n1-0", "GPU-n1-1")]
+    assert [row.ids for row in given.possible_rows] == [("GPU-n1-0", "GPU-n1-1")]
     assert not looked(ran, runtime, None).bare, "the checkpoint cannot be read"
     assert not runtime.asked
 
@@ -203,7 +203,7 @@ def test_pod_with_hundreds_of_containers_has_one_row_for_what_they_hold_together
     statuses = [{"name": name, "containerID": "x"} for name in names]
     runtime.shown = {name: {"NVIDIA_VISIBLE_DEVICES": "1"} for name in names}
     raw = pod("p", *(container(name, 1, 256) for name in names))
-    (row,) = looked({**raw, "status": {"containerStatuses": statuses}}, runtime).found
+    (row,) = looked({**raw, "status": {"containerStatuses": statuses}}, runtime).certain_rows
     assert row.ids == ("GPU-n1-1",)
     assert row.share is not None
     assert row.share.core == 2000
@@ -220,14 +220,14 @@ def test_container_that_runs_later_is_asked_about_too(runtime: Runtime) -> None:
     pods, raw = NodePods(load_settings(), lambda: None), pod("p", container("c", 30, 1024), container("d", 30, 1024))
     unrecorded = UnrecordedPods(runtime, pods, FixedGpus(CARDS), Grants({}), NodePartitions(enabled=False))
     pods.take({**raw, "status": RAN})
-    assert unrecorded.has_unasked(())
+    assert unrecorded.has_unchecked(())
     runtime.shown = {"c": {}}
-    asyncio.run(unrecorded.look(unrecorded.missing(), (), frozenset()))
+    asyncio.run(unrecorded.update(unrecorded.pods_without_record(), (), frozenset()))
     assert unrecorded.bare == {"uid-p"}
-    assert not unrecorded.has_unasked(())
+    assert not unrecorded.has_unchecked(())
     pods.take({**raw, "status": {"containerStatuses": [*RAN["containerStatuses"], {"name": "d", "containerID": "y"}]}})
-    assert unrecorded.has_unasked(())
+    assert unrecorded.has_unchecked(())
     runtime.shown = {"c": {}, "d": {"NVIDIA_VISIBLE_DEVICES": "0"}}
-    asyncio.run(unrecorded.look(unrecorded.missing(), (), frozenset()))
+    asyncio.run(unrecorded.update(unrecorded.pods_without_record(), (), frozenset()))
     assert not unrecorded.bare
-    assert [row.ids for row in unrecorded.found] == [("GPU-n1-0",)]
+    assert [row.ids for row in unrecorded.certain_rows] == [("GPU-n1-0",)]

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from deviceplugin.inventory.offers import as_ids, in_status
+from deviceplugin.inventory.offers import id_resources, status_amounts
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import LABEL, Leader
 from mgpu.model.device_object import DEVICE_API, write_device
@@ -181,8 +181,8 @@ class Installation:
     def node(self, name: str, *, gpus: int = 2) -> None:
         own, settings = cards(gpus, node=name), load_settings()
         raw = node(name, labels={"mgpu.io/gpu": "true"})
-        counted = {r.name: sum(amount for _, amount in r.amounts) for r in as_ids(own, settings)}
-        amounts = {resource: str(amount) for resource, amount in (counted | in_status(own, settings)).items()}
+        counted = {r.name: sum(amount for _, amount in r.amounts) for r in id_resources(own, settings)}
+        amounts = {resource: str(amount) for resource, amount in (counted | status_amounts(own, settings)).items()}
         for key in ("capacity", "allocatable"):
             raw["status"][key] |= amounts
         raw["metadata"]["annotations"][AGENT] = write_agent(AgentSaid(own_version(), True, gpus, "mgpu"))

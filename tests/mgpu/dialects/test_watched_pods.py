@@ -143,7 +143,7 @@ def as_agent(*raws: Raw) -> Any:
             pods.take(raw)
     except BadObject as error:
         return repr(error)
-    return pods.all(), pods.limited(), pods.present()
+    return pods.all(), pods.limited_pods(), pods.presences()
 
 
 @pytest.mark.parametrize("name", PODS)
