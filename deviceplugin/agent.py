@@ -259,7 +259,7 @@ class Agent:
         """Return why the process should be restarted, or None."""
         if self._heartbeat.silence() > HANGING_SECONDS:
             return f"the event loop has not run for {self._heartbeat.silence():.0f} s"
-        if self._slices.stalled:
+        if self._slices.is_stalled:
             return "partitioning the cards hangs"
         return "reading the cards hangs" if self._state.cards.is_stalled else None
 

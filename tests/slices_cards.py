@@ -5,7 +5,7 @@ strict about what lies where and what is in use, and each change can fail before
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from deviceplugin.mig.mig_driver import Made, MigCard, MigRefused
+from deviceplugin.mig.mig_driver import MigCard, MigInstance, MigRefused
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, invalid_reason, layout_of
@@ -58,17 +58,17 @@ class MigCards:
 
     def _read(self, card: str) -> MigCard:
         on = self.modes[card]
-        made = tuple(Made(i, uuid, bool(self.clients.get(uuid))) for i, uuid in sorted(self.made[card].items()))
+        made = tuple(MigInstance(i, uuid, bool(self.clients.get(uuid))) for i, uuid in sorted(self.made[card].items()))
         return MigCard(card, True, on, on, self._layout(card), made, any(m.busy for m in made))
 
-    def create(self, uuid: str, instance: Instance) -> Made:
+    def create(self, uuid: str, instance: Instance) -> MigInstance:
         made = self.made[uuid]
         if not made.get(instance):
             beside = [other for other in made if other != instance]
             if not self.modes[uuid] or invalid_reason(self._layout(uuid), [*beside, instance]):
                 raise MigRefused(f"{instance} has no place on {uuid}")
             self._step(lambda: made.setdefault(instance, ""), lambda: made.update({instance: self._uuid()}))
-        return Made(instance, made[instance], False)
+        return MigInstance(instance, made[instance], False)
 
     def destroy(self, uuid: str, instance: Instance) -> None:
         made = self.made[uuid]
@@ -79,9 +79,9 @@ class MigCards:
             raise MigRefused(f"{instance} on {uuid} is in use")
         self._step(lambda: made.update({instance: ""}), lambda: made.pop(instance, None))
 
-    def set_mode(self, uuid: str, *, on: bool) -> str:
+    def set_mode(self, uuid: str, *, on: bool) -> str | None:
         self._step(lambda: None, lambda: self.modes.update({uuid: on}))
-        return ""
+        return None
 
     def _step(self, half: Change, whole: Change) -> None:
         if self.left is None or self.left > 0:

@@ -94,14 +94,14 @@ class Plugins:
         self.offered: dict[str, int] = {}
         self.heard: dict[str, int] = {}
 
-    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> Mapping[str, Sequence[PodDevicesEntry]]:  # noqa: ARG002
-        return {}
+    def entries(self, resources: Iterable[str]) -> list[PodDevicesEntry]:  # noqa: ARG002
+        return []
 
-    def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None:  # noqa: ARG002
+    def offer(self, slices: Collection[Slice], unhealthy: Collection[Slice]) -> None:  # noqa: ARG002
         names = [s.name for s in slices]
         self.offered = {name: names.count(name) for name in names}
 
-    def known(self, name: str) -> bool:
+    def is_registered(self, name: str) -> bool:
         return self.heard.get(name) == self.offered.get(name)
 
 
@@ -267,10 +267,10 @@ class Node:
         said = config_of((self.config or {}).get("data") or {}, self.name)
         return (said[1], "ConfigMap") if said else ("", "ConfigMap")
 
-    def cut(self, cards: Collection[str]) -> None:
+    def set_partitioned_cards(self, cards: Collection[str]) -> None:
         """All daemons are there at once."""
 
-    def well(self, card: str) -> bool:  # noqa: ARG002
+    def is_healthy(self, card: str) -> bool:  # noqa: ARG002
         return True
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from deviceplugin.mig.mig_driver import Made, MigCard, MigDriver, MigRefused
+from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigInstance, MigRefused
 from mgpu.model.cards import Card
 from mgpu.model.device_object import read_card_list
 from mgpu.model.errors import BadObject, Problem, RetryLater
@@ -81,7 +81,7 @@ class NoMig:
         except BadObject as error:
             raise RetryLater(str(error)) from error
 
-    def create(self, uuid: str, instance: Instance) -> Made:  # noqa: ARG002
+    def create(self, uuid: str, instance: Instance) -> MigInstance:  # noqa: ARG002
         raise MigRefused(_NO_MIG)
 
     def destroy(self, uuid: str, instance: Instance) -> None:  # noqa: ARG002

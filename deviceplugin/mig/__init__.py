@@ -1,1 +1,2 @@
-"""MIG through NVML: `mode_manager` switches cards into MIG mode and out of it, `instance_changes` makes instances."""
+"""MIG through NVML: `mig_driver` reads and changes cards, by which `mode_manager` switches their MIG mode and
+`instance_changes` creates and destroys instances."""

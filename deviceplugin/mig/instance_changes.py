@@ -1,15 +1,15 @@
-"""Changes the MIG instances of one card to the planned ones, and undoes all changes where a step fails.
+"""Changes the MIG instances of one card to the planned ones, and undoes all changes if one of them fails.
 
-Only the MIG partitioner calls `apply`. Order matters: what is in use and gone is created first, instances that are not
-planned are destroyed next, and new ones are created last, when their places are free. Nothing that processes run on is
-ever destroyed.
+`partitioning.mig_partitioner` calls `apply`. The order of the changes matters: missing instances that are in use are
+created first, instances that are not planned are destroyed next, and new ones are created last, when their places are
+free. An instance on which processes run is never destroyed.
 """
 
 import logging
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, complete, existing
+from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, existing, usable
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, invalid_reason
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class RollbackFailed(MigRefused):
-    """A step failed, and undoing the steps before it failed too. Apply the plan again later."""
+    """A change failed, and undoing the changes before it failed too. Apply the plan again later."""
 
 
 class _Step(NamedTuple):
@@ -31,77 +31,77 @@ class _Step(NamedTuple):
             driver.destroy(uuid, self.instance)
 
     def undo(self, driver: MigDriver, uuid: str) -> None:
-        """Undo the step, also one that failed half way: both calls accept what they find."""
+        """Undo the step, even if it failed half way: `create` and `destroy` complete what they find."""
         self._replace(create=not self.create).run(driver, uuid)
 
     def __str__(self) -> str:
-        return f"{'create' if self.create else 'destroy'} {self.instance.profile} at {self.instance.start}"
+        return f"{'create' if self.create else 'destroy'} {self.instance}"
 
 
 def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: Collection[Instance]) -> None:
     """Make `desired` the only instances of a card. Calling it again is safe.
 
-    What of `in_use` is missing after a reboot is created first, and stays although the plan fails.
+    Missing instances that are in use, as after a reboot, are created first. They stay even if the plan fails.
 
     Args:
         uuid: the card.
-        desired: what the plan says.
-        in_use: what must stay, whatever the plan says.
+        desired: the planned instances.
+        in_use: the instances that pods use, which must stay.
 
-    Raises MigRefused where something in use, or the card, does not allow the plan, and whatever a step raises. The card
-    is then as before, except after RollbackFailed.
+    Raises MigRefused if the plan lacks an instance that is in use, or if the card does not allow the plan. Also raises
+    the error of the step that failed. Unless that is RollbackFailed, the card is then as it was before.
     """
     _restore(driver, _card(driver, uuid), frozenset(in_use))
-    card, wanted = _card(driver, uuid), frozenset(desired)
-    if lost := sorted(_used(card, in_use) - wanted):
+    card, planned = _card(driver, uuid), frozenset(desired)
+    if lost := sorted(_used(card, in_use) - planned):
         raise MigRefused(f"{uuid}: {_listed(lost)} in use, but not in the plan")
-    _check(card, wanted)
-    _run(driver, uuid, sorted(existing(card) - wanted), sorted(wanted - complete(card)))
+    _check(card, planned)
+    _run(driver, uuid, sorted(existing(card) - planned), sorted(planned - usable(card)))
 
 
 def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> None:
-    """Create what is in use and missing, one by one, so that one failure does not prevent the others.
+    """Create the missing instances that are in use, one by one, so that one failure does not prevent the others.
 
     Raises the first error at the end.
     """
-    missing = sorted(in_use - complete(card))
+    missing = sorted(in_use - usable(card))
     if not missing:
         return
-    log.warning("creating again what is in use and missing on %s: %s", card.uuid, _listed(missing))
+    log.warning("creating missing MIG instances that are in use", extra={"card": card.uuid, "made": _listed(missing)})
     _check(card, _used(card, in_use))
     free, errors = set(existing(card) - _used(card, in_use)), []
     for instance in missing:
-        stay, gone = _used(card, in_use), []
+        staying, in_the_way = _used(card, in_use), []
         for other in sorted(free):
-            if invalid_reason(_layout(card), {*stay, other}):
-                gone.append(other)
+            if invalid_reason(_layout(card), {*staying, other}):
+                in_the_way.append(other)
             else:
-                stay.add(other)
+                staying.add(other)
         try:
-            _run(driver, card.uuid, gone, [instance])
+            _run(driver, card.uuid, in_the_way, [instance])
         except (MigRefused, RetryLater) as error:
             errors.append(error)
         else:
-            free -= set(gone)
+            free -= set(in_the_way)
     if errors:
         raise errors[0]
 
 
-def _run(driver: MigDriver, uuid: str, gone: Iterable[Instance], new: Iterable[Instance]) -> None:
-    """Destroy `gone` and then create `new`, so that each creation finds its place free. Undo everything on failure."""
+def _run(driver: MigDriver, uuid: str, old: Iterable[Instance], new: Iterable[Instance]) -> None:
+    """Destroy `old` and then create `new`, whose places are then free. Undo all steps if one fails."""
     begun: list[_Step] = []
     try:
-        for step in (*(_Step(False, i) for i in gone), *(_Step(True, i) for i in new)):
+        for step in (*(_Step(False, i) for i in old), *(_Step(True, i) for i in new)):
             begun.append(step)
             step.run(driver, uuid)
-            log.info("%s on %s: done", step, uuid)
+            log.info("MIG instance changed", extra={"card": uuid, "step": str(step)})
     except (MigRefused, RetryLater) as error:
         _undo(driver, uuid, begun, error)
         raise
 
 
-def _undo(driver: MigDriver, uuid: str, begun: Iterable[_Step], why: Exception) -> None:
-    """Undo the steps, also after one that cannot be undone, so that as much as possible is as before."""
+def _undo(driver: MigDriver, uuid: str, begun: Iterable[_Step], cause: Exception) -> None:
+    """Undo the steps. If one cannot be undone, undo the others nevertheless, and raise RollbackFailed at the end."""
     failed = []
     for step in reversed(tuple(begun)):
         try:
@@ -109,7 +109,7 @@ def _undo(driver: MigDriver, uuid: str, begun: Iterable[_Step], why: Exception) 
         except (MigRefused, RetryLater) as error:
             failed.append(f"{step} ({error})")
     if failed:
-        raise RollbackFailed(f"{why}; and these steps could not be undone: {', '.join(failed)}") from why
+        raise RollbackFailed(f"{cause}; and these steps could not be undone: {', '.join(failed)}") from cause
 
 
 def _card(driver: MigDriver, uuid: str) -> MigCard:
@@ -123,18 +123,19 @@ def _card(driver: MigDriver, uuid: str) -> MigCard:
 
 def _layout(card: MigCard) -> Layout:
     if card.layout is None:
-        raise MigRefused(f"{card.uuid} cannot be cut")
+        raise MigRefused(f"{card.uuid} cannot be partitioned")
     return card.layout
 
 
 def _check(card: MigCard, instances: Iterable[Instance]) -> None:
-    if why := invalid_reason(_layout(card), instances):
-        raise MigRefused(f"{card.uuid}: {why}")
+    if reason := invalid_reason(_layout(card), instances):
+        raise MigRefused(f"{card.uuid}: {reason}")
 
 
 def _used(card: MigCard, in_use: Iterable[Instance]) -> set[Instance]:
-    return {*in_use, *(made.instance for made in card.instances if made.busy)}
+    """Return the instances that pods use or processes run on."""
+    return {*in_use, *(found.instance for found in card.instances if found.busy)}
 
 
 def _listed(instances: Iterable[Instance]) -> str:
-    return ", ".join(f"{i.profile} at {i.start}" for i in instances)
+    return ", ".join(map(str, instances))

@@ -1,8 +1,8 @@
 """Reads and changes the MIG mode and the MIG instances of a node's cards through NVML.
 
-A MIG instance here is a GPU instance together with the one compute instance that takes all of it: what a pod is given.
-`instance_changes` and `mode_manager` use the driver to change cards, the partitioners and `lingering_processes` to read
-them. Every call starts and shuts down NVML, so that a new driver is noticed; NVML counts its users.
+A MIG instance is here a GPU instance together with one compute instance that takes all of it, which is what a pod gets.
+`instance_changes` and `mode_manager` change cards through the driver; the partitioners and `pods.lingering_processes`
+read them. Every call initializes and shuts down NVML, so that the agent notices a new version of NVIDIA's driver.
 """
 
 import ctypes
@@ -16,34 +16,34 @@ from typing import Any, Protocol
 import pynvml
 
 from deviceplugin.mig import mig_nvml
-from deviceplugin.mig.mig_nvml import NO_MIG, Found, Known, Nvml
+from deviceplugin.mig.mig_nvml import NO_MIG, CardProfile, GpuInstance, Nvml
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, Profile
 
 log = logging.getLogger(__name__)
 
-_WHY = {
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: "NVML does not take it",
+_REFUSALS = {
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "NVML rejects the arguments",
     pynvml.NVML_ERROR_NOT_SUPPORTED: "the card does not support it",
-    pynvml.NVML_ERROR_NO_PERMISSION: "the agent may not: it must run privileged",
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "there is no room for it",
+    pynvml.NVML_ERROR_NO_PERMISSION: "the agent has no permission; it must run privileged",
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "the card has not enough free capacity",
     pynvml.NVML_ERROR_IN_USE: "it is in use",
 }
-"""Errors that NVML would return again: the remedy is elsewhere. All others are tried again."""
+"""Errors that a retry alone cannot resolve. Calls that fail with any other error are retried."""
 
 
 class MigRefused(Exception):
-    """NVML, or the state of the card, does not allow the change, and will not until something else has changed."""
+    """NVML, or the state of the card, does not allow the change. Retrying is useless until something else changes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MigInstance:
     """A MIG instance that exists.
 
     Attributes:
-        uuid: of the MIG device; "" where the instance is half made: no compute instance takes all of it, so that no pod
-            can use it.
-        busy: whether processes run on it, or NVML does not say.
+        uuid: of the MIG device; "" if the instance is incomplete: no compute instance takes all of the GPU instance, so
+            pods cannot use it.
+        busy: whether processes run on it, or NVML does not list its processes.
     """
 
     instance: Instance
@@ -56,12 +56,12 @@ class MigCard:
     """A card, as NVML describes it.
 
     Attributes:
-        capable: whether the card has MIG.
+        capable: whether the card supports MIG.
         current: whether MIG mode is on.
         pending: whether MIG mode will be on after the next reset.
-        layout: what the card can be cut into; None where it is not `capable`.
-        instances: ascending. An administrator may have made instances that no pod can request (`1g.24gb+gfx`).
-        busy: whether processes run anywhere on the card, or NVML does not say.
+        layout: what the card can be partitioned into; None if it is not `capable`.
+        instances: in ascending order. Administrators may create instances that no pod can request (`1g.24gb+gfx`).
+        busy: whether processes run anywhere on the card, or NVML does not list its processes.
     """
 
     uuid: str
@@ -69,38 +69,38 @@ class MigCard:
     current: bool = False
     pending: bool = False
     layout: Layout | None = None
-    instances: tuple[Made, ...] = ()
+    instances: tuple[MigInstance, ...] = ()
     busy: bool = False
 
 
 class MigDriver(Protocol):
-    """Thread-safe. Every call raises MigRefused with one sentence, and RetryLater where there is no answer."""
+    """Reads and changes cards. Thread-safe. Every call may raise MigRefused, and RetryLater if there is no answer."""
 
     def read(self) -> tuple[MigCard, ...]:
         """Return the cards that answer, in NVML's order."""
 
-    def create(self, uuid: str, instance: Instance) -> Made:
-        """Make an instance, or the missing part of it. A complete one stays as it is."""
+    def create(self, uuid: str, instance: Instance) -> MigInstance:
+        """Create an instance, or the missing part of it. A complete instance stays as it is."""
 
     def destroy(self, uuid: str, instance: Instance) -> None:
         """Destroy an instance, or the part of it that exists."""
 
     def set_mode(self, uuid: str, *, on: bool) -> str | None:
-        """Switch the MIG mode, and return why it is not in force yet; None: it is."""
+        """Switch the MIG mode. Return why the new mode is not in force yet, or None if it is."""
 
 
 def existing(card: MigCard) -> frozenset[Instance]:
-    """Return all MIG instances of the card, also half made ones."""
-    return frozenset(made.instance for made in card.instances)
+    """Return all MIG instances of the card, including incomplete ones."""
+    return frozenset(found.instance for found in card.instances)
 
 
-def complete(card: MigCard) -> frozenset[Instance]:
-    """Return the MIG instances of the card that pods can use."""
-    return frozenset(made.instance for made in card.instances if made.uuid)
+def usable(card: MigCard) -> frozenset[Instance]:
+    """Return the MIG instances of the card that pods can use: the complete ones."""
+    return frozenset(found.instance for found in card.instances if found.uuid)
 
 
 class NvmlMig:
-    """The driver on real cards, and on simulated ones through another `nvml`."""
+    """The driver of real cards. The playground's simulated cards use it too, with a simulated `nvml`."""
 
     def __init__(self, nvml: Nvml = pynvml) -> None:
         self._nvml = nvml
@@ -111,24 +111,24 @@ class NvmlMig:
             found = (self._card(position) for position in range(self._nvml.nvmlDeviceGetCount()))
             return tuple(card for card in found if card)
 
-    def create(self, uuid: str, instance: Instance) -> Made:
-        with self._session(f"making {_named(instance)} on {uuid}"):
+    def create(self, uuid: str, instance: Instance) -> MigInstance:
+        with self._session(f"creating {instance} on {uuid}"):
             card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            known = mig_nvml.profiles(self._nvml, card)
-            if instance.profile not in known:
-                raise MigRefused(f"{uuid} has no profile {instance.profile}; it has {', '.join(known)}")
-            made = self._find(card, known, instance)
-            if made and not made.complete:
-                self._complete(made.handle, known[instance.profile].profile)
-            id_ = made.id if made else self._create(card, known[instance.profile], instance)
-            return Made(instance, *self._device(mig_nvml.devices(self._nvml, card).get(id_, [])))
+            profiles = mig_nvml.profiles(self._nvml, card)
+            if instance.profile not in profiles:
+                raise MigRefused(f"{uuid} has no profile {instance.profile}; it has {', '.join(profiles)}")
+            found = self._find(card, profiles, instance)
+            if found and not found.complete:
+                self._complete(found.handle, profiles[instance.profile].profile)
+            id_ = found.id if found else self._create(card, profiles[instance.profile], instance)
+            return MigInstance(instance, *self._device(mig_nvml.devices(self._nvml, card).get(id_, [])))
 
     def destroy(self, uuid: str, instance: Instance) -> None:
-        with self._session(f"destroying {_named(instance)} on {uuid}"):
+        with self._session(f"destroying {instance} on {uuid}"):
             card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            if made := self._find(card, mig_nvml.profiles(self._nvml, card), instance):
-                mig_nvml.destroy_computes(self._nvml, made.handle)
-                self._nvml.nvmlGpuInstanceDestroy(made.handle)
+            if found := self._find(card, mig_nvml.profiles(self._nvml, card), instance):
+                mig_nvml.destroy_computes(self._nvml, found.handle)
+                self._nvml.nvmlGpuInstanceDestroy(found.handle)
 
     def set_mode(self, uuid: str, *, on: bool) -> str | None:
         with self._session(f"switching the MIG mode of {uuid} {'on' if on else 'off'}"):
@@ -138,37 +138,35 @@ class NvmlMig:
             current, _ = self._nvml.nvmlDeviceGetMigMode(self._nvml.nvmlDeviceGetHandleByUUID(uuid))
         if current == mode:
             return None
-        why = {
-            pynvml.NVML_ERROR_IN_USE: "something uses the card",
+        reason = {
+            pynvml.NVML_ERROR_IN_USE: "the card is in use",
             pynvml.NVML_ERROR_RESET_REQUIRED: "the card must be reset, or the node rebooted",
             pynvml.NVML_SUCCESS: "the card must be reset, or the node rebooted",
         }.get(status, f"NVML error {status}")
-        return f"the MIG mode of {uuid} is not {'on' if on else 'off'} yet: {why}"
+        return f"the MIG mode of {uuid} is not {'on' if on else 'off'} yet: {reason}"
 
     @contextmanager
-    def _session(self, doing: str) -> Iterator[None]:
+    def _session(self, action: str) -> Iterator[None]:
+        """Initialize NVML for one call, and turn its errors into MigRefused and RetryLater."""
         with self._lock:
-            yield from self._started(doing)
-
-    def _started(self, doing: str) -> Iterator[None]:
-        try:
-            self._nvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise RetryLater(f"NVML: {error}") from error
-        try:
-            yield
-        except pynvml.NVMLError as error:
-            if error.value in _WHY:
-                raise MigRefused(f"{doing}: {_WHY[error.value]}") from error
-            raise RetryLater(f"{doing}: NVML: {error}") from error
-        finally:
             try:
-                self._nvml.nvmlShutdown()
+                self._nvml.nvmlInit()
             except pynvml.NVMLError as error:
-                log.warning("NVML did not shut down: %s", error)
+                raise RetryLater(f"NVML: {error}") from error
+            try:
+                yield
+            except pynvml.NVMLError as error:
+                if error.value in _REFUSALS:
+                    raise MigRefused(f"{action}: {_REFUSALS[error.value]}") from error
+                raise RetryLater(f"{action}: NVML: {error}") from error
+            finally:
+                try:
+                    self._nvml.nvmlShutdown()
+                except pynvml.NVMLError as error:
+                    log.warning("NVML did not shut down: %s", error)
 
     def _card(self, position: int) -> MigCard | None:
-        """Return the card, or None where it does not answer. Missing permission is raised: it concerns all cards."""
+        """Return the card, or None if it does not answer. Raise a missing permission, since it affects all cards."""
         try:
             card = self._nvml.nvmlDeviceGetHandleByIndex(position)
             uuid = self._nvml.nvmlDeviceGetUUID(card)
@@ -178,15 +176,15 @@ class NvmlMig:
                 if error.value not in NO_MIG:
                     raise
                 return MigCard(uuid, capable=False, busy=self._busy(card))
-            known = mig_nvml.profiles(self._nvml, card)
+            profiles = mig_nvml.profiles(self._nvml, card)
             on = current == pynvml.NVML_DEVICE_MIG_ENABLE
             return MigCard(
                 uuid,
                 capable=True,
                 current=on,
                 pending=pending == pynvml.NVML_DEVICE_MIG_ENABLE,
-                layout=mig_nvml.layout(uuid, known),
-                instances=self._made(card, known) if on else (),
+                layout=mig_nvml.layout(uuid, profiles),
+                instances=self._instances(card, profiles) if on else (),
                 busy=self._busy(card),
             )
         except pynvml.NVMLError as error:
@@ -195,33 +193,34 @@ class NvmlMig:
             log.warning("card %d does not answer about MIG: %s", position, error)
             return None
 
-    def _made(self, card: Any, known: Mapping[str, Known]) -> tuple[Made, ...]:
-        devices, made = mig_nvml.devices(self._nvml, card), []
-        for found in mig_nvml.gpu_instances(self._nvml, card, known):
+    def _instances(self, card: Any, profiles: Mapping[str, CardProfile]) -> tuple[MigInstance, ...]:
+        devices, instances = mig_nvml.devices(self._nvml, card), []
+        for found in mig_nvml.gpu_instances(self._nvml, card, profiles):
             uuid, busy = self._device(devices.get(found.id, []))
-            made.append(Made(found.instance, uuid if found.complete else "", busy))
-        return tuple(sorted(made, key=lambda one: one.instance))
+            instances.append(MigInstance(found.instance, uuid if found.complete else "", busy))
+        return tuple(sorted(instances, key=lambda one: one.instance))
 
-    def _find(self, card: Any, known: Mapping[str, Known], instance: Instance) -> Found | None:
-        return next((f for f in mig_nvml.gpu_instances(self._nvml, card, known) if f.instance == instance), None)
+    def _find(self, card: Any, profiles: Mapping[str, CardProfile], instance: Instance) -> GpuInstance | None:
+        listed = mig_nvml.gpu_instances(self._nvml, card, profiles)
+        return next((one for one in listed if one.instance == instance), None)
 
-    def _create(self, card: Any, known: Known, instance: Instance) -> int:
+    def _create(self, card: Any, profile: CardProfile, instance: Instance) -> int:
         """Create a complete instance, and return its id."""
-        place = pynvml.c_nvmlGpuInstancePlacement_t(instance.start, known.profile.size)
-        gpu = self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(card, known.id, ctypes.byref(place))
+        place = pynvml.c_nvmlGpuInstancePlacement_t(instance.start, profile.profile.size)
+        gpu = self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(card, profile.id, ctypes.byref(place))
         try:
-            self._complete(gpu, known.profile)
+            self._complete(gpu, profile.profile)
             return int(self._nvml.nvmlGpuInstanceGetInfo(gpu).id)
         except (pynvml.NVMLError, MigRefused):
             try:
                 mig_nvml.destroy_computes(self._nvml, gpu)
                 self._nvml.nvmlGpuInstanceDestroy(gpu)
             except pynvml.NVMLError as error:
-                log.warning("%s stays half made: %s", _named(instance), error)
+                log.warning("%s stays incomplete: %s", instance, error)
             raise
 
     def _complete(self, gpu: Any, profile: Profile) -> None:
-        """Let one compute instance take all of a GPU instance. Those that take a part of it are destroyed first."""
+        """Create the compute instance that takes all of a GPU instance. Smaller ones are destroyed first."""
         mig_nvml.destroy_computes(self._nvml, gpu)
         whole = mig_nvml.whole_profile(self._nvml, gpu, profile)
         if whole is None:
@@ -229,7 +228,7 @@ class NvmlMig:
         self._nvml.nvmlGpuInstanceCreateComputeInstance(gpu, whole.id)
 
     def _device(self, devices: list[Any]) -> tuple[str, bool]:
-        """Return the UUID of an instance's MIG device, and whether it is busy. Without a device nothing can run."""
+        """Return the UUID of an instance's MIG device ("" if it has none), and whether processes run on it."""
         uuid = self._nvml.nvmlDeviceGetUUID(devices[0]) if devices else ""
         return uuid, any(self._busy(device) for device in devices)
 
@@ -237,9 +236,5 @@ class NvmlMig:
         try:
             return bool(self._nvml.nvmlDeviceGetComputeRunningProcesses(device))
         except pynvml.NVMLError as error:
-            log.warning("NVML does not say which processes run: %s", error)
+            log.warning("NVML does not list the processes of a card: %s", error)
             return True
-
-
-def _named(instance: Instance) -> str:
-    return f"{instance.profile} at {instance.start}"

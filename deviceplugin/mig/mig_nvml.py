@@ -1,10 +1,8 @@
-"""What exists on a card in MIG mode, listed through NVML. Every function may raise pynvml.NVMLError.
+"""Lists the MIG profiles and instances of a card through NVML. Every function may raise pynvml.NVMLError.
 
-A GPU instance has its part of the card's memory and compute; compute instances divide its compute. Each of these is
-what NVML calls a MIG device. `MigDriver` builds on this module.
-
-NVML numbers profiles twice: by a *kind* (NVML_GPU_INSTANCE_PROFILE_…), with which they are asked for, and by an *id*,
-with which instances are created and listed.
+`mig_driver.NvmlMig` calls these functions. A GPU instance has a part of the card's memory and compute; its compute
+instances divide its compute. NVML calls each compute instance a MIG device. NVML identifies profiles in two ways: a
+*kind* (NVML_GPU_INSTANCE_PROFILE_…) selects a profile in queries, and an *id* creates and lists its instances.
 """
 
 # ruff: noqa: N802 (the names are the pynvml module's)
@@ -28,7 +26,7 @@ KINDS = range(_LAST + 1)
 COMPUTE_KINDS = range(9)
 """The kinds of compute instance profiles."""
 NO_MIG = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-"""The error of a card without MIG that is asked for its mode, and of a driver that is older than MIG."""
+"""The errors of a query for the MIG mode on a card without MIG, and with a driver that is older than MIG."""
 _EIGHTHS = 8
 _NO_PROFILE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _SHARED_ENGINES = 0
@@ -37,8 +35,8 @@ _SHARED_ENGINES = 0
 class Nvml(Protocol):
     """The functions of the `pynvml` module that MIG needs. Each may raise pynvml.NVMLError.
 
-    `placement` and `count` are `ctypes.byref` references. `placements` and `instances` are arrays to be filled; with
-    None only the count is set.
+    `placement` and `count` are `ctypes.byref` references. `placements` and `instances` are arrays that NVML fills; if
+    they are None, NVML only sets the count.
     """
 
     def nvmlInit(self) -> None: ...
@@ -75,11 +73,11 @@ def profile_name(kind: int, slices: int, megabytes: int, total: int) -> str:
     """Return NVIDIA's name of a profile, such as `1g.10gb+me`.
 
     The memory is rounded up to eighths of the card, and these are expressed in the card's whole GiB, rounded half up.
-    `nvidia-smi` prints such names, and NVIDIA's own device plugin uses them for its resources.
+    `nvidia-smi` prints these names, and NVIDIA's device plugin uses them in the names of its resources.
 
     Args:
-        kind: decides the suffix.
-        slices: compute slices.
+        kind: determines the suffix.
+        slices: the number of compute slices.
         megabytes: the profile's memory in MiB.
         total: the card's memory in bytes.
     """
@@ -88,23 +86,15 @@ def profile_name(kind: int, slices: int, megabytes: int, total: int) -> str:
     return f"{slices}g.{gigabytes}gb{_SUFFIXES.get(kind, '')}"
 
 
-class Known(NamedTuple):
-    """A profile of a card.
-
-    Attributes:
-        id: with which NVML creates its instances.
-    """
+class CardProfile(NamedTuple):
+    """A profile of a card, and the id with which NVML creates its instances."""
 
     id: int
     profile: Profile
 
 
-class Found(NamedTuple):
-    """A GPU instance.
-
-    Attributes:
-        complete: whether one compute instance takes all of it, so that a pod can use it.
-    """
+class GpuInstance(NamedTuple):
+    """A GPU instance. A pod can use it if it is `complete`: one compute instance takes all of it."""
 
     id: int
     handle: Any
@@ -112,10 +102,10 @@ class Found(NamedTuple):
     complete: bool
 
 
-def profiles(nvml: Nvml, card: Any) -> dict[str, Known]:
+def profiles(nvml: Nvml, card: Any) -> dict[str, CardProfile]:
     """Return the card's profiles by name.
 
-    Version 1 of the query is used, since NVML answers it whether the card is in MIG mode or not.
+    Version 1 of the query is used because NVML answers it whether or not the card is in MIG mode.
     """
     total = int(nvml.nvmlDeviceGetMemoryInfo(card).total)
     built_in = layout_of(nvml.nvmlDeviceGetName(card), total)
@@ -128,48 +118,48 @@ def profiles(nvml: Nvml, card: Any) -> dict[str, Known]:
                 raise
             continue
         get = nvml.nvmlDeviceGetGpuInstancePossiblePlacements
-        places = _filled(pynvml.c_nvmlGpuInstancePlacement_t, get, card, info.id)
+        places = _list(pynvml.c_nvmlGpuInstancePlacement_t, get, card, info.id)
         if places:
             name = profile_name(kind, info.sliceCount, info.memorySizeMB, total)
             starts = tuple(sorted(place.start for place in places))
             profile = Profile(name, info.sliceCount, places[0].size, starts, info.instanceCount)
-            profile = replace(profile, name=_known_name(profile, built_in))
-            found[profile.name] = Known(info.id, profile)
+            profile = replace(profile, name=_requestable_name(profile, built_in))
+            found[profile.name] = CardProfile(info.id, profile)
     return found
 
 
-def layout(name: str, known: Mapping[str, Known]) -> Layout:
+def layout(name: str, card_profiles: Mapping[str, CardProfile]) -> Layout:
     """Return the layout of a card with these profiles."""
-    listed = tuple(one.profile for one in known.values())
+    listed = tuple(one.profile for one in card_profiles.values())
     slices = max((start + p.size for p in listed for start in p.starts), default=0)
     return Layout(name, slices, max((p.compute for p in listed), default=0), listed)
 
 
-def gpu_instances(nvml: Nvml, card: Any, known: Mapping[str, Known]) -> Iterator[Found]:
+def gpu_instances(nvml: Nvml, card: Any, card_profiles: Mapping[str, CardProfile]) -> Iterator[GpuInstance]:
     """Yield the GPU instances of a card in MIG mode."""
-    for name, (id_, profile) in known.items():
+    for name, (id_, profile) in card_profiles.items():
         get = nvml.nvmlDeviceGetGpuInstances
-        for handle in _filled(pynvml.c_nvmlGpuInstance_t, get, card, id_, most=profile.most):
+        for handle in _list(pynvml.c_nvmlGpuInstance_t, get, card, id_, most=profile.most):
             info = nvml.nvmlGpuInstanceGetInfo(handle)
             whole = whole_profile(nvml, handle, profile)
-            made = whole is not None and bool(_computes(nvml, handle, whole))
-            yield Found(info.id, handle, Instance(info.placement.start, name), made)
+            is_complete = whole is not None and bool(_computes(nvml, handle, whole))
+            yield GpuInstance(info.id, handle, Instance(info.placement.start, name), is_complete)
 
 
 def whole_profile(nvml: Nvml, gpu: Any, profile: Profile) -> Any:
-    """Return the profile of the compute instance that takes all of a GPU instance; None: it has none."""
+    """Return the profile of the compute instance that takes all of a GPU instance, or None."""
     return next((info for info in _compute_profiles(nvml, gpu) if info.sliceCount == profile.compute), None)
 
 
 def destroy_computes(nvml: Nvml, gpu: Any) -> None:
-    """Destroy all compute instances of a GPU instance. NVML refuses where processes run on them."""
+    """Destroy all compute instances of a GPU instance. NVML refuses if processes run on them."""
     for info in _compute_profiles(nvml, gpu):
         for compute in _computes(nvml, gpu, info):
             nvml.nvmlComputeInstanceDestroy(compute)
 
 
 def devices(nvml: Nvml, card: Any) -> dict[int, list[Any]]:
-    """Return the handles of the MIG devices, by the id of the GPU instance that they are in."""
+    """Return the handles of the MIG devices of each GPU instance, by its id."""
     found: dict[int, list[Any]] = {}
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
         try:
@@ -195,17 +185,17 @@ def _compute_profiles(nvml: Nvml, gpu: Any) -> Iterator[Any]:
 
 def _computes(nvml: Nvml, gpu: Any, info: Any) -> list[Any]:
     get = nvml.nvmlGpuInstanceGetComputeInstances
-    return _filled(pynvml.c_nvmlComputeInstance_t, get, gpu, info.id, most=info.instanceCount)
+    return _list(pynvml.c_nvmlComputeInstance_t, get, gpu, info.id, most=info.instanceCount)
 
 
-def _filled(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list[Any]:
-    """Return what a listing function of NVML fills into an array.
+def _list(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list[Any]:
+    """Return the array that a listing function of NVML fills.
 
     Args:
         kind: the type of the elements.
         get: the function.
-        arguments: before the array and the count.
-        most: the size of the array; None: the function is asked for the count first.
+        arguments: the arguments before the array and the count.
+        most: the size of the array. If it is None, a first call of the function returns the count.
     """
     count = ctypes.c_uint()
     if most is None:
@@ -216,8 +206,11 @@ def _filled(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> li
     return list(array[: count.value])
 
 
-def _known_name(profile: Profile, built_in: Layout | None) -> str:
-    """Return the built-in layout's name of a profile of this shape, which pods request, or else its own name."""
+def _requestable_name(profile: Profile, built_in: Layout | None) -> str:
+    """Return the name by which pods request a profile of this shape.
+
+    That is the name in the built-in layout, if there is one: drivers may round the memory in the name differently.
+    """
     for p in built_in.profiles if built_in else ():
         if (p.compute, p.size, _attributes(p.name)) == (profile.compute, profile.size, _attributes(profile.name)):
             return p.name

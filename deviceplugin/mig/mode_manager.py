@@ -1,12 +1,12 @@
 """Switches cards into MIG mode and out of it.
 
-Both partitioners call `ModeManager.settle` in every reconciliation, also right after the agent's start: from Hopper on
-a card forgets its MIG mode at a reboot. A card that pods hold or processes run on keeps its mode.
+Both partitioners call `ModeManager.switch` in every reconciliation, also right after the agent's start: from Hopper on
+a card forgets its MIG mode at a reboot. A card that pods hold, or on which processes run, keeps its mode.
 """
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused
@@ -19,76 +19,78 @@ _LONGEST_PAUSE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
-    """The last attempt on a card.
+class _FailedAttempt:
+    """The last attempt to switch a card.
 
     Attributes:
-        due: when the next one may be made.
-        reason: why this one did not succeed.
+        retry_at: the time of the next attempt, by the clock.
+        pause: the seconds between this attempt and the next one.
     """
 
     on: bool
-    due: float
+    retry_at: float
     pause: float
     reason: str
 
 
 class ModeManager:
-    """Keeps the cards in their desired MIG modes. Used by the partition worker's thread alone."""
+    """Keeps the cards in the desired MIG mode. Used by the partition worker's thread alone."""
 
     def __init__(self, driver: MigDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._driver = driver
         self._clock = clock
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, _FailedAttempt] = {}
 
-    def settle(self, wanted: Mapping[str, bool], held: Collection[str]) -> dict[str, str]:
-        """Switch the cards to the desired modes. Return by UUID why a card is not in its desired mode.
+    def switch(self, cards: Collection[str], in_use: Collection[str], *, on: bool) -> dict[str, str]:
+        """Switch the MIG mode of these cards. Return, by UUID, why a card does not have the desired mode.
 
-        Attempts that fail are repeated after growing pauses, up to five minutes.
+        Cards without MIG, and cards that do not answer, are ignored. A failed attempt is repeated after growing pauses,
+        up to five minutes.
 
         Args:
-            wanted: UUID → whether MIG mode is to be on. Cards without MIG, or that do not answer, are left alone.
-            held: the UUIDs of the cards that pods have a share or a slice of, which keep their mode.
+            cards: the UUIDs of the cards.
+            in_use: the UUIDs of the cards that must keep their mode because pods hold shares or slices of them.
 
-        Raises RetryLater and MigRefused where no card can be read.
+        Raises RetryLater or MigRefused if no card can be read.
         """
         problems = {}
         for card in self._driver.read():
-            if card.capable and card.uuid in wanted:
-                on = wanted[card.uuid]
+            if card.capable and card.uuid in cards:
                 if card.current == card.pending == on:
                     self._attempts.pop(card.uuid, None)
-                elif reason := self._settle(card, card.uuid in held, on=on):
+                elif reason := self._switch(card, card.uuid in in_use, on=on):
                     problems[card.uuid] = reason
         return problems
 
-    def _settle(self, card: MigCard, held: bool, *, on: bool) -> str | None:
-        changes = card.current != on
-        if changes and (held or card.busy):
-            who = "pods hold it" if held else "processes run on it"
-            return f"the MIG mode of {card.uuid} cannot be switched {'on' if on else 'off'} yet: {who}"
+    def _switch(self, card: MigCard, held: bool, *, on: bool) -> str | None:
+        """Switch the mode unless the card is in use or a pause has not ended. Return why the mode is not switched."""
+        # A pending mode that has never been in force can be reverted although pods hold the card.
+        if card.current != on and (held or card.busy):
+            cause = "pods hold it" if held else "processes run on it"
+            return f"the MIG mode of {card.uuid} cannot be switched {'on' if on else 'off'} yet: {cause}"
         last = self._attempts.get(card.uuid)
-        if last and last.on == on and self._clock() < last.due:
+        if last and last.on != on:
+            last = None
+        if last and self._clock() < last.retry_at:
             return last.reason
         reason = self._attempt(card, on=on)
         if reason is None:
             self._attempts.pop(card.uuid, None)
             log.info("MIG mode of %s is %s", card.uuid, "on" if on else "off")
             return None
-        pause = min(2 * last.pause, _LONGEST_PAUSE) if last and last.on == on else _FIRST_PAUSE
-        self._attempts[card.uuid] = _Attempt(on, self._clock() + pause, pause, reason)
+        pause = min(2 * last.pause, _LONGEST_PAUSE) if last else _FIRST_PAUSE
+        self._attempts[card.uuid] = _FailedAttempt(on, self._clock() + pause, pause, reason)
         return reason
 
     def _attempt(self, card: MigCard, *, on: bool) -> str | None:
         """Switch the mode; return why that failed, or None.
 
-        A card with instances cannot leave MIG mode. The instances of a card that gets here are unused, so they are
-        destroyed.
+        A card with instances cannot leave MIG mode, so they are destroyed. `_switch` has checked that none is in use.
         """
         try:
             if card.current and not on:
-                for made in card.instances:
-                    self._driver.destroy(card.uuid, made.instance)
+                for found in card.instances:
+                    self._driver.destroy(card.uuid, found.instance)
             return self._driver.set_mode(card.uuid, on=on)
         except (MigRefused, RetryLater) as error:
             return str(error)

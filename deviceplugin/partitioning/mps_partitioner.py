@@ -1,8 +1,8 @@
-"""MPS: the cards that a ConfigMap lists are shared through one MPS daemon each, and the others stay whole.
+"""Shares the cards that a ConfigMap lists through one MPS daemon each, and leaves the other cards whole.
 
-`ConfigMap` follows the configuration, which the scheduler writes as its plan and an administrator may write too.
-`MpsPartitioner.reconcile` is called by the partition worker. The daemons themselves are the work of
-`deviceplugin.isolation.mps`: the partitioner names the cards that need one.
+`ConfigMap` follows the configuration, which the scheduler writes as its plan and administrators may write too.
+`partition_worker` calls `MpsPartitioner.reconcile`. `deviceplugin.isolation.mps` runs the daemons: the partitioner only
+names the cards that need one.
 """
 
 import threading
@@ -11,24 +11,21 @@ from typing import Any, Protocol
 
 from deviceplugin.mig.mig_driver import MigRefused
 from deviceplugin.mig.mode_manager import ModeManager
-from deviceplugin.partitioning.desired_slices import Impossible, configured_slices
-from deviceplugin.partitioning.partitioner import ObservedPartitions
-from deviceplugin.pods.slice_usage import Users
+from deviceplugin.partitioning.desired_slices import PlanNotApplicable, configured_slices, without_zeros
+from deviceplugin.partitioning.partitioner import ObservedPartitions, PartitionContext
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
-from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater, first
 from mgpu.model.mps_config import config_of, read_config
-from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MIG, Counts, Slice, counts, mode_of
 from mgpu.settings.slice_settings import SlicesSettings
 
 
 class ConfigMap:
-    """This node's key of the ConfigMap. The watch starts with the first call of `text`: MIG nodes need none.
+    """This node's key of the ConfigMap. The watch starts with the first call of `text`, since MIG nodes need none.
 
     Args:
-        changed: is called, on the watch's thread, with every change.
+        changed: is called, on the watch's thread, after every change.
     """
 
     def __init__(self, api: Api, node: str, settings: SlicesSettings, changed: Callable[[], None]) -> None:
@@ -37,17 +34,20 @@ class ConfigMap:
         self._name = f"{settings.config_map_namespace}/{settings.config_map}"
         path = f"/api/v1/namespaces/{settings.config_map_namespace}/configmaps"
         query = {"fieldSelector": f"metadata.name={settings.config_map}"}
-        self._reflector = Reflector(api, path, self._take, lambda _: self._take(None), query)
+        self._reflector = Reflector(api, path, self._update, lambda _: self._update(None), query)
         self._started = threading.Event()
         self._entry: tuple[str, str] | None = None
 
     def text(self) -> tuple[str, str]:
-        """Return the node's configuration, "" where it has none, and its path. Raises RetryLater until it is known."""
+        """Return the node's configuration, which is empty if the ConfigMap has none, and its path.
+
+        Raises RetryLater until the ConfigMap has been read.
+        """
         if not self._started.is_set():
             self._started.set()
             self._reflector.start()
         if not self._reflector.synced:
-            raise RetryLater(f"ConfigMap {self._name} is not known yet")
+            raise RetryLater(f"ConfigMap {self._name} has not been read yet")
         key, text = self._entry or (self._node, "")
         return text, f"ConfigMap {self._name} data[{key}]"
 
@@ -55,24 +55,24 @@ class ConfigMap:
         if self._started.is_set():
             self._reflector.stop()
 
-    def _take(self, raw: dict[str, Any] | None) -> None:
+    def _update(self, raw: dict[str, Any] | None) -> None:
         self._entry = config_of((raw or {}).get("data") or {}, self._node)
         self._changed()
 
 
 class ConfigSource(Protocol):
-    """What is needed of `ConfigMap`."""
+    """The part of `ConfigMap` that is used here."""
 
     def text(self) -> tuple[str, str]: ...
 
 
 class MpsDaemons(Protocol):
-    """What is needed of `deviceplugin.isolation.mps.clients.Mps`. Thread-safe."""
+    """The part of `deviceplugin.isolation.mps.clients.Mps` that is used here. Thread-safe."""
 
-    def cut(self, cards: Collection[str]) -> None:
-        """Keep daemons for exactly these cards, by UUID, beside those that have clients."""
+    def set_partitioned_cards(self, cards: Collection[str]) -> None:
+        """Run daemons for exactly these cards, by UUID, in addition to the cards that have clients."""
 
-    def well(self, card: str) -> bool:
+    def is_healthy(self, card: str) -> bool:
         """Return whether the daemon of the card answers."""
 
 
@@ -80,83 +80,79 @@ class MpsPartitioner:
     """Used by the partition worker's thread alone.
 
     Args:
-        config: how the cards are to be cut.
+        config: the configuration of the node.
         daemons: the MPS daemons of the cards.
-        manager: switches MIG mode off; None: the administrator does.
+        manager: switches MIG mode off; None if administrators do that.
     """
 
     def __init__(self, config: ConfigSource, daemons: MpsDaemons, manager: ModeManager | None) -> None:
         self._config = config
         self._daemons = daemons
         self._manager = manager
-        self._made: tuple[Slice, ...] | None = None
+        self._slices: tuple[Slice, ...] | None = None
         self._parsed: tuple[str, Counts] | None = None
         self._invalid: tuple[str, BadObject] | None = None
 
-    def leave(self) -> None:
-        self._made = None
-        self._daemons.cut(())
+    def reset(self) -> None:
+        self._slices = None
+        self._daemons.set_partitioned_cards(())
 
-    def reconcile(
-        self,
-        found: NodeSlices,
-        gpus: Sequence[Card],
-        users: Callable[[Collection[Slice]], Users],
-        held: Collection[int],
-    ) -> ObservedPartitions:
-        used = users(())
-        problems = self._settle(gpus, {*held, *(place.card for place in used if mode_of(place.name) == MIG)})
-        if self._made is None:
-            self._made = tuple(s.place for s in found.made)
+    def reconcile(self, context: PartitionContext) -> ObservedPartitions:
+        problems = self._switch_mode_off(context)
+        if self._slices is None:
+            self._slices = tuple(s.place for s in context.reported.made)
         text, source = self._config.text()
         refused = None
         try:
             config = self._parse(text, source)
-            own = [place for place in used if mode_of(place.name) != MIG]
-            made = configured_slices(config, found.planned, self._made, own, gpus, held, source)
-            # While the Node reports that this plan is refused, the scheduler may have written another one already.
-            if not (found.refused and found.refused[0] == found.partitioning.plan):
-                self._made = made
-        except (BadObject, Impossible) as error:
+            used = [place for place in context.users(()) if mode_of(place.name) != MIG]
+            planned = context.reported.planned
+            slices = configured_slices(config, planned, self._slices, used, context.gpus, context.held, source)
+            # While the Node still reports that this plan is refused, the scheduler may already have replaced it.
+            if not context.is_refused():
+                self._slices = slices
+        except (BadObject, PlanNotApplicable) as error:
             problems.append(str(error))
-            refused = self._refused(found, str(error))
-        return self._observed(found, gpus, self._made, refused, problems)
+            if context.pending_plan is not None and self._is_planned(context):
+                refused = context.pending_plan, str(error)
+        return self._observed(context, self._slices, refused, problems)
 
     def _observed(
         self,
-        found: NodeSlices,
-        gpus: Sequence[Card],
-        made: tuple[Slice, ...],
+        context: PartitionContext,
+        slices: tuple[Slice, ...],
         refused: tuple[int, str] | None,
         problems: Sequence[str],
     ) -> ObservedPartitions:
         """Name the cards that need daemons, and return the observed state."""
-        by_index = {gpu.index: gpu for gpu in gpus}
-        cards = {s.card for s in made}
-        self._daemons.cut([by_index[card].uuid for card in sorted(cards & by_index.keys())])
-        desired = found.planned if found.planned is not None else made
-        as_planned = counts(made) == _present(found.partitioning.spec) and {s.place for s in desired} == {*made}
+        by_index = {gpu.index: gpu for gpu in context.gpus}
+        cards = {s.card for s in slices}
+        self._daemons.set_partitioned_cards([by_index[card].uuid for card in sorted(cards & by_index.keys())])
+        healthy = {card for card in cards & by_index.keys() if self._daemons.is_healthy(by_index[card].uuid)}
+        planned = context.reported.planned
+        is_applied = counts(slices) == without_zeros(context.reported.partitioning.spec) and (
+            planned is None or {s.place for s in planned} == {*slices}
+        )
         return ObservedPartitions(
-            made=made,
+            slices=slices,
             cards=frozenset(cards),
-            unwell=frozenset(c for c in cards if c not in by_index or not self._daemons.well(by_index[c].uuid)),
+            unhealthy=frozenset(cards - healthy),
             refused=refused,
-            done=found.partitioning.plan if as_planned else None,
+            applied=context.plan if is_applied else None,
             problems=tuple(problems),
         )
 
-    def _settle(self, gpus: Sequence[Card], held: Collection[int]) -> list[str]:
-        """Switch MIG mode off, and return what is in the way."""
+    def _switch_mode_off(self, context: PartitionContext) -> list[str]:
+        """Switch MIG mode off, and return why cards keep it."""
         if self._manager is None:
             return []
         try:
-            off = {gpu.uuid: False for gpu in gpus}
-            return [*self._manager.settle(off, {gpu.uuid for gpu in gpus if gpu.index in held}).values()]
+            return context.switch_mig_mode(self._manager, on=False)
         except MigRefused as error:
             return [str(error)]
 
     def _parse(self, text: str, source: str) -> Counts:
-        """Return the configuration; an unchanged text, valid or not, is parsed once. Raises BadObject."""
+        """Return the configuration. An unchanged text, valid or not, is parsed only once. Raises BadObject."""
         if self._invalid is not None and self._invalid[0] == text:
             raise BadObject(self._invalid[1].problems)
         if self._parsed is None or self._parsed[0] != text:
@@ -167,14 +163,7 @@ class MpsPartitioner:
                 raise
         return self._parsed[1]
 
-    def _refused(self, found: NodeSlices, reason: str) -> tuple[int, str] | None:
-        """Return the plan as refused where the configuration is the plan's, and not an administrator's."""
-        plan, spec = found.partitioning.plan, _present(found.partitioning.spec)
-        is_the_plans = self._parsed is not None and _present(self._parsed[1]) == spec
-        return (plan, reason) if plan not in (None, found.partitioning.applied) and is_the_plans else None
-
-
-def _present(spec: Counts) -> dict[int, dict[str, int]]:
-    """Return the counts without zeros."""
-    found = {card: {name: n for name, n in names.items() if n} for card, names in spec.items()}
-    return {card: names for card, names in found.items() if names}
+    def _is_planned(self, context: PartitionContext) -> bool:
+        """Return whether the configuration is the one of the plan, and not one that an administrator wrote."""
+        spec = without_zeros(context.reported.partitioning.spec)
+        return self._parsed is not None and without_zeros(self._parsed[1]) == spec

@@ -1,7 +1,7 @@
-"""The observed partitions of this node's cards, shared within the agent.
+"""Shares the observed partitions of this node's cards within the agent.
 
-The partition worker alone publishes a new state. Allocation, the reporter and the served resources read it from any
-thread, and can therefore be built before the worker, which itself needs some of them.
+Only the partition worker publishes a new state. `deviceplugin.node_devices`, the reporter and the served resources read
+it from any thread. They are created before the worker, which itself needs some of them.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class NodePartitions:
         enabled: whether the dialect of slices is enabled. If not, all cards are whole.
 
     Attributes:
-        state: the mode, the slices that exist, and which cards are not whole; None: not known yet.
+        state: the mode, the existing slices and the partitioned cards; None before the first observation.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -25,18 +25,18 @@ class NodePartitions:
         self.state: NodeSlices | None = None
 
     def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
-        """Return what containers can be started on: of these cards those that are not cut, and the slices as devices.
+        """Return the devices on which containers can be started: GPUs that are not partitioned, and slices.
 
-        A card that is to be cut, and is not yet because a pod has it, stays that pod's.
+        A card that will be partitioned, but is not yet because a pod holds it, still counts as a GPU.
         """
         state = self.state or NO_SLICES
-        cut = {*state.cards, *(s.card for s in state.made)}
-        return (*(gpu for gpu in gpus if gpu.index not in cut), *devices(state, gpus))
+        partitioned = {*state.cards, *(s.card for s in state.made)}
+        return (*(gpu for gpu in gpus if gpu.index not in partitioned), *devices(state, gpus))
 
     def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...] | None:
-        """Return the cards that other vocabularies are offered: none that is cut, or is to be, or can be by MIG.
+        """Return the GPUs that other vocabularies may use, or None before the first observation.
 
-        None: not known yet.
+        No GPU is among them that is partitioned, that the plan partitions, or that supports MIG on a MIG node.
         """
         if self._enabled and self.state is None:
             return None
@@ -44,5 +44,5 @@ class NodePartitions:
 
     @property
     def reports_users(self) -> bool:
-        """Whether the Node's annotations say which pods have which slices; before the first state they still may."""
+        """Whether the Node's annotations may say which pods use which slices."""
         return self._enabled and (self.state is None or self.state.mode != NO_SLICES.mode)

@@ -1,7 +1,7 @@
-"""Reports in the Node's annotations which slices exist and which pods have them.
+"""Reports in the Node's annotations which slices exist and which pods use them.
 
-The scheduler plans and decides by what is written here (docs/design/slices.md, "Node annotation"). The partition worker
-writes after every reconciliation; a write that would change nothing is not sent.
+`partition_worker` writes a report after every reconciliation. The scheduler plans and decides by these annotations
+(docs/design/slices.md, "Node annotation"). A write that would change nothing is not sent.
 """
 
 import logging
@@ -22,64 +22,64 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """What the Node is to say.
+    """The content of a report.
 
     Attributes:
-        slices: with their pods; free slices only where pods can be given them.
-        cards: the indexes of cards that can be cut.
-        done: the plan that the slices agree with.
-        refused: the plan that cannot be applied, and why.
+        slices: the slices, with their pods; a free slice only if a pod that gets it can start.
+        cards: the indexes of the cards that can be partitioned.
+        applied: the plan with which the slices agree.
+        refused: the plan that cannot be applied, and the reason.
     """
 
     slices: tuple[Slice, ...] = ()
     cards: frozenset[int] = frozenset()
-    done: int | None = None
+    applied: int | None = None
     refused: tuple[int, str] | None = None
 
 
 def annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
-    """Return the annotations of a Node that have to change so that they report this; None removes an annotation.
+    """Return the annotations of the Node that differ from the report; None stands for an annotation to remove.
 
-    A plan is reported as applied or refused only where it is the one in the Node: the scheduler may have written
-    another one meanwhile. What others wrote into the shared annotation stays; where that cannot be read it is left
-    alone.
+    A plan is reported as applied or refused only if it is still the Node's plan: the scheduler may have written another
+    one in the meantime. The scheduler's keys in the shared annotation stay, and an unreadable shared annotation is not
+    changed.
 
     Args:
-        report: None where no card of the node is cut.
+        report: None if no card of the node is partitioned.
     """
-    there = node["metadata"].get("annotations") or {}
-    if report is None and MADE not in there:
-        return {}  # the other annotation is not the agent's then
-    text = there.get(ANNOTATION)
-    wanted: dict[str, str | None] = {MADE: None}
+    current = node["metadata"].get("annotations") or {}
+    if report is None and MADE not in current:
+        return {}  # another program wrote the shared annotation
+    text = current.get(ANNOTATION)
+    desired: dict[str, str | None] = {MADE: None}
     plan = None
     try:
         plan = read_partitioning(text).plan
-        done = report.done if report and report.done == plan else None
-        wanted[ANNOTATION] = with_status(text, report.slices if report else (), done)
+        applied = report.applied if report and report.applied == plan else None
+        desired[ANNOTATION] = with_status(text, report.slices if report else (), applied)
     except BadObject as error:
         log.warning("the status of slices is not written: %s", error)
     if report:
         refused = report.refused if report.refused and report.refused[0] == plan else None
-        wanted[MADE] = write_made(report.slices, report.cards, refused)
-    if text is None and wanted.get(ANNOTATION) == "{}":
-        del wanted[ANNOTATION]
-    return {key: value for key, value in wanted.items() if there.get(key) != value}
+        desired[MADE] = write_made(report.slices, report.cards, refused)
+    if text is None and desired.get(ANNOTATION) == "{}":
+        del desired[ANNOTATION]
+    return {key: value for key, value in desired.items() if current.get(key) != value}
 
 
 class NodeWatch(Protocol):
-    """The Node as a watch keeps it (`deviceplugin.inventory.reporter`)."""
+    """The part of `deviceplugin.inventory.node_objects` that is used here: a watched copy of the Node."""
 
     @property
     def node(self) -> Raw | None:
-        """The Node; None: not known yet, or gone."""
+        """The Node; None if it has not been read yet, or does not exist."""
 
     def wrote_node(self, before: Raw, after: Raw) -> None:
-        """Take over the answer to a write, unless the watch has moved on from `before`."""
+        """Replace `before` by the answer to a write, unless the watch has delivered another version."""
 
 
 class NodeStatusWriter:
-    """Writes the annotations of one Node, for the partition worker's thread."""
+    """Writes the annotations of one Node. Used by the partition worker's thread."""
 
     def __init__(self, api: Api, name: str, watch: NodeWatch) -> None:
         self._api = api
@@ -87,7 +87,7 @@ class NodeStatusWriter:
         self._watch = watch
 
     def write(self, report: SliceReport | None) -> None:
-        """Make the Node report this. After a conflict the Node is read again first. Raises ApiError and Unreachable."""
+        """Write the report into the Node. Read the Node again after a conflict. Raises ApiError and Unreachable."""
         node = watched = self._watch.node
         for attempt in range(_ATTEMPTS):
             if node is None or not (changed := annotations(node, report)):
@@ -107,16 +107,16 @@ class NodeStatusWriter:
 
 
 def reportable(
-    slices: Collection[Slice], unwell: Collection[int], known: Callable[[str], bool]
+    slices: Collection[Slice], unhealthy: Collection[int], is_registered: Callable[[str], bool]
 ) -> tuple[tuple[Slice, ...], bool]:
     """Return the slices that may be reported, and whether these are all.
 
-    A slice in use is always reported, a free one where a pod that gets it can start.
+    A slice in use is always reported, a free slice only if a pod that gets it can start.
 
     Args:
-        unwell: the indexes of cards whose slices must not be given out.
-        known: whether the kubelet would admit a pod that requests slices of this name.
+        unhealthy: the indexes of the cards whose slices must not be given out.
+        is_registered: returns whether the kubelet would admit a pod that requests slices of this name.
     """
-    admitted = {name: known(name) for name in sorted({s.name for s in slices})}
-    shown = tuple(sorted(s for s in slices if s.pod or (admitted[s.name] and s.card not in unwell)))
-    return shown, all(admitted.values()) and not any(s.card in unwell for s in slices)
+    admitted = {name: is_registered(name) for name in sorted({s.name for s in slices})}
+    reported = tuple(sorted(s for s in slices if s.pod or (admitted[s.name] and s.card not in unhealthy)))
+    return reported, all(admitted.values()) and not any(s.card in unhealthy for s in slices)

@@ -1,4 +1,8 @@
-"""Composes the parts that make and serve slices on one node, for the agent."""
+"""Composes the parts that partition the cards of one node and serve the slices.
+
+`deviceplugin.agent` creates the `PartitionService` and runs it; `deviceplugin.served_resources` reads `ids` and
+`registrations`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +14,7 @@ from deviceplugin.partitioning.mps_partitioner import ConfigMap, MpsDaemons, Mps
 from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.partitioning.node_status import NodeStatusWriter
 from deviceplugin.partitioning.partition_worker import PartitionInputs, PartitionWorker
-from deviceplugin.partitioning.partitioner import NoPartitioner, Partitioner
+from deviceplugin.partitioning.partitioner import Partitioner
 from deviceplugin.partitioning.slice_plugins import SlicePlugins
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
@@ -20,15 +24,15 @@ from mgpu.settings import Settings
 
 
 class PartitionService:
-    """`start`, `run` on the event loop, `stop`. Does nothing where the dialect of slices is not enabled.
+    """Does nothing if the dialect of slices is not enabled.
 
     Args:
         inputs: the parts of the agent that the worker reads.
         partitions: receives the observed state.
         driver: changes MIG modes and instances.
         folder: the kubelet's device-plugins folder.
-        begin: makes a resource's plugin, on the loop.
-        daemons: the MPS daemons; None where the runtime has no CDI, so that no card is cut.
+        make_plugin: creates the plugin of a resource; called on the event loop.
+        daemons: the MPS daemons; None if the container runtime has no CDI, so that no card is partitioned.
     """
 
     def __init__(
@@ -39,21 +43,19 @@ class PartitionService:
         partitions: NodePartitions,
         driver: MigDriver,
         folder: Path,
-        begin: Callable[[str], Plugin],
+        make_plugin: Callable[[str], Plugin],
         daemons: MpsDaemons | None,
     ) -> None:
         own = settings.deviceplugin
         self._enabled = settings.dialects.slices.enabled
         self._partitions = partitions
-        self._plugins = SlicePlugins(folder, begin)
+        self._plugins = SlicePlugins(folder, make_plugin, inputs.pods)
         self._config = ConfigMap(api, own.node, settings.dialects.slices, self.wake)
         manager = ModeManager(driver) if own.mig_manager else None
-        partitioners: dict[str, Partitioner] = {MIG: NoPartitioner(), MPS: NoPartitioner()}
+        partitioners: dict[str, Partitioner] = {}
         if daemons is not None:
-            partitioners = {
-                MIG: MigPartitioner(driver, manager),
-                MPS: MpsPartitioner(self._config, daemons, manager),
-            }
+            partitioners[MIG] = MigPartitioner(driver, manager)
+            partitioners[MPS] = MpsPartitioner(self._config, daemons, manager)
         status = NodeStatusWriter(api, own.node, inputs.watch)
         self._worker = PartitionWorker(inputs, partitions, partitioners, self._plugins, status)
 
@@ -67,7 +69,7 @@ class PartitionService:
             self._config.stop()
 
     async def run(self) -> None:
-        """Serve the slices' resources, until cancelled."""
+        """Serve the resources of slices, until cancelled."""
         await self._plugins.run()
 
     def wake(self) -> None:
@@ -75,9 +77,9 @@ class PartitionService:
         self._worker.wake()
 
     @property
-    def stalled(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether the worker hangs, so that the process should be restarted."""
-        return self._enabled and self._worker.stalled
+        return self._enabled and self._worker.is_stalled
 
     @property
     def ids(self) -> int:

@@ -1,19 +1,22 @@
-"""The device plugins of slices: one resource for each type of slices, from the first slice of the type on.
+"""Serves the device plugins of slices: one resource for each type of slices, from the first slice of the type on.
 
-The device ids of a type stand for any slice of it: the pod's record says which one a container gets. Pods keep the ids
-that they hold. A number is never used again, so that an id in the kubelet's checkpoint always belongs to the list in
-which it was first offered.
+`service` creates `SlicePlugins`; `partition_worker` offers slices through it. Each device id of a type stands for any
+slice of the type: the pod's allocation record says which slice a container gets. Pods keep the ids that they hold. A
+number is never used again, so that an id in the kubelet's checkpoint always belongs to the list that first offered it.
 """
 
-import asyncio
+import time
+from asyncio import TaskGroup
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
+from deviceplugin.allocation.checkpoint_pods import CheckpointPods
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.kubelet.checkpoint import FILE, PodDevicesEntry, read_entries
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.errors import RetryLater
 from mgpu.model.slice_names import Slice, resource_of
 
@@ -22,21 +25,23 @@ Ids = Mapping[str, bool]
 
 
 class SlicePlugins:
-    """`offer` and `known` are for the worker's thread, `run` is for the event loop.
+    """The worker's thread calls `entries`, `offer` and `is_registered`; `run` belongs to the event loop.
 
-    A resource that has no slices any more is served without ids: if its plugin went away, the kubelet would keep the
-    resource as unhealthy for minutes.
+    A resource without slices is served without ids. If its plugin ended instead, the kubelet would keep reporting the
+    resource, as unhealthy, for minutes.
 
     Args:
         folder: the kubelet's device-plugins folder.
-        begin: makes a resource's plugin, on the loop.
+        make_plugin: creates the plugin of a resource; called on the event loop.
+        pods: the pods of the node.
     """
 
-    def __init__(self, folder: Path, begin: Callable[[str], Plugin]) -> None:
+    def __init__(self, folder: Path, make_plugin: Callable[[str], Plugin], pods: NodePods) -> None:
         self._folder = folder
-        self._begin = begin
+        self._make_plugin = make_plugin
+        self._checkpoint_pods = CheckpointPods(pods)
         self._ids: dict[str, Ids] = {}
-        self._fresh: dict[str, Iterator[int]] = {}
+        self._numbers: dict[str, Iterator[int]] = {}
         self._serving: dict[str, tuple[Plugin, Registration]] = {}
         self._changed = Wakeup()
 
@@ -49,52 +54,54 @@ class SlicePlugins:
         """How many ids are offered."""
         return sum(map(len, self._ids.values()))
 
-    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[PodDevicesEntry]]:
-        """Return what living pods hold of each resource, by the kubelet's checkpoint. Raises RetryLater."""
-        return {name: [row for row in self._read(name)[0] if alive(row.uid)] for name in resources}
+    def entries(self, resources: Iterable[str]) -> list[PodDevicesEntry]:
+        """Return the entries of these resources in the kubelet's checkpoint. Raises RetryLater."""
+        return [entry for resource in resources for entry in self._read(resource)[0]]
 
-    def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None:
-        """Offer exactly these slices. Raises RetryLater.
+    def offer(self, slices: Collection[Slice], unhealthy: Collection[Slice]) -> None:
+        """Offer exactly these slices to the kubelet. Raises RetryLater.
 
         Args:
-            slices: with their pods.
-            unwell: those of them that must not be given out now.
-            alive: whether a pod, by the kubelet's UID, may still hold its ids.
+            slices: the slices, with their pods.
+            unhealthy: those of them that must not be given out now.
         """
         by_resource: dict[str, list[tuple[str, bool]]] = {name: [] for name in self._ids}
         for s in slices:
-            by_resource.setdefault(resource_of(s.name), []).append((s.pod, s not in unwell))
-        for resource, rows in sorted(by_resource.items()):
-            given, offered = self._read(resource)
-            held = {i: row.uid for row in given if alive(row.uid) for i in row.ids}
-            before = self._ids.get(resource, {})
-            # An agent that starts continues after the numbers of its predecessors, which the checkpoint still has.
-            if resource not in self._fresh:
-                self._fresh[resource] = numbers_after((*(offered or ()), *(i for row in given for i in row.ids)))
-            self._ids = {**self._ids, resource: slice_ids(rows, before, held, self._fresh[resource])}
+            by_resource.setdefault(resource_of(s.name), []).append((s.pod, s not in unhealthy))
+        checkpoint = {resource: self._read(resource) for resource in sorted(by_resource)}
+        uids = (entry.uid for entries, _ in checkpoint.values() for entry in entries)
+        running = self._checkpoint_pods.running(uids, time.monotonic())
+        for resource, (entries, registered) in checkpoint.items():
+            held = {i: entry.uid for entry in entries if entry.uid in running for i in entry.ids}
+            # An agent that starts continues after the numbers of its predecessors, which are still in the checkpoint.
+            if resource not in self._numbers:
+                self._numbers[resource] = numbers_after((*(registered or ()), *(i for e in entries for i in e.ids)))
+            previous = self._ids.get(resource, {})
+            ids = slice_ids(by_resource[resource], previous, held, self._numbers[resource])
+            self._ids = {**self._ids, resource: ids}
         self._changed.wake()
 
-    def known(self, name: str) -> bool:
-        """Return whether the kubelet knows all ids that are offered of such slices, and so admits their pods."""
+    def is_registered(self, name: str) -> bool:
+        """Return whether the kubelet knows all offered ids of the slices with this name, and so admits their pods."""
         resource = resource_of(name)
         serving, ids = self._serving.get(resource), self._ids.get(resource)
         if serving is None or not serving[1].is_registered or serving[0].device_list.ids != ids:
             return False
         try:
-            offered = self._read(resource)[1]
+            registered = self._read(resource)[1]
         except RetryLater:
             return False
-        return offered is not None and offered >= {i for i, healthy in ids.items() if healthy}
+        return registered is not None and registered >= {i for i, healthy in ids.items() if healthy}
 
     async def run(self) -> None:
         """Register and serve the resources, until cancelled."""
         self._changed.bind()
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 while True:
                     for resource, ids in sorted(self._ids.items()):
                         if resource not in self._serving:
-                            plugin = self._begin(resource)
+                            plugin = self._make_plugin(resource)
                             registration = Registration(self._folder, plugin)
                             plugin.device_list.offer(ids)
                             self._serving = {**self._serving, resource: (plugin, registration)}
@@ -106,41 +113,41 @@ class SlicePlugins:
             self._changed.unbind()
 
     def _read(self, resource: str) -> tuple[list[PodDevicesEntry], frozenset[str] | None]:
-        """Read the checkpoint. A kubelet that has never allocated anything has none."""
+        """Read the checkpoint. It does not exist before the kubelet's first allocation."""
         file = self._folder / FILE
         return read_entries(file, resource) if file.exists() else ([], None)
 
 
 def slice_ids(
-    slices: Iterable[tuple[str, bool]], before: Iterable[str], held: Mapping[str, str], fresh: Iterator[int]
+    slices: Iterable[tuple[str, bool]], previous: Iterable[str], held: Mapping[str, str], numbers: Iterator[int]
 ) -> dict[str, bool]:
     """Return every id of a type of slices, and whether it is healthy.
 
     Args:
-        slices: of each the UID of the pod that has it ("" for none), and its health.
-        before: the ids so far. Those that are free stay as long as they are needed.
+        slices: for each slice the UID of its pod ("" for a free slice), and whether the slice is healthy.
+        previous: the ids so far. Those that are free stay as long as they are needed.
         held: id → UID of the pod that holds it.
-        fresh: numbers that no id has had.
+        numbers: numbers that no id has had before.
     """
     rows = sorted(slices)
-    free = sorted({*before} - held.keys(), key=in_order)[: max(0, len(rows) - len(held))]
-    free += (str(next(fresh)) for _ in range(len(rows) - len(held) - len(free)))
-    ids = dict.fromkeys([*sorted(held, key=in_order), *free], True)
+    free = sorted({*previous} - held.keys(), key=_id_order)[: max(0, len(rows) - len(held))]
+    free += (str(next(numbers)) for _ in range(len(rows) - len(held) - len(free)))
+    ids = dict.fromkeys([*sorted(held, key=_id_order), *free], True)
     for pod, healthy in rows:
         if not healthy:
-            # Its pod's own id, so that the kubelet reports the unhealthy device on the right pod; else a free one.
-            own = (i for i in ids if ids[i] and held.get(i, "") == pod)
-            found = next(own, None) or next((i for i in reversed(ids) if ids[i]), None)
-            if found is not None:
-                ids[found] = False
+            # Prefer an id of the slice's pod, so that the kubelet reports the unhealthy device in that pod's status.
+            of_pod = (i for i in ids if ids[i] and held.get(i, "") == pod)
+            chosen = next(of_pod, None) or next((i for i in reversed(ids) if ids[i]), None)
+            if chosen is not None:
+                ids[chosen] = False
     return ids
 
 
 def numbers_after(ids: Iterable[str]) -> Iterator[int]:
-    """Return numbers above all of these."""
+    """Return the numbers above all of these ids, in ascending order."""
     return count(1 + max((int(i) for i in ids if i.isdecimal()), default=-1))
 
 
-def in_order(name: str) -> tuple[int, str]:
+def _id_order(name: str) -> tuple[int, str]:
     """Return the sort key that puts decimal ids into the order of their numbers."""
     return len(name), name

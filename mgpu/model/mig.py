@@ -21,6 +21,9 @@ class Instance(NamedTuple):
     start: int
     profile: str
 
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.start}"
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -75,13 +75,13 @@ class Mps:
         self._clients = {key: card for key, card in named.items() if card is not None}
         self._given = {*self._clients}
 
-    def cut(self, cards: Collection[str]) -> None:
+    def set_partitioned_cards(self, cards: Collection[str]) -> None:
         """Set which cards, by UUID, are partitioned into slices. Thread-safe."""
         if self._cut != (cut := frozenset(cards)):
             self._cut = cut
             self._changed.wake()
 
-    def well(self, card: str) -> bool:
+    def is_healthy(self, card: str) -> bool:
         """Return whether the card's daemon answers. Thread-safe."""
         return self._daemons.well(card)
 

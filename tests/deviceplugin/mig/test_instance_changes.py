@@ -144,7 +144,7 @@ def test_changes_above_are_all(rig: Rig) -> None:
 def test_failed_rollback_is_reported_and_repaired_later(rig: Rig) -> None:
     rig.make(instance("3g.40gb@4"))
     rig.flaky.fail(0, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceCreateGpuInstance", times=2)
-    with pytest.raises(RollbackFailed, match=r"making 2g.20gb at 4 .*could not be undone: destroy 3g.40gb at 4"):
+    with pytest.raises(RollbackFailed, match=r"creating 2g.20gb at 4 .*could not be undone: destroy 3g.40gb at 4"):
         apply(rig.driver, GPU, instances("2g.20gb@4"), ())
     assert rig.made() == {}
     apply(rig.driver, GPU, instances("2g.20gb@4"), ())
@@ -153,6 +153,6 @@ def test_failed_rollback_is_reported_and_repaired_later(rig: Rig) -> None:
 
 def test_instance_that_cannot_be_restored_does_not_prevent_the_others(rig: Rig) -> None:
     rig.flaky.fail(0, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceCreateGpuInstance")
-    with pytest.raises(RetryLater, match=r"making 1g.10gb at 0"):
+    with pytest.raises(RetryLater, match=r"creating 1g.10gb at 0"):
         apply(rig.driver, GPU, instances("7g.80gb@0"), instances("1g.10gb@0", "1g.10gb@1", "1g.10gb@2"))
     assert rig.made().keys() == instances("1g.10gb@1", "1g.10gb@2")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from deviceplugin.mig.mig_driver import Made, MigRefused, NvmlMig
+from deviceplugin.mig.mig_driver import MigInstance, MigRefused, NvmlMig
 from mgpu.model.errors import RetryLater
 from playground.nvml_state import Compute as ComputeInstance
 from playground.nvml_state import changing, mig_uuid, register, set_switch
@@ -29,7 +29,7 @@ def test_cards_are_read_with_their_instances(tmp_path: Path) -> None:
 
 def test_create_and_destroy_are_idempotent(rig: Rig) -> None:
     first = rig.driver.create(GPU, TWO)
-    assert rig.driver.create(GPU, TWO) == first == Made(TWO, rig.made()[TWO], busy=False)
+    assert rig.driver.create(GPU, TWO) == first == MigInstance(TWO, rig.made()[TWO], busy=False)
     for _ in range(2):
         rig.driver.destroy(GPU, TWO)
         assert rig.made() == {}
@@ -45,8 +45,8 @@ def test_profile_has_the_name_that_pods_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("2g.20gb@3", "NVML does not take it"),
-        ("2g.20gb@2", "there is no room"),
+        ("2g.20gb@3", "NVML rejects the arguments"),
+        ("2g.20gb@2", "not enough free capacity"),
         ("3g.71gb@0", "has no profile 3g.71gb; it has 1g.10gb"),
     ],
 )

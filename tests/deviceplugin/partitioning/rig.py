@@ -66,17 +66,17 @@ class Kubelet:
 
     def __init__(self) -> None:
         self.offered: tuple[Slice, ...] = ()
-        self.unwell: set[Slice] = set()
+        self.unhealthy: set[Slice] = set()
         self.slow = False
         self.held: dict[str, list[PodDevicesEntry]] = {}
 
-    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[PodDevicesEntry]]:
-        return {name: [row for row in self.held.get(name, ()) if alive(row.uid)] for name in resources}
+    def entries(self, resources: Iterable[str]) -> list[PodDevicesEntry]:
+        return [entry for name in resources for entry in self.held.get(name, ())]
 
-    def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None:  # noqa: ARG002
-        self.offered, self.unwell = tuple(slices), {*unwell}
+    def offer(self, slices: Collection[Slice], unhealthy: Collection[Slice]) -> None:
+        self.offered, self.unhealthy = tuple(slices), {*unhealthy}
 
-    def known(self, name: str) -> bool:  # noqa: ARG002
+    def is_registered(self, name: str) -> bool:  # noqa: ARG002
         return not self.slow
 
 
@@ -129,10 +129,10 @@ class Mps:
             raise RetryLater("the ConfigMap is not known yet")
         return self.config, "ConfigMap m data[n1]"
 
-    def cut(self, cards: Collection[str]) -> None:
+    def set_partitioned_cards(self, cards: Collection[str]) -> None:
         self.cards = tuple(sorted(cards))
 
-    def well(self, card: str) -> bool:
+    def is_healthy(self, card: str) -> bool:
         return card not in self.ill
 
 

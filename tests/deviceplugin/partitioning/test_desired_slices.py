@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.partitioning.desired_slices import Impossible, configured_slices, planned_instances
+from deviceplugin.partitioning.desired_slices import PlanNotApplicable, configured_slices, planned_instances
 from mgpu.model.mig import Instance, Layout, arrange, invalid_reason, layout_of, openings
 from mgpu.model.node_slices import NodeSlices, Partitioning
 from mgpu.model.slice_names import Slice, counts
@@ -42,7 +42,7 @@ def test_counts_are_arranged_wherever_they_fit_beside_slices_in_use(
     found = NodeSlices("mig", Partitioning({0: wanted}, 1))
     try:
         result = planned_instances(found, {0: layout}, {0: made}, {}, {0: used})[0]
-    except Impossible:
+    except PlanNotApplicable:
         assert not possible
     else:
         assert possible
@@ -85,7 +85,7 @@ def test_shares_are_numbered_uniquely_and_used_ones_stay(
     fits = all(n <= present.get(c, {}).get(name, 0) for c, names in counts(used).items() for name, n in names.items())
     try:
         found = configured_slices(config, None, before, used, (gpu(0), gpu(1)), (), "m")
-    except Impossible:
+    except PlanNotApplicable:
         assert not fits
         return
     assert fits
@@ -99,7 +99,7 @@ def test_shares_are_numbered_uniquely_and_used_ones_stay(
 def test_card_has_no_more_clients_than_mps(number: int) -> None:
     big = (gpu(0, gib=180),)
     if number > 48:
-        with pytest.raises(Impossible, match="49 slices of card 0, MPS has at most 48 clients"):
+        with pytest.raises(PlanNotApplicable, match="49 slices of card 0, MPS has at most 48 clients"):
             configured_slices({0: {"2gb": number}}, None, (), (), big, (), "m")
     else:
         assert len(configured_slices({0: {"2gb": number}}, None, (), (), big, (), "m")) == 48

@@ -93,7 +93,7 @@ def test_card_that_does_not_answer_keeps_its_slices_and_offers_none(tmp_path: Pa
     both = place("2g.20gb@0"), place("2g.20gb@0", 1)
     rig.plan(5, *both).take("p", both[1]).reconcile()
     rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceGetMigMode", times=99)
-    with pytest.raises(RetryLater, match="does not answer about MIG"):
+    with pytest.raises(RetryLater, match="does not answer queries about MIG"):
         rig.reconcile()
     assert rig.shown == {both[1]: "uid-p"}
     rig.flaky.heal()
@@ -156,7 +156,7 @@ def test_refused_plan_is_tried_again_after_a_change(rig: Rig) -> None:
     [
         (places("2g.20gb@0", card=3), "spec-gpu-3-2g.20gb]: the node has no card 3"),
         (places("2g.12gb@0"), "spec-gpu-0-2g.12gb]: "),
-        (places("7g.80gb@0", "1g.10gb@0"), "spec-gpu-0-…]: 1 of 1g.10gb, 1 of 7g.80gb cannot lie on"),
+        (places("7g.80gb@0", "1g.10gb@0"), "spec-gpu-0-…]: 1 of 1g.10gb, 1 of 7g.80gb do not fit on"),
     ],
 )
 def test_impossible_plan_is_refused_with_its_path(rig: Rig, spec: tuple, why: str) -> None:  # type: ignore[type-arg]
@@ -351,7 +351,7 @@ def test_unknown_label_is_reported_and_changes_nothing(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.label("mix").reconcile(2)
     assert [w for w in rig.warnings if LABEL in w] == [
-        f"metadata.labels[{LABEL}]: must be mig or mps, not 'mix'; the last good state stays"
+        f"metadata.labels[{LABEL}]: must be mig or mps, not 'mix'; the last valid state stays in force"
     ]
     assert rig.made().keys() == {*FULL}
 

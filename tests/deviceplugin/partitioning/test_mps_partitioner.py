@@ -90,7 +90,7 @@ def test_card_without_its_daemon_offers_nothing(mps: Rig) -> None:
     other = place("2gb@0", 1)
     mps.take("p", place("4gb@1")).plan(5, *CUT, other).configure(*CUT, other).reconcile()
     assert mps.shown == {place("4gb@1"): "uid-p", other: ""}
-    assert {s.place for s in mps.kubelet.unwell} == {*CUT}
+    assert {s.place for s in mps.kubelet.unhealthy} == {*CUT}
     assert mps.said.waiting
     mps.mps.ill = set()
     mps.reconcile()

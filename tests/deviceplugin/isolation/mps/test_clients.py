@@ -212,7 +212,7 @@ def test_next_agent_keeps_the_daemon_of_running_clients_whatever_the_setting(ben
     async def second() -> None:
         # The pod is not seen to run yet: what the agent before it handed out tells.
         async with bench.running(decided("p", "0"), enforce=False):
-            await until(lambda: bench.mps.well(CARD))
+            await until(lambda: bench.mps.is_healthy(CARD))
             assert pid_of(bench.folder) == pid
             bench.drop("p")
             bench.pods.take(decided("q", "1"))
@@ -229,8 +229,8 @@ def test_dead_daemon_is_started_again_for_running_clients(bench: Bench) -> None:
             await bench.start("p", "1", "2")
             before = pid_of(bench.folder)
             kill(before)
-            await until(lambda: not bench.mps.well(CARD))
-            await until(lambda: bench.mps.well(CARD))
+            await until(lambda: not bench.mps.is_healthy(CARD))
+            await until(lambda: bench.mps.is_healthy(CARD))
             assert pid_of(bench.folder) != before
 
     asyncio.run(work())
@@ -242,12 +242,12 @@ def test_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench: B
         async with bench.running(
             decided("p", "0"), decided("q", "0"), times=replace(TIMES, request=0.5, silent=0.01), wait_seconds=0.2
         ):
-            bench.mps.cut({CARD})
-            await until(lambda: bench.mps.well(CARD))
+            bench.mps.set_partitioned_cards({CARD})
+            await until(lambda: bench.mps.is_healthy(CARD))
             pid = pid_of(bench.folder)
             await bench.start("p", "1", "2")
             (bench.folder / CARD / "pipe" / "hang").touch()
-            await until(lambda: not bench.mps.well(CARD))
+            await until(lambda: not bench.mps.is_healthy(CARD))
             with pytest.raises(Refused, match="does not answer"):
                 await bench.start("q", "3", "4")
             assert lives(pid)
@@ -261,13 +261,13 @@ def test_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench: B
 def test_cut_card_has_a_daemon_before_any_container_starts(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(enforce=False):
-            assert not bench.mps.well(CARD)
-            await asyncio.to_thread(bench.mps.cut, [CARD])
-            await until(lambda: bench.mps.well(CARD))
+            assert not bench.mps.is_healthy(CARD)
+            await asyncio.to_thread(bench.mps.set_partitioned_cards, [CARD])
+            await until(lambda: bench.mps.is_healthy(CARD))
             pid = pid_of(bench.folder)
-            await asyncio.to_thread(bench.mps.cut, [])
+            await asyncio.to_thread(bench.mps.set_partitioned_cards, [])
             await until(lambda: not lives(pid))
-            assert not bench.mps.well(CARD)
+            assert not bench.mps.is_healthy(CARD)
 
     asyncio.run(work())
 
