@@ -39,7 +39,7 @@ class _Unwritten:
 def main() -> None:
     print(f"one pod over {NODES:,} nodes, {CUT:,} of them of {CARDS} cards that can be cut, on {machine()}")
     state = _state()
-    state.refresh_partitionable_nodes()
+    state.partitions.refresh()
     names = [f"node-{i}" for i in range(NODES)]
     for request in ASKS:
         pod = _pod(request)

@@ -15,7 +15,7 @@ from mgpu.model.gpu_requests import Placement
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.forecast import LEARNT
+from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.scores import Ranking
 from scheduler.engine.node_assessment import Foresight, assess
@@ -32,7 +32,7 @@ _INDEX = "vke.volcengine.com/gpu-index-container-c"
 def main() -> None:
     print(f"Policies that learn: {CARDS} cards and {CARDS} pods per node, pods of {len(SHAPES)} shapes")
     for count in NODES:
-        for policy in LEARNT:
+        for policy in LEARNING_POLICIES:
             _measure(count, policy)
 
 
@@ -40,7 +40,7 @@ def _measure(count: int, policy: str) -> None:
     settings = load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}")
     state, names, chance = _filled(count, settings), [f"n{i}" for i in range(count)], random.Random(2)
     ranking = Ranking(state, settings)
-    built = _timed(lambda _: state.outlook.refresh(), [0])
+    built = _timed(lambda _: state.forecast.refresh(), [0])
     warmed = _timed(lambda _: ranking.refresh(), [0])
     gc.collect()
     gc.freeze()  # as the scheduler process does
@@ -62,10 +62,10 @@ def _measure(count: int, policy: str) -> None:
 
 
 def _cards(state: ClusterCache, settings: Settings, known: GpuPod, name: str) -> None:
-    view = state.view(name, known.pod.uid)
+    view = state.node_snapshot(name, known.pod.uid)
     assert view.node is not None
     assert known.request is not None
-    foresight = Foresight(state.outlook.judges, view.room, known.pod.needs)
+    foresight = Foresight(state.forecast.judges, view.free_resources, known.pod.needs)
     found = assess(known.request, view.node, view.cards, settings, foresight)
     assert isinstance(found, Placement) or found.reason == "" or not found.hopeless
 

@@ -22,7 +22,7 @@ from mgpu.settings import load_settings
 from scheduler.api.page.feed import Board
 from scheduler.api.page.page_app import make_board
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gpu_pods import GpuPod, gpu_pod_of
+from scheduler.cluster.gpu_pods import GpuPod, make_gpu_pod
 from scheduler.decisions.filter import Filter
 from scheduler.runtime import SWITCH_SECONDS
 from tests import builders as b
@@ -146,7 +146,7 @@ def _filters(filter_: Filter) -> list[float]:
 
 def _known(i: int) -> GpuPod:
     raw = b.share("p", 80, 4096 + i)
-    known = gpu_pod_of(read_pod(raw), raw, load_settings())
+    known = make_gpu_pod(read_pod(raw), raw, load_settings())
     assert known is not None
     return known
 

@@ -31,7 +31,7 @@ from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import show, show_json
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.forecast import LEARNT
+from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.decisions.explanation import CardRow, Explainer, Explanation, NodeRow, Raw
 
@@ -131,7 +131,7 @@ def _enough(kind: str, raw: Raw, settings: Settings, asked: Sequence[str]) -> Se
     if not all(map(_SIMPLE.fullmatch, nodes)) or not (own or kind == "Pod"):
         return ()
     known = None if own else read_gpu_pod(raw, settings)
-    return () if known and (known.constraints.groups or settings.node_policy in LEARNT) else nodes
+    return () if known and (known.constraints.groups or settings.node_policy in LEARNING_POLICIES) else nodes
 
 
 def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterCache, list[str]]:
@@ -150,7 +150,7 @@ def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterC
     for rows, take in (
         (chain.from_iterable(cluster_objects.devices(api, fields) for fields in named), state.device_changed),
         (cluster_objects.unhealthy_lists(api), state.configmap_changed),
-        (cluster_objects.mtgpupods(api), state.mtgpupod_changed),
+        (cluster_objects.mtgpupods(api), state.mtgpupods.mtgpupod_changed),
         (chain.from_iterable(cluster_objects.whole_pods(api, fields) for fields in on_them), state.pod_changed),
     ):
         for raw in rows:

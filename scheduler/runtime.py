@@ -109,7 +109,9 @@ class Process:
         state = self.state
         self._pods = watch(api, "/api/v1/pods", state.pod_changed, state.pod_gone)
         self._nodes = watch(api, "/api/v1/nodes", state.node_changed, state.node_gone)
-        self._mtgpupods = watch(api, mtgpu.COLLECTION, state.mtgpupod_changed, state.mtgpupod_gone, optional=True)
+        self._mtgpupods = watch(
+            api, mtgpu.COLLECTION, state.mtgpupods.mtgpupod_changed, state.mtgpupods.mtgpupod_gone, optional=True
+        )
         self._watches = {
             "nodes": self._nodes,
             "devices": watch(
@@ -283,7 +285,7 @@ class Process:
             if self._stop.is_set():
                 return
         self._learn()  # all nodes are new: not in the first call's time
-        self._run("outlook", self._keep_learning)
+        self._run("forecast", self._keep_learning)
         gc.collect()
         gc.freeze()  # a full collection would walk every pod of the cluster, while everybody waits
         if first_term >= 0:
@@ -306,7 +308,7 @@ class Process:
 
     def _learn(self) -> None:
         """From the pods that came meanwhile; not in any call's time."""
-        for refresh in (self.state.outlook.refresh, self.filter.refresh):
+        for refresh in (self.state.forecast.refresh, self.filter.refresh):
             try:
                 refresh()
             except Exception:
@@ -321,16 +323,16 @@ class Process:
             self._begin(term)
 
     def _begin(self, term: int) -> None:
-        self.state.drop_admissions()
+        self.state.mtgpupods.drop_admissions()
         self._fresh_term = term
         log.info("deciding", extra={"term": term})
         self.planning.begin()
         self.mtgpus.begin()
-        for uid in self.state.undecided():
+        for uid in self.state.undecided_pods():
             self.late.add(uid)
         # What came free while nobody led nobody has announced, and pods that wait for slices are known only to who was
         # asked about them: after a change of one Node kube-scheduler looks at all of them again.
-        for node in sorted({*self.state.partitionable_nodes(), *self.state.nodes_with_cards()})[:1]:
+        for node in sorted({*self.state.partitions.nodes(), *self.state.nodes_with_cards()})[:1]:
             self.announcements.add(node)
 
     def _run(self, name: str, target: Any) -> threading.Thread:

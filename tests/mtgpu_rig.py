@@ -56,7 +56,7 @@ class Scheduler:
         self._fed: dict[str, tuple[_Fed, _Fed]] = {
             "nodes": (state.node_changed, state.node_gone),
             DEVICES: (state.device_changed, state.device_gone),
-            ITEMS: (state.mtgpupod_changed, state.mtgpupod_gone),
+            ITEMS: (state.mtgpupods.mtgpupod_changed, state.mtgpupods.mtgpupod_gone),
             PODS: (state.pod_changed, state.pod_gone),
         }
         for resource, (changed, _) in self._fed.items():
@@ -76,7 +76,7 @@ class Scheduler:
     def lead(self) -> None:
         """A new term, after a fresh list."""
         self.hear()
-        self.state.drop_admissions()
+        self.state.mtgpupods.drop_admissions()
         self.leads = True
         self.controller.begin()
 

@@ -295,7 +295,7 @@ class Rig:
         self.wire = Wire(self.api)
         client: Any = self.wire
         self.scheduler = Replica(client, self.clock)
-        for uid in self.scheduler.state.undecided():
+        for uid in self.scheduler.state.undecided_pods():
             self.scheduler.late.add(uid)
         self.scheduler.planning.begin()
         self.api.admit = admitted(self.scheduler)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.pods import read_pod
-from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded_shares
 from tests import builders
 from tests.examples import examples
 from tests.mtgpu_cluster import Raw
@@ -414,7 +414,7 @@ class Machine(RuleBasedStateMachine):
         if given:
             yield given
         known = read_gpu_pod(raw, SETTINGS)
-        for share in (recorded(known) or ()) if known else ():
+        for share in (recorded_shares(known) or ()) if known else ():
             yield from (card.uuid for card in node.cards if share.is_on(card))
 
 

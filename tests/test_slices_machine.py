@@ -344,7 +344,7 @@ class Machine(RuleBasedStateMachine):
         known = self.rig.known(raw)
         assert known.request is not None
         for name in self.rig.nodes:
-            target = self.rig.scheduler.state.partitionable_node(name, known.pod.uid)
+            target = self.rig.scheduler.state.partitions.get(name, known.pod.uid)
             assert target is not None
             if known.request.unmet(target.node) is None:
                 assert not target.fits(requested_slices(known.request))

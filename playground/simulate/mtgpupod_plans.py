@@ -18,7 +18,7 @@ from mgpu.settings import Settings
 from playground.simulate.outcomes import Outcome
 from playground.simulate.simulated_cluster import SimulatedCluster
 from playground.simulate.world import Raw
-from scheduler.cluster.gpuids import Bound, Used
+from scheduler.cluster.gpuids import GpuidLimit, UsedGpuids
 from scheduler.engine import nvidia_plugin
 from scheduler.mtgpupods.mtgpupod_status import DesiredMtgpuPod
 from scheduler.mtgpupods.node_plan import plan_node
@@ -169,11 +169,11 @@ class MtgpuPods:
             gpuid_limit=self._bound(node, {row.pod.namespace for row in rows.values()}),
         )
 
-    def _bound(self, node: str, namespaces: set[str]) -> Bound | None:
+    def _bound(self, node: str, namespaces: set[str]) -> GpuidLimit | None:
         most = self._settings.dialects.mtgpu.max_gpuids
         if most is None:
             return None
-        return Bound(most, Used(self._cluster.ledger.holdings()).elsewhere(namespaces, node))
+        return GpuidLimit(most, UsedGpuids(self._cluster.ledger.holdings()).elsewhere(namespaces, node))
 
     def _refused(self, row: _Row, before: int) -> bool:
         """Fail an MtgpuPod whose Pod the kubelet would refuse; no scheduler has checked its cpu and memory."""

@@ -27,7 +27,7 @@ from playground.simulate.mtgpupod_plans import MtgpuPods
 from playground.simulate.outcomes import Delivery, Outcome, Result
 from playground.simulate.simulated_cluster import SimulatedCluster
 from playground.simulate.world import Raw, World
-from scheduler.cluster.gpu_pods import GpuPod, occupies
+from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid
 from scheduler.decisions.scores import Ranking
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.node_assessment import Foresight, assess, record, score
@@ -73,7 +73,7 @@ class _Simulation:
             unknown.pop(pod.uid, None)
             self._names[pod.key] = raw
             if isinstance(request, GpuRequest):
-                self.cluster.outlook.saw(pod, request)
+                self.cluster.forecast.pod_added(pod, request)
             if pod.ended:
                 continue
             self.cluster.reserve(pod, raw, pod.node)
@@ -102,7 +102,7 @@ class _Simulation:
     def _hold(self, pod: Pod, request: GpuRequest | BadObject | None, holding: Holding) -> None:
         self.cluster.hold(holding)
         if isinstance(request, GpuRequest):
-            self.cluster.outlook.placed(pod, request)
+            self.cluster.forecast.pod_placed(pod, request)
 
     def _without_unneeded(self, world: World) -> list[Raw]:
         """Return the running pods without occupy pods that no MtgpuPod needs, which the controller deletes."""
@@ -139,12 +139,12 @@ class _Simulation:
             placement = self._assess(pod, request, pod.node)
         if isinstance(placement, Placement):
             self.cluster.place(pod, request, placement, pod.node)
-            self.cluster.outlook.placed(pod, request)
+            self.cluster.forecast.pod_placed(pod, request)
         else:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
     def _learn(self) -> None:
-        if self.cluster.outlook.refresh():
+        if self.cluster.forecast.refresh():
             self._ranking.refresh()
 
     def submit(self, raw: Raw) -> Outcome:
@@ -157,14 +157,14 @@ class _Simulation:
         self._names[outcome.pod.key] = raw
         request = dialects.read_request(outcome.pod, self._settings)
         if request is not None:
-            self.cluster.outlook.saw(outcome.pod, request)
+            self.cluster.forecast.pod_added(outcome.pod, request)
             self._learn()
         placements = self._filter(outcome, raw, request)
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
             self._bind(outcome, raw, request, placements[node], node)
             if request is not None:
-                self.cluster.outlook.placed(outcome.pod, request)
+                self.cluster.forecast.pod_placed(outcome.pod, request)
         message = "; ".join(f"{name}: {reason}" for name, reason in outcome.rejections.items())
         self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), message)
         return outcome
@@ -225,13 +225,13 @@ class _Simulation:
         placements[name] = found
         points = self.cluster.slices_score(outcome.pod, request, name)
         if points is None:
-            devices = self.cluster.devices(name, "", occupies(outcome.pod, name))
+            devices = self.cluster.devices(name, "", occupied_gpuid(outcome.pod, name))
             points = score(request, found, devices, self._settings)
         outcome.scores[name] = points
 
     def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
-        gpuid = occupies(pod, node)
-        view, seats = self.cluster.view(node, pod.uid), self.cluster.seats(request, pod.uid)
+        gpuid = occupied_gpuid(pod, node)
+        view, seats = self.cluster.node_snapshot(node, pod.uid), self.cluster.seats(request, pod.uid)
         known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
         if nvidia_plugin.chooses_cards(known, request):
             ours = nvidia_plugin.indexes_used_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
@@ -242,7 +242,7 @@ class _Simulation:
         refusal = request.unmet(known) is None and self.cluster.slices_refusal(pod, request, node)
         if refusal:
             return refusal
-        foresight = Foresight(self.cluster.outlook.judges, view.room, pod.needs)
+        foresight = Foresight(self.cluster.forecast.judges, view.free_resources, pod.needs)
         return assess(request, known, devices, self._settings, foresight, seats=seats)
 
     def _bind(

@@ -19,9 +19,9 @@ from mgpu.presentation.mtgpupod_tables import occupying
 from mgpu.settings import Settings
 from playground.simulate.partitioned_node import PartitionedNode
 from playground.simulate.world import Raw, World
-from scheduler.cluster.forecast import Outlook
+from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.node_snapshots import NodeSnapshot
-from scheduler.cluster.node_usage import Usage
+from scheduler.cluster.node_usage import NodeUsage
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.effort import full_budget
 from scheduler.engine.partitioning.partitionable_node import (
@@ -45,20 +45,20 @@ class SimulatedCluster:
         self.nodes = {name: read_node(raw) for name, raw in self.raw.items()}
         self.used: dict[str, Requests] = {name: {} for name in self.raw}
         self.ledger = Ledger()
-        self.outlook = Outlook(settings)
+        self.forecast = Forecast(settings)
         self._moved = set(self.raw)
-        self._usage = Usage(self._moved.add)
+        self._usage = NodeUsage()
         self._slices = settings.dialects.slices
         self._named = NamedResourceUsage(named_resources(self._slices))
         self.partitioned = {name: PartitionedNode(node, world.cards[name]) for name, node in self.nodes.items()}
         for name, node in self.nodes.items():
             self.ledger.set_cards(name, self.partitioned[name].inventory())
-            self.outlook.set_node(name, node, self.ledger.cards(name))
+            self.forecast.set_node(name, node, self.ledger.cards(name))
 
     def reserve(self, pod: Pod, raw: Raw, node: str) -> None:
         """Count the requests of a pod on a node; its cards are held apart."""
         self.used[node] = add(self.used[node], requests_of(raw))
-        self._usage.put(pod.uid, node, pod.needs)
+        self._moved.update(self._usage.put(pod.uid, node, pod.needs))
         self._named.follow(replace(pod, node=node))
 
     def hold(self, holding: Holding) -> None:
@@ -84,18 +84,20 @@ class SimulatedCluster:
             cards = self.ledger.for_gpuid(node, gpuid, without)
         return (*cards, *self.ledger.others(node, without))
 
-    def take_moved(self) -> Iterable[tuple[str, NodeSnapshot]]:
+    def take_changed_nodes(self) -> Iterable[tuple[str, NodeSnapshot]]:
         """Return the nodes that have changed since the last call."""
-        moved = [(name, self.view(name, "")) for name in sorted(self._moved)]
+        moved = [(name, self.node_snapshot(name, "")) for name in sorted(self._moved)]
         self._moved.clear()
         return moved
 
-    def view(self, node: str, without: str) -> NodeSnapshot:
+    def node_snapshot(self, node: str, uid: str) -> NodeSnapshot:
         known = self.nodes[node]
-        cards = self.ledger.cards(node, without)
-        others = self.ledger.others(node, without)
-        room = known.room.less(self._usage.on(node, without))
-        return NodeSnapshot(known, cards, 0, room, unkept=cards, others=others, unkept_others=others)
+        cards = self.ledger.cards(node, uid)
+        others = self.ledger.others(node, uid)
+        free = known.room.less(self._usage.on(node, uid))
+        return NodeSnapshot(
+            known, cards, 0, free, available_cards=cards, other_devices=others, available_other_devices=others
+        )
 
     def reservation(self, uid: str) -> None:  # noqa: ARG002
         """Return no reservation: each pod is bound before the next one comes."""
@@ -121,7 +123,7 @@ class SimulatedCluster:
             self.devices(node, without),
             [held for held in self.ledger.holdings(node) if held.uid != without],
             self._slices.geometries,
-            room=self.view(node, without).room,
+            room=self.node_snapshot(node, without).free_resources,
             named=self._named.on(node),
             problem=partitioned.problem,
         )

@@ -74,7 +74,7 @@ def figures_of(node: NodeContents) -> Figures:
     counts: Figures = Counter()
     ledger = Ledger()
     name = node.node.name
-    devices = list_allocatable(node.slices, (*node.cards, *node.others))
+    devices = list_allocatable(node.slices, (*node.cards, *node.other_devices))
     ledger.set_cards(name, devices)
     for holding in node.held:
         ledger.hold(holding)
@@ -117,14 +117,14 @@ class Totals:
     def sums(self) -> Figures:
         """Return the sums, after reading the nodes that have changed since the last call."""
         with self._lock:
-            versions = self._cache.versions()
+            versions = self._cache.node_versions()
             for name in self._of_nodes.keys() - versions.keys():
                 self._sums.subtract(self._of_nodes.pop(name)[1])
             for name, version in versions.items():
                 before = self._of_nodes.get(name)
                 if before is not None and before[0] == version:
                     continue
-                node = self._cache.contents(name)
+                node = self._cache.node_contents(name)
                 figures: Figures = figures_of(node) if node else Counter()
                 self._sums.subtract(before[1] if before else {})
                 self._sums.update(figures)
@@ -159,7 +159,7 @@ class ClusterCollector(Collector):
         yield from _of_cards(self._totals.sums())
         yield from _of_process(self._process)
         yield from _of_mtgpupods(self._mtgpupods())
-        yield _undecided(len(self._cache.undecided()))
+        yield _undecided(len(self._cache.undecided_pods()))
         yield _without_agent(self._cache.nodes_without_agent())
 
 

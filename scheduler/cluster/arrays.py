@@ -40,7 +40,7 @@ class _Row(dict[str, int]):
         return _NOWHERE
 
 
-class Matrix:
+class ClusterArrays:
     """Not thread-safe. The tables that it returns are immutable and may be read by any thread."""
 
     def __init__(self) -> None:

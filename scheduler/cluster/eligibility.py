@@ -21,7 +21,7 @@ _SPARE_MODELS = 64
 
 
 class Eligibility:
-    """Not thread-safe. Rows are nodes, columns their cards by position; row 0 is there from the start.
+    """Not thread-safe. NodeArrays are nodes, columns their cards by position; row 0 is there from the start.
 
     exclusions: what codes stand for; a card that is not excluded has the code 0, which is no key. A code never gets
     another meaning: answers that were worked out for a row are kept under its codes. Models and texts come from Devices

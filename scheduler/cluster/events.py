@@ -1,7 +1,8 @@
-"""The typed events with which the ClusterCache tells the rest of the scheduler what has changed.
+"""The typed events that the ClusterCache publishes when its data changes.
 
-`scheduler.runtime` registers the subscribers. Controllers are level-triggered: an event only names the object to look
-at, and the subscriber reads its present state from the cache.
+`scheduler.runtime` subscribes the controllers to the public events; the parts of the cache exchange the internal ones.
+Controllers are level-triggered: an event only names an object, and the subscriber reads the current state of the object
+from the cache.
 """
 
 from collections.abc import Callable
@@ -17,28 +18,28 @@ Warn = Callable[[dict[str, Any], str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class CardsFreed:
-    """Cards of this node came free by a change that kube-scheduler cannot observe, such as one of a Device."""
+    """Cards of this node became free by a change that kube-scheduler cannot observe, such as a change of a Device."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMayFit:
-    """More pods may fit on this node since a pod left it or a label changed, which kube-scheduler observes too."""
+    """More pods may fit on this node: a pod has left it, or a label has changed. kube-scheduler observes this too."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsChanged:
-    """The partitioned cards of this node changed, or what is held of them, or whether mgpu partitions the node."""
+    """The partitioned cards of this node, their holdings, or whether mgpu partitions the node have changed."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class MtgpuPodsAffected:
-    """Something changed that matters to the MtgpuPods or the occupy pods of this node."""
+    """Something has changed that the MtgpuPods or the occupy pods of this node depend on."""
 
     node: str
 
@@ -52,7 +53,7 @@ class PodUndecided:
 
 @dataclass(frozen=True, slots=True)
 class ObjectWarning:
-    """A user should know this about an object; it becomes a Kubernetes Event of type Warning."""
+    """Users are warned about an object by a Kubernetes Event of type Warning."""
 
     regarding: dict[str, Any]
     reason: str
@@ -61,15 +62,22 @@ class ObjectWarning:
 
 @dataclass(frozen=True, slots=True)
 class HoldingsChanged:
-    """Inside the cache: what is held on this node changed. group: the same-card group of the holding that changed."""
+    """Internal: a holding on this node has changed. group: the same-card group of its pod."""
 
     node: str
     group: Group | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class PlanChanged:
+    """Internal: a partition plan for this node was added or dropped, so the node's cards must be derived again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class RemnantsEnded:
-    """Inside the cache: the last pod of this namespace that was deleted by force has ended."""
+    """Internal: the last remnant of this namespace has ended."""
 
     namespace: str
 
@@ -77,18 +85,18 @@ class RemnantsEnded:
 class Publisher:
     """Calls the subscribers of an event's type, in the order in which they subscribed.
 
-    The cache publishes while it holds its lock, so that events come in the order of the changes. A subscriber must
-    return at once: it may read from the cache, and usually puts a name into a queue.
+    The cache publishes while it holds its lock, so events arrive in the order of the changes. A subscriber must return
+    at once: it may read from the cache, and usually adds a name to a queue.
     """
 
     def __init__(self) -> None:
         self._subscribers: dict[type, list[Callable[[Any], None]]] = {}
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
-        """Call the subscriber with each event of exactly this type. Not thread-safe: call it before events come."""
+        """Call the subscriber with each event of exactly this type. Not thread-safe: subscribe before any event."""
         self._subscribers.setdefault(kind, []).append(subscriber)
 
     def publish(self, event: object) -> None:
-        """Call all subscribers of this event; without any, the event is dropped."""
+        """Call all subscribers of this event. An event without subscribers is dropped."""
         for subscriber in self._subscribers.get(type(event), ()):
             subscriber(event)

@@ -1,4 +1,9 @@
-"""What pods are likely to come, learnt from those that came, and what the nodes are worth to them."""
+"""Forecasts which pods are likely to come, from the pods that came before, for card and node policies that learn.
+
+`ClusterCache` reports pods and nodes to the `Forecast`; a background thread of `scheduler.runtime` calls `refresh`,
+which makes a judge for each learning policy that is in use. `decisions` rates nodes and cards with the judges. Tenants
+choose the pods that the forecast learns from, so a namespace must not dominate it with pods that never get cards.
+"""
 
 import logging
 import threading
@@ -22,36 +27,38 @@ log = logging.getLogger(__name__)
 
 Counts = tuple[tuple[Shape, int], ...]
 
-_MADE: Mapping[str, Learning] = MappingProxyType({name: one.learn for name, one in POLICIES.items() if one.learn})
-LEARNT = tuple(_MADE)
-"""The policies that need a judge."""
+_MAKE_JUDGE: Mapping[str, Learning] = MappingProxyType(
+    {name: policy.learn for name, policy in POLICIES.items() if policy.learn}
+)
+LEARNING_POLICIES = tuple(_MAKE_JUDGE)
+"""The names of the policies that need a judge."""
+
+MAX_WAITING_PODS = 100
+"""The number of pods of a namespace that count before they have cards: 2.5 % of the last 4,000 pods, which the policies
+remember. A user may create any number of pods that wait for ever, or that name a node and fail there."""
 
 
-WAITING = 100
-"""Pods of a namespace that count before they have cards: 2.5 % of the last 4,000 pods, which the policies remember. A
-user may create any number of pods that wait for ever, or that name a node and fail there."""
+class _Arrivals:
+    """Decides which pods count, each at most once. Not thread-safe.
 
-
-class Arrivals:
-    """Not thread-safe. A pod counts when it comes; beyond the allowance of its namespace, once it has cards.
-
-    The allowance comes back with each pod of the namespace that gets cards, and not with those that are deleted.
+    A pod counts when it is created; beyond the allowance of its namespace it counts once it has cards. A namespace
+    regains its allowance through pods that get cards, and not through pods that are deleted.
     """
 
     def __init__(self) -> None:
         self._used: Counter[str] = Counter()
         self._waiting: set[str] = set()
 
-    def came(self, pod: Pod) -> bool:
-        """Return whether the pod counts now, though it has no cards yet."""
-        if self._used[pod.namespace] >= WAITING:
+    def counts_now(self, pod: Pod) -> bool:
+        """Return whether a new pod counts before it has cards."""
+        if self._used[pod.namespace] >= MAX_WAITING_PODS:
             return False
         self._used[pod.namespace] += 1
         self._waiting.add(pod.uid)
         return True
 
-    def placed(self, pod: Pod) -> bool:
-        """Return whether the pod, which has got its cards, counts now: it has not been counted before."""
+    def counts_when_placed(self, pod: Pod) -> bool:
+        """Return whether a pod that has got its cards counts now, because it did not count before."""
         self._used[pod.namespace] -= 1
         if self._used[pod.namespace] <= 0:
             del self._used[pod.namespace]
@@ -60,127 +67,136 @@ class Arrivals:
         self._waiting.remove(pod.uid)
         return False
 
-    def gone(self, uid: str) -> None:
+    def drop(self, uid: str) -> None:
         self._waiting.discard(uid)
 
 
-class Outlook:
-    """Thread-safe. Pods and nodes come in as they are seen, from any thread; `refresh` works out the rest elsewhere.
+class Forecast:
+    """Learns from pods and nodes. Thread-safe.
 
-    judges: by policy, those that are in use; none before anything is known. The mapping is never changed but replaced
-    as a whole, and a judge is immutable. Node and cards of one pod may be chosen by two of them, one after the other:
-    the cards are then the best on that node by what has been learnt since, and whether they are free is the ledger's.
+    Attributes:
+        judges: By policy, the judges in use; empty until something is learned. The mapping is replaced as a whole, and
+            judges are immutable. The node and the cards of one pod may be chosen with two successive judges. That is
+            harmless: the ledger decides which cards are free.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.judges: Mapping[str, Judge] = MappingProxyType({})
         self._lock = threading.Lock()
         chosen = (settings.card_policy_for(d.card_policy(settings), d.DEFAULT_CARD_POLICY) for d in dialects.ALL)
-        self._wanted = {settings.node_policy, *chosen}.intersection(LEARNT)
-        self._first: dict[str, tuple[Pod, GpuRequest]] | None = {}
+        self._policies = {settings.node_policy, *chosen}.intersection(LEARNING_POLICIES)
+        # The pods that exist at the start, in no particular order; None after the first `refresh`.
+        self._first_pods: dict[str, tuple[Pod, GpuRequest]] | None = {}
         self._placed_first: set[str] = set()
-        self._arrivals = Arrivals()
+        self._arrivals = _Arrivals()
         self._learner = Learner()
-        self._class: dict[str, NodeClass] = {}
+        self._class_of: dict[str, NodeClass] = {}
         self._classes: Counter[NodeClass] = Counter()
-        self._stale = False
+        self._is_outdated = False
 
-    def saw(self, pod: Pod, request: GpuRequest) -> None:
-        """A pod that was not there before; pods that were there from the start in any order, until `refresh`."""
+    def pod_added(self, pod: Pod, request: GpuRequest) -> None:
+        """Learn from a pod that was not there before. Before the first `refresh` pods may be added in any order."""
         if not request.containers:
             return
         with self._lock:
-            if request.constraints.card_policy in LEARNT and request.constraints.card_policy not in self._wanted:
-                self._wanted.add(request.constraints.card_policy)
-                self._stale = True
-            if self._first is not None:
-                self._first[pod.uid] = pod, request
-            elif self._arrivals.came(pod):
+            policy = request.constraints.card_policy
+            if policy in LEARNING_POLICIES and policy not in self._policies:
+                self._policies.add(policy)
+                self._is_outdated = True
+            if self._first_pods is not None:
+                self._first_pods[pod.uid] = pod, request
+            elif self._arrivals.counts_now(pod):
                 self._learn(pod, request)
 
-    def placed(self, pod: Pod, request: GpuRequest) -> None:
-        """A pod that has come (`saw`) has got its cards."""
+    def pod_placed(self, pod: Pod, request: GpuRequest) -> None:
+        """Record that an added pod has got its cards."""
         if not request.containers:
             return
         with self._lock:
-            if self._first is not None:
+            if self._first_pods is not None:
                 self._placed_first.add(pod.uid)
-            elif self._arrivals.placed(pod):
+            elif self._arrivals.counts_when_placed(pod):
                 self._learn(pod, request)
 
-    def gone(self, uid: str) -> None:
+    def pod_gone(self, uid: str) -> None:
+        """Record that a pod was deleted. What was learned from it stays."""
         with self._lock:
-            self._arrivals.gone(uid)
+            self._arrivals.drop(uid)
 
     def shape(self, pod: Pod, request: GpuRequest) -> Shape:
-        """The pod as judges see it."""
+        """Return the shape of a pod for the judges."""
         with self._lock:
             return self._shape(pod, request)
 
     def _shape(self, pod: Pod, request: GpuRequest) -> Shape:
         return shape_of(request, pod.needs, {node.model for node in self._classes})
 
-    def _take_first(self) -> None:
-        """Count the pods that were there from the start, in the order of their creation."""
-        rows = sorted((self._first or {}).values(), key=lambda row: (row[0].created, row[0].uid))
+    def _learn_from_first_pods(self) -> None:
+        """Learn from the pods that existed at the start, in the order of their creation."""
+        rows = sorted((self._first_pods or {}).values(), key=lambda row: (row[0].created, row[0].uid))
         for pod, request in rows:
-            if pod.uid in self._placed_first or self._arrivals.came(pod):
+            if pod.uid in self._placed_first or self._arrivals.counts_now(pod):
                 self._learn(pod, request)
-        self._first = None
+        self._first_pods = None
         self._placed_first.clear()
 
     def _learn(self, pod: Pod, request: GpuRequest) -> None:
         self._learner.observe(self._shape(pod, request))
 
     def counts(self) -> Counts:
-        """What has been learnt: how often each shape of pod has come, in thousandths."""
+        """Return how often pods of each shape have come, in thousandths."""
         with self._lock:
             return self._learner.counts()
 
     def set_node(self, name: str, node: Node | None, cards: Sequence[CardState]) -> None:
-        """The node and its cards as they are now."""
-        new = class_of(node, cards) if node is not None and cards else None
+        """Store a node and its cards; None for a node that was deleted."""
+        now = class_of(node, cards) if node is not None and cards else None
         with self._lock:
-            before = self._class.pop(name, None)
-            if new is not None:
-                self._class[name] = new
-            if new == before:
+            before = self._class_of.pop(name, None)
+            if now is not None:
+                self._class_of[name] = now
+            if now == before:
                 return
-            self._stale = True
-            self._classes.update(filter(None, [new]))
-            self._classes.subtract(filter(None, [before]))
-            self._classes += Counter()  # drops what there is no more of
+            self._is_outdated = True
+            if now is not None:
+                self._classes[now] += 1
+            if before is not None:
+                self._classes[before] -= 1
+                if not self._classes[before]:
+                    del self._classes[before]
 
     def refresh(self) -> bool:
-        """Make new judges, where there is reason to; whether there was. One thread at a time."""
+        """Make new judges if the pods or nodes have changed enough; return whether it did. One thread at a time."""
         with self._lock:
-            self._take_first()
-            due = self._learner.due()
-            if not (due or self._stale):
+            self._learn_from_first_pods()
+            is_due = self._learner.due()
+            if not (is_due or self._is_outdated):
                 return False
-            self._stale = False
-            counts, classes, wanted = self._learner.counts(), dict(self._classes), sorted(self._wanted)
-        made = {name: self._made(name, counts, classes) for name in wanted} if counts else {}
-        self.judges = MappingProxyType({name: judge for name, judge in made.items() if judge is not None})
+            self._is_outdated = False
+            counts = self._learner.counts()
+            classes = dict(self._classes)
+            policies = sorted(self._policies)
+        judges = {name: self._make_judge(name, counts, classes) for name in policies} if counts else {}
+        self.judges = MappingProxyType({name: judge for name, judge in judges.items() if judge is not None})
         return True
 
-    def _made(self, name: str, counts: Counts, classes: Mapping[NodeClass, int]) -> Judge | None:
-        """Return the policy's judge of what has been learnt, the one of before where it cannot be made.
+    def _make_judge(self, name: str, counts: Counts, classes: Mapping[NodeClass, int]) -> Judge | None:
+        """Return a judge of the policy, or its previous one if that fails.
 
-        Tenants choose the pods that it is made of, and also that a policy is in use which no setting names. One that
-        fails must not take the others along.
+        Tenants choose the pods that it learns from, and can bring a policy into use that no setting names. A policy
+        that fails must not stop the others.
         """
         try:
-            judge = _MADE[name](counts, classes)
-            _warm(judge, classes)
+            judge = _MAKE_JUDGE[name](counts, classes)
+            _fill_tables(judge, classes)
         except Exception:
-            log.exception("the policy %s cannot be worked out; it goes on with what it knew before", name)
+            log.exception("the policy %s cannot learn from the latest pods; its previous forecast stays in use", name)
             return self.judges.get(name)
         return judge
 
 
-def _warm(judge: Judge, classes: Iterable[NodeClass]) -> None:
-    """Ask once about each class as the card policies do: a judge makes some of its tables when first asked."""
+def _fill_tables(judge: Judge, classes: Iterable[NodeClass]) -> None:
+    """Rate an empty node of each class, since a judge makes some of its tables only when it first needs them."""
     for node in classes:
         empty = node_rows(node, CpuMemory(node.cpu, node.memory), [[CARD] * node.cards])
         judge.rate_changes(empty, empty)

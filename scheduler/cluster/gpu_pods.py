@@ -1,4 +1,9 @@
-"""Pods that ask for GPU, and what their annotations say of the cards they got."""
+"""GPU pods as the scheduler reads them: their request, and the cards in their allocation record.
+
+`ClusterCache` reads the pods of its informer with `make_gpu_pod`, and stores what `trim` leaves of them. `decisions`
+and `mgpu explain` read other pods, such as those in calls of kube-scheduler, with `read_gpu_pod`. Users choose the size
+of a pod, so nothing may be stored here that neither the filter, a decision nor the page reads.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,130 +24,156 @@ from mgpu.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class GpuPod:
-    """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion.
+    """A pod that requests GPUs.
 
-    judged: what was found of its record; where that does not count, `pod` is without it. fingerprint: of all
-    that was read of it, where an informer brought it (`mgpu.dialects.watched_pods`).
+    Attributes:
+        pod: Without its allocation record if the record does not count.
+        request: None if it is malformed.
+        problems: Why the request is malformed or cannot be served.
+        version: Its resourceVersion.
+        verdict: The verification of its allocation record.
+        fingerprint: The digest of everything that was read of it (`mgpu.dialects.watched_pods`), or None if no informer
+            delivered it.
     """
 
     pod: Pod
     request: GpuRequest | None
     problems: tuple[Problem, ...] = ()
     version: str = ""
-    judged: Verdict | None = None
+    verdict: Verdict | None = None
     fingerprint: bytes | None = field(default=None, compare=False)
 
     @property
     def finding(self) -> Finding | None:
-        return self.judged.finding if self.judged is not None else None
+        """The reason why its allocation record does not count, or None."""
+        return self.verdict.finding if self.verdict is not None else None
 
     @property
     def dialect(self) -> str:
-        """ "": not known, a malformed ask belongs to none."""
+        """The dialect of its request; "" for a malformed request, which belongs to no dialect."""
         return self.request.dialect if self.request is not None else ""
 
     @property
     def constraints(self) -> Constraints:
+        """The constraints of its request; none for a malformed request."""
         return self.request.constraints if self.request is not None else NONE
 
 
 def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, records: RecordVerifier = UNSEALED) -> GpuPod | None:
-    """The pod, if it asks for GPU in a vocabulary that is served. Raises BadObject only where it is no pod at all."""
-    return gpu_pod_of(read_pod(raw), raw, settings, records)
+    """Return the pod, or None if it requests no GPU in an enabled vocabulary. Raises BadObject if it is no pod."""
+    return make_gpu_pod(read_pod(raw), raw, settings, records)
 
 
-def gpu_pod_of(
+def make_gpu_pod(
     pod: Pod,
     raw: Mapping[str, Any],
     settings: Settings,
     records: RecordVerifier = UNSEALED,
     before: Verdict | None = None,
 ) -> GpuPod | None:
-    """The same of a pod that is read already. before: what was found of its record when it was read the last time."""
+    """Return the GPU pod for a pod that has been read, or None if it requests no GPU in an enabled vocabulary.
+
+    Args:
+        before: The last verdict on its allocation record, which holds while the record is the same.
+    """
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
-    pod, judged = records.judge(dialects.without_unread(pod), before)
-    if large := budget.excess_of_containers(raw) if pod.node else budget.excess(raw):
+    pod, verdict = records.judge(dialects.without_unread(pod), before)
+    excess = budget.excess_of_containers(raw) if pod.node else budget.excess(raw)
+    if excess:
         few = replace(pod, containers=pod.containers[:1])
-        return _refused(few, large, version, judged) if _is_ours(pod) else None
+        return _rejected(few, excess, version, verdict) if _is_ours(pod) else None
     try:
         request = dialects.read_request(pod, settings)
     except BadObject as error:
-        return _refused(pod, error.problems, version, judged)
+        return _rejected(pod, error.problems, version, verdict)
     if request is None:
         return None
-    problems = () if pod.node else tuple(_unhanded(pod, request, settings))
-    return _refused(pod, problems, version, judged) if problems else GpuPod(pod, request, (), version, judged)
+    problems = () if pod.node else tuple(_incomplete_containers(pod, request, settings))
+    return _rejected(pod, problems, version, verdict) if problems else GpuPod(pod, request, (), version, verdict)
 
 
 def _is_ours(pod: Pod) -> bool:
-    """Whether the pod uses a vocabulary. The bound Pod of an MtgpuPod is accounted for by its MtgpuPod."""
+    """Return whether the pod uses a vocabulary. The holding of a bound Pod of an MtgpuPod is that of its MtgpuPod."""
     return bool(vocabularies(pod).keys() - ({mtgpu.NAME} if pod.node else set()))
 
 
-def kept(known: GpuPod) -> GpuPod:
-    """Return the part that the scheduler keeps of a pod, of which users choose the size.
+def trim(gpu_pod: GpuPod) -> GpuPod:
+    """Return the part of a pod that the scheduler stores.
 
-    A pod that has ended holds nothing, and clusters keep 12,500 of them: of what it asked for, the vocabulary remains.
+    A pod that has ended holds nothing, and clusters keep 12,500 of them, so only the vocabulary of its request remains.
     """
-    pod, request = known.pod, known.request
+    pod = gpu_pod.pod
+    request = gpu_pod.request
     if pod.ended:
         pod = replace(pod, containers=(), ran=frozenset())
-        known, request = replace(known, problems=()), request and GpuRequest(request.dialect, ())
-    if pod.ended or known.request is None:
+        gpu_pod = replace(gpu_pod, problems=())
+        request = request and GpuRequest(request.dialect, ())
+    if pod.ended or request is None:
         pod = replace(pod, annotations={})
-    # Before it is bound, a record counts for nothing.
-    return replace(known, pod=watched_pods.kept(pod, record=bool(pod.node)), request=request)
+    # An allocation record counts only once the pod is bound.
+    return replace(gpu_pod, pod=watched_pods.kept(pod, record=bool(pod.node)), request=request)
 
 
-def renewed(known: GpuPod, raw: Mapping[str, Any]) -> GpuPod:
-    """Return a pod of which nothing has changed but its labels and its version."""
+def with_current_labels(gpu_pod: GpuPod, raw: Mapping[str, Any]) -> GpuPod:
+    """Return the pod with the labels and the resourceVersion of `raw`, which is the same in all else that is read."""
     meta = raw["metadata"]
     labels = watched_pods.kept_labels(meta.get("labels") or {})
-    return replace(known, pod=replace(known.pod, labels=labels), version=str(meta.get("resourceVersion", "")))
+    return replace(gpu_pod, pod=replace(gpu_pod.pod, labels=labels), version=str(meta.get("resourceVersion", "")))
 
 
-def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Verdict | None = None) -> GpuPod:
-    """Of a pod that gets no cards nobody looks at its containers, which may be many, before it is bound."""
-    return GpuPod(pod if pod.node else replace(pod, containers=()), None, first(problems), version, judged)
+def _rejected(pod: Pod, problems: Sequence[Problem], version: str, verdict: Verdict | None) -> GpuPod:
+    """Return a pod that gets no cards. Its containers, of which there may be many, matter only once it is bound."""
+    return GpuPod(pod if pod.node else replace(pod, containers=()), None, first(problems), version, verdict)
 
 
-def _unhanded(pod: Pod, request: GpuRequest, settings: Settings) -> Iterator[Problem]:
-    """Containers that would start without the node agent, and so without their cards: what admission has not completed,
-    or not under these settings.
+def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each container that would start without the node agent, and so without its cards.
+
+    Admission did not complete such a container, or did so under other settings.
     """
-    given = dialects.served(request)
+    served = dialects.served(request)
     for container in pod.containers:
-        if container.name in given and not dialects.carrier(container, settings):
-            text = "asks for nothing that a node hands out as device ids; make the pod anew, and admission completes it"
-            yield Problem(f"{container.path}.resources", text)
+        if container.name in served and not dialects.carrier(container, settings):
+            text = "requests no resource that a device plugin allocates; delete and create the pod again, so that "
+            yield Problem(f"{container.path}.resources", text + "mgpu's webhook adds it")
 
 
-def occupies(pod: Pod, node: str) -> str:
-    """The GPUID for which this pod keeps a card of this node from others; "": for none."""
+def occupied_gpuid(pod: Pod, node: str) -> str:
+    """Return the GPUID for which this pod occupies a card of this node; "" if it is no occupy pod of the node."""
     found = mtgpu.occupied(pod)
     return found[1] if found and found[0] == node else ""
 
 
-def left_by(before: GpuPod | None, now: GpuPod | None) -> tuple[str, ...]:
-    """The node where a pod had cards, or some were kept for it, and where that is so no more; () for none."""
-    places = ["" if p is None or p.pod.ended else p.pod.node or p.pod.nominated_node for p in (before, now)]
-    return (places[0],) if places[0] not in ("", places[1]) else ()
+def node_left(before: GpuPod | None, now: GpuPod | None) -> str | None:
+    """Return the node that the pod, or its nomination, has left, or None."""
+    place = _place(before)
+    return place if place != _place(now) else None
 
 
-def recorded(known: GpuPod) -> tuple[Share, ...] | None:
-    """The shares that a pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
-    if known.request is None:
-        raise BadObject(known.problems)
-    return dialects.read_placement(known.pod, known.request)
+def _place(gpu_pod: GpuPod | None) -> str | None:
+    if gpu_pod is None or gpu_pod.pod.ended:
+        return None
+    return gpu_pod.pod.node or gpu_pod.pod.nominated_node or None
 
 
-def shares_unknown(known: GpuPod, *, recorded: bool) -> tuple[Share, ...]:
-    """Return what is held for a pod that runs on cards nobody can tell.
+def recorded_shares(gpu_pod: GpuPod) -> tuple[Share, ...] | None:
+    """Return the shares in the allocation record of a pod, or None if it has no record.
+
+    Raises BadObject if the record cannot be read.
+    """
+    if gpu_pod.request is None:
+        raise BadObject(gpu_pod.problems)
+    return dialects.read_placement(gpu_pod.pod, gpu_pod.request)
+
+
+def shares_on_unknown_cards(gpu_pod: GpuPod, *, has_record: bool) -> tuple[Share, ...]:
+    """Return what a pod holds that runs on unknown cards.
 
     Args:
-        recorded: whether it has a record that cannot be read or does not count.
+        has_record: Whether it has an allocation record, which then is unreadable or does not count.
     """
-    if known.request is not None:
-        return unknown_shares(known.request, known.pod, recorded=recorded)
-    # Not even how much it asked for is known: it may use up any card.
-    return (Share(known.pod.containers[0].name if known.pod.containers else "", None, whole=True),)
+    if gpu_pod.request is not None:
+        return unknown_shares(gpu_pod.request, gpu_pod.pod, recorded=has_record)
+    # Even the size of its request is unknown: it may use any card completely.
+    container = gpu_pod.pod.containers[0].name if gpu_pod.pod.containers else ""
+    return (Share(container, None, whole=True),)

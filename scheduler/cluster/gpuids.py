@@ -1,8 +1,9 @@
-"""How many GPUIDs a namespace uses at once, which the settings may bound. Pure.
+"""Counts the GPUIDs that each namespace uses at once, which the settings can limit. Pure.
 
-Each GPUID of a node takes a whole card from everybody else, however small the share is that its MtgpuPods request. A
-namespace uses a GPUID while one of its MtgpuPods holds a share of that card, also where another namespace was first on
-it: two namespaces could open cards for each other otherwise.
+`MtgpuPodHoldings` counts them for the whole cluster; `scheduler.mtgpupods` and `mgpu simulate` use the counts to assign
+cards. Each GPUID of a node takes a whole card from all other pods, however small the requests of its MtgpuPods are. A
+namespace uses a GPUID while one of its MtgpuPods holds a share of that card, even if an MtgpuPod of another namespace
+came first. Otherwise two namespaces could take cards for each other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,20 +13,23 @@ from mgpu.dialects.mtgpu import NAME, MtgpuPod
 from mgpu.model.ledger import Holding
 
 Gpuid = tuple[str, str]
-"""A node and a GPUID, which is of its node."""
+"""A node, and a GPUID of this node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """most: the number of GPUIDs that a namespace may use at once. elsewhere: by namespace, how many of them it uses on
-    other nodes than the one that is looked at.
+class GpuidLimit:
+    """The limit for the decisions about one node.
+
+    Attributes:
+        maximum: The number of GPUIDs that a namespace may use at once.
+        elsewhere: By namespace, the number of GPUIDs that it uses on other nodes.
     """
 
-    most: int
+    maximum: int
     elsewhere: Mapping[str, int]
 
 
-class Used:
+class UsedGpuids:
     """The GPUIDs that each namespace uses. Not thread-safe."""
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
@@ -36,8 +40,9 @@ class Used:
                 self.put(held.uid, held)
 
     def put(self, uid: str, held: Holding | None) -> str | None:
-        """Take in what an MtgpuPod holds now; return the namespace that no longer uses a GPUID, if there is one."""
-        before, now = self._of.pop(uid, None), None if held is None else (held.namespace, _gpuid(held))
+        """Replace what an MtgpuPod holds; return the namespace that no longer uses a GPUID, or None."""
+        before = self._of.pop(uid, None)
+        now = None if held is None else (held.namespace, _gpuid(held))
         if held is not None and now is not None:
             self._of[uid] = now
             self._users.setdefault(held.namespace, {}).setdefault(now[1], set()).add(uid)
@@ -58,6 +63,7 @@ class Used:
         return (pod.node, pod.gpuid) in self._users.get(pod.namespace, {})
 
     def count(self, namespace: str) -> int:
+        """Return how many GPUIDs the namespace uses."""
         return len(self._users.get(namespace, {}))
 
     def elsewhere(self, namespaces: Iterable[str], node: str) -> Mapping[str, int]:
@@ -66,5 +72,5 @@ class Used:
 
 
 def _gpuid(held: Holding) -> Gpuid:
-    """One that cannot be read any more holds its card all the same, under a GPUID that nobody knows."""
+    """Return the GPUID of a holding. An MtgpuPod whose GPUID became unreadable counts as using one of its own."""
     return held.node, held.gpuid or f"of {held.uid}"

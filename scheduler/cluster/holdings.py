@@ -1,7 +1,8 @@
-"""What pods hold, derived from records, reservations and what the kubelet itself gave out.
+"""What GPU pods hold, derived from allocation records, reservations and the shares that nodes themselves gave.
 
-`Holdings` is the only one that writes the ledger. What it writes follows from what the API server says, in whatever
-order that came; only reservations are this process's own.
+`Holdings` is the only writer of the ledger. `ClusterCache` calls it when pods, nodes or reservations change, and
+`MtgpuPodHoldings` writes the holdings of MtgpuPods through it. The result follows from the present objects of the API
+server, in whatever order they arrived; only reservations originate in this process.
 """
 
 import sys
@@ -21,7 +22,7 @@ from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Pod
 from mgpu.model.slice_names import RESOURCE_PREFIX, mode_of, place_of, slice_named
 from scheduler.cluster.events import HoldingsChanged, ObjectWarning, PodUndecided, Publisher
-from scheduler.cluster.gpu_pods import GpuPod, occupies, recorded, shares_unknown
+from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, recorded_shares, shares_on_unknown_cards
 from scheduler.cluster.nodes import Nodes
 from scheduler.cluster.pods import Pods
 from scheduler.cluster.remnants import Remnants
@@ -30,7 +31,7 @@ from scheduler.engine import nvidia_plugin
 
 
 class _OtherPod(NamedTuple):
-    """A pod without a GPU request, or one of which only the UID is known. The kubelet may have given it cards."""
+    """A pod without a GPU request, or an unknown pod of which a node has only reported the UID."""
 
     namespace: str = ""
     name: str = ""
@@ -40,10 +41,10 @@ class _OtherPod(NamedTuple):
 
 
 class Holdings:
-    """Part of the ClusterCache, which holds its lock around every call. It reads from `nodes`, `pods`, `reservations`.
+    """Part of the ClusterCache, which holds its lock around every call.
 
-    It publishes HoldingsChanged with every change of the ledger, and PodUndecided for each pod that is bound without
-    cards and has not started.
+    Publishes HoldingsChanged with every change of the ledger, and PodUndecided for each pod that is bound without cards
+    and has not started.
     """
 
     def __init__(
@@ -64,149 +65,185 @@ class Holdings:
         self.remnants = Remnants(events, clock)
 
     def undecided(self) -> tuple[str, ...]:
-        """Return the UIDs of the pods that are bound without cards and have not started, by the names of the pods."""
-        known = filter(None, map(self._pods.get, self._undecided))
-        return tuple(pod.pod.uid for pod in sorted(known, key=lambda known: (known.pod.key, known.pod.uid)))
+        """Return the UIDs of the pods that are bound without cards and have not started, sorted by pod name."""
+        pods = [gpu_pod.pod for uid in self._undecided if (gpu_pod := self._pods.get(uid)) is not None]
+        return tuple(pod.uid for pod in sorted(pods, key=lambda pod: (pod.key, pod.uid)))
 
     def is_undecided(self, uid: str) -> bool:
         """Return whether the pod is bound without cards and has not started."""
         return uid in self._undecided
 
     def publish_undecided_on(self, node: str) -> None:
-        """Ask again for late binding decisions of the pods on this node: its cards have changed."""
+        """Publish PodUndecided again for the pods of this node, since its cards have changed."""
         for uid in self._undecided:
-            known = self._pods.get(uid)
-            if known is not None and known.pod.node == node:
+            gpu_pod = self._pods.get(uid)
+            if gpu_pod is not None and gpu_pod.pod.node == node:
                 self._events.publish(PodUndecided(uid))
 
     def has_cards(self, uid: str) -> bool:
         """Return whether the pod is bound and its cards have been decided."""
-        held = self.ledger.holding(uid)
-        return held is not None and held.bound and uid not in self._undecided
+        holding = self.ledger.holding(uid)
+        return holding is not None and holding.bound and uid not in self._undecided
 
-    def settle(self, known: GpuPod) -> None:
-        """Make the ledger say of this pod what the API says of it."""
-        pod, uid = known.pod, known.pod.uid
-        self._undecided.discard(uid)
+    def settle(self, gpu_pod: GpuPod) -> None:
+        """Derive what this pod holds from its present state."""
+        pod = gpu_pod.pod
+        self._undecided.discard(pod.uid)
         if pod.ended:
-            self.release(uid)
-            self._hold_given(uid, pod.node)
+            self.release(pod.uid)
+            self._hold_given(pod.uid, pod.node)
             return
         if not pod.node:
-            return  # what is reserved for it stays so: this may be an event from before the decision
+            return  # A reservation stays: this event may be older than the decision.
+        shares: tuple[Share, ...] | None = None
+        unreadable: str | None = None
         try:
-            shares, unreadable = recorded(known), ""
+            shares = recorded_shares(gpu_pod)
         except BadObject as error:
-            shares, unreadable = None, str(error)
-        dialect, given = known.dialect, self._nodes.given(pod.node).get(uid, ())
-        sliced = tuple(share for share in given if share.type != GPU)
-        bare = shares is None and self._is_bare(known, unreadable)
-        if shares is None and sliced:
+            unreadable = str(error)
+        has_record = unreadable is not None or gpu_pod.finding is not None
+        dialect = gpu_pod.dialect
+        given = self._nodes.given(pod.node).get(pod.uid, ())
+        slices = tuple(share for share in given if share.type != GPU)
+        is_bare = shares is None and self._is_bare(gpu_pod, has_record=has_record)
+        if shares is None and slices:
             shares = ()
-        elif (
-            shares is None
-            and not bare
-            and (given or nvidia_plugin.chooses_cards(self._nodes.get(pod.node), known.request))
-        ):
-            dialect, shares = nvidia_plugin.NVIDIA, nvidia_plugin.held(known.request, given)
-        if shares is None and (not dialects.has_run(pod, known.request) or (bare and self._is_late(known))):
-            self._await_decision(known, unreadable)
-            return
-        unknown = () if bare else shares_unknown(known, recorded=bool(unreadable or known.finding))
-        held = unknown if shares is None else shares
-        # A slice that the node says it has is not free, whatever the record says.
-        held = (*held, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in held)))
-        holding = self._holding(known, dialect, held)
-        if holding == self.ledger.holding(uid) and not pod.deleting:
-            return  # most events; that it is being deleted matters to who is nominated there
-        self.release(uid)
-        self.hold(holding)
+        elif shares is None and not is_bare and (given or self._is_chosen_by_nvidia(gpu_pod)):
+            dialect, shares = nvidia_plugin.NVIDIA, nvidia_plugin.held(gpu_pod.request, given)
+        is_unknown = shares is None
         if shares is None:
-            self._warn_of_unknown(pod, unreadable, held)
-        self._warn_of_split(known)
-        if dialect != nvidia_plugin.NVIDIA:  # there ids of other resources' devices stand too
-            self._warn_of_absent(pod, held)
+            if not dialects.has_run(pod, gpu_pod.request) or (is_bare and self._is_decided_late(gpu_pod)):
+                self._await_decision(gpu_pod, unreadable)
+                return
+            shares = () if is_bare else shares_on_unknown_cards(gpu_pod, has_record=has_record)
+        # A slice that the node reports as given to the pod is not free, whatever the record says.
+        named = {(share.type, share.card) for share in shares}
+        shares = (*shares, *(s for s in slices if (s.type, s.card) not in named))
+        holding = self._holding(gpu_pod, dialect, shares)
+        if holding == self.ledger.holding(pod.uid) and not pod.deleting:
+            return  # Most events end here. The deletion of a pod matters to the pods that are nominated to its node.
+        self.release(pod.uid)
+        self.hold(holding)
+        if is_unknown:
+            self._warn_of_unknown(pod, unreadable, shares)
+        self._warn_of_split_group(gpu_pod)
+        if dialect != nvidia_plugin.NVIDIA:  # NVIDIA's holdings also name devices of other resources.
+            self._warn_of_absent_cards(pod, shares)
 
-    def _is_bare(self, known: GpuPod, unreadable: str) -> bool:
-        """Return whether its node says that this pod, which has no record, runs without having been given anything.
+    def _is_chosen_by_nvidia(self, gpu_pod: GpuPod) -> bool:
+        return nvidia_plugin.chooses_cards(self._nodes.get(gpu_pod.pod.node), gpu_pod.request)
 
-        The kubelet starts a container whose resource its node does not offer (yet) without asking anybody, so that a
-        pod with `nodeName` would hold cards that it does not have. Where the agent lists all pods that have cards
-        without a record, one that is not listed has none; what it has all the same, the agent gives to nobody else. A
-        pod that had a record, or that NVIDIA's plugin serves, counts as bare only once the agent names it.
+    def _is_bare(self, gpu_pod: GpuPod, *, has_record: bool) -> bool:
+        """Return whether this pod, which has no valid record, runs without having been given any card.
+
+        The kubelet starts a container without asking a device plugin if the node does not offer the container's
+        resource (yet). A pod with `nodeName` would then hold cards that it does not have. If the agent lists all pods
+        that have cards without a record (`OTHERS`), a pod that is not listed has none; if it has one all the same, the
+        agent gives that card to no other pod. A pod with an invalid record, or one that NVIDIA's plugin serves, is bare
+        only if the agent lists it without cards.
         """
-        given, node = self._nodes.given(known.pod.node), known.pod.node
-        if known.pod.uid in given:
-            return not given[known.pod.uid] and dialects.has_run(known.pod, known.request)
-        if unreadable or known.finding or nvidia_plugin.chooses_cards(self._nodes.get(node), known.request):
+        given = self._nodes.given(gpu_pod.pod.node)
+        if gpu_pod.pod.uid in given:
+            return not given[gpu_pod.pod.uid] and dialects.has_run(gpu_pod.pod, gpu_pod.request)
+        if has_record or self._is_chosen_by_nvidia(gpu_pod):
             return False
         return OTHERS in given
 
-    def _is_late(self, known: GpuPod) -> bool:
-        """Return whether a pod that runs without having been given anything gets its cards now, or is failed.
+    def _is_decided_late(self, gpu_pod: GpuPod) -> bool:
+        """Return whether the cards of a bare pod are decided now, or the pod is failed.
 
-        A container of it waits for its cards. Or it asks for slices alone, and its agent names it: while such a pod
-        runs, the kubelet counts what it asks for, and fails pods that come for slices of that profile.
+        This is so if a container of it still waits for its cards. It is also so if the pod requests only slices and its
+        agent lists it: while it runs, the kubelet counts its slices as used, and fails other pods of that profile.
         """
-        if known.request is None:
+        if gpu_pod.request is None:
             return False
-        named = known.pod.uid in self._nodes.given(known.pod.node)
-        return dialects.waits(known.pod, known.request) or (named and not known.request.containers)
+        is_listed = gpu_pod.pod.uid in self._nodes.given(gpu_pod.pod.node)
+        return dialects.waits(gpu_pod.pod, gpu_pod.request) or (is_listed and not gpu_pod.request.containers)
 
-    def _holding(self, known: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
-        pod, gpuid = known.pod, occupies(known.pod, known.pod.node)
-        on_cards = (*shares, *self._cards_of(shares, pod.node))
-        who = (pod.uid, pod.namespace, pod.name, pod.node)
-        return Holding(*who, dialect, on_cards, constraints=known.constraints, gpuid=gpuid, occupies=bool(gpuid))
+    def _holding(self, gpu_pod: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
+        pod = gpu_pod.pod
+        gpuid = occupied_gpuid(pod, pod.node)
+        return Holding(
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            pod.node,
+            dialect,
+            (*shares, *self._cards_of_other_partitioning(shares, pod.node)),
+            constraints=gpu_pod.constraints,
+            gpuid=gpuid,
+            occupies=bool(gpuid),
+        )
 
     def settle_all_on(self, node: str) -> None:
-        for known in self._pods.on(node):
-            self.settle(known)
+        """Derive what all GPU pods of a node hold."""
+        for gpu_pod in self._pods.on(node):
+            self.settle(gpu_pod)
 
-    def follow_given(self, uid: str, node: str) -> None:
-        """Follow what the node says of the cards that the kubelet gave to this pod.
+    def given_changed(self, uid: str, node: str) -> None:
+        """Derive what a pod holds after the node has reported other shares for it.
 
-        A node is believed about pods of its own alone: with its agent's token anybody may write of the pods of others.
+        A node is trusted only about its own pods: its agent's token could be used to report the pods of other nodes.
         """
-        held = self.ledger.holding(uid)
-        known = self._pods.get(uid)
-        if known is not None:
-            self.settle(known)
-        elif held is not None and (held.node != node or held.dialect == mtgpu.NAME):
-            return  # another node's, or the uid of an MtgpuPod, which no Pod has
+        holding = self.ledger.holding(uid)
+        gpu_pod = self._pods.get(uid)
+        if gpu_pod is not None:
+            self.settle(gpu_pod)
+        elif holding is not None and (holding.node != node or holding.dialect == mtgpu.NAME):
+            return  # The pod of another node, or the UID of an MtgpuPod, which no Pod has.
         elif self._reservations.get(uid) is None:
             self.release(uid)
             if self._other_pods.get(uid, _OtherPod()).node in ("", node):
                 self._hold_given(uid, node)
 
-    def follow_other_pod(self, pod: Pod, uid: str) -> None:
-        """A pod that asks for nothing of ours may have been given cards all the same."""
+    def other_pod_changed(self, pod: Pod, uid: str) -> None:
+        """Store a pod that requests no GPU. Its node may have given it cards all the same."""
         node = sys.intern(pod.node)
-        self._other_pods[uid] = _OtherPod(pod.namespace, pod.name, pod.ended, occupies(pod, node), node)
+        self._other_pods[uid] = _OtherPod(pod.namespace, pod.name, pod.ended, occupied_gpuid(pod, node), node)
         self._hold_given(uid, pod.node)
 
-    def gone(self, uid: str, known: GpuPod | None) -> None:
-        """What the pod was given is held until its node says otherwise. known: the pod, if it asked for GPU."""
-        stranger, pod = self._other_pods.pop(uid, _OtherPod()), known.pod if known else None
-        if pod and pod.node and not pod.ended and not occupies(pod, pod.node):
+    def pod_gone(self, uid: str, gpu_pod: GpuPod | None) -> None:
+        """Remove a deleted pod, but hold what its node still reports for it. gpu_pod: None if it requested no GPU."""
+        other_pod = self._other_pods.pop(uid, _OtherPod())
+        if gpu_pod is None:
+            self._hold_given(uid, other_pod.node)
+            return
+        pod = gpu_pod.pod
+        if pod.node and not pod.ended and not occupied_gpuid(pod, pod.node):
             self.remnants.deleted(uid, pod.namespace, pod.name, pod.node)
-        self._hold_given(uid, pod.node if pod else stranger.node)
+        self._hold_given(uid, pod.node)
 
-    def reserve(self, decision: Reservation) -> None:
-        """Hold what was decided, in place of what was reserved for the pod before."""
-        request = decision.request
-        dialect, shares = request.dialect, shares_of(request, decision.placement)
-        if nvidia_plugin.chooses_cards(self._nodes.get(decision.node), request):
-            dialect, shares = nvidia_plugin.NVIDIA, unknown_shares(request)
-        who, gpuid = (decision.uid, decision.namespace, decision.name, decision.node), decision.gpuid
-        self.hold(Holding(*who, dialect, shares, False, request.constraints, gpuid, bool(gpuid)))
-        self._reservations.put(decision)
+    def reserve(self, reservation: Reservation) -> None:
+        """Hold the cards of a reservation, in place of the pod's previous one."""
+        request = reservation.request
+        dialect = request.dialect
+        shares = shares_of(request, reservation.placement)
+        if nvidia_plugin.chooses_cards(self._nodes.get(reservation.node), request):
+            dialect = nvidia_plugin.NVIDIA
+            shares = unknown_shares(request)
+        self.hold(
+            Holding(
+                reservation.uid,
+                reservation.namespace,
+                reservation.name,
+                reservation.node,
+                dialect,
+                shares,
+                bound=False,
+                constraints=request.constraints,
+                gpuid=reservation.gpuid,
+                occupies=bool(reservation.gpuid),
+            )
+        )
+        self._reservations.put(reservation)
 
     def forget(self, uid: str) -> None:
+        """Release what a pod holds that is gone or requests no GPU any more."""
         self.release(uid)
         self._undecided.discard(uid)
 
     def release(self, uid: str) -> None:
+        """Remove the holding and the reservation of a UID."""
         self._reservations.drop(uid)
         before = self.ledger.release(uid)
         self.remnants.release(uid)
@@ -214,7 +251,7 @@ class Holdings:
             self._events.publish(HoldingsChanged(before.node, before.constraints.same_card))
 
     def hold(self, holding: Holding) -> None:
-        """In place of what its uid held."""
+        """Add a holding in place of the previous one of its UID."""
         before = self.ledger.holding(holding.uid)
         if before is not None:
             self._events.publish(HoldingsChanged(before.node, before.constraints.same_card))
@@ -222,68 +259,94 @@ class Holdings:
         self._events.publish(HoldingsChanged(holding.node, holding.constraints.same_card))
 
     def _hold_given(self, uid: str, node: str) -> None:
-        """Cards until the pod has ended, slices until the node says that they are free."""
-        who = self._other_pods.get(uid, _OtherPod())
-        known = self._pods.get(uid)
-        if known is not None and uid not in self._other_pods:
-            who = _OtherPod(known.pod.namespace, known.pod.name, known.pod.ended)
-        shares = tuple(s for s in self._nodes.given(node).get(uid, ()) if not (who.ended and s.type == GPU))
+        """Hold what the node reports for the pod: cards until the pod has ended, slices until the node frees them."""
+        other_pod = self._other_pods.get(uid, _OtherPod())
+        gpu_pod = self._pods.get(uid)
+        if gpu_pod is not None and uid not in self._other_pods:
+            other_pod = _OtherPod(gpu_pod.pod.namespace, gpu_pod.pod.name, gpu_pod.pod.ended)
+        shares = tuple(s for s in self._nodes.given(node).get(uid, ()) if not (other_pod.ended and s.type == GPU))
         if shares:
             self.remnants.hold(uid, node)
-            gpuid, nvidia = who.gpuid, nvidia_plugin.NVIDIA
-            self.hold(Holding(uid, who.namespace, who.name, node, nvidia, shares, gpuid=gpuid, occupies=bool(gpuid)))
+            self.hold(
+                Holding(
+                    uid,
+                    other_pod.namespace,
+                    other_pod.name,
+                    node,
+                    nvidia_plugin.NVIDIA,
+                    shares,
+                    gpuid=other_pod.gpuid,
+                    occupies=bool(other_pod.gpuid),
+                )
+            )
 
-    def _await_decision(self, known: GpuPod, unreadable: str) -> None:
-        """A pod that is bound without a readable record and has not started: its cards are decided late."""
-        pod, uid = known.pod, known.pod.uid
-        decision = self._reservations.get(uid)
-        if decision is None or decision.node != pod.node:
-            self.release(uid)
-            if unreadable and known.request is not None:
-                # Until they are decided, whoever wrote the record may rely on any of them.
-                shares = unknown_shares(known.request)
-                who = (uid, pod.namespace, pod.name, pod.node)
-                self.hold(Holding(*who, known.request.dialect, shares, constraints=known.constraints))
-        if unreadable:
+    def _await_decision(self, gpu_pod: GpuPod, unreadable: str | None) -> None:
+        """Publish that a pod needs a late binding decision: it is bound without a readable record, and has not started.
+
+        Args:
+            unreadable: Why its record cannot be read, or None if it has no record.
+        """
+        pod = gpu_pod.pod
+        reservation = self._reservations.get(pod.uid)
+        if reservation is None or reservation.node != pod.node:
+            self.release(pod.uid)
+            if unreadable is not None and gpu_pod.request is not None:
+                # Until its cards are decided, the scheduler that wrote the record may rely on any of them.
+                self.hold(
+                    Holding(
+                        pod.uid,
+                        pod.namespace,
+                        pod.name,
+                        pod.node,
+                        gpu_pod.request.dialect,
+                        unknown_shares(gpu_pod.request),
+                        constraints=gpu_pod.constraints,
+                    )
+                )
+        if unreadable is not None:
             self._warn(pod, "UnreadableRecord", f"the record of its cards cannot be read: {unreadable}")
         if not pod.deleting:
-            self._undecided.add(uid)
-            self._events.publish(PodUndecided(uid))
+            self._undecided.add(pod.uid)
+            self._events.publish(PodUndecided(pod.uid))
 
-    def _cards_of(self, shares: Iterable[Share], node: str) -> Iterator[Share]:
-        """The cards of the slices among these where the node's cards are not cut so (any more): all of each."""
-        known = self._nodes.get(node)
-        mode = known.labels.get(LABEL) if known else None
+    def _cards_of_other_partitioning(self, shares: Iterable[Share], name: str) -> Iterator[Share]:
+        """Yield a share of the whole card for each slice that the node's present partitioning cannot have."""
+        node = self._nodes.get(name)
+        mode = node.labels.get(LABEL) if node else None
         for share in shares:
-            name = slice_named(RESOURCE_PREFIX + share.type)
-            if name and mode_of(name) != mode:
+            slice_name = slice_named(RESOURCE_PREFIX + share.type)
+            if slice_name and mode_of(slice_name) != mode:
                 card = place_of(share.card)[0] if isinstance(share.card, int) else None
                 yield Share(share.container, card, whole=True, stage=share.stage)
 
-    def _warn_of_unknown(self, pod: Pod, unreadable: str, held: Sequence[Share]) -> None:
-        why = f": {unreadable}" if unreadable else ""
+    def _warn_of_unknown(self, pod: Pod, unreadable: str | None, shares: Sequence[Share]) -> None:
         message = "without a readable record of its cards; its share is held on every card there"
-        if not held:
+        if not shares:
             message = (
-                "without a record of its cards, and was given none; it holds nothing. Make it anew, without nodeName"
+                "without a record of its cards, and was given none; it holds nothing. "
+                "Delete it and create it again without nodeName"
             )
+        why = f": {unreadable}" if unreadable is not None else ""
         self._warn(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
 
-    def _warn_of_split(self, known: GpuPod) -> None:
-        """No decision leads there, but a record can: one written by hand, or an account that was lost."""
-        group = known.constraints.same_card
+    def _warn_of_split_group(self, gpu_pod: GpuPod) -> None:
+        """Warn if a same-card group is on several cards: by a record that a user wrote, or one that was lost."""
+        group = gpu_pod.constraints.same_card
         seats = self.ledger.seats(group)
         if len(seats) > 1:
-            message = f"{group} is on {where(seats)}; its pods may join it there, and on no further card"
-            self._warn(known.pod, "GroupSplit", message)
+            message = f"{group} is on {where(seats)}; more of its pods fit only on these cards"
+            self._warn(gpu_pod.pod, "GroupSplit", message)
 
-    def _warn_of_absent(self, pod: Pod, shares: Sequence[Share]) -> None:
-        """Where the node's cards are known: at the start pods may come before them."""
+    def _warn_of_absent_cards(self, pod: Pod, shares: Sequence[Share]) -> None:
+        """Warn if the record names cards that the node does not have.
+
+        A node without cards is skipped: when the scheduler starts, pods may arrive before the cards.
+        """
         cards = self.ledger.nodes().get(pod.node, ())
         names = ", ".join(absent(shares, cards)) if cards else ""
         if names:
-            text = f"its record names {names}, which {pod.node} does not have; held as soon as it does"
-            self._warn(pod, "UnknownCards", text)
+            message = f"its record names {names}, which {pod.node} does not have; they are held once the node has them"
+            self._warn(pod, "UnknownCards", message)
 
     def _warn(self, pod: Pod, reason: str, message: str) -> None:
         self._events.publish(ObjectWarning(pod_reference(pod.namespace, pod.name, pod.uid), reason, message))

@@ -1,7 +1,8 @@
-"""What MtgpuPods hold: the bound ones as the API server says, the others what the controller admitted them to.
+"""What MtgpuPods hold: bound MtgpuPods by their status, others by the controller's admission.
 
-A bound MtgpuPod holds its share whatever the capacity of the card is. An admission is in memory only, until the
-informer shows the MtgpuPod bound; the next leader decides it again (docs/design/mtgpu.md, "Controller").
+`ClusterCache` and `MtgpuPodCache` report MtgpuPods and Pods to it, and the controller of MtgpuPods admits through it. A
+bound MtgpuPod holds its share even if the card has no free capacity for it. An admission exists only in memory until
+the informer delivers the bound MtgpuPod; the next leader decides it again (docs/design/mtgpu.md, "Controller").
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Node, Pod
 from mgpu.model.raw_objects import table_at
 from scheduler.cluster.events import CardsFreed, MtgpuPodsAffected, ObjectWarning, Publisher, RemnantsEnded
-from scheduler.cluster.gpuids import Bound, Used
+from scheduler.cluster.gpuids import GpuidLimit, UsedGpuids
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.nodes import Nodes
@@ -27,24 +28,21 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MtgpuNode:
-    """The cards of a node at one moment, as the controller of MtgpuPods needs them.
+    """The cards of a node at one moment, for the controller of MtgpuPods.
 
     Attributes:
-        version: That of a NodeSnapshot.
+        version: The version of the node, as in a NodeSnapshot.
         cards: The GPUs that are not partitioned.
         held: All holdings on them.
-        admitted: By UID, what MtgpuPods were admitted to that are not bound yet; it is part of `held`.
-        occupied: By the UID of an occupy pod, the UUID of its card, where that is known.
-        ours: The indexes of the cards that mgpu gave out and that nothing keeps from NVIDIA's plugin. Where that plugin
-            chooses the cards, the occupy pod of a new GPUID is refused while there are any.
-        remnants: By UID, the GPUIDs of Pods that were deleted and still run.
+        admitted: By UID, the holdings of MtgpuPods that are admitted and not bound yet. They are part of `held`.
+        occupied: By UID of an occupy pod, the UUID of its card, if it is known.
+        remnants: By UID of a remnant of an MtgpuPod, the GPUID.
     """
 
     node: Node | None
     version: int
     cards: tuple[CardState, ...]
     held: tuple[Holding, ...]
-    ours: tuple[int, ...]
     admitted: Mapping[str, Holding]
     occupied: Mapping[str, str]
     remnants: Mapping[str, str]
@@ -55,21 +53,26 @@ class OwnPod:
     """The Pod of an MtgpuPod.
 
     Attributes:
-        owner: The UID of the MtgpuPod, or "" where the owner reference was removed and no seal names the MtgpuPod.
-        holding: What the Pod says that it has. None: it says nothing, or it was not made for any MtgpuPod.
+        owner: The UID of the MtgpuPod, or None if the owner reference was removed and no seal names the MtgpuPod.
+        holding: The holding in the Pod's annotations, or None if they name none.
     """
 
     namespace: str
     name: str
     node: str
-    owner: str
+    owner: str | None
     ended: bool
     holding: Holding | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """An MtgpuPod as the API server has it. holding: None where it is not bound."""
+    """An MtgpuPod of the API server.
+
+    Attributes:
+        pod_uid: The UID of the Pod in its status; "" if there is none.
+        holding: None if the MtgpuPod is not bound.
+    """
 
     ended: bool
     pod_uid: str
@@ -79,10 +82,9 @@ class _Observed:
 class MtgpuPodHoldings:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    What it writes into the holdings follows from the MtgpuPods and Pods that there are, in whatever order they came,
-    and from what is admitted. It publishes CardsFreed where a share came free, and MtgpuPodsAffected for each node
-    whose MtgpuPods wait for something of their namespace that may be over: the namespace uses fewer GPUIDs, or its pods
-    that were deleted by force have ended.
+    The holdings that it writes follow from the present MtgpuPods and Pods, in whatever order they arrived, and from the
+    admissions. It publishes CardsFreed if a share was freed. It publishes MtgpuPodsAffected for the nodes whose
+    MtgpuPods wait for their namespace, if the namespace uses fewer GPUIDs or its remnants have ended.
     """
 
     def __init__(self, nodes: Nodes, holdings: Holdings, snapshots: NodeSnapshots, events: Publisher) -> None:
@@ -90,40 +92,41 @@ class MtgpuPodHoldings:
         self._holdings = holdings
         self._snapshots = snapshots
         self._events = events
-        self._used = Used()
-        self._nodes_limited: dict[str, set[str]] = {}  # namespace → nodes where MtgpuPods wait for fewer GPUIDs of it
-        self._nodes_held_up: dict[str, set[str]] = {}  # namespace → nodes where MtgpuPods wait for its remnants to end
-        self._findings: dict[str, Finding] = {}  # UID of a Pod → why it was not made for an MtgpuPod
+        self._gpuids = UsedGpuids()
+        # By namespace, the nodes where its MtgpuPods wait until it uses fewer GPUIDs, or until its remnants end.
+        self._limited_nodes: dict[str, set[str]] = {}
+        self._remnant_nodes: dict[str, set[str]] = {}
+        self._findings: dict[str, Finding] = {}  # By UID of a Pod, why it was not created for an MtgpuPod.
         self._observed: dict[str, _Observed] = {}
         self._own: dict[str, OwnPod] = {}
-        self._pods_of: dict[str, set[str]] = {}  # UID of an MtgpuPod → the Pods that name it as their owner
-        self._of_pod: dict[str, set[str]] = {}  # UID of a Pod → the MtgpuPods whose status names it
+        self._pods_of: dict[str, set[str]] = {}  # By UID of an MtgpuPod, the Pods that name it as their owner.
+        self._mtgpupods_of: dict[str, set[str]] = {}  # By UID of a Pod, the MtgpuPods whose status names it.
         self._admitted: dict[str, Holding] = {}
-        events.subscribe(RemnantsEnded, lambda event: self._look_again(self._nodes_held_up, event.namespace))
+        events.subscribe(RemnantsEnded, lambda event: self._wake(self._remnant_nodes, event.namespace))
 
     def mtgpupod_changed(self, raw: Raw) -> None:
-        """Take in an MtgpuPod that was added or modified."""
+        """Store an MtgpuPod that was added or modified."""
         uid = raw["metadata"]["uid"]
         observed = _observed(raw)
         self._forget(uid)
         self._observed[uid] = observed
-        _add(self._of_pod, observed.pod_uid, uid)
+        _add(self._mtgpupods_of, observed.pod_uid, uid)
         if observed.ended or observed.holding:
             self._admitted.pop(uid, None)
         self._settle(uid)
 
     def mtgpupod_gone(self, raw: Raw) -> None:
-        """Take in that an MtgpuPod was deleted."""
+        """Remove an MtgpuPod that was deleted."""
         uid = raw["metadata"]["uid"]
         self._forget(uid)
         self._admitted.pop(uid, None)
         self._settle(uid)
 
     def pod_changed(self, pod: Pod, own: OwnPod | None, finding: Finding | None) -> None:
-        """Take in a Pod of any kind: `own_pod` of it, and why it was not made for an MtgpuPod although it says so."""
+        """Store a Pod of any kind, with the result of `own_pod`."""
         if finding is not None:
-            # A user may name any MtgpuPod as the owner of a Pod, so this one neither holds anything nor keeps anything
-            # held.
+            # A user may name any MtgpuPod as the owner of a Pod, so a Pod with a finding must not hold anything, nor
+            # keep its MtgpuPod's holding.
             own = None
             if self._findings.get(pod.uid) != finding and not pod.ended:
                 reference = pod_reference(pod.namespace, pod.name, pod.uid)
@@ -140,14 +143,14 @@ class MtgpuPodHoldings:
             self._settle_of_pod(pod.uid, own)
 
     def pod_gone(self, uid: str) -> None:
-        """Take in that a Pod was deleted. If it had not ended, its containers may run on: it may become a remnant.
+        """Remove a Pod that was deleted. If it had not ended, it may become a remnant.
 
-        On a node that is gone the controller itself deletes Pods by force, and no user has to wait for that.
+        The Pods of a deleted node become no remnants: the controller itself deletes them by force.
         """
         self._findings.pop(uid, None)
         own = self._own.get(uid)
         if own is not None and not own.ended and own.node in self._nodes:
-            gpuid = own.holding.gpuid if own.holding is not None else ""
+            gpuid = own.holding.gpuid if own.holding is not None else None
             self._holdings.remnants.deleted(uid, own.namespace, own.name, own.node, gpuid)
         self._drop_own(uid)
 
@@ -159,64 +162,64 @@ class MtgpuPodHoldings:
         self._settle_of_pod(uid, own)
 
     def on(self, node: str) -> MtgpuNode:
-        """Return the cards of a node and what is held on them."""
+        """Return the cards of a node and their holdings."""
         ledger = self._holdings.ledger
         cards = ledger.cards(node)
         held = ledger.holdings(node)
-        on = {h.uid: [s.card.uuid for s in cards if h.is_known_on(s.card)] for h in held if h.occupies and h.bound}
+        occupy_pods = [h for h in held if h.occupies and h.bound]
+        occupied = {h.uid: [s.card.uuid for s in cards if h.is_known_on(s.card)] for h in occupy_pods}
         return MtgpuNode(
             self._nodes.get(node),
             self._snapshots.version(node),
             cards,
             held,
-            self._snapshots.indexes_used_by_mgpu(node),
             {uid: self._admitted[uid] for uid in self._admitted_on(node)},
-            {uid: uuids[0] for uid, uuids in on.items() if uuids},
-            {h.uid: gpuid for h in held if (gpuid := self._holdings.remnants.gpuid(h.uid))},
+            {uid: uuids[0] for uid, uuids in occupied.items() if uuids},
+            {h.uid: gpuid for h in held if (gpuid := self._holdings.remnants.gpuid(h.uid)) is not None},
         )
 
     def gpuids_elsewhere(self, namespaces: Iterable[str], node: str) -> Mapping[str, int]:
-        """Return how many GPUIDs each of these namespaces uses on other nodes than this one."""
-        return self._used.elsewhere(namespaces, node)
+        """Return how many GPUIDs each of these namespaces uses on other nodes."""
+        return self._gpuids.elsewhere(namespaces, node)
 
-    def held_up(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
-        """Return those of the namespaces whose pods were deleted by force and still run.
+    def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
+        """Return for each of the namespaces that has remnants the seconds after which they no longer count.
 
-        Each with the seconds after which that no longer matters. If it is over before, MtgpuPodsAffected is published
-        for the node.
+        If the remnants of a returned namespace end before, MtgpuPodsAffected is published for the node.
         """
         remnants = self._holdings.remnants
-        seconds = {name: remnants.seconds(name) for name in set(namespaces)}
-        found = {name: left for name, left in sorted(seconds.items()) if left > 0}
-        for name in found:
-            self._nodes_held_up.setdefault(name, set()).add(node)
-        return found
+        all_seconds = {name: remnants.seconds(name) for name in sorted(set(namespaces))}
+        waits = {name: seconds for name, seconds in all_seconds.items() if seconds > 0}
+        for name in waits:
+            self._remnant_nodes.setdefault(name, set()).add(node)
+        return waits
 
     def admit(
-        self, node: str, holdings: Iterable[Holding], version: int, bound: Bound | None, limited: Iterable[str]
+        self, node: str, holdings: Iterable[Holding], version: int, limit: GpuidLimit | None, limited: Iterable[str]
     ) -> bool:
-        """Admit exactly these MtgpuPods to cards of this node, but for those that are bound or have ended by now.
+        """Admit exactly these MtgpuPods to cards of this node, except those that are now bound or have ended.
 
-        Nothing is admitted, and False returned, where the node has changed since `version`, a namespace uses more or
-        fewer GPUIDs of other nodes than `bound` says, or one of the MtgpuPods is not known here (yet, or any more).
+        Returns False, and admits nothing, if the decision is outdated: the node has changed since `version`, the
+        numbers in `limit` have changed, or one of the MtgpuPods is not stored here.
 
         Args:
-            limited: The namespaces of which MtgpuPods wait until they use fewer GPUIDs.
+            limit: The limit that the decision kept, or None if there is none.
+            limited: The namespaces whose MtgpuPods on this node wait because of the limit.
         """
-        wanted = {held.uid: held for held in holdings}
-        if self._snapshots.version(node) != version or not wanted.keys() <= self._observed.keys():
+        desired = {holding.uid: holding for holding in holdings}
+        if self._snapshots.version(node) != version or not desired.keys() <= self._observed.keys():
             return False
-        if bound is not None and self._used.elsewhere(bound.elsewhere, node) != bound.elsewhere:
+        if limit is not None and self._gpuids.elsewhere(limit.elsewhere, node) != limit.elsewhere:
             return False
         for uid in self._admitted_on(node):
-            if uid not in wanted:
+            if uid not in desired:
                 self._withdraw(uid)
-        for uid, held in sorted(wanted.items()):
+        for uid, held in sorted(desired.items()):
             if not (self._observed[uid].ended or self._observed[uid].holding):
                 self._admitted[uid] = held
                 self._settle(uid)
         for namespace in limited:
-            self._nodes_limited.setdefault(namespace, set()).add(node)
+            self._limited_nodes.setdefault(namespace, set()).add(node)
         return True
 
     def drop_admissions(self) -> None:
@@ -232,30 +235,31 @@ class MtgpuPodHoldings:
         return sorted(uid for uid, held in self._admitted.items() if held.node == node)
 
     def _settle(self, uid: str) -> None:
-        """Make the holdings say of this MtgpuPod what follows from everything that is known of it."""
-        wanted = self._holding_of(uid)
+        """Derive what this MtgpuPod holds from its present state."""
+        holding = self._holding_of(uid)
         before = self._holdings.ledger.holding(uid)
-        if wanted == before:
+        if holding == before:
             return
         if uid not in self._observed and before is not None and before.dialect != mtgpu.NAME:
-            return  # the holding of another Pod: a user who creates a Pod can name any UID as its owner's
-        if wanted is None:
+            return  # The holding of another Pod: a user can create a Pod whose owner reference has any UID.
+        if holding is None:
             self._holdings.release(uid)
         else:
-            self._holdings.hold(wanted)
-        namespace = self._used.put(uid, wanted)
+            self._holdings.hold(holding)
+        namespace = self._gpuids.put(uid, holding)
         if namespace is not None:
-            self._look_again(self._nodes_limited, namespace)
+            self._wake(self._limited_nodes, namespace)
         if before is not None:
             self._events.publish(CardsFreed(before.node))
 
-    def _look_again(self, waiting: dict[str, set[str]], namespace: str) -> None:
-        """Have the controller look at these nodes. It registers those again where MtgpuPods still wait."""
+    def _wake(self, waiting: dict[str, set[str]], namespace: str) -> None:
+        """Make the controller reconcile the nodes that wait for a namespace. It adds those that still wait again."""
         for node in sorted(waiting.pop(namespace, ())):
             self._events.publish(MtgpuPodsAffected(node))
 
     def _settle_of_pod(self, uid: str, own: OwnPod) -> None:
-        for mtgpupod in sorted({own.owner, *self._of_pod.get(uid, ())} - {""}):
+        owners = {own.owner} if own.owner is not None else set()
+        for mtgpupod in sorted(owners | self._mtgpupods_of.get(uid, set())):
             self._settle(mtgpupod)
 
     def _holding_of(self, uid: str) -> Holding | None:
@@ -263,39 +267,40 @@ class MtgpuPodHoldings:
         running = [own for own in self._pods(uid) if not own.ended]
         if observed and observed.holding and (running or not observed.ended):
             return observed.holding
-        # What its Pod has outlives the MtgpuPod: the finalizer may be removed by hand, the status be lost.
+        # The Pod's card stays held without the MtgpuPod: users can remove its finalizer, and its status may be lost.
         of_pod = next((own.holding for own in running if own.holding and own.owner == uid), None)
         return of_pod or self._admitted.get(uid)
 
     def _pods(self, uid: str) -> Iterator[OwnPod]:
         named = {self._observed[uid].pod_uid} if uid in self._observed else set()
-        return (self._own[of] for of in sorted(self._pods_of.get(uid, set()) | named) if of in self._own)
+        uids = self._pods_of.get(uid, set()) | named
+        return (self._own[pod_uid] for pod_uid in sorted(uids) if pod_uid in self._own)
 
     def _forget(self, uid: str) -> None:
         before = self._observed.pop(uid, None)
         if before is not None:
-            _discard(self._of_pod, before.pod_uid, uid)
+            _discard(self._mtgpupods_of, before.pod_uid, uid)
 
 
 def own_pod(pod: Pod, raw: Raw, records: RecordVerifier) -> tuple[OwnPod | None, Finding | None]:
-    """Return the Pod as that of an MtgpuPod, and why it was not made for one although it says so.
+    """Return the Pod of an MtgpuPod, and why it was not created for an MtgpuPod although it claims that.
 
-    The first is None for a Pod that does not say that it is one; the webhook denies such annotations to users. It may
-    verify a seal, so the caller does not hold the cache's lock.
+    Returns (None, None) for a Pod that does not claim it; the webhook denies such annotations to users. This may verify
+    a seal, so the caller does not hold the cache's lock.
     """
-    owner = mtgpu.mtgpupod_of(raw) or ""
+    owner = mtgpu.mtgpupod_of(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:
         return None, None
     own = OwnPod(pod.namespace, pod.name, pod.node, owner, pod.ended, mtgpu.holding_of_pod(pod, raw))
     return own, records.finding_of_mtgpu(raw)
 
 
-def _add(index: dict[str, set[str]], key: str, value: str) -> None:
+def _add(index: dict[str, set[str]], key: str | None, value: str) -> None:
     if key:
         index.setdefault(key, set()).add(value)
 
 
-def _discard(index: dict[str, set[str]], key: str, value: str) -> None:
+def _discard(index: dict[str, set[str]], key: str | None, value: str) -> None:
     if key:
         index[key].discard(value)
         if not index[key]:
@@ -311,7 +316,7 @@ def _observed(raw: Raw) -> _Observed:
 
 
 def _unreadable(raw: Raw) -> _Observed:
-    """Return an MtgpuPod that cannot be read. How much of its card it has is unknown, so it holds the whole card."""
+    """Return an MtgpuPod that cannot be read. The size of its share is unknown, so it holds the whole card."""
     meta = raw["metadata"]
     spec = table_at(raw, "spec")
     status = table_at(raw, "status")

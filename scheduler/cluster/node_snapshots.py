@@ -1,8 +1,8 @@
-"""Snapshots of nodes: how one pod finds a node or all nodes, and what a node contains as people are shown it.
+"""Makes immutable snapshots of nodes: for one pod, or for the page and the metrics.
 
-A pod finds a node without its own holding, and with the cards taken that are kept for nominated pods of the same or a
-higher priority. Decisions take a `NodeSnapshot` of one node; the filter takes a `Table` of all nodes, which is kept up
-to date node by node.
+`ClusterCache` and its facades create them. A snapshot for a pod leaves out the pod's own holding, and counts the cards
+of nominated pods of the same or a higher priority as taken. Decisions use a `NodeSnapshot` of one node; the filter uses
+a `NodeTable` of all nodes, of which only the changed nodes are computed again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import Card, CardState
-from mgpu.model.compute_resources import UNBOUNDED, CpuMemory
+from mgpu.model.compute_resources import NO_CPU_MEMORY, UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.node_slices import NodeSlices
 from mgpu.model.pods import Node, Pod
 from mgpu.model.slice_names import is_slice
-from scheduler.cluster.arrays import Matrix
-from scheduler.cluster.gpu_pods import occupies
-from scheduler.cluster.node_usage import Usage
+from scheduler.cluster.arrays import ClusterArrays
+from scheduler.cluster.gpu_pods import occupied_gpuid
+from scheduler.cluster.node_usage import NodeUsage
 from scheduler.cluster.nodes import Nodes
-from scheduler.cluster.nominations import LOWEST, Nominations
+from scheduler.cluster.nominations import LOWEST_PRIORITY, Nominations
 from scheduler.cluster.pods import Pods
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.arrays.node_table import NodeTable
@@ -29,85 +29,109 @@ from scheduler.engine.nvidia_plugin import CardsUsedByMgpu
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """A node at one moment as one pod finds it: without what the pod itself holds there.
+    """A node at one moment for one pod, without the pod's own holding.
 
     Attributes:
-        node: None where there is no such Node.
-        cards: The GPUs with what is held on them.
-        version: Changes with every change of the node, its cards or its holdings.
-        room: The cpu and memory that other pods leave free.
-        unkept: `cards` with those taken too that are kept for nominated pods (scheduler/cluster/nominations.py).
-        ours: Where NVIDIA's plugin gives out cards too (scheduler/engine/nvidia_plugin.py), the indexes of the cards
-            that mgpu gave out.
-        others: The devices of other types than GPU.
-        unkept_others: The same with what is kept for nominated pods.
+        node: None if there is no such Node.
+        cards: The GPUs with their holdings.
+        version: Changes whenever the node, its cards or its holdings change.
+        free_resources: The cpu and memory that other pods do not reserve.
+        available_cards: `cards`, with those of nominated pods counted as taken (scheduler/cluster/nominations.py).
+        mgpu_cards: On a node where NVIDIA's plugin allocates cards too (scheduler/engine/nvidia_plugin.py), the indexes
+            of the cards that mgpu gave to other pods.
+        other_devices: The devices that are not GPUs.
+        available_other_devices: `other_devices`, with those of nominated pods counted as taken.
     """
 
     node: Node | None
     cards: tuple[CardState, ...]
     version: int
-    room: CpuMemory = UNBOUNDED
-    unkept: tuple[CardState, ...] = ()
-    ours: tuple[int, ...] = ()
-    others: tuple[CardState, ...] = ()
-    unkept_others: tuple[CardState, ...] = ()
+    free_resources: CpuMemory = UNBOUNDED
+    available_cards: tuple[CardState, ...] = ()
+    mgpu_cards: tuple[int, ...] = ()
+    other_devices: tuple[CardState, ...] = ()
+    available_other_devices: tuple[CardState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeContents:
-    """A node at one moment as the page and the metrics show it.
+    """A node at one moment for the page and the metrics.
 
     Attributes:
         cards: All its GPUs, partitioned or not.
-        others: Its devices that are neither GPUs nor slices.
-        problem: Why its partitioning cannot be read, None where it can.
+        other_devices: Its devices that are neither GPUs nor slices.
+        problem: Why its partitioning cannot be read, or None.
     """
 
     node: Node
     cards: tuple[Card, ...]
-    others: tuple[Card, ...]
+    other_devices: tuple[Card, ...]
     slices: NodeSlices
     problem: str | None
     held: tuple[Holding, ...]
 
 
 class NodeSnapshots:
-    """Part of the ClusterCache, which holds its lock around every call. It reads from the other parts."""
+    """Part of the ClusterCache, which holds its lock around every call.
 
-    def __init__(self, nodes: Nodes, pods: Pods, ledger: Ledger, nominations: Nominations, usage: Usage) -> None:
+    Args:
+        record_changes: Whether `take_changed` is used.
+    """
+
+    def __init__(
+        self, nodes: Nodes, pods: Pods, ledger: Ledger, nominations: Nominations, *, record_changes: bool
+    ) -> None:
         self._nodes = nodes
         self._pods = pods
         self._ledger = ledger
         self._nominations = nominations
-        self._usage = usage
+        self._record_changes = record_changes
+        self._usage = NodeUsage()
         self._used_by_mgpu = CardsUsedByMgpu(ledger)
         self._versions: dict[str, int] = {}
         self._last_version = 0
-        self._dirty: set[str] = set()
-        self._matrix = Matrix()
+        self._outdated: set[str] = set()  # Nodes whose arrays must be computed again.
+        self._changed: set[str] = set()
+        self._arrays = ClusterArrays()
 
     def touch(self, node: str) -> None:
-        """Note that the node, its cards or what is held of them has changed."""
-        # One counter for all nodes: a node that is deleted and created again gets no version that it had before.
+        """Record that the node, its cards or its holdings have changed."""
+        # One counter for all nodes, so that a node that is deleted and created again never repeats a version.
         self._last_version += 1
         self._versions[node] = self._last_version
-        self._dirty.add(node)
+        self._outdated.add(node)
         self._used_by_mgpu.touch(node)
+        self._record_change(node)
 
     def mark(self, nodes: Iterable[str]) -> None:
-        """Note that what is kept for nominated pods on these nodes has changed."""
-        self._dirty.update(nodes)
+        """Record that the cards of nominated pods on these nodes have changed."""
+        self._outdated.update(nodes)
+
+    def set_usage(self, uid: str, node: str, needs: CpuMemory) -> None:
+        """Replace what a pod reserves, and on which node ("" for none)."""
+        for name in self._usage.put(uid, node, needs):
+            self._record_change(name)
+
+    def drop_usage(self, uid: str) -> None:
+        """Remove what a pod reserves."""
+        self.set_usage(uid, "", NO_CPU_MEMORY)
+
+    def take_changed(self) -> list[tuple[str, NodeSnapshot]]:
+        """Return the nodes whose cards or free resources have changed since the last call."""
+        changed = [(name, self.of(name, "")) for name in self._changed]
+        self._changed.clear()
+        return changed
 
     def version(self, node: str) -> int:
-        """Return the version of a node's snapshots; 0 for a node that has none."""
+        """Return the version of a node's snapshots; 0 for an unknown node."""
         return self._versions.get(node, 0)
 
     def versions(self) -> dict[str, int]:
-        """Return the versions of all nodes; some of them may be gone."""
+        """Return the versions of all nodes. Some of the nodes may be gone."""
         return dict(self._versions)
 
     def of(self, name: str, uid: str, gpuid: str = "") -> NodeSnapshot:
-        """Return the node as the pod of this UID finds it; gpuid: for which the pod occupies a card there."""
+        """Return a snapshot of the node for a pod. gpuid: the GPUID for which the pod occupies a card there."""
         node = self._nodes.get(name)
         known = self._pods.get(uid)
         priority = known.pod.priority if known else 0
@@ -118,14 +142,14 @@ class NodeSnapshots:
             cards,
             self.version(name),
             node.room.less(self._usage.on(name, uid)) if node else UNBOUNDED,
-            self._nominations.beside(name, cards, uid, priority),
+            self._nominations.available(name, cards, uid, priority),
             self.indexes_used_by_mgpu(name, uid, gpuid) if nvidia_plugin.is_on_node(node) else (),
             others,
-            self._nominations.beside(name, others, uid, priority),
+            self._nominations.available(name, others, uid, priority),
         )
 
     def contents(self, name: str) -> NodeContents | None:
-        """Return what a node contains, or None where there is no such node."""
+        """Return the contents of a node, or None if there is no such node."""
         node = self._nodes.get(name)
         if node is None:
             return None
@@ -135,11 +159,11 @@ class NodeSnapshots:
         return NodeContents(node, self._nodes.gpus(node), others, slices.of(name), slices.problem(name), held)
 
     def indexes_used_by_mgpu(self, node: str, uid: str = "", gpuid: str = "") -> tuple[int, ...]:
-        """Return the indexes of the cards that mgpu gave to other pods than this one."""
+        """Return the indexes of the cards that mgpu gave to other pods."""
         return self._used_by_mgpu.on(node, uid, gpuid)
 
     def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> NodeTable:
-        """Return a snapshot of the nodes of these names as this pod finds them."""
+        """Return a snapshot of these nodes as arrays, for one pod."""
         self.refresh()
         own = self._ledger.holding(pod.uid)
         occupied = mtgpu.occupied(pod)
@@ -148,22 +172,28 @@ class NodeSnapshots:
             different.add(own.node)
         if occupied is not None:
             different.add(occupied[0])
-        instead = {name: self._unkept(name, pod.uid, pod.priority, occupies(pod, name)) for name in different}
-        return self._matrix.table(names, request, instead)
+        instead = {name: self._available(name, pod.uid, pod.priority, occupied_gpuid(pod, name)) for name in different}
+        return self._arrays.table(names, request, instead)
 
     def refresh(self) -> None:
-        """Bring the arrays up to date: each node that has changed since the last call costs some 20 µs."""
-        for name in self._dirty:
+        """Compute the arrays of the outdated nodes again, which takes about 20 µs for each."""
+        for name in self._outdated:
             node = self._nodes.get(name)
             if node is not None:
-                self._matrix.put(node, self._unkept(name))
+                self._arrays.put(node, self._available(name))
             else:
-                self._matrix.drop(name)
+                self._arrays.drop(name)
                 self._versions.pop(name, None)
-        self._dirty.clear()
+        self._outdated.clear()
+
+    def _record_change(self, node: str) -> None:
+        if self._record_changes:
+            self._changed.add(node)
 
     def _cards(self, node: str, uid: str, gpuid: str) -> tuple[CardState, ...]:
         return self._ledger.for_gpuid(node, gpuid, uid) if gpuid else self._ledger.cards(node, uid)
 
-    def _unkept(self, node: str, uid: str = "", priority: int = LOWEST, gpuid: str = "") -> tuple[CardState, ...]:
-        return self._nominations.beside(node, self._cards(node, uid, gpuid), uid, priority)
+    def _available(
+        self, node: str, uid: str = "", priority: int = LOWEST_PRIORITY, gpuid: str = ""
+    ) -> tuple[CardState, ...]:
+        return self._nominations.available(node, self._cards(node, uid, gpuid), uid, priority)

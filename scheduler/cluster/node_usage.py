@@ -1,61 +1,61 @@
-"""How much cpu and memory the pods on each node reserve, GPU pods or not: what decides whether more would fit there."""
+"""The cpu and memory that pods reserve on each node, whether they request GPUs or not.
+
+`NodeSnapshots` computes from it how much of a node is free; `mgpu simulate` uses it for its own cluster. It follows
+from the present pods alone, in whatever order their events arrive.
+"""
 
 import sys
-from collections.abc import Callable
 
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
-from mgpu.model.pods import Pod
 
-_ROOMS_KEPT = 10_000
+_MAX_SHARED_SIZES = 10_000
 
 
-class Usage:
-    """Not thread-safe: its owner serialises all calls. `changed` is told of every node whose sum has moved.
+class NodeUsage:
+    """Not thread-safe. A pod that reserves nothing takes no memory here."""
 
-    Kept per pod and in sum per node, both from the pods alone, so that the order of events does not matter. A pod that
-    reserves nothing takes no memory here.
-    """
+    def __init__(self) -> None:
+        self._pods: dict[str, tuple[str, CpuMemory]] = {}
+        self._sums: dict[str, tuple[int, int, int]] = {}  # Node → cpu, memory and number of its pods.
+        self._sizes: dict[CpuMemory, CpuMemory] = {}
 
-    def __init__(self, changed: Callable[[str], None] = lambda _: None) -> None:
-        self._tell_changed = changed
-        self._of_pod: dict[str, tuple[str, CpuMemory]] = {}
-        self._on_node: dict[str, tuple[int, int, int]] = {}
-        self._rooms: dict[CpuMemory, CpuMemory] = {}
+    def put(self, uid: str, node: str, needs: CpuMemory) -> set[str]:
+        """Replace what the pod reserves, and on which node; return the nodes whose sums have changed.
 
-    def follow(self, pod: Pod, reserved: str = "") -> None:
-        """The pod as the API shows it; until it is bound it counts on the node where cards are `reserved` for it."""
-        self.put(pod.uid, "" if pod.ended else pod.node or reserved, pod.needs)
-
-    def put(self, uid: str, node: str, needs: CpuMemory) -> None:
-        """The pod reserves so much on that node, in place of what it did before; "" for no node at all."""
-        before = self._of_pod.get(uid)
-        if before == (node, needs) or (before is None and not (node and any(needs))):
-            return
+        Args:
+            node: "" if the pod is on no node.
+        """
+        before = self._pods.get(uid)
+        now = (node, needs) if node and any(needs) else None
+        if before == now:
+            return set()
+        changed = set()
         if before is not None:
+            del self._pods[uid]
             self._add(*before, -1)
-            del self._of_pod[uid]
-        if node and any(needs):
-            # Of tens of thousands of pods most are of a few sizes: each of those is kept once.
-            if len(self._rooms) >= _ROOMS_KEPT:
-                self._rooms.clear()
-            kept = (sys.intern(node), self._rooms.setdefault(needs, needs))
-            self._of_pod[uid] = kept
-            self._add(*kept, 1)
+            changed.add(before[0])
+        if now is not None:
+            # Most of tens of thousands of pods have one of a few sizes, so equal sizes share one object.
+            if len(self._sizes) >= _MAX_SHARED_SIZES:
+                self._sizes.clear()
+            self._pods[uid] = (sys.intern(node), self._sizes.setdefault(needs, needs))
+            self._add(node, needs, 1)
+            changed.add(node)
+        return changed
 
-    def drop(self, uid: str) -> None:
-        """The pod is gone."""
-        self.put(uid, "", NO_CPU_MEMORY)
+    def drop(self, uid: str) -> set[str]:
+        """Remove a pod; return the nodes whose sums have changed."""
+        return self.put(uid, "", NO_CPU_MEMORY)
 
     def on(self, node: str, without: str = "") -> CpuMemory:
-        """What is reserved on a node, less what pod `without` reserves there."""
-        cpu, memory, _ = self._on_node.get(node, (0, 0, 0))
-        where, own = self._of_pod.get(without, ("", NO_CPU_MEMORY))
+        """Return what pods reserve on a node, except for the pod with the UID `without`."""
+        cpu, memory, _ = self._sums.get(node, (0, 0, 0))
+        where, own = self._pods.get(without, ("", NO_CPU_MEMORY))
         return CpuMemory(cpu - own.cpu, memory - own.memory) if where == node and node else CpuMemory(cpu, memory)
 
-    def _add(self, node: str, needs: CpuMemory, times: int) -> None:
-        cpu, memory, pods = self._on_node.get(node, (0, 0, 0))
-        if pods + times:
-            self._on_node[node] = (cpu + times * needs.cpu, memory + times * needs.memory, pods + times)
+    def _add(self, node: str, needs: CpuMemory, sign: int) -> None:
+        cpu, memory, pods = self._sums.get(node, (0, 0, 0))
+        if pods + sign:
+            self._sums[node] = (cpu + sign * needs.cpu, memory + sign * needs.memory, pods + sign)
         else:
-            del self._on_node[node]
-        self._tell_changed(node)
+            del self._sums[node]

@@ -1,8 +1,9 @@
-"""What the API server says about nodes: Node objects, the cards of their Devices, and what each node gave out itself.
+"""The nodes of the API server, their cards, and the shares that the nodes themselves gave to pods.
 
-Three sources add up to the cards of a node. Its Device object lists them; of a node without a Device, its capacity may
-say how many equal cards it has; and a ConfigMap can mark cards unhealthy.
-How cards are partitioned stands in annotations of the Node (scheduler/cluster/slice_state.py).
+`ClusterCache` stores Nodes, Devices and ConfigMaps here; the other parts of the cache read the result. The cards of a
+node come from its Device. If a node has no Device, its capacity may say how many equal cards it has. A ConfigMap can
+mark cards as unhealthy. Annotations of the Node say how its cards are partitioned (scheduler/cluster/slice_state.py).
+An invalid object must never take cards away: what was read last stays in force, and a warning is published.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,20 +21,20 @@ from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from mgpu.version import AGENT
 from scheduler.cluster.events import ObjectWarning, Publisher
-from scheduler.cluster.slice_state import KnownSlices
+from scheduler.cluster.slice_state import SliceStates
 
 Raw = Mapping[str, Any]
-Given = Mapping[str, tuple[Share, ...]]
-"""By the UID of a pod, the shares that its node itself gave it: by NVIDIA's plugin, or before mgpu had a record."""
+GivenShares = Mapping[str, tuple[Share, ...]]
+"""By pod UID, the shares that the node itself gave to the pod: through NVIDIA's plugin, or before mgpu had a record."""
 
-_MESSAGE_CHARACTERS = 1024
-"""A message about an invalid object may quote what is wrong with it a thousand times."""
+_MAX_MESSAGE = 1024
+"""Characters of a message about an invalid object, which may quote the object."""
 
 
 class Nodes:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    A method that takes an object of the API returns the name of the node whose cards it may have changed, or None.
+    A method that takes a Device or a ConfigMap returns the name of the node whose cards it may have changed, or None.
     """
 
     def __init__(self, settings: Settings, events: Publisher) -> None:
@@ -41,30 +42,30 @@ class Nodes:
         self._events = events
         self._nodes: dict[str, Node] = {}
         self._cards: dict[str, tuple[Card, ...]] = {}
-        self._given: dict[str, Given] = {}
+        self._given: dict[str, GivenShares] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
-        self.slices = KnownSlices(events)
+        self.slices = SliceStates(events)
 
     def get(self, name: str) -> Node | None:
-        """Return the Node, or None where there is none of this name."""
+        """Return the node, or None if there is none with this name."""
         return self._nodes.get(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._nodes
 
     def node_changed(self, node: Node) -> None:
-        """Take in a Node that was added or modified."""
+        """Store a Node that was added or modified."""
         self._nodes[node.name] = node
         self.slices.node_changed(node)
 
     def node_gone(self, name: str) -> None:
-        """Take in that a Node was deleted."""
+        """Remove a Node that was deleted."""
         self._nodes.pop(name, None)
         self.slices.node_gone(name)
         self._forget_given(name)
 
     def device_changed(self, raw: Raw) -> str | None:
-        """Take in a Device. Each part of it that cannot be read leaves the last good one in force."""
+        """Store a Device. If a part of it cannot be read, the part that was read last stays in force."""
         name = raw["metadata"]["name"]
         cards = self._cards.get(name)
         given = self._given.get(name, {})
@@ -75,7 +76,7 @@ class Nodes:
         try:
             given = shares_by_pod(read_entries(raw))
         except BadObject as error:
-            self._warn(name, "BadCheckpoints", f"Ignoring the invalid list of what was given out on {name}: {error}")
+            self._warn(name, "BadCheckpoints", f"Ignoring the invalid list of devices given out on {name}: {error}")
         if (cards, given) == (self._cards.get(name), self._given.get(name, {})):
             return None
         self._given[name] = given
@@ -84,7 +85,7 @@ class Nodes:
         return str(name)
 
     def device_gone(self, raw: Raw) -> str | None:
-        """Take in that a Device was deleted: its cards are no longer offered, what is held on them stays held."""
+        """Remove the cards of a Device that was deleted. Holdings on them stay."""
         name = str(raw["metadata"]["name"])
         had_cards = self._cards.pop(name, None) is not None
         if name not in self._nodes:
@@ -92,67 +93,67 @@ class Nodes:
         return name if had_cards else None
 
     def _forget_given(self, name: str) -> None:
-        """Forget what a node gave out once both its Node and its Device are gone: it may never come back."""
+        """Forget what a node gave to pods, once both its Node and its Device are gone."""
         if name not in self._nodes and name not in self._cards:
             self._given.pop(name, None)
 
     def configmap_changed(self, raw: Raw) -> str | None:
-        """Take in a ConfigMap that may list unhealthy cards. An unreadable list marks none."""
+        """Store the unhealthy cards that a ConfigMap lists; an unreadable list has none."""
         found = dialects.unhealthy_list_of(raw)
         if found is None:
             return None
         node, lists = found
         try:
-            return self._mark(node, lists.cards_of(raw))
+            return self._set_unhealthy(node, lists.cards_of(raw))
         except BadObject as error:
             name = raw["metadata"]["name"]
             self._warn(node, "BadUnhealthyList", f"ConfigMap {name} marks no card: {error}")
-            return self._mark(node, frozenset())
+            return self._set_unhealthy(node, frozenset())
 
     def configmap_gone(self, raw: Raw) -> str | None:
-        """Take in that a ConfigMap was deleted."""
+        """Remove the list of a ConfigMap that was deleted."""
         found = dialects.unhealthy_list_of(raw)
-        return None if found is None else self._mark(found[0], frozenset())
+        return None if found is None else self._set_unhealthy(found[0], frozenset())
 
-    def _mark(self, node: str, unhealthy: frozenset[int]) -> str | None:
+    def _set_unhealthy(self, node: str, unhealthy: frozenset[int]) -> str | None:
         if self._unhealthy.get(node, frozenset()) == unhealthy:
             return None
         self._unhealthy[node] = unhealthy
         return node
 
     def _warn(self, node: str, reason: str, message: str) -> None:
-        self._events.publish(ObjectWarning(node_reference(node), reason, message[:_MESSAGE_CHARACTERS]))
+        self._events.publish(ObjectWarning(node_reference(node), reason, message[:_MAX_MESSAGE]))
 
     def cards(self, node: Node) -> tuple[Card, ...]:
-        """Return what pods can be given: unpartitioned cards, the slices of the others, and devices of other types."""
+        """Return what pods can get: GPUs that are not partitioned, slices, and devices of other types."""
         devices = self._devices(node)
-        found = self.slices.of(node.name)
-        if not found.mode:
+        slices = self.slices.of(node.name)
+        if not slices.mode:
             return devices
         others = tuple(card for card in devices if card.type != GPU)
         if self.slices.is_unreadable(node.name):
-            return others  # any GPU may be partitioned, into slices that are not known
+            return others  # Any GPU may be partitioned, into unknown slices.
         gpus = _gpus(devices)
-        return (*node_slices.undivided(found, gpus), *node_slices.devices(found, gpus), *others)
+        return (*node_slices.undivided(slices, gpus), *node_slices.devices(slices, gpus), *others)
 
     def gpus(self, node: Node) -> tuple[Card, ...]:
         """Return all GPUs of a node, partitioned or not."""
         return _gpus(self._devices(node))
 
     def _devices(self, node: Node) -> tuple[Card, ...]:
-        """Return the devices as the node has them, unhealthy where its Device or a ConfigMap says so."""
+        """Return the physical devices of the node; a ConfigMap may mark GPUs as unhealthy."""
         cards = self._cards.get(node.name)
         if cards is None:
-            # Where mgpu's agent runs, the Device is on its way. Cards that are made up from totals meanwhile would end
-            # up in records that no later Device confirms.
+            # mgpu's agent is about to create the Device. Allocation records must not name cards that are only inferred
+            # from the capacity, since the Device may list others.
             cards = () if AGENT in node.annotations else dialects.cards_from_capacity(node, self._settings)
         listed = self._unhealthy.get(node.name)
         if not listed:
             return cards
         return tuple(replace(c, healthy=False) if c.type == GPU and c.index in listed else c for c in cards)
 
-    def given(self, node: str) -> Given:
-        """Return the shares, cards or slices of them, that the node itself gave to pods."""
+    def given(self, node: str) -> GivenShares:
+        """Return the shares of cards and slices that the node itself gave to pods."""
         given = self._given.get(node, {})
         sliced = self.slices.held(node)
         return {uid: (*given.get(uid, ()), *sliced.get(uid, ())) for uid in {**given, **sliced}} if sliced else given

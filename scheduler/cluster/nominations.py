@@ -1,14 +1,17 @@
-"""Pods nominated to a node (`status.nominatedNodeName`) and not bound yet: their cards are kept for them, softly.
+"""Sets cards aside for pods that are nominated to a node (`status.nominatedNodeName`) and not bound yet.
 
-Members of a gang that wait in Permit and pods for which others were evicted have been placed, and nothing says so but
-their status; so the next member would be counted on the same card. For pods of the same or a lower priority the
-filter takes the cards of a nominated pod as taken, which is kube-scheduler's rule for its own resources
-(addGENominatedPods, "greater or equal priority"). Bindings are the truth and never wait for a nomination: a decision
-leaves these cards alone where the pod fits on others, and takes them where it does not. To refuse it instead could
-stop two gangs for ever, each with a member nominated where the other's binds.
+`ClusterCache` reports the nominated pods, and `NodeSnapshots` counts their cards as taken. Members of a gang that wait
+in Permit, and pods for which others were evicted, have been placed, but only their status says so. Without nominations
+the next member of the gang would be counted on the same card.
 
-Which cards: what the engine chooses, first among those that are free now, then with what is being deleted gone. They
-stay the pod's until they are lost to a binding or to a fault; then others are chosen.
+For pods of the same or a lower priority the filter counts the cards of a nominated pod as taken, which is
+kube-scheduler's rule for its own resources (addGENominatedPods, "greater or equal priority"). A binding never waits for
+a nomination: a decision avoids these cards if the pod fits on others, and takes them if not. If nominations could
+reject bindings, two gangs could wait for each other for ever, each with a member nominated where a member of the other
+binds.
+
+The engine chooses the cards: first among those that are free now, then as if deleted pods were already gone. They
+stay the same until a binding or a fault takes them; then the engine chooses others.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,33 +29,36 @@ from scheduler.engine import Limits
 from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.node_assessment import assess
 
-LOWEST = -(1 << 31)
+LOWEST_PRIORITY = -(1 << 31)
 """Pod priorities are int32."""
 
-_STEPS = 20_000
-"""Of the engine's effort for all nominees of a node together, some 5 ms: the state's lock is held. Each has its part of
-it, so that pods that are hard to place leave the others' parts alone; single containers take far less than any part.
-"""
-_LEAST = 400
+_EFFORT = 20_000
+"""The engine's effort for all nominated pods of a node, about 5 ms, since the cache's lock is held meanwhile. Each pod
+has an equal part, so that a pod that is hard to place does not use up the parts of the others. A pod with one container
+takes far less than its part."""
+_MIN_EFFORT = 400
 
 
 @dataclass(slots=True)
 class _Nominee:
-    """A pod, where it is nominated, and what is kept for it there; None: nothing fits."""
+    """A nominated pod. holding: the cards that are set aside for it, or None if it does not fit."""
 
-    known: GpuPod
+    gpu_pod: GpuPod
     request: GpuRequest
-    kept: Holding | None = None
+    holding: Holding | None = None
 
     @property
     def order(self) -> tuple[int, str, str, str]:
-        """Who chooses first."""
-        pod = self.known.pod
+        """The sort key by which the nominated pods of a node choose cards."""
+        pod = self.gpu_pod.pod
         return -pod.priority, pod.created, pod.key, pod.uid
 
 
 class Nominations:
-    """Part of the ClusterCache, which holds its lock around every call. It reads from the other parts."""
+    """Part of the ClusterCache, which holds its lock around every call.
+
+    Methods that take a change return the nodes whose available cards it affects.
+    """
 
     def __init__(self, ledger: Ledger, nodes: Nodes, pods: Pods, settings: Settings) -> None:
         self._ledger = ledger
@@ -63,29 +69,30 @@ class Nominations:
         self._on_node: dict[str, dict[str, _Nominee]] = {}
         self._stale: set[str] = set()
 
-    def follow(self, known: GpuPod) -> set[str]:
-        """The pod as it is now; the nodes where that changes what is kept."""
-        pod = known.pod
-        wanted = pod.nominated_node if known.request and not (pod.node or pod.ended or pod.deleting) else ""
-        before = self._node_of.get(pod.uid, "")
+    def pod_changed(self, gpu_pod: GpuPod) -> set[str]:
+        """Store the nomination of a pod that was added or modified."""
+        pod, request = gpu_pod.pod, gpu_pod.request
+        before = self._node_of.get(pod.uid)
+        if request is None or not pod.nominated_node or pod.node or pod.ended or pod.deleting:
+            return self.drop(pod.uid)
+        node = pod.nominated_node
         nominee = self._on_node[before][pod.uid] if before else None
-        if wanted and known.request and nominee and wanted == before and nominee.request == known.request:
-            changed = nominee.known.pod.priority != pod.priority
-            nominee.known = known
-            if not changed:
+        if nominee and node == before and nominee.request == request:
+            has_priority_changed = nominee.gpu_pod.pod.priority != pod.priority
+            nominee.gpu_pod = gpu_pod
+            if not has_priority_changed:
                 return set()
         else:
             self.drop(pod.uid)
-            if wanted and known.request:
-                self._node_of[pod.uid] = wanted
-                self._on_node.setdefault(wanted, {})[pod.uid] = _Nominee(known, known.request)
-        self.touch(wanted)
-        return {before, wanted} - {""}
+            self._node_of[pod.uid] = node
+            self._on_node.setdefault(node, {})[pod.uid] = _Nominee(gpu_pod, request)
+        self.touch(node)
+        return {before, node} if before else {node}
 
     def drop(self, uid: str) -> set[str]:
-        """The pod is gone; the node where that changes what is kept."""
-        node = self._node_of.pop(uid, "")
-        if not node:
+        """Remove the nomination of a pod, if it has one."""
+        node = self._node_of.pop(uid, None)
+        if node is None:
             return set()
         del self._on_node[node][uid]
         self.touch(node)
@@ -95,89 +102,116 @@ class Nominations:
         return {node}
 
     def reserved(self, uid: str) -> set[str]:
-        """A reservation for the pod, wherever, was made or given up; the node where that changes what is kept."""
-        node = self._node_of.get(uid, "")
+        """Record that a reservation for the pod was made or released, on whatever node."""
+        node = self._node_of.get(uid)
+        if node is None:
+            return set()
         self.touch(node)
-        return {node} - {""}
+        return {node}
 
     def touch(self, node: str) -> None:
-        """What is held on the node, or its cards, have changed."""
+        """Record that the holdings or cards of the node have changed."""
         if node in self._on_node:
             self._stale.add(node)
 
     def differing(self, uid: str, priority: int) -> set[str]:
-        """The nodes that this pod finds otherwise than one of the lowest priority would."""
+        """Return the nodes with other available cards for this pod than for a pod of the lowest priority."""
         return {
             node
             for node, nominees in self._on_node.items()
-            if uid in nominees or any(n.known.pod.priority < priority for n in nominees.values())
+            if uid in nominees or any(n.gpu_pod.pod.priority < priority for n in nominees.values())
         }
 
     def group_nodes(self, groups: Collection[Group]) -> set[str]:
-        """The nodes where pods of any of these groups are nominated."""
+        """Return the nodes to which pods of any of these groups are nominated."""
         return {
             node
             for node, nominees in self._on_node.items()
             if any(group in groups for n in nominees.values() for group in n.request.constraints.groups)
         }
 
-    def beside(self, node: str, cards: tuple[CardState, ...], uid: str, priority: int) -> tuple[CardState, ...]:
-        """`cards`, and on them what is kept from a pod of this uid and priority.
+    def available(self, node: str, cards: tuple[CardState, ...], uid: str, priority: int) -> tuple[CardState, ...]:
+        """Return the cards with those taken that are set aside from a pod with this UID and priority.
 
-        Nothing is kept for a pod whose same-card group has gone to another node: it cannot come here any more.
+        No cards are set aside for a nominated pod whose same-card group is now on another node, where it must go.
         """
         if node not in self._on_node:
             return cards
         if node in self._stale:
             self._stale.discard(node)
             self._choose(node)
-        nominees = (n for n in self._on_node[node].values() if n.known.pod.uid != uid)
-        kept = [n.kept for n in nominees if n.kept and n.known.pod.priority >= priority and not self._barred(n, node)]
-        return _with(cards, [held for held in kept if self._ledger.holding(held.uid) is None])
+        held = [
+            n.holding
+            for n in self._on_node[node].values()
+            if n.holding is not None
+            and n.gpu_pod.pod.uid != uid
+            and n.gpu_pod.pod.priority >= priority
+            and self._ledger.holding(n.gpu_pod.pod.uid) is None
+            and not self._is_group_elsewhere(n, node)
+        ]
+        return _with_holdings(cards, held)
 
-    def _barred(self, nominee: _Nominee, node: str) -> bool:
-        seats = self._ledger.seats(nominee.request.constraints.same_card, nominee.known.pod.uid)
+    def _is_group_elsewhere(self, nominee: _Nominee, node: str) -> bool:
+        seats = self._ledger.seats(nominee.request.constraints.same_card, nominee.gpu_pod.pod.uid)
         return same_card_group_rejection(nominee.request, self._ledger.cards(node), seats) is not None
 
     def _choose(self, node: str) -> None:
+        """Choose cards for the nominated pods of the node that have none, or whose cards were lost."""
+        nominees = self._on_node[node]
         now = (*self._ledger.cards(node), *self._ledger.others(node))
-        later = self._ledger.once_gone(node, [h.uid for h in self._ledger.holdings(node) if self._leaves(h.uid)])
-        part = max(_LEAST, _STEPS // (4 * len(self._on_node[node])))
-        limits = Limits(part, part)
-        for nominee in sorted(self._on_node[node].values(), key=lambda n: n.order):
-            if nominee.kept is None or not still_fits(nominee.request, nominee.kept.shares, later):
-                nominee.kept = self._place(nominee, node, now, limits) or self._place(nominee, node, later, limits)
-            if nominee.kept and self._ledger.holding(nominee.kept.uid) is None:
-                now, later = _with(now, [nominee.kept]), _with(later, [nominee.kept])
+        later = self._ledger.once_gone(node, [h.uid for h in self._ledger.holdings(node) if self._is_deleting(h.uid)])
+        effort = max(_MIN_EFFORT, _EFFORT // (4 * len(nominees)))
+        limits = Limits(effort, effort)
+        for nominee in sorted(nominees.values(), key=lambda n: n.order):
+            if nominee.holding is None or not still_fits(nominee.request, nominee.holding.shares, later):
+                nominee.holding = self._place(nominee, node, now, limits) or self._place(nominee, node, later, limits)
+            if nominee.holding and self._ledger.holding(nominee.holding.uid) is None:
+                now = _with_holdings(now, [nominee.holding])
+                later = _with_holdings(later, [nominee.holding])
 
-    def _place(self, nominee: _Nominee, node: str, cards: Sequence[CardState], limits: Limits) -> Holding | None:
-        known, request, pod = self._nodes.get(node), nominee.request, nominee.known.pod
-        if known is None:
+    def _place(self, nominee: _Nominee, name: str, cards: Sequence[CardState], limits: Limits) -> Holding | None:
+        node = self._nodes.get(name)
+        if node is None:
             return None
+        request, pod = nominee.request, nominee.gpu_pod.pod
         seats = self._ledger.seats(request.constraints.same_card, pod.uid)
-        found = assess(request, known, cards, self._settings, seats=seats, limits=limits)
-        if not isinstance(found, Placement):
+        placement = assess(request, node, cards, self._settings, seats=seats, limits=limits)
+        if not isinstance(placement, Placement):
             return None
-        who = (pod.uid, pod.namespace, pod.name, node)
-        return Holding(*who, request.dialect, shares_of(request, found), bound=False, constraints=request.constraints)
+        return Holding(
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            name,
+            request.dialect,
+            shares_of(request, placement),
+            bound=False,
+            constraints=request.constraints,
+        )
 
-    def _leaves(self, uid: str) -> bool:
-        known = self._pods.get(uid)
-        return known is not None and known.pod.deleting
+    def _is_deleting(self, uid: str) -> bool:
+        gpu_pod = self._pods.get(uid)
+        return gpu_pod is not None and gpu_pod.pod.deleting
 
 
-def _with(cards: Sequence[CardState], held: Iterable[Holding]) -> tuple[CardState, ...]:
-    """The cards with this on them too."""
-    found = tuple(cards)
-    for holding in held:
-        found = tuple(_added(state, holding) for state in found)
-    return found
+def _with_holdings(cards: Sequence[CardState], holdings: Iterable[Holding]) -> tuple[CardState, ...]:
+    states = tuple(cards)
+    for holding in holdings:
+        states = tuple(_with_holding(state, holding) for state in states)
+    return states
 
 
-def _added(state: CardState, holding: Holding) -> CardState:
+def _with_holding(state: CardState, holding: Holding) -> CardState:
     used = holding.uses(state.card)
     if not used.shares:
         return state
     groups = state.groups.union(holding.constraints.groups) if holding.is_known_on(state.card) else state.groups
-    core, memory, ratio = state.core_used + used.core, state.memory_used + used.memory, state.ratio_used + used.ratio
-    return CardState(state.card, core, memory, state.shares + used.shares, groups, ratio, state.gpuid)
+    return CardState(
+        state.card,
+        state.core_used + used.core,
+        state.memory_used + used.memory,
+        state.shares + used.shares,
+        groups,
+        state.ratio_used + used.ratio,
+        state.gpuid,
+    )

@@ -1,8 +1,12 @@
-"""The nodes with the partitioning label, each as a `PartitionableNode` for the planner and the filter.
+"""The nodes that mgpu may partition, and the partition plans that are decided but not written yet.
 
-Such a value is expensive to compute, so it is cached until its node changes.
+`ClusterCache.partitions` is the only instance. `scheduler.partitioning` reads the nodes and adds plans;
+`decisions.slice_filter` and `decisions.preemption` read the nodes. A `PartitionableNode` is expensive to compute, so
+each is cached until its node changes. The other data here is the usage of named resources; everything else belongs to
+other parts of the cluster cache. Every call takes the lock of the cluster cache.
 """
 
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -11,84 +15,134 @@ from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.node_slices import LABEL, NodeSlices
 from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
+from scheduler.cluster.events import CardsFreed, PlanChanged, Publisher
 from scheduler.cluster.node_snapshots import NodeSnapshot, NodeSnapshots
 from scheduler.cluster.nodes import Nodes
+from scheduler.cluster.slice_state import Plan
 from scheduler.engine.evictions import without_usage
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode, make_partitionable_node
 from scheduler.engine.partitioning.slice_scores import NamedResourceUsage, named_resources
 
 
 class PartitionableNodes:
-    """Part of the ClusterCache, which holds its lock around every call. It reads from the other parts.
+    """Thread-safe. Publishes PlanChanged for each plan that is added or dropped."""
 
-    Its own data is what pods reserve of the named resources, such as `nvidia.com/mig-1g.10gb`, and the sites.
-    """
-
-    def __init__(self, nodes: Nodes, ledger: Ledger, snapshots: NodeSnapshots, settings: Settings) -> None:
+    def __init__(
+        self,
+        lock: threading.RLock,
+        nodes: Nodes,
+        ledger: Ledger,
+        snapshots: NodeSnapshots,
+        events: Publisher,
+        settings: Settings,
+    ) -> None:
+        self._lock = lock
         self._nodes = nodes
         self._ledger = ledger
         self._snapshots = snapshots
+        self._events = events
         self._geometries = settings.dialects.slices.geometries
         self._named = NamedResourceUsage(named_resources(settings.dialects.slices))
-        self._partitionable_nodes: dict[str, PartitionableNode] = {}
+        self._cached: dict[str, PartitionableNode] = {}
 
-    def follow(self, pod: Pod) -> None:
-        """Take in the present state of a pod, GPU pod or not."""
-        self._named.follow(pod)
+    def pod_changed(self, pod: Pod) -> None:
+        """Count the named resources, such as `nvidia.com/mig-1g.10gb`, of a pod that was added or modified."""
+        with self._lock:
+            self._named.follow(pod)
 
-    def drop_pod(self, uid: str) -> None:
-        """Take in that a pod is gone."""
-        self._named.drop(uid)
+    def pod_gone(self, uid: str) -> None:
+        """Remove a pod that was deleted."""
+        with self._lock:
+            self._named.drop(uid)
 
-    def drop_node(self, name: str) -> None:
-        """Take in that a node is gone."""
-        self._partitionable_nodes.pop(name, None)
+    def node_gone(self, name: str) -> None:
+        """Remove a node that was deleted."""
+        with self._lock:
+            self._cached.pop(name, None)
 
-    def of(self, name: str, uid: str = "") -> PartitionableNode | None:
-        """Return the node as it could be partitioned for the pod of this UID.
+    def nodes(self) -> tuple[str, ...]:
+        """Return the names of the nodes with the partitioning label, sorted."""
+        with self._lock:
+            return self._nodes.slices.names()
 
-        None where the node has no label, or there is no such node.
-        """
-        snapshot = self._snapshots.of(name, uid)
-        if snapshot.node is None or not snapshot.node.labels.get(LABEL):
-            return None
-        own = self._ledger.holding(uid)
-        is_kept_from_pod = (snapshot.cards, snapshot.others) != (snapshot.unkept, snapshot.unkept_others)
-        is_its_own = is_kept_from_pod or (own is not None and own.node == name)  # this pod's alone: not to be shared
-        kept = self._partitionable_nodes.get(name)
-        if not is_its_own and kept and (kept.version, kept.room) == (snapshot.version, snapshot.room):
-            return kept
-        target = self._make(name, snapshot.node, snapshot, self._nodes.slices.of(name), {uid})
-        if not is_its_own:
-            self._partitionable_nodes[name] = target
-        return target
+    def get(self, name: str, uid: str = "") -> PartitionableNode | None:
+        """Return how the node could be partitioned for the pod, or None if it does not exist or has no label."""
+        with self._lock:
+            snapshot = self._snapshots.of(name, uid)
+            if snapshot.node is None or not snapshot.node.labels.get(LABEL):
+                return None
+            own = self._ledger.holding(uid)
+            has_nominations = (snapshot.cards, snapshot.other_devices) != (
+                snapshot.available_cards,
+                snapshot.available_other_devices,
+            )
+            # The result is for this pod alone, so it must not be cached for others.
+            is_for_this_pod = has_nominations or (own is not None and own.node == name)
+            cached = self._cached.get(name)
+            if (
+                not is_for_this_pod
+                and cached is not None
+                and (cached.version, cached.room) == (snapshot.version, snapshot.free_resources)
+            ):
+                return cached
+            made = self._make(name, snapshot.node, snapshot, self._nodes.slices.of(name), {uid})
+            if not is_for_this_pod:
+                self._cached[name] = made
+            return made
 
-    def without(self, name: str, uid: str, gone: Collection[str]) -> PartitionableNode | None:
-        """Return the same once the pods of the UIDs `gone` have ended and their slices are free."""
-        snapshot = self._snapshots.of(name, uid)
-        found = self._nodes.slices.of(name)
-        if snapshot.node is None or not snapshot.node.labels.get(LABEL):
-            return None
-        leaving = [held for held in self._ledger.holdings(name) if held.uid in gone]
-        emptied = replace(
-            snapshot,
-            unkept=_freed(snapshot.unkept, leaving),
-            unkept_others=_freed(snapshot.unkept_others, leaving),
-        )
-        made = tuple(replace(s, pod="") if s.pod in gone else s for s in found.made)
-        return self._make(name, snapshot.node, emptied, replace(found, made=made), {uid, *gone})
+    def get_without(self, name: str, uid: str, gone: Collection[str]) -> PartitionableNode | None:
+        """Return the same as it will be once the pods with the UIDs `gone` have ended and freed their slices."""
+        with self._lock:
+            snapshot = self._snapshots.of(name, uid)
+            slices = self._nodes.slices.of(name)
+            if snapshot.node is None or not snapshot.node.labels.get(LABEL):
+                return None
+            leaving = [held for held in self._ledger.holdings(name) if held.uid in gone]
+            emptied = replace(
+                snapshot,
+                available_cards=_freed(snapshot.available_cards, leaving),
+                available_other_devices=_freed(snapshot.available_other_devices, leaving),
+            )
+            made = tuple(replace(s, pod="") if s.pod in gone else s for s in slices.made)
+            return self._make(name, snapshot.node, emptied, replace(slices, made=made), {uid, *gone})
+
+    def refresh(self) -> None:
+        """Compute all nodes now, so that no call of kube-scheduler has to wait for them."""
+        for name in self.nodes():
+            self.get(name)
+
+    def add_plan(self, plan: Plan, version: int) -> bool:
+        """Apply the plan instead of what its node says; return False if the node has changed since `version`."""
+        with self._lock:
+            if self._snapshots.version(plan.node) != version:
+                return False
+            self._nodes.slices.add_plan(plan)
+            self._events.publish(PlanChanged(plan.node))
+            return True
+
+    def drop_plan(self, plan: Plan) -> None:
+        """Drop a plan that has not been written and will not be."""
+        with self._lock:
+            self._nodes.slices.drop_plan(plan)
+            self._events.publish(PlanChanged(plan.node))
+            self._events.publish(CardsFreed(plan.node))
+
+    def plans(self) -> tuple[Plan, ...]:
+        """Return the plans that are not observed on their nodes yet, sorted by node."""
+        with self._lock:
+            return self._nodes.slices.plans()
 
     def _make(
-        self, name: str, node: Node, snapshot: NodeSnapshot, found: NodeSlices, without: Collection[str]
+        self, name: str, node: Node, snapshot: NodeSnapshot, slices: NodeSlices, without: Collection[str]
     ) -> PartitionableNode:
         return make_partitionable_node(
             node,
-            found,
+            slices,
             self._nodes.gpus(node),
-            (*snapshot.unkept, *snapshot.unkept_others),
+            (*snapshot.available_cards, *snapshot.available_other_devices),
             [held for held in self._ledger.holdings(name) if held.uid not in without],
             self._geometries,
-            room=snapshot.room,
+            room=snapshot.free_resources,
             named=self._named.on(name),
             version=snapshot.version,
             problem=self._nodes.slices.problem(name),

@@ -1,4 +1,7 @@
-"""The pods that the API server has: GPU pods by UID, and the UIDs of all pods by name."""
+"""The pods that the API server has: GPU pods by UID, and the UIDs of all pods by name.
+
+`ClusterCache` stores the pods here; the other parts of the cache read them.
+"""
 
 from collections.abc import Iterable
 
@@ -13,34 +16,34 @@ class Pods:
         self._uids: dict[tuple[str, str], str] = {}
 
     def note_uid(self, namespace: str, name: str, uid: str) -> None:
-        """Note the UID of a pod, whether it requests GPUs or not."""
+        """Store the UID of a pod, whether it requests GPUs or not."""
         self._uids[namespace, name] = uid
 
     def forget_uid(self, namespace: str, name: str, uid: str) -> None:
-        """Forget the UID of a pod that is gone. A pod of the same name may have been created meanwhile: it stays."""
+        """Remove the UID of a deleted pod, unless a new pod of the same name already has another UID."""
         if self._uids.get((namespace, name)) == uid:
             del self._uids[namespace, name]
 
     def uid_of(self, namespace: str, name: str) -> str | None:
-        """Return the UID of the pod of this name, GPU pod or not, or None where there is no such pod."""
+        """Return the UID of the pod of this name, GPU pod or not, or None if there is no such pod."""
         return self._uids.get((namespace, name))
 
-    def put(self, pod: GpuPod) -> None:
-        """Keep this state of a GPU pod instead of its last one."""
-        self._gpu_pods[pod.pod.uid] = pod
+    def put(self, gpu_pod: GpuPod) -> None:
+        """Store a GPU pod in place of its last state."""
+        self._gpu_pods[gpu_pod.pod.uid] = gpu_pod
 
     def drop(self, uid: str) -> None:
-        """Forget a GPU pod."""
+        """Remove a GPU pod."""
         self._gpu_pods.pop(uid, None)
 
     def get(self, uid: str) -> GpuPod | None:
-        """Return the GPU pod, or None where no GPU pod has this UID. Safe without the lock for the pods' informer."""
+        """Return the GPU pod, or None if no GPU pod has this UID. The informer of pods may call it without the lock."""
         return self._gpu_pods.get(uid)
 
     def all(self) -> tuple[GpuPod, ...]:
-        """Return all GPU pods, in no order that means anything."""
+        """Return all GPU pods in no particular order."""
         return tuple(self._gpu_pods.values())
 
     def on(self, node: str) -> Iterable[GpuPod]:
         """Return the GPU pods that are bound to this node."""
-        return [known for known in self._gpu_pods.values() if known.pod.node == node]
+        return [gpu_pod for gpu_pod in self._gpu_pods.values() if gpu_pod.pod.node == node]

@@ -1,10 +1,13 @@
-"""Pods that were deleted by force and still hold cards, by namespace.
+"""Remnants: pods that were deleted by force while their containers still run and hold cards.
 
-A ResourceQuota stops counting a pod when its object goes, while its containers run on until the agent kills them. The
-same is true of `maxGPUIDsPerNamespace`, which counts MtgpuPods. A namespace that deletes pods by force again and again
-would hold many times what it may, so its pods and MtgpuPods get no further cards before the deleted pods have ended.
-The nodes report only the UIDs of pods that still run, and are believed about pods of their own: otherwise one node
-could stop the pods of another node's tenants.
+`Holdings` and `MtgpuPodHoldings` report deleted pods here; `ClusterCache.remnant_problem` and the controller of
+MtgpuPods ask for the remnants of a namespace. A ResourceQuota stops counting a pod when its object is deleted, but its
+containers run until the agent kills them. `maxGPUIDsPerNamespace`, which counts MtgpuPods, has the same gap. By
+deleting pods by force again and again, a namespace could hold many times its quota. So its pods and MtgpuPods get no
+more cards until its remnants have ended.
+
+Nodes report only the UIDs of the pods that still run. A node is trusted only about its own pods: otherwise one node
+could block the tenants of another.
 """
 
 from collections.abc import Callable
@@ -13,30 +16,30 @@ from typing import NamedTuple
 from scheduler.cluster.events import Publisher, RemnantsEnded
 
 WAIT_SECONDS = 300.0
-"""Since the deletion. Agents kill such containers after 60 s. One that cannot, or a node that is lost and whose Device
-still says so, must not stop a namespace for ever."""
-_MOST_DELETED = 10_000
-"""Deleted pods whose namespaces are remembered although no node reports them, the latest ones; each takes some 300
-bytes. A node reports a pod within seconds of its deletion."""
+"""The time after the deletion in which a remnant counts. Agents kill its containers after 60 s. An agent that cannot,
+or a node that is lost, must not block a namespace for ever."""
+_MAX_UNREPORTED = 10_000
+"""The number of deleted pods that are remembered until a node reports them, the latest ones; each takes about 300
+bytes. A node reports a remnant within seconds of its deletion."""
 
 
 class _Deleted(NamedTuple):
     namespace: str
     name: str
     node: str
-    at: float
-    gpuid: str = ""
+    deleted_at: float
+    gpuid: str | None = None
 
 
 class Remnants:
-    """Not thread-safe. What is remembered is lost with the process: then the cards alone are held.
+    """Part of the ClusterCache, which holds its lock around every call.
 
-    A deleted pod that a node reports is not forgotten for the sake of later ones. Otherwise a tenant could delete
-    enough small pods to be given cards again.
+    Publishes RemnantsEnded for each namespace whose last remnant has ended. A restart of the scheduler loses the
+    remnants, but their cards stay held. Reported remnants have no maximum number: otherwise a tenant could get cards
+    again by deleting many small pods.
 
     Args:
-        events: Publishes RemnantsEnded with each namespace whose last remnant has ended.
-        clock: Seconds, never set back.
+        clock: Returns seconds, and never goes back.
     """
 
     def __init__(self, events: Publisher, clock: Callable[[], float]) -> None:
@@ -44,22 +47,26 @@ class Remnants:
         self._clock = clock
         self._unreported: dict[str, _Deleted] = {}
         self._reported: dict[str, _Deleted] = {}
-        self._uids: dict[str, set[str]] = {}  # namespace → the pods of it that are reported
+        self._uids: dict[str, set[str]] = {}  # By namespace, the UIDs of its reported pods.
 
-    def deleted(self, uid: str, namespace: str, name: str, node: str, gpuid: str = "") -> None:
-        """Remember a pod that was deleted before it had ended. gpuid: that of its MtgpuPod."""
+    def deleted(self, uid: str, namespace: str, name: str, node: str, gpuid: str | None = None) -> None:
+        """Remember a pod that was deleted before it had ended.
+
+        Args:
+            gpuid: The GPUID of its MtgpuPod, or None if it was created for none.
+        """
         self.release(uid)
         self._remember(uid, _Deleted(namespace, name, node, self._clock(), gpuid))
 
     def hold(self, uid: str, node: str) -> None:
-        """This node reports that this UID holds cards of it: a remnant if it is one of these pods and ran there."""
+        """Record that the node reports this UID as holding cards. It is a remnant if it was a pod of this node."""
         deleted = self._unreported.get(uid)
         if deleted and deleted.node == node:
             self._reported[uid] = self._unreported.pop(uid)
             self._uids.setdefault(deleted.namespace, set()).add(uid)
 
     def release(self, uid: str) -> None:
-        """This UID holds nothing any more."""
+        """Record that this UID no longer holds cards."""
         deleted = self._reported.pop(uid, None)
         if deleted is None:
             return
@@ -70,13 +77,13 @@ class Remnants:
             del self._uids[deleted.namespace]
             self._events.publish(RemnantsEnded(deleted.namespace))
 
-    def gpuid(self, uid: str) -> str:
-        """Return the GPUID of a remnant that ran for an MtgpuPod, else ""."""
+    def gpuid(self, uid: str) -> str | None:
+        """Return the GPUID of the remnant of an MtgpuPod, or None for any other UID."""
         deleted = self._reported.get(uid)
-        return deleted.gpuid if deleted else ""
+        return deleted.gpuid if deleted else None
 
     def problem(self, namespace: str) -> str | None:
-        """Return the reason why pods of this namespace get no cards now, or None if they do."""
+        """Return the reason why pods of this namespace get no cards now, or None."""
         held = self._held(namespace)
         if not held:
             return None
@@ -84,21 +91,21 @@ class Remnants:
         others = f" and {len(held) - 1} more" if len(held) > 1 else ""
         return (
             f"pod {first.namespace}/{first.name}{others} was deleted by force and still runs on {first.node}; "
-            "pods of its namespace get no cards before it has ended"
+            "pods of its namespace get no cards until it has ended"
         )
 
     def seconds(self, namespace: str) -> float:
-        """Return the time after which its remnants no longer matter, whether they have ended or not; 0 for now."""
-        latest = max((deleted.at for deleted in self._held(namespace)), default=None)
+        """Return the seconds after which the remnants of a namespace no longer count; 0 if it has none."""
+        latest = max((deleted.deleted_at for deleted in self._held(namespace)), default=None)
         return 0.0 if latest is None else latest + WAIT_SECONDS - self._clock()
 
     def _held(self, namespace: str) -> list[_Deleted]:
         since = self._clock() - WAIT_SECONDS
-        found = (self._reported[uid] for uid in self._uids.get(namespace, ()))
-        return [deleted for deleted in found if deleted.at > since]
+        reported = (self._reported[uid] for uid in self._uids.get(namespace, ()))
+        return [deleted for deleted in reported if deleted.deleted_at > since]
 
     def _remember(self, uid: str, deleted: _Deleted) -> None:
         self._unreported.pop(uid, None)
         self._unreported[uid] = deleted
-        if len(self._unreported) > _MOST_DELETED:
+        if len(self._unreported) > _MAX_UNREPORTED:
             del self._unreported[next(iter(self._unreported))]

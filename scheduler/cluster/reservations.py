@@ -1,4 +1,8 @@
-"""What was decided for pods that have not appeared on their nodes yet."""
+"""Reservations: the cards decided for pods that have not appeared on their nodes yet.
+
+`ClusterCache` makes them for `decisions.decider`, through `Holdings.reserve`, and releases them once the pod appears.
+A reservation must end by itself in bounded time, since cards are held for it that no quota counts.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,19 +10,23 @@ from dataclasses import dataclass
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement
 
-_LIVES = 4
-_MOMENT_SECONDS = 2.0
-"""The write of a Binding takes milliseconds, and its time-out in kube-scheduler's client is not in sight."""
-_PAUSE_MOMENTS = 10
-_GONE_SECONDS, _MOST_GONE = 120.0, 1 << 16
-"""How long, and of how many pods, it is known that they were deleted: longer than any request takes."""
+_FULL_TIMES = 4
+_SHORT_SECONDS = 2.0
+"""The write of a Binding takes milliseconds. kube-scheduler's timeout for it is not visible here."""
+_PAUSE_FACTOR = 10
+_DELETED_SECONDS = 120.0
+"""How long deleted pods are remembered: longer than any request takes."""
+_MAX_DELETED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Cards reserved for a pod on a node until it appears there. annotations: what its Binding is to carry.
+    """Cards reserved for a pod on a node until the pod appears there.
 
-    needs: what the pod reserves of the node's cpu and memory. gpuid: for which it occupies a card.
+    Attributes:
+        annotations: The annotations for its Binding.
+        needs: The cpu and memory that the pod reserves on the node.
+        gpuid: The GPUID for which the pod occupies a card; "" if it is no occupy pod.
     """
 
     uid: str
@@ -33,86 +41,93 @@ class Reservation:
 
 
 @dataclass(slots=True)
-class _Row:
-    """How long a pod has had reservations in a row. since: the first one. made, until: the latest one."""
+class _Series:
+    """Consecutive reservations of one pod: when the first one was made, and when the last one was made and ends."""
 
-    since: float
-    made: float
+    first: float
+    last: float
     until: float
 
 
 class Reservations:
-    """Reservations in force, by the uid of the pod, each with the time until which the pod should have appeared.
+    """The reservations in force, by pod UID. Part of the ClusterCache, which holds its lock around every call.
 
-    A reservation begins with the write of a Binding and is needed for as long as that write takes: gangs and Permit
-    plugins wait before it. So bindings that fail again and again hold cards for `_LIVES` times `seconds` in all; after
-    that each attempt holds them for a moment, with a pause of nine such moments in between. A Binding that the API
-    server accepts still succeeds after the pause, because schedulers try again. A pod without a reservation for the
-    whole of that time begins anew.
-
-    Not thread-safe. seconds: how long a reservation lasts.
+    A reservation lasts `seconds`: it is made when the write of a Binding begins, and gangs and Permit plugins wait
+    before that. Bindings that fail again and again hold cards for `_FULL_TIMES` times `seconds` in all. After that each
+    attempt holds them for `_SHORT_SECONDS`, followed by a pause of nine times as long. A Binding that the API server
+    would accept still succeeds after a pause, because schedulers retry. The count starts again for a pod that had no
+    reservation for `_FULL_TIMES` times `seconds`.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds, self._clock = seconds, clock
-        self._most = _LIVES * seconds
-        self._moment = min(_MOMENT_SECONDS, seconds)
-        self._known: dict[str, tuple[Reservation, float]] = {}
-        self._rows: dict[str, _Row] = {}
-        self._gone: dict[str, float] = {}
+        self._seconds = seconds
+        self._clock = clock
+        self._full_seconds = _FULL_TIMES * seconds
+        self._short_seconds = min(_SHORT_SECONDS, seconds)
+        self._in_force: dict[str, tuple[Reservation, float]] = {}  # With the end of their time.
+        self._series: dict[str, _Series] = {}
+        self._deleted: dict[str, float] = {}
 
     def get(self, uid: str) -> Reservation | None:
-        return self._known[uid][0] if uid in self._known else None
+        """Return the pod's reservation, or None."""
+        return self._in_force[uid][0] if uid in self._in_force else None
 
-    def put(self, decision: Reservation) -> None:
-        """In place of the pod's last one. Its time is the full one, or a moment for a pod that used up its own."""
+    def put(self, reservation: Reservation) -> None:
+        """Add a reservation in place of the pod's previous one."""
         now = self._clock()
-        row = self._rows.setdefault(decision.uid, _Row(now, now, now))
-        if now - row.until > self._most:
-            row.since = now
-        row.made = now
-        row.until = now + (self._seconds if now - row.since < self._most else self._moment)
-        self._known[decision.uid] = (decision, row.until)
+        series = self._series.setdefault(reservation.uid, _Series(now, now, now))
+        if now - series.until > self._full_seconds:
+            series.first = now
+        is_full = now - series.first < self._full_seconds
+        series.last = now
+        series.until = now + (self._seconds if is_full else self._short_seconds)
+        self._in_force[reservation.uid] = (reservation, series.until)
 
-    def keep(self, decision: Reservation) -> None:
-        """Give it its full time again: the pod is bound, or whether it is cannot be found out."""
-        now = self._clock()
-        self._rows[decision.uid].until = now + self._seconds
-        self._known[decision.uid] = (decision, now + self._seconds)
+    def keep(self, reservation: Reservation) -> None:
+        """Restart the full time of a reservation: the pod is bound, or whether it is bound is unknown."""
+        until = self._clock() + self._seconds
+        self._series[reservation.uid].until = until
+        self._in_force[reservation.uid] = (reservation, until)
 
     def pause(self, uid: str) -> float:
-        """Seconds until cards may be reserved for the pod again; 0: now."""
-        row, now = self._rows.get(uid), self._clock()
-        if row is None or now - row.since < self._most or now - row.until > self._most:
+        """Return the seconds until cards may be reserved for the pod again."""
+        series = self._series.get(uid)
+        now = self._clock()
+        if series is None or now - series.first < self._full_seconds or now - series.until > self._full_seconds:
             return 0.0
-        return max(0.0, row.made + _PAUSE_MOMENTS * self._moment - now)
+        return max(0.0, series.last + _PAUSE_FACTOR * self._short_seconds - now)
 
     def drop(self, uid: str) -> None:
-        self._known.pop(uid, None)
+        """Remove the pod's reservation, if it has one."""
+        self._in_force.pop(uid, None)
 
-    def bury(self, uid: str) -> None:
-        """Note that the pod was deleted.
+    def mark_deleted(self, uid: str) -> None:
+        """Remember that the pod was deleted, so that nothing is reserved for it.
 
-        Its Binding may be under way: a reservation that is made for it now would be nobody's, and would hold cards for
-        its whole time. A tenant could repeat that at will, and no quota counts a pod that was deleted.
+        Its Binding may be under way. No event would release a reservation that is made now, so it would hold cards for
+        its whole time. A tenant could repeat that, and no quota counts a deleted pod.
         """
         now = self._clock()
-        self._gone[uid] = now
-        while len(self._gone) > _MOST_GONE or now - next(iter(self._gone.values())) > _GONE_SECONDS:
-            del self._gone[next(iter(self._gone))]
+        self._deleted[uid] = now
+        while len(self._deleted) > _MAX_DELETED or now - next(iter(self._deleted.values())) > _DELETED_SECONDS:
+            del self._deleted[next(iter(self._deleted))]
 
-    def is_gone(self, uid: str) -> bool:
-        """Return whether the pod was deleted a short time ago."""
-        return uid in self._gone
+    def is_deleted(self, uid: str) -> bool:
+        """Return whether the pod was deleted recently."""
+        return uid in self._deleted
 
     def made_within(self, seconds: float) -> bool:
-        """Whether one was made, or given its time again, in the last so many seconds."""
+        """Return whether any reservation in force was made or renewed in the last `seconds`."""
         since = self._clock() - seconds
-        return any(self._rows[uid].made > since for uid in self._known)
+        return any(self._series[uid].last > since for uid in self._in_force)
 
     def overdue(self) -> tuple[Reservation, ...]:
-        """Those whose pod has not appeared in time, oldest first."""
+        """Return the reservations whose pods have not appeared in time, oldest first."""
         now = self._clock()
-        self._rows = {u: r for u, r in self._rows.items() if u in self._known or now - r.until <= self._most}
-        rows = sorted((until, d.uid, d) for d, until in self._known.values() if until <= now)
-        return tuple(decision for *_, decision in rows)
+        self._series = {
+            uid: series
+            for uid, series in self._series.items()
+            if uid in self._in_force or now - series.until <= self._full_seconds
+        }
+        overdue = [(until, r.uid, r) for r, until in self._in_force.values() if until <= now]
+        return tuple(reservation for *_, reservation in sorted(overdue))

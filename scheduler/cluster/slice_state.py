@@ -1,4 +1,8 @@
-"""The partitioning of nodes: what their annotations say, and plans that were decided here and are not there yet."""
+"""The partitioning of nodes: the state in their annotations, and partition plans that are not written there yet.
+
+`Nodes` reports each Node here and derives slices from it; `PartitionableNodes` adds and drops plans. Annotations that
+cannot be read must never free a slice: the last valid ones stay in force.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +17,8 @@ from mgpu.model.slice_names import MIG, MPS, Slice, counts
 from scheduler.cluster.events import ObjectWarning, Publisher
 
 _KEYS = (node_slices.ANNOTATION, node_slices.MADE, node_slices.PLANNED)
-_MESSAGE_CHARACTERS = 1024
-"""The reason why annotations are invalid may quote a whole annotation."""
+_MAX_MESSAGE = 1024
+"""Characters of a message about invalid annotations, which may quote a whole annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +26,10 @@ class Plan:
     """A partition plan for a node.
 
     Attributes:
-        id: As the annotations have it; ids of a node grow.
-        slices: All slices that the node shall have, by place.
-        before: The id of the plan that it follows, None where it is the node's first.
-        standing: Those of `slices` that were there without a plan of mgpu's.
+        id: The id in the annotations. The ids of a node increase.
+        slices: All slices that the node is to have, sorted by place.
+        before: The id of the previous plan, or None for the node's first plan.
+        standing: The slices that existed before mgpu's first plan.
     """
 
     node: str
@@ -34,21 +38,21 @@ class Plan:
     before: int | None = None
     standing: frozenset[Slice] = frozenset()
 
-    def over(self, found: NodeSlices) -> NodeSlices:
-        """Return what the node will say once this plan is written."""
-        spec = replace(found.partitioning, spec=counts(self.slices), plan=self.id)
-        return replace(found, partitioning=spec, planned=self.slices, standing=self.standing)
+    def applied_to(self, slices: NodeSlices) -> NodeSlices:
+        """Return the partitioning of the node as its annotations will describe it with this plan."""
+        spec = replace(slices.partitioning, spec=counts(self.slices), plan=self.id)
+        return replace(slices, partitioning=spec, planned=self.slices, standing=self.standing)
 
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """One node with the partitioning label.
+    """A node with the partitioning label.
 
     Attributes:
-        annotations: Label and annotations as they were read, to recognize an event that changes nothing here.
+        annotations: The label and annotations that were read, to recognize events that change none of them.
         slices: The last partitioning that could be read.
-        held: By the UID of a pod, the slices that `slices` says were given to it.
-        problem: Why the present annotations cannot be read; None where `slices` is what they say.
+        held: By pod UID, the slices that the node gave to the pod, according to `slices`.
+        problem: Why the present annotations cannot be read, or None if `slices` is read from them.
     """
 
     annotations: tuple[str | None, ...]
@@ -57,10 +61,10 @@ class _Observed:
     problem: str | None = None
 
 
-class KnownSlices:
+class SliceStates:
     """Part of the ClusterCache, which holds its lock around every call. Nodes without the label take no memory here.
 
-    Annotations that cannot be read leave the last good ones in force and raise a warning.
+    Publishes a warning for invalid annotations and for a plan that the agent refused.
     """
 
     def __init__(self, events: Publisher) -> None:
@@ -69,7 +73,7 @@ class KnownSlices:
         self._plans: dict[str, Plan] = {}
 
     def node_changed(self, node: Node) -> None:
-        """Take in label and annotations of a Node."""
+        """Store the label and annotations of a Node."""
         label = node.labels.get(node_slices.LABEL)
         if not label:
             self.node_gone(node.name)
@@ -80,19 +84,19 @@ class KnownSlices:
             return
         last = _last(before, label)
         try:
-            found = read_slices(node)
+            slices = read_slices(node)
         except BadObject as error:
-            self._nodes[node.name] = _Observed(annotations, last, held(last), str(error)[:_MESSAGE_CHARACTERS])
-            self._warn(node.name, "BadSlices", f"Ignoring invalid annotations of slices: {error}")
+            self._nodes[node.name] = _Observed(annotations, last, held(last), str(error)[:_MAX_MESSAGE])
+            self._warn(node.name, "BadSlices", f"Ignoring invalid annotations about slices: {error}")
             return
-        self._nodes[node.name] = _Observed(annotations, found, held(found))
-        if found.refused and found.refused != last.refused:
-            plan, reason = found.refused
-            self._warn(node.name, "PlanRefused", f"plan {plan} of its slices was refused: {reason}")
-        self._drop_observed_plan(node.name, found)
+        self._nodes[node.name] = _Observed(annotations, slices, held(slices))
+        if slices.refused and slices.refused != last.refused:
+            plan, reason = slices.refused
+            self._warn(node.name, "PlanRefused", f"the agent refused partition plan {plan}: {reason}")
+        self._drop_observed_plan(node.name, slices)
 
     def node_gone(self, name: str) -> None:
-        """Forget a node that was deleted or has lost its label."""
+        """Remove a node that was deleted or has lost its label."""
         self._nodes.pop(name, None)
         self._plans.pop(name, None)
 
@@ -101,53 +105,53 @@ class KnownSlices:
         return tuple(sorted(self._nodes))
 
     def of(self, name: str) -> NodeSlices:
-        """Return the partitioning of a node, as it will be once the plan that was decided here is written."""
+        """Return the partitioning of a node, with its plan if one is not written yet."""
         known = self._nodes.get(name)
         if known is None:
             return NO_SLICES
         plan = self._plans.get(name)
-        return plan.over(known.slices) if plan else known.slices
+        return plan.applied_to(known.slices) if plan else known.slices
 
     def held(self, name: str) -> Mapping[str, tuple[Share, ...]]:
-        """Return by the UID of a pod the slices that the node gave to it."""
+        """Return by pod UID the slices that the node gave to the pod."""
         known = self._nodes.get(name)
         return known.held if known else {}
 
     def problem(self, name: str) -> str | None:
-        """Return the reason why the present annotations of the node are not in force, or None where they are."""
+        """Return the reason why the present annotations of the node are not in force, or None."""
         known = self._nodes.get(name)
         return known.problem if known else None
 
     def is_unreadable(self, name: str) -> bool:
-        """Return whether the node has the label and no annotations that could ever be read: its cards are unknown."""
+        """Return whether no annotations of a labelled node could ever be read, so that its slices are unknown."""
         known = self._nodes.get(name)
         return bool(known and known.problem and known.slices in (NodeSlices(MIG), NodeSlices(MPS)))
 
-    def plan(self, plan: Plan) -> None:
-        """Let a plan stand until the node shows it or a later one, or until it is dropped."""
+    def add_plan(self, plan: Plan) -> None:
+        """Apply a plan until the node's annotations have it or a later one, or until it is dropped."""
         if plan.node in self._nodes:
             self._plans[plan.node] = plan
 
-    def drop(self, plan: Plan) -> None:
-        """Drop a plan whose write has failed. A later plan of the same node stays."""
+    def drop_plan(self, plan: Plan) -> None:
+        """Remove a plan whose write has failed. A later plan of the same node stays."""
         if self._plans.get(plan.node) == plan:
             del self._plans[plan.node]
 
     def plans(self) -> tuple[Plan, ...]:
-        """Return the plans that their nodes do not show yet, by the names of the nodes."""
+        """Return the plans that their nodes' annotations do not have yet, sorted by node."""
         return tuple(plan for _, plan in sorted(self._plans.items()))
 
-    def _drop_observed_plan(self, name: str, found: NodeSlices) -> None:
+    def _drop_observed_plan(self, name: str, slices: NodeSlices) -> None:
         plan = self._plans.get(name)
-        if plan is not None and found.partitioning.plan is not None and found.partitioning.plan >= plan.id:
+        if plan is not None and slices.partitioning.plan is not None and slices.partitioning.plan >= plan.id:
             del self._plans[name]
 
     def _warn(self, name: str, reason: str, message: str) -> None:
-        self._events.publish(ObjectWarning(node_reference(name), reason, message[:_MESSAGE_CHARACTERS]))
+        self._events.publish(ObjectWarning(node_reference(name), reason, message[:_MAX_MESSAGE]))
 
 
 def _last(before: _Observed | None, label: str) -> NodeSlices:
-    """Return what holds until the annotations can be read; of a new node, only the mode that its label names."""
+    """Return the partitioning that was read last; for a new node, one with only the mode of its label."""
     if before is not None:
         return before.slices
     return NodeSlices(label) if label in (MIG, MPS) else NO_SLICES

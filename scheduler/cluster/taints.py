@@ -1,6 +1,8 @@
-"""Taints that keep a Pod from running on the node that it names: the kubelet refuses it, and it has failed for good.
+"""The taints of a node that make the kubelet reject a Pod for good although the Pod names the node itself.
 
-Of those of a node only `NoExecute` counts: whoever names a node passes the scheduler by, which looks at the others.
+`mtgpupod_objects` stores these taints, and `scheduler.mtgpupods.observation` compares them with the tolerations of
+MtgpuPods. Only the effect `NoExecute` counts: other effects are applied by schedulers, which a Pod with `nodeName`
+bypasses.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,29 +12,32 @@ from mgpu.model.raw_objects import table_at
 
 Raw = Mapping[str, Any]
 
-_WAITED_FOR = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""The API server lets every Pod tolerate these for a while (admission plugin DefaultTolerationSeconds)."""
+_TOLERATED_BY_DEFAULT = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""The admission plugin DefaultTolerationSeconds makes every Pod tolerate these for a while."""
 
 
-def evicting(node: Raw) -> tuple[Raw, ...]:
-    """The node's taints that count."""
+def evicting_taints(node: Raw) -> tuple[Raw, ...]:
+    """Return the taints of a Node that evict Pods."""
     taints = table_at(node, "spec").get("taints") or ()
-    return tuple(t for t in taints if t.get("effect") == "NoExecute" and t.get("key") not in _WAITED_FOR)
+    return tuple(t for t in taints if t.get("effect") == "NoExecute" and t.get("key") not in _TOLERATED_BY_DEFAULT)
 
 
-def untolerated(spec: Raw, taints: Iterable[Raw]) -> str:
-    """The first of the taints that a PodSpec does not tolerate, as people read it; "" where it tolerates all."""
+def untolerated_taint(spec: Raw, taints: Iterable[Raw]) -> str | None:
+    """Return the first of the taints that a PodSpec does not tolerate, in kubectl's notation, or None."""
     rows = spec.get("tolerations")
     tolerations = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     for taint in taints:
         if not any(_tolerates(toleration, taint) for toleration in tolerations):
             value = taint.get("value")
             return f"{taint.get('key')}{f'={value}' if value else ''}:NoExecute"
-    return ""
+    return None
 
 
 def _tolerates(toleration: Raw, taint: Raw) -> bool:
-    """Operators of later Kubernetes count as meeting the taint: the kubelet, who knows them, has the last word."""
+    """Return whether the toleration matches the taint.
+
+    An unknown operator of a later Kubernetes version matches: the kubelet, which knows it, decides in the end.
+    """
     if toleration.get("effect") not in (None, "", "NoExecute"):
         return False
     if toleration.get("key") not in (None, "", taint.get("key")):

@@ -21,7 +21,7 @@ from mgpu.model.record_seals import Subject
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gpu_pods import GpuPod, occupies, read_gpu_pod
+from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, read_gpu_pod
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budgets import Call, CallerGone, EffortBudgets, EffortExceeded, never
@@ -97,7 +97,10 @@ class Decider:
             if request is None or refusal:
                 kind = RejectionKind.BOUND_ALREADY if request else RejectionKind.MALFORMED
                 return Rejection(kind, refusal or "; ".join(map(str, known.problems)), hopeless=True)
-            held, view = self._state.reservation(uid), self._state.view(node, uid, occupies(known.pod, node))
+            held, view = (
+                self._state.reservation(uid),
+                self._state.node_snapshot(node, uid, occupied_gpuid(known.pod, node)),
+            )
             if not known.pod.node and (not_now := self._not_now(known.pod, reserve=reserve)):
                 return not_now
             if problem := self._agent_problem(known, request, node, view):
@@ -125,7 +128,7 @@ class Decider:
             raw = self._read(pod.namespace, pod.name)  # the watch may be behind the removal of the last gate
             if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
                 return Rejection(RejectionKind.GATED, GATED, hopeless=True)
-        pause = self._state.pause(pod.uid) if reserve else 0.0
+        pause = self._state.reservation_pause(pod.uid) if reserve else 0.0
         if not pause:
             return None
         text = f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s"
@@ -156,23 +159,23 @@ class Decider:
         """
         if same_card_group_rejection(held.request, view.cards, self._state.seats(held.request, held.uid)):
             return False
-        return still_fits(held.request, shares_of(held.request, held.placement), (*view.cards, *view.others))
+        return still_fits(held.request, shares_of(held.request, held.placement), (*view.cards, *view.other_devices))
 
     def _choose(
         self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot, gone: CallerGone
     ) -> Reservation | Rejection:
         if view.node is None:
             return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
-        pod, gpuid = known.pod, occupies(known.pod, node)
+        pod, gpuid = known.pod, occupied_gpuid(known.pod, node)
         who = (pod.uid, pod.namespace, pod.name, node)
         if nvidia_plugin.chooses_cards(view.node, request):
-            refused = nvidia_plugin.refusal(request, view.node, view.cards, view.ours)
+            refused = nvidia_plugin.refusal(request, view.node, view.cards, view.mgpu_cards)
             return refused or Reservation(*who, request, Placement(()), {}, pod.needs, gpuid)
         with self._budgets.call(pod.namespace, request, gone) as call:
             found = self._search(known, request, view.node, view, call)
         if isinstance(found, Rejection):
             return found
-        written = record(pod, request, found, (*view.cards, *view.others), self._settings, time.time_ns())
+        written = record(pod, request, found, (*view.cards, *view.other_devices), self._settings, time.time_ns())
         annotations = self._state.records.sealed(Subject(*who), written)
         return Reservation(*who, request, found, annotations, pod.needs, gpuid)
 
@@ -185,11 +188,12 @@ class Decider:
         filter makes it: what the filter has passed is found here too.
         """
         seats = self._state.seats(request, known.pod.uid)
-        cards, unkept = (*view.cards, *view.others), (*view.unkept, *view.unkept_others)
-        judges = self._state.outlook.judges
-        ahead = [Foresight(judges, view.room, known.pod.needs)] if judges else []
+        cards = (*view.cards, *view.other_devices)
+        available_cards = (*view.available_cards, *view.available_other_devices)
+        judges = self._state.forecast.judges
+        ahead = [Foresight(judges, view.free_resources, known.pod.needs)] if judges else []
         found: Placement | Rejection | None = None
-        for there in (unkept, cards) if unkept != cards else (cards,):
+        for there in (available_cards, cards) if available_cards != cards else (cards,):
             limits = call.require_limits()
             for foresight in (*ahead, None):
                 found = assess(
@@ -207,7 +211,7 @@ class Decider:
 
     def check_overdue(self) -> None:
         """Ask the API what became of reservations whose pod has not appeared on its node in time."""
-        for decision in self._state.overdue():
+        for decision in self._state.overdue_reservations():
             self.check(decision)
 
     def check(self, decision: Reservation) -> None:

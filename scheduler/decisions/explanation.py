@@ -19,7 +19,7 @@ from mgpu.model.quantities import format_bytes
 from mgpu.presentation import request_text
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gpu_pods import GpuPod, occupies, read_gpu_pod
+from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, read_gpu_pod
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.engine import nvidia_plugin
@@ -93,7 +93,7 @@ class Explainer:
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
         self._state, self._settings = state, settings
         self._filter = Filter(state, settings, budgets=EffortBudgets(sleep=lambda _: None))
-        state.outlook.refresh()
+        state.forecast.refresh()
         self._filter.refresh()
 
     def pod(self, raw: Raw, names: Sequence[str], closely: Sequence[str], *, all_cards: bool = False) -> Explanation:
@@ -212,13 +212,13 @@ class Explainer:
 
     def _of_node(self, known: GpuPod, name: str, *, all_cards: bool) -> tuple[CardRow, ...]:
         """Per card, what the engine has against it."""
-        request, view = known.request, self._state.view(name, known.pod.uid, occupies(known.pod, name))
+        request, view = known.request, self._state.node_snapshot(name, known.pod.uid, occupied_gpuid(known.pod, name))
         if request is None or view.node is None or (request.unmet(view.node) and not all_cards):
             return ()
         reasons: dict[int, str] = {}
         if not requested_slices(request) and not nvidia_plugin.chooses_cards(view.node, request):
             seats = self._state.seats(request, known.pod.uid)
-            cards = (*view.unkept, *view.unkept_others)
+            cards = (*view.available_cards, *view.available_other_devices)
             answer = assess(request, view.node, cards, self._settings, seats=seats)
             if isinstance(answer, Rejection):
                 reasons = {card.index: card.reason for card in answer.cards if card.type == GPU}

@@ -141,7 +141,7 @@ class Filter:
     def refresh(self) -> None:
         """Bring arrays, partitionable nodes and learned policies up to date in the background, before a call has to."""
         self._cache.refresh()
-        self._cache.refresh_partitionable_nodes()
+        self._cache.partitions.refresh()
         self._ranking.refresh()
 
     def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> Filtered:
@@ -201,7 +201,7 @@ class Filter:
         """Answer for the nodes that mgpu does not serve now by themselves, and evaluate the others."""
         by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if requests_nvidia_cards(request) else {}
         served = [name for name in names if name not in by_nvidia] if by_nvidia else names
-        silent = self._cache.without_agent(served)
+        silent = self._cache.agent_problems(served)
         if silent:
             served = [name for name in served if name not in silent]
         found = self._evaluate(gpu_pod, request, served, call)
@@ -226,7 +226,7 @@ class Filter:
         if not call.allows(steps):
             return _all_rejected(names, _NOT_EXAMINED)
         members = self._members(gpu_pod, request)
-        verdict = filter_nodes(self._cache.table(names, gpu_pod.pod, request), names, request, members)
+        verdict = filter_nodes(self._cache.node_table(names, gpu_pod.pod, request), names, request, members)
         call.effort.spend(steps)
         found = Filtered(hopeless={names[i]: rejection.reason for i, rejection in verdict.unmet.items()})
         found.kinds.update({rejection.reason: rejection.kind for rejection in verdict.unmet.values()})
@@ -249,7 +249,7 @@ class Filter:
         if not call.allows(steps):
             return [0] * len(names)
         members = self._members(gpu_pod, request)
-        table = self._cache.table(names, gpu_pod.pod, request)
+        table = self._cache.node_table(names, gpu_pod.pod, request)
         weight_of_core = self._settings.dialects.mgpu.weight_of_core
         scored = score_nodes(table, names, request, members, self._settings.node_policy, weight_of_core)
         call.effort.spend(steps)
@@ -267,14 +267,16 @@ class Filter:
         """Evaluate all nodes with the engine, for requests for devices of other types than GPU."""
         seats = self._cache.seats(request, gpu_pod.pod.uid)
         for name in names:
-            view = self._cache.view(name, gpu_pod.pod.uid)
+            view = self._cache.node_snapshot(name, gpu_pod.pod.uid)
             limits = call.next_limits() if view.node is not None else None
             if view.node is None:
                 yield NodeFit(UNKNOWN)
             elif limits is None:
                 yield NodeFit(_NOT_EXAMINED)
             else:
-                yield self._assess(request, view.node, (*view.unkept, *view.unkept_others), seats, limits, call)
+                yield self._assess(
+                    request, view.node, (*view.available_cards, *view.available_other_devices), seats, limits, call
+                )
 
     def _by_engine(
         self, request: GpuRequest, remaining: Remaining, seats: Sequence[Seat], call: Call

@@ -20,7 +20,7 @@ from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import Warn
-from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod, recorded_shares
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider, pod_path
 from scheduler.work_queue import MAX_PAUSE, Queue
@@ -142,9 +142,9 @@ class LateDecisions:
             return self._failed[pod.uid]
         if known.request is None:
             return "; ".join(map(str, known.problems))
-        view = self._state.view(pod.node, pod.uid)
+        view = self._state.node_snapshot(pod.node, pod.uid)
         waited = self._clock() - self._first_seen.setdefault(pod.uid, self._clock())
-        if view.node is None or (not (view.cards or view.others) and waited < _NO_CARDS_YET_SECONDS):
+        if view.node is None or (not (view.cards or view.other_devices) and waited < _NO_CARDS_YET_SECONDS):
             self._can_repartition(known)
             return 1.0  # the node may be starting; Kubernetes itself removes pods of nodes that do not exist
         decision = self._decider.decide(known, pod.node)
@@ -199,6 +199,6 @@ class LateDecisions:
 
 def _without_record(known: GpuPod) -> bool:
     try:
-        return recorded(known) is None
+        return recorded_shares(known) is None
     except BadObject:
         return True

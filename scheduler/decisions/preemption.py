@@ -101,12 +101,12 @@ class Preemption:
         self, name: str, known: GpuPod, request: GpuRequest, theirs: Victims, budget: Budget, *, only_cards: bool
     ) -> Victims | None:
         """Return the victims on one node, or None where no eviction makes room. Raises Exhausted."""
-        view, occupants = self._state.occupied(name, known.pod.uid)
+        view, occupants = self._state.node_snapshot_with_pods(name, known.pod.uid)
         node, seats = view.node, self._state.seats(request, known.pod.uid)
         if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
             return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
         if nvidia_plugin.chooses_cards(node, request):
-            return None if nvidia_plugin.refusal(request, node, view.cards, view.ours) else theirs
+            return None if nvidia_plugin.refusal(request, node, view.cards, view.mgpu_cards) else theirs
         if self._state.agent_problem(name) is not None:
             return None  # the pod could not start there once its victims are gone
 
@@ -121,9 +121,7 @@ class Preemption:
             # kube-scheduler counts slices like any resource, so its victims suffice, if what they free can be
             # partitioned as the pod needs it.
             target = (
-                None
-                if request.unmet(node)
-                else self._state.partitionable_node_without(name, known.pod.uid, theirs.uids)
+                None if request.unmet(node) else self._state.partitions.get_without(name, known.pod.uid, theirs.uids)
             )
             serves = (
                 target
@@ -134,13 +132,13 @@ class Preemption:
         if request.others:
             # Devices of other types: kube-scheduler's victims suffice or the node is left out. No others are searched.
             gone = [h for h, _ in occupants if h.uid in theirs.uids]
-            left = [_without(state, gone) for state in (*view.unkept, *view.unkept_others)]
+            left = [_without(state, gone) for state in (*view.available_cards, *view.available_other_devices)]
             return theirs if fits(left) else None
         exact = budget.part(budget.left // 2)
         lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, known.pod)]
         tenants = self._tenants(view, lower)
-        if only_cards and all(state.card.healthy for state in view.unkept):
-            found = choose_victims(request, view.unkept, tenants, fits, exact=exact, budget=budget)
+        if only_cards and all(state.card.healthy for state in view.available_cards):
+            found = choose_victims(request, view.available_cards, tenants, fits, exact=exact, budget=budget)
             if found is None:
                 return None
             going = {t.uid for t in found[0]}
@@ -150,13 +148,13 @@ class Preemption:
         others = [t for t in tenants if t.uid not in theirs.uids]
         highest = max((t.priority for t in must), default=LOWEST_PRIORITY)
         found = choose_victims(
-            request, without_pods(view.unkept, must), others, fits, highest=highest, exact=exact, budget=budget
+            request, without_pods(view.available_cards, must), others, fits, highest=highest, exact=exact, budget=budget
         )
         return None if found is None else _merged(theirs, tenants, [*must, *found[0]])
 
     def _tenants(self, view: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[EvictablePod]:
         """Return the pods of lower priority that hold a part of the node's cards."""
-        cards, pods = [state.card for state in view.unkept], {pod.uid: pod for _, pod in lower}
+        cards, pods = [state.card for state in view.available_cards], {pod.uid: pod for _, pod in lower}
         found = []
         for holding, pod in lower:
             uses = {card.index: used for card in cards if (used := holding.uses(card)).shares}
@@ -176,7 +174,7 @@ def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
 
 def _has_room(view: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
     """Tell whether the node has the cpu and memory for the pod once these pods are gone."""
-    rooms = [view.room, *(p.needs for p in going)]
+    rooms = [view.free_resources, *(p.needs for p in going)]
     return sum(r.cpu for r in rooms) >= pod.needs.cpu and sum(r.memory for r in rooms) >= pod.needs.memory
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from mgpu.model.gpu_requests import GpuRequest, Placement
 from mgpu.model.groups import Seat
 from mgpu.settings import Settings
-from scheduler.cluster.forecast import Outlook
+from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
@@ -30,11 +30,11 @@ class Cluster(Protocol):
     """The part of `scheduler.cluster.cache.ClusterCache` that a ranking uses; simulations provide another."""
 
     @property
-    def outlook(self) -> Outlook: ...
+    def forecast(self) -> Forecast: ...
 
-    def take_moved(self) -> Iterable[tuple[str, NodeSnapshot]]: ...
+    def take_changed_nodes(self) -> Iterable[tuple[str, NodeSnapshot]]: ...
 
-    def view(self, node: str, without: str) -> NodeSnapshot: ...
+    def node_snapshot(self, node: str, uid: str) -> NodeSnapshot: ...
 
     def reservation(self, uid: str) -> Reservation | None: ...
 
@@ -67,7 +67,7 @@ class Ranking:
         """
         if self._judge is None or known.request is None or not known.request.containers:
             return None
-        shape = self._state.outlook.shape(known.pod, known.request)
+        shape = self._state.forecast.shape(known.pod, known.request)
         with self._lock:
             self._follow()
             judge = self._judge
@@ -81,7 +81,7 @@ class Ranking:
 
         The keys for the shapes of recent pods are computed here, on a copy, while calls go on with the old judge.
         """
-        judge = self._state.outlook.judges.get(self._settings.node_policy)
+        judge = self._state.forecast.judges.get(self._settings.node_policy)
         with self._lock:
             self._follow()
             shapes, board = self._field.board.shapes[-_SHAPES_RENEWED:], self._field.board.copy()
@@ -95,11 +95,11 @@ class Ranking:
 
     def _follow(self) -> None:
         # Lock order: the cache's lock is taken while this one is held, never the other way round.
-        for name, view in self._state.take_moved():
+        for name, view in self._state.take_changed_nodes():
             if view.node is None:
                 self._field.drop(name)
             else:
-                self._field.put(view.node, view.cards, view.room)
+                self._field.put(view.node, view.cards, view.free_resources)
 
     def _judge_alone(
         self,
@@ -123,7 +123,7 @@ class Ranking:
             nodes.add(decision.node)
         for i in [i for i, name in enumerate(names) if name in nodes] if nodes else ():
             keys[i] = self._key(
-                request, judge, shape, self._state.view(names[i], uid), self._state.seats(request, uid), call
+                request, judge, shape, self._state.node_snapshot(names[i], uid), self._state.seats(request, uid), call
             )
 
     def _key(
@@ -132,9 +132,15 @@ class Ranking:
         limits = call.next_limits()
         if view.node is None or limits is None:
             return UNFIT
-        unkept = (*view.unkept, *view.unkept_others)
-        found = assess(request, view.node, unkept, self._settings, seats=seats, limits=limits, effort=call.effort)
+        available_cards = (*view.available_cards, *view.available_other_devices)
+        found = assess(
+            request, view.node, available_cards, self._settings, seats=seats, limits=limits, effort=call.effort
+        )
         if not isinstance(found, Placement):
             return UNFIT
-        key = int(judge.keys(node_rows(class_of(view.node, view.cards), view.room, [free_milli(view.cards)]), shape)[0])
-        return key - DEMOTION if key != UNFIT and shares_card_with_group(request, found, view.unkept) else key
+        key = int(
+            judge.keys(
+                node_rows(class_of(view.node, view.cards), view.free_resources, [free_milli(view.cards)]), shape
+            )[0]
+        )
+        return key - DEMOTION if key != UNFIT and shares_card_with_group(request, found, view.available_cards) else key

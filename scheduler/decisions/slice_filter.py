@@ -43,7 +43,7 @@ class Slices:
                 yield NodeFit(UNKNOWN)
                 continue
             unmet = request.unmet(node)
-            target = None if unmet else self._cache.partitionable_node(name, known.pod.uid)
+            target = None if unmet else self._cache.partitions.get(name, known.pod.uid)
             if target is None:
                 reason = unmet or f"node {name} has no label for slices"
                 yield NodeFit(Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True))

@@ -13,7 +13,7 @@ from mgpu.dialects.mtgpu import NAME, MtgpuPod, holding, occupy_name
 from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import CardRefusal, ContainerRequest, RejectionKind, cards_rejection, whole_cards
 from mgpu.model.ledger import Holding, Ledger
-from scheduler.cluster.gpuids import Used
+from scheduler.cluster.gpuids import UsedGpuids
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.rejections import refusal
 from scheduler.mtgpupods.mtgpupod_status import FALSE, Condition
@@ -102,7 +102,7 @@ class _CardAssigner:
         self._node = node
         self._ledger = ledger
         self._degraded = degraded
-        self._used = Used(ledger.holdings(node.name))
+        self._used = UsedGpuids(ledger.holdings(node.name))
         # (GPUID, namespace) → the first MtgpuPod that waits for this card although it would fit alone.
         self._first_waiting: dict[tuple[str, str], MtgpuPod] = {}
         self.result = CardAssignments()
@@ -145,11 +145,11 @@ class _CardAssigner:
         limit, name = self._node.gpuid_limit, pod.namespace
         if limit is None or self._used.uses(pod):
             return None
-        if self._used.count(name) + limit.elsewhere.get(name, 0) < limit.most:
+        if self._used.count(name) + limit.elsewhere.get(name, 0) < limit.maximum:
             return None
         self.result.limited_namespaces.add(name)
         # The message omits the number in use: each change of it would cause a status write for every waiting MtgpuPod.
-        rule = f"namespace {name} uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: {limit.most})"
+        rule = f"namespace {name} uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: {limit.maximum})"
         remedy = f"name a GPUID that it uses on node {pod.node}, or delete the MtgpuPods of another GPUID"
         return Condition(FALSE, "TooManyGPUIDs", f"{rule}; {remedy}")
 

@@ -21,7 +21,7 @@ from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import MtgpuPodsAffected
 from scheduler.cluster.mtgpupod_objects import Raw, key_of
-from scheduler.cluster.stored_objects import of_mtgpupod, read_text, text_of
+from scheduler.cluster.stored_objects import decode, encode, stored_mtgpupod
 from scheduler.mtgpupods.fairness import (
     FINALIZER_WRITES,
     SLOW_SECONDS,
@@ -84,7 +84,7 @@ class MtgpuPodController:
     def begin(self) -> None:
         """Begin a term: this replica leads, and has listed all objects since."""
         self._term += 1
-        for node in self._cluster.mtgpupod_nodes():
+        for node in self._cluster.mtgpupods.nodes():
             self._queue.add(node)
 
     def run(self, stop: threading.Event) -> None:
@@ -146,7 +146,7 @@ class MtgpuPodController:
             item = observed.items[uid]
             desired, pod = plan.desired[uid], pods.get(uid)
             self._served_last[node] = key_of(item)[0]
-            item = read_text(fresh[_version(item)]) if _version(item) in fresh else item
+            item = decode(fresh[_version(item)]) if _version(item) in fresh else item
             if pod is not None and uid in reserved and pod.gpuid in failures.conditions:
                 desired = replace(desired, bound=failures.conditions[pod.gpuid])
             if desired.bind and pod is not None and pod.gpuid in doubtful_gpuids:
@@ -165,13 +165,13 @@ class MtgpuPodController:
             The uids of those that did not get it: nothing is created for them that could be left behind. And those that
             got it as they are since, by uid and the version before.
         """
-        snapshot = self._cluster.mtgpu_snapshot(node)
+        snapshot = self._cluster.mtgpupods.snapshot(node)
         items = snapshot.objects.items
         reservations = snapshot.node.admitted
         left_out, fresh = set[str](), dict[tuple[str, str], bytes]()
 
         def add(item: Raw) -> None:
-            fresh[_version(item)] = text_of(of_mtgpupod(self._api.add_finalizer(item)))
+            fresh[_version(item)] = encode(stored_mtgpupod(self._api.add_finalizer(item)))
 
         for key in in_turn(items, lambda key: key[0], self._served_last.get(node)):
             item = items[key]
@@ -194,7 +194,7 @@ class MtgpuPodController:
         for _ in range(_TRIES):
             observed = observe(self._cluster, node, enabled=self._is_enabled, gpuid_limit=limit, left_out=left_out)
             plan = plan_node(observed.node)
-            if self._cluster.admit(
+            if self._cluster.mtgpupods.admit(
                 node, plan.reservations, observed.version, observed.node.gpuid_limit, plan.limited_namespaces
             ):
                 if observed.recheck_seconds is not None:

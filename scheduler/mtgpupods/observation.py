@@ -12,11 +12,11 @@ from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_pod
 from mgpu.model.raw_objects import table_at
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gpuids import Bound
+from scheduler.cluster.gpuids import GpuidLimit
 from scheduler.cluster.mtgpupod_holdings import MtgpuNode
 from scheduler.cluster.mtgpupod_objects import Key, MtgpuObjects, Raw
-from scheduler.cluster.stored_objects import EXCESS, Texts
-from scheduler.cluster.taints import untolerated
+from scheduler.cluster.stored_objects import EXCESS, StoredObjects
+from scheduler.cluster.taints import untolerated_taint
 from scheduler.engine import nvidia_plugin
 from scheduler.mtgpupods.observed_node import (
     ObservedNode,
@@ -44,8 +44,8 @@ class Observation:
 
     node: ObservedNode
     version: int
-    items: Texts[str]
-    pods: Texts[str]
+    items: StoredObjects[str]
+    pods: StoredObjects[str]
     recheck_seconds: float | None = None
 
 
@@ -67,7 +67,7 @@ def observe(
         gpuid_limit: the number of GPUIDs that a namespace may use; None: any number.
         left_out: uids of MtgpuPods that are ignored unless they are bound or being deleted.
     """
-    snapshot = cluster.mtgpu_snapshot(name)
+    snapshot = cluster.mtgpupods.snapshot(name)
     cached, known = snapshot.objects, snapshot.node
     found = _Objects()
     for key, raw in cached.items.items():
@@ -77,8 +77,8 @@ def observe(
             continue
         found.add(pod, key, raw, cached)
     namespaces = {key[0] for key in cached.items}
-    held_up = cluster.held_up(namespaces, name)
-    limit = None if gpuid_limit is None else Bound(gpuid_limit, snapshot.gpuids_elsewhere)
+    held_up = cluster.mtgpupods.remnant_seconds(namespaces, name)
+    limit = None if gpuid_limit is None else GpuidLimit(gpuid_limit, snapshot.gpuids_elsewhere)
     node = ObservedNode(
         name,
         tuple(found.readable),
@@ -98,7 +98,9 @@ def observe(
         remnant_gpuids=known.remnants,
     )
     recheck_seconds = min(held_up.values(), default=None)
-    return Observation(node, known.version, Texts(found.item_texts), Texts(found.pod_texts), recheck_seconds)
+    return Observation(
+        node, known.version, StoredObjects(found.item_texts), StoredObjects(found.pod_texts), recheck_seconds
+    )
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ class _Objects:
             self.unreadable.append(pod)
         else:
             self.readable.append(pod)
-            taint = untolerated(table_at(raw, "spec"), cached.taints)
+            taint = untolerated_taint(table_at(raw, "spec"), cached.taints)
             if taint:
                 self.untolerated[pod.uid] = taint
         own = cached.made.get(key)

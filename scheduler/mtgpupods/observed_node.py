@@ -11,7 +11,7 @@ from typing import Any
 from mgpu.dialects.mtgpu import MtgpuPod, card_of
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding
-from scheduler.cluster.gpuids import Bound
+from scheduler.cluster.gpuids import GpuidLimit
 from scheduler.mtgpupods.occupy_pods import OccupyPod
 
 Raw = Mapping[str, Any]
@@ -82,7 +82,7 @@ class ObservedNode:
     name_conflicts: frozenset[str] = frozenset()
     occupy_pods: Mapping[str, OccupyPod] = field(default_factory=dict)
     reservations: Mapping[str, Holding] = field(default_factory=dict)
-    gpuid_limit: Bound | None = None
+    gpuid_limit: GpuidLimit | None = None
     held_up: frozenset[str] = frozenset()
     remnant_gpuids: Mapping[str, str] = field(default_factory=dict)
 

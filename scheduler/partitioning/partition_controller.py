@@ -109,7 +109,7 @@ class PartitionController:
 
     def can_serve(self, known: GpuPod) -> bool:
         """Return whether a plan of its node can make the slices of a bound pod; if so, request that plan."""
-        target = self._cluster.partitionable_node(known.pod.node, known.pod.uid)
+        target = self._cluster.partitions.get(known.pod.node, known.pod.uid)
         request = known.request
         wanted = requested_slices(request) if request else {}
         if target is None or request is None or not wanted or target.problem or request.unmet(target.node):
@@ -130,9 +130,9 @@ class PartitionController:
 
     def begin(self) -> None:
         """Begin a term as leader: drop the plans of an earlier term that were not written, and observe all nodes."""
-        for plan in self._cluster.plans():
-            self._cluster.drop_plan(plan)
-        for node in self._cluster.partitionable_nodes():
+        for plan in self._cluster.partitions.plans():
+            self._cluster.partitions.drop_plan(plan)
+        for node in self._cluster.partitions.nodes():
             self.changed(node)
 
     def wake(self) -> None:
@@ -157,7 +157,7 @@ class PartitionController:
             stop.wait(_SPACING_SECONDS)
 
     def _configs_changed(self, nodes: Collection[str]) -> None:
-        for node in self._cluster.partitionable_nodes():
+        for node in self._cluster.partitions.nodes():
             if node in nodes:
                 self.changed(node)
 
@@ -188,7 +188,7 @@ class PartitionController:
 
     def _observe(self, changed: Iterable[str]) -> None:
         for name in sorted(changed):
-            target = self._cluster.partitionable_node(name)
+            target = self._cluster.partitions.get(name)
             if target is None:
                 self._forget(name)
                 continue
@@ -215,7 +215,7 @@ class PartitionController:
     def _restore(self, pods: Sequence[WaitingPod]) -> None:
         """Plan the missing slices of bound pods again, whether other pods wait or not."""
         for name, since in sorted(self._missing_since.items()):
-            target = self._cluster.partitionable_node(name)
+            target = self._cluster.partitions.get(name)
             if target is None or not target.missing:
                 del self._missing_since[name]
                 continue
@@ -235,7 +235,7 @@ class PartitionController:
         if not waiting:
             return
         names = sorted(frozenset().union(*(pod.nodes for pod in waiting)))
-        targets = {name: target for name in names if (target := self._cluster.partitionable_node(name)) is not None}
+        targets = {name: target for name in names if (target := self._cluster.partitions.get(name)) is not None}
         ordered = self._order.sort(waiting)
         self._promises.make_from_spare(
             ordered, {name: target for name, target in targets.items() if target.found.waiting}
@@ -259,7 +259,7 @@ class PartitionController:
     def _is_nominated(self, pod: WaitingPod) -> bool:
         """Return whether the node for which this pod is nominated has free slices for it."""
         name = pod.known.pod.nominated_node
-        target = self._cluster.partitionable_node(name, pod.known.pod.uid) if name in pod.nodes else None
+        target = self._cluster.partitions.get(name, pod.known.pod.uid) if name in pod.nodes else None
         return target is not None and target.fits(pod.wanted)
 
     def _plan_for(self, pod: WaitingPod, others: Sequence[WaitingPod], all_pods: Sequence[WaitingPod]) -> None:
@@ -268,7 +268,7 @@ class PartitionController:
         if request is None:
             return
         names = sorted(name for name in pod.nodes if self._order.may_plan(pod, name))
-        targets = (self._cluster.partitionable_node(name, known.uid) for name in names)
+        targets = (self._cluster.partitions.get(name, known.uid) for name in names)
         able = [target for target in targets if target and not request.unmet(target.node) and self._may_plan(target)]
         if pod.blocked_since is None:
             pod.blocked_since = self._clock()
@@ -295,7 +295,7 @@ class PartitionController:
     def _remove_idle(self, pods: Sequence[WaitingPod]) -> None:
         """Make plans that remove the slices of cards that have been idle for long, unless they are promised to pods."""
         for name in self._idle.nodes():
-            target = self._cluster.partitionable_node(name)
+            target = self._cluster.partitions.get(name)
             if target is None:
                 self._idle.forget(name)
                 continue
@@ -324,7 +324,7 @@ class PartitionController:
         numbers = [number for number in (before.plan, before.applied) if number is not None]
         standing = target.found.by_others & {*slices}
         plan = Plan(name, next_plan(max(numbers, default=None), int(self._now())), slices, before.plan, standing)
-        if not self._cluster.plan(plan, target.version):
+        if not self._cluster.partitions.add_plan(plan, target.version):
             return False
         metrics.PLANS.labels("made").inc()
         listed = [f"{s.card}:{s.start} {s.name}" for s in slices]

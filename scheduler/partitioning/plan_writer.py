@@ -155,7 +155,7 @@ class PlanPublisher:
 
     def is_busy(self) -> bool:
         """Return whether something is left to write or to be delivered by the watch."""
-        return bool(self._configs_due or self._cluster.plans())
+        return bool(self._configs_due or self._cluster.partitions.plans())
 
     def is_paused(self, target: PartitionableNode) -> bool:
         """Return whether the node gets no plan for now, because its last one was outdated when it was written."""
@@ -164,11 +164,11 @@ class PlanPublisher:
 
     def publish(self) -> None:
         """Write what is due. Raises RetryLater while this process must not write."""
-        for plan in self._cluster.plans():
+        for plan in self._cluster.partitions.plans():
             number, at = self._written.get(plan.node, (-1, 0.0))
             if number != plan.id or self._clock() >= at + _UNOBSERVED_SECONDS:
                 self._publish_plan(plan)
-        unwritten = {p.node for p in self._cluster.plans() if self._written.get(p.node, (-1,))[0] != p.id}
+        unwritten = {p.node for p in self._cluster.partitions.plans() if self._written.get(p.node, (-1,))[0] != p.id}
         for name in sorted(self._configs_due - unwritten):
             if not self._publish_config(name):
                 return
@@ -184,8 +184,8 @@ class PlanPublisher:
         if reason is not None:
             metrics.PLANS.labels("dropped").inc()
             log.warning("plan dropped: %s", reason, extra=extra)
-            self._cluster.drop_plan(plan)
-            target = self._cluster.partitionable_node(plan.node)
+            self._cluster.partitions.drop_plan(plan)
+            target = self._cluster.partitions.get(plan.node)
             self._outdated[plan.node] = (target.version if target else -1, self._clock() + _OUTDATED_SECONDS)
         else:
             metrics.PLANS.labels("written").inc()
@@ -195,7 +195,7 @@ class PlanPublisher:
 
     def _publish_config(self, name: str) -> bool:
         """Write the entry of a node if it differs from its annotation; return False if the write failed."""
-        target = self._cluster.partitionable_node(name)
+        target = self._cluster.partitions.get(name)
         if target and not target.problem and target.found.mode == MPS and target.found.partitioning.plan is not None:
             spec = target.found.partitioning.spec
             self._may_decide()

@@ -96,7 +96,7 @@ class Promises:
             promise = pod.promise
             if promise is None:
                 continue
-            target = self._cluster.partitionable_node(promise.node, pod.known.pod.uid)
+            target = self._cluster.partitions.get(promise.node, pod.known.pod.uid)
             pod.promise = self._next(pod, promise, target) if target else None
             if pod.promise and not pod.promise.ready and self._clock() >= pod.promise.until:
                 pod.missed.add((promise.node, promise.plan))

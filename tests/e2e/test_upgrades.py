@@ -72,7 +72,7 @@ def test_other_settings_and_the_former_ones_leave_who_has_cards_alone(bench: Ben
     assert why in bench.waits("unserved")
     settings.write_text(BEFORE)
     restart(bench.cluster)
-    until(lambda: "make the pod anew" in bench.waits("unserved"))
+    until(lambda: "create the pod again" in bench.waits("unserved"))
     bench.delete("unserved")
     bench.create(asking("unserved", gpu=25))
     bench.exact("unserved")

@@ -276,7 +276,8 @@ class Replica:
             item = {"metadata": {key: item["metadata"][key] for key in known if key in item["metadata"]}}
         if kind == "configmaps" and item["metadata"]["name"] == self.settings.dialects.slices.config_map:
             getattr(self.planning.configs, what)(item)
-        getattr(self.state, f"{kind[:-1]}_{what}")(item)
+        cache = self.state.mtgpupods if kind == "mtgpupods" else self.state
+        getattr(cache, f"{kind[:-1]}_{what}")(item)
 
     def _warn(self, regarding: Raw, reason: str, message: str) -> None:
         self.events.append((regarding["name"], reason, message))

@@ -96,7 +96,7 @@ def test_a_card_that_is_healthy_again_is_announced(one: Announcing) -> None:
 def test_a_reservation_that_came_to_nothing_is_announced(one: Announcing) -> None:
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
     decision = Reservation("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {})
-    assert one.state.reserve(decision, one.state.view("n1", "").version)
+    assert one.state.reserve(decision, one.state.node_snapshot("n1", "").version)
     one.state.cancel(decision)
     assert one.announced() == ["n1"]
 

@@ -44,7 +44,7 @@ def whole(name: str = "p", count: int = 1, **more: Any) -> Raw:
 
 def free(replica: Replica) -> list[int]:
     shown = make_overview(replica.api.nodes.values(), replica.api.devices.values(), replica.api.pods.values(), SETTINGS)
-    ours = [s.core_free for s in replica.state.view("n1", "").cards]
+    ours = [s.core_free for s in replica.state.node_snapshot("n1", "").cards]
     theirs = [card.state.core_free for node in shown.nodes for card in node.cards if node.name == "n1"]
     assert ours == theirs, "mgpu inspect shows what the scheduler counts"
     return ours
@@ -67,7 +67,7 @@ def test_pod_without_a_record_on_a_node_that_lists_all_such_pods_holds_nothing(a
     ((reason, text),) = events(replica)
     assert reason == "UnknownCards"
     assert "was given none; it holds nothing" in text
-    assert replica.state.undecided() == ()
+    assert replica.state.undecided_pods() == ()
 
 
 def test_pod_without_a_record_holds_everything_where_the_node_promises_no_list(api: FakeApi) -> None:
@@ -95,10 +95,10 @@ def test_pod_whose_record_cannot_be_read_holds_everything_until_it_is_listed_as_
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "banana"}
     api.put("pods", ran(b.share("p", annotations=record, node="n1"), "c"))
     replica = Replica(api)
-    assert [s.core_free for s in replica.state.view("n1", "").cards] == [500, 500]
+    assert [s.core_free for s in replica.state.node_snapshot("n1", "").cards] == [500, 500]
     listed(api, *json.loads(write_entries([no_devices_entry("uid-p")])))
     replica.deliver()
-    assert [s.core_free for s in replica.state.view("n1", "").cards] == [1000, 1000]
+    assert [s.core_free for s in replica.state.node_snapshot("n1", "").cards] == [1000, 1000]
 
 
 def test_pod_of_nvidias_plugin_holds_everything_until_it_is_listed(api: FakeApi) -> None:
@@ -118,7 +118,7 @@ def test_container_that_waits_beside_one_that_was_handed_nothing_is_decided_late
     api.put("pods", ran(b.pod("p", b.container("ran", 10, 1024), b.container("waits", 50, 1024), node="n1"), "ran"))
     replica = Replica(api)
     assert free(replica) == [1000, 1000]
-    assert list(replica.state.undecided()) == ["uid-p"]
+    assert list(replica.state.undecided_pods()) == ["uid-p"]
 
 
 def test_pod_for_rdma_alone_that_runs_without_a_record_holds_none() -> None:
@@ -134,7 +134,7 @@ def test_pod_for_rdma_alone_that_runs_without_a_record_holds_none() -> None:
         "pods", ran(b.pod("p", {"name": "c", "resources": {"limits": amounts, "requests": amounts}}, node="n1"), "c")
     )
     replica = Replica(api)
-    (rdma,) = replica.state.view("n1", "").others
+    (rdma,) = replica.state.node_snapshot("n1", "").other_devices
     assert rdma.idle
 
 
@@ -154,8 +154,8 @@ def test_profile_that_the_node_makes_later_is_not_held_by_a_pod_that_ran_without
     replica.deliver()
     agents["n1"].make(*slices((0, 2, "1g.10gb.me")))
     replica.deliver()
-    assert all(s.idle for s in replica.state.view("n1", "").others)
-    assert list(replica.state.undecided()) == ["uid-p"]
+    assert all(s.idle for s in replica.state.node_snapshot("n1", "").other_devices)
+    assert list(replica.state.undecided_pods()) == ["uid-p"]
 
 
 def test_slice_that_a_pod_without_a_record_was_given_stays_held() -> None:
@@ -166,7 +166,7 @@ def test_slice_that_a_pod_without_a_record_was_given_stays_held() -> None:
     listed(replica.api)
     replica.api.put("pods", ran(wants("p", {"mig-1g.10gb": 1}, node="n1"), "a", phase="Running"))
     replica.deliver()
-    assert [s.idle for s in replica.state.view("n1", "").others] == [False, True]
+    assert [s.idle for s in replica.state.node_snapshot("n1", "").other_devices] == [False, True]
 
 
 def test_pod_for_slices_that_its_agent_names_as_bare_is_decided_late_or_failed() -> None:
@@ -176,7 +176,7 @@ def test_pod_for_slices_that_its_agent_names_as_bare_is_decided_late_or_failed()
     replica.api.put("pods", ran(wants("p", {"mig-1g.10gb.me": 9}, node="n1"), "a", phase="Running"))
     listed(replica.api)
     replica.deliver()
-    assert not replica.state.undecided(), "its agent may not have seen it yet"
+    assert not replica.state.undecided_pods(), "its agent may not have seen it yet"
     listed(replica.api, *json.loads(write_entries([no_devices_entry("uid-p")])))
     replica.deliver()
-    assert list(replica.state.undecided()) == ["uid-p"]
+    assert list(replica.state.undecided_pods()) == ["uid-p"]

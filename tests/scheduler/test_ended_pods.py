@@ -2,7 +2,7 @@
 
 import pickle
 
-from scheduler.cluster.gpu_pods import kept, read_gpu_pod
+from scheduler.cluster.gpu_pods import read_gpu_pod, trim
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS
 
@@ -15,6 +15,6 @@ def test_pod_that_has_ended_is_kept_in_a_few_hundred_bytes() -> None:
     known = read_gpu_pod(raw, SETTINGS)
     assert known is not None
     assert len(pickle.dumps(known)) > 15_000
-    small = kept(known)
+    small = trim(known)
     assert len(pickle.dumps(small)) < 1_000
     assert (small.pod.key, small.pod.uid, small.dialect) == ("default/p", "uid-p", "mgpu")

@@ -105,7 +105,7 @@ def test_what_is_wrong_with_an_ask(cluster: Cluster) -> None:
     (problem,) = cluster.found("malformed")["problems"]
     assert "above 100 must be a multiple of 100" in problem
     (problem,) = cluster.found("incomplete")["problems"]
-    assert "make the pod anew, and admission completes it" in problem
+    assert "delete and create the pod again, so that mgpu's webhook adds it" in problem
 
 
 def test_its_own_card_and_how_it_was_chosen(cluster: Cluster) -> None:

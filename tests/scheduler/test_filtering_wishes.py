@@ -82,7 +82,7 @@ def test_property_the_filter_says_what_the_engine_says(
     assert points.pop() == 0
     assert "other" in found.hopeless
     for name, point in zip(names, points, strict=True):
-        cards = state.view(name, "").cards
+        cards = state.node_snapshot(name, "").cards
         said = assess(known.request, read_node(b.node(name)), cards, settings, seats=state.seats(known.request, ""))
         if isinstance(said, Placement):
             assert name in found.passed

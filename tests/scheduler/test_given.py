@@ -28,7 +28,7 @@ def row(uid: str = "uid-old", card: str = "GPU-n1-0") -> Raw:
 
 
 def free(replica: Replica) -> list[int]:
-    return [s.core_free for s in replica.state.view("n1", "").cards]
+    return [s.core_free for s in replica.state.node_snapshot("n1", "").cards]
 
 
 def test_a_card_given_before_mgpu_came_is_held_until_the_node_says_otherwise(api: FakeApi) -> None:
@@ -51,7 +51,7 @@ def test_a_pod_that_runs_without_a_record_holds_what_is_listed_and_no_more(api: 
     told(api, json.dumps([row()]))
     replica.deliver()
     assert free(replica) == [0, 1000]
-    assert replica.state.undecided() == ()
+    assert replica.state.undecided_pods() == ()
 
 
 def test_ids_of_other_resources_are_no_cards_that_are_missing(api: FakeApi) -> None:

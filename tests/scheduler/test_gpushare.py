@@ -100,7 +100,7 @@ def test_several_containers_each_have_their_card_and_record() -> None:
     record = bound(replica, raw, "n1")
     assert orjson.loads(record[gpushare.ALLOCATION]) == {"a": {"0": 50}, "b": {"1": 60}}
     assert record[gpushare.OF_POD] == "110"
-    assert [state.memory_free >> 30 for state in replica.state.view("n1", "").cards] == [30, 20]
+    assert [state.memory_free >> 30 for state in replica.state.node_snapshot("n1", "").cards] == [30, 20]
 
 
 def test_the_policy_of_the_dialect_may_be_set() -> None:
@@ -125,7 +125,7 @@ def test_a_change_of_the_unit_leaves_running_pods_their_bytes() -> None:
     replica = Replica(cluster(("n1", 1)), settings=GIB)
     bound(replica, asking("p", 50), "n1")
     later = Replica(replica.api, settings=MIB)
-    assert [state.memory_used >> 30 for state in later.state.view("n1", "").cards] == [50]
+    assert [state.memory_used >> 30 for state in later.state.node_snapshot("n1", "").cards] == [50]
 
 
 def test_both_forms_of_nodes() -> None:
@@ -192,7 +192,7 @@ def listed(replica: Replica, name: str, namespace: str = "kube-system", **data: 
 
 
 def healthy(replica: Replica) -> list[int]:
-    return [state.card.index for state in replica.state.view("n1", "").cards if state.card.healthy]
+    return [state.card.index for state in replica.state.node_snapshot("n1", "").cards if state.card.healthy]
 
 
 def test_cards_listed_as_unhealthy_are_not_given_until_they_are_listed_no_more() -> None:

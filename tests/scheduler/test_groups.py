@@ -88,7 +88,7 @@ def test_the_only_pod_of_a_group_may_move(replica: Replica) -> None:
 def test_a_reservation_that_comes_second_is_refused(replica: Replica) -> None:
     """Both looked before either reserved: the node's own version says nothing of the other node."""
     first, second = submitted(replica, "a"), submitted(replica, "b")
-    views = {node: replica.state.view(node, "") for node in ("n1", "n2")}
+    views = {node: replica.state.node_snapshot(node, "") for node in ("n1", "n2")}
     one = replica.decider.decide(first, "n1", reserve=False)
     two = replica.decider.decide(second, "n2", reserve=False)
     assert isinstance(one, Reservation)
@@ -136,7 +136,7 @@ def test_a_group_that_records_split_goes_on_where_it_is_and_is_told(replica: Rep
         (
             "GroupSplit",
             "same-card-group pair is on card 1 of n1 and card 1 of n2; "
-            "its pods may join it there, and on no further card",
+            "more of its pods fit only on these cards",
         )
     ]
     known = submitted(replica, "c", core=90)

@@ -17,7 +17,7 @@ from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.eligibility import Eligibility
 from scheduler.cluster.events import ObjectWarning
-from scheduler.cluster.forecast import LEARNT
+from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.scores import Ranking
@@ -57,9 +57,9 @@ def test_device_with_more_gpus_than_any_server_leaves_the_last_inventory_in_forc
     state = cluster_of(1, load_settings())
     for count in (MOST_GPUS + 1, 1024):
         state.device_changed(device("n0", count))
-        assert len(state.view("n0", "").cards) == 8
+        assert len(state.node_snapshot("n0", "").cards) == 8
     state.device_changed(device("n0", MOST_GPUS))
-    assert len(state.view("n0", "").cards) == MOST_GPUS
+    assert len(state.node_snapshot("n0", "").cards) == MOST_GPUS
 
 
 def test_widest_node_grows_the_arrays_of_all_others_by_nothing() -> None:
@@ -87,7 +87,7 @@ def test_wide_node_filtered_and_scored_by_itself_gets_the_engines_answer(policy:
     filter_ = Filter(state, settings)
     assert filter_.filter(known, names).passed == names
     for name, extender_scores in zip(names, filter_.scores(known, names), strict=True):
-        view = state.view(name, "")
+        view = state.node_snapshot(name, "")
         assert known.request is not None
         assert view.node is not None
         found = assess(known.request, view.node, view.cards, settings)
@@ -96,13 +96,13 @@ def test_wide_node_filtered_and_scored_by_itself_gets_the_engines_answer(policy:
     assert filter_.filter(known, names).passed == names
 
 
-@pytest.mark.parametrize("policy", LEARNT)
+@pytest.mark.parametrize("policy", LEARNING_POLICIES)
 def test_wide_node_under_a_learned_policy_is_judged_without_widening_the_board(policy: str) -> None:
     settings = load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}")
     state = cluster_of(3, settings)
     state.device_changed(device("n1", MOST_GPUS))
     known = waiting(state, 40)
-    state.outlook.refresh()
+    state.forecast.refresh()
     ranking = Ranking(state, settings)
     ranking.refresh()
     extender_scores = ranking.points(known, ["n0", "n1", "n2"])
@@ -172,7 +172,7 @@ def test_device_with_an_attribute_longer_than_any_real_one_is_refused(row: dict[
     raw = device("n0", 1)
     raw["spec"]["devices"][0] |= row
     state.device_changed(raw)
-    assert state.view("n0", "").cards == ()
+    assert state.node_snapshot("n0", "").cards == ()
     assert told
     assert told[0].startswith(f"BadDevice Ignoring invalid Device n0: spec.devices[0].{path}: ")
 

@@ -21,7 +21,7 @@ from mgpu.model.gpu_requests import Placement, peak
 from mgpu.model.pods import Node, read_pod
 from mgpu.model.record_seals import SEAL, Keys, Signer, Subject
 from scheduler.api.extender import Extender
-from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded_shares
 from scheduler.engine.node_assessment import assess
 from tests import builders as b
 from tests.clock import Clock
@@ -76,7 +76,7 @@ class Cluster(RuleBasedStateMachine):
         self.leader = self.replicas[which]
         self.leader.deliver()
         self.leader.leading = lambda: None
-        for uid in self.leader.state.undecided():
+        for uid in self.leader.state.undecided_pods():
             self.leader.late.add(uid)
         self.api.admit = admitted(self.leader)
 
@@ -193,7 +193,7 @@ class Cluster(RuleBasedStateMachine):
                     continue
                 with contextlib.suppress(Exception):
                     for card in cards:
-                        on = [s for s in recorded(known) or () if s.is_on(card)]
+                        on = [s for s in recorded_shares(known) or () if s.is_on(card)]
                         used[card.index] += peak((s.stage, s.amount(card)) for s in on).core
             assert all(core <= 1000 for core in used.values()), (node, dict(used))
 
@@ -202,7 +202,7 @@ class Cluster(RuleBasedStateMachine):
         uid = self.pod(name, [core], {SPREAD: "web"})["metadata"]["uid"]
         held, known = self.leader.state.reservation(uid), self.api.pod(name)
         self.leader.deliver()
-        cards = self.leader.state.view(node, uid).unkept
+        cards = self.leader.state.node_snapshot(node, uid).available_cards
         with contextlib.suppress(ApiError, RetryLater):
             self.api.bind(name, node)
         decision, request = self.leader.state.reservation(uid), read_gpu_pod(known, SETTINGS)
@@ -222,14 +222,16 @@ class Cluster(RuleBasedStateMachine):
             known = read_gpu_pod(raw, SETTINGS, self.records)
             if known is not None and known.pod.node and not known.pod.ended and known.constraints.same_card:
                 with contextlib.suppress(BadObject):
-                    on[known.constraints.same_card.name] |= {(known.pod.node, s.card) for s in recorded(known) or ()}
+                    on[known.constraints.same_card.name] |= {
+                        (known.pod.node, s.card) for s in recorded_shares(known) or ()
+                    }
         assert all(len(cards) <= 1 for cards in on.values()), dict(on)
 
     @invariant()
     def nothing_is_kept_that_is_not_there(self) -> None:
         for node in self.cards:
-            view = self.leader.state.view(node, "")
-            for held, kept in zip(view.cards, view.unkept, strict=True):
+            view = self.leader.state.node_snapshot(node, "")
+            for held, kept in zip(view.cards, view.available_cards, strict=True):
                 assert held.core_used <= kept.core_used <= max(held.core_used, held.card.core)
                 assert held == kept or held.card.healthy
 
@@ -243,8 +245,8 @@ class Cluster(RuleBasedStateMachine):
             assert known.request is not None
             found, seats = self.leader.filter.filter(known, sorted(NODES)), state.seats(known.request, known.pod.uid)
             for node in sorted(NODES):
-                view = state.view(node, known.pod.uid)
-                said = view.node and assess(known.request, view.node, view.unkept, SETTINGS, seats=seats)
+                view = state.node_snapshot(node, known.pod.uid)
+                said = view.node and assess(known.request, view.node, view.available_cards, SETTINGS, seats=seats)
                 assert (node in found.passed) == isinstance(said, Placement), (node, found, said)
 
     def teardown(self) -> None:
@@ -264,8 +266,8 @@ class Cluster(RuleBasedStateMachine):
             assert all(holding.bound for holding in replica.state.holdings())
             assert replica.state.holdings() == rebuilt.state.holdings()
             for node in NODES:
-                here, there = replica.state.view(node, ""), rebuilt.state.view(node, "")
-                assert (here.cards, here.room) == (there.cards, there.room)
+                here, there = replica.state.node_snapshot(node, ""), rebuilt.state.node_snapshot(node, "")
+                assert (here.cards, here.free_resources) == (there.cards, there.free_resources)
 
 
 class Noting(RecordVerifier):

@@ -141,7 +141,7 @@ def test_a_learnt_node_policy_leaves_pods_without_gpus_to_fullness() -> None:
     replica.api.put("pods", asking("p", {"gpu": 50, "rdma": 10}))
     replica.api.put("pods", asking("q", {"rdma": 50}))
     replica.deliver()
-    replica.state.outlook.refresh()
+    replica.state.forecast.refresh()
     replica.filter.refresh()
     gpu, without = (replica.state.gpu_pod(f"uid-{name}") for name in "pq")
     assert gpu
@@ -164,12 +164,12 @@ def test_what_is_recorded_is_held_while_the_device_is_away() -> None:
     replica.api.put("pods", bound)
     replica.api.remove("devices", "n1")
     replica.deliver()
-    assert replica.state.view("n1", "").others == ()
+    assert replica.state.node_snapshot("n1", "").other_devices == ()
     replica.api.put("devices", device_object)
     replica.deliver()
-    view = replica.state.view("n1", "")
-    assert [(s.card.index, s.core_used) for s in (*view.cards, *view.others)] == [(0, 500), (0, 600), (1, 700)]
-    assert Replica(replica.api).state.view("n1", "").others == view.others
+    view = replica.state.node_snapshot("n1", "")
+    assert [(s.card.index, s.core_used) for s in (*view.cards, *view.other_devices)] == [(0, 500), (0, 600), (1, 700)]
+    assert Replica(replica.api).state.node_snapshot("n1", "").other_devices == view.other_devices
 
 
 def test_a_pod_that_waits_for_its_gang_keeps_its_devices() -> None:
@@ -230,12 +230,12 @@ def test_property_no_device_is_given_twice_and_the_order_of_events_does_not_matt
             raw = asking(f"p{i}", amounts, node="n1", annotations=dict(made.annotations))
             objects.append(("pods", replica.api.put("pods", raw)))
     replica.deliver()
-    view = replica.state.view("n1", "")
-    states = (*view.cards, *view.others)
+    view = replica.state.node_snapshot("n1", "")
+    states = (*view.cards, *view.other_devices)
     assert all(s.core_used <= 1000 and s.memory_used <= s.card.memory and s.ratio_used <= 100 for s in states)
     random.shuffle(objects)
     again = ClusterCache(SETTINGS)
     for kind, raw in objects:
         {"nodes": again.node_changed, "devices": again.device_changed, "pods": again.pod_changed}[kind](raw)
-    assert again.view("n1", "").others == view.others
-    assert again.view("n1", "").cards == view.cards
+    assert again.node_snapshot("n1", "").other_devices == view.other_devices
+    assert again.node_snapshot("n1", "").cards == view.cards

@@ -38,7 +38,7 @@ def placed(raw: Raw, settings: Settings) -> Raw:
 def free(raw: Raw, settings: Settings) -> list[tuple[int, int]]:
     api = cluster(("n1", 2))
     api.put("pods", raw)
-    return [(s.core_free, s.memory_free) for s in Replica(api, settings=settings).state.view("n1", "").cards]
+    return [(s.core_free, s.memory_free) for s in Replica(api, settings=settings).state.node_snapshot("n1", "").cards]
 
 
 @pytest.mark.parametrize("dialect", PODS)
@@ -94,7 +94,7 @@ def test_a_pod_that_admission_did_not_complete_gets_no_cards(raw: Raw, settings:
     replica = Replica(api, settings=load_settings(f"dialects: {{gpushare: {{{settings}}}}}"))
     api.admit = admitted(replica)
     api.put("pods", raw)
-    with pytest.raises(ApiError, match="make the pod anew"):
+    with pytest.raises(ApiError, match="create the pod again"):
         api.bind("p", "n1")
 
 

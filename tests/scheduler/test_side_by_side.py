@@ -17,7 +17,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Share, shares_of
 from mgpu.model.pods import Node
-from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded_shares
 from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.clock import Clock
@@ -147,7 +147,7 @@ class Sides(RuleBasedStateMachine):
     @rule()
     def the_process_starts_again(self) -> None:
         self.begin_replica()
-        for uid in self.replica.state.undecided():
+        for uid in self.replica.state.undecided_pods():
             self.replica.late.add(uid)
 
     @invariant()
@@ -170,7 +170,7 @@ class Sides(RuleBasedStateMachine):
             assert known is not None
             assert known.dialect == shape.vocabulary
             by_hand = held(raw, shape, self.cards(raw))
-            shares = recorded(known)
+            shares = recorded_shares(known)
             assert (shares is None) == (not by_hand)
             if shares is None:
                 continue

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mgpu.kube import ApiError
 from mgpu.model.device_checkpoints import CHECKPOINTS, CheckpointEntry, write_entries
 from mgpu.model.errors import RetryLater
-from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded_shares
 from tests import builders as b
 from tests.clock import Clock
 from tests.examples import examples
@@ -119,7 +119,7 @@ class Both(RuleBasedStateMachine):
         for raw in self.bound():
             known = read_gpu_pod(raw, SETTINGS)
             assert known is not None
-            ours = {f"GPU-n1-{share.card}" for share in recorded(known) or ()}
+            ours = {f"GPU-n1-{share.card}" for share in recorded_shares(known) or ()}
             assert not ours & theirs, (raw["metadata"]["name"], theirs)
 
 

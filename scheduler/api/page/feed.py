@@ -101,7 +101,7 @@ class Board:
 
     def node(self, name: str) -> Json | None:
         """Return all details of a node, or None where there is no such node."""
-        found = self._state.contents(name)
+        found = self._state.node_contents(name)
         return detail_json(found) if found else None
 
     def _number_of(self, version: str) -> int | None:
@@ -122,7 +122,7 @@ class Board:
 
     def _read_nodes(self) -> None:
         number = self._number + 1
-        versions = self._state.versions()
+        versions = self._state.node_versions()
         wanted = [name for name, version in versions.items() if self._versions.get(name) != version]
         made = self._make(wanted)
         made |= dict.fromkeys(name for name in self._nodes if name not in versions)
@@ -155,7 +155,7 @@ class Board:
         until = time.monotonic() + REFRESH_SECONDS
         pace = Pace(rests=1)
         for name in names:
-            snapshot = self._state.contents(name)
+            snapshot = self._state.node_contents(name)
             found[name] = orjson.dumps(node_json(snapshot)) if snapshot else None
             if time.monotonic() > until:
                 break

@@ -39,7 +39,7 @@ _MOST_REASONS = 12
 def view_of(found: NodeContents) -> NodeView:
     """Return the node as `mgpu inspect` shows it too."""
     ledger, name = Ledger(), found.node.name
-    ledger.set_cards(name, list_allocatable(found.slices, (*found.cards, *found.others)))
+    ledger.set_cards(name, list_allocatable(found.slices, (*found.cards, *found.other_devices)))
     for holding in found.held:
         ledger.hold(holding)
     (view,) = view_nodes(ledger, {name: NodePartitions(found.slices, found.cards)})

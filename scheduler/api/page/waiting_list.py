@@ -89,7 +89,7 @@ class Waiting:
         """
         known_pods = self._state.gpu_pods()
         waiting = [known for known in known_pods if not known.pod.node and not known.pod.ended]
-        undecided = (self._state.gpu_pod(uid) for uid in self._state.undecided())
+        undecided = (self._state.gpu_pod(uid) for uid in self._state.undecided_pods())
         mtgpupods = [raw for raw in self._mtgpupods() if _has_no_card(raw)]
         shown = [*(known for known in undecided if known), *nsmallest(MOST, waiting, key=_turn)][:MOST]
         known_reasons = self._ask(shown, names, version)
@@ -101,7 +101,7 @@ class Waiting:
         for view in read_mtgpupods(mtgpupods[: MOST - len(rows)], ()).views:
             text = ": ".join(filter(None, (view.reason, view.message))) or "its status has no reason yet"
             rows.append(mtgpupod_json(view, reasons.number(text, reason_json(text))))
-        total = len(waiting) + len(self._state.undecided()) + len(mtgpupods)
+        total = len(waiting) + len(self._state.undecided_pods()) + len(mtgpupods)
         return {"total": total, "pods": rows, "whys": reasons.rows}
 
     def _ask(self, shown: Iterable[GpuPod], names: Sequence[str], version: int) -> Mapping[Key, _Reason]:

@@ -5,7 +5,7 @@ import pytest
 from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.pods import Node
-from scheduler.cluster.arrays import Matrix
+from scheduler.cluster.arrays import ClusterArrays
 from scheduler.engine.arrays.node_table import CORE_FREE, NodeTable
 from tests.builders import GIB
 
@@ -18,8 +18,8 @@ def card(used: int) -> tuple[CardState, ...]:
 
 
 @pytest.fixture
-def matrix() -> Matrix:
-    made = Matrix()
+def matrix() -> ClusterArrays:
+    made = ClusterArrays()
     for name in NAMES:
         made.put(Node(name), card(0))
     return made
@@ -29,7 +29,7 @@ def content(table: NodeTable) -> list[tuple[str, int, tuple[CardState, ...]]]:
     return [(table.nodes[at].name, int(table.rows.data[CORE_FREE, at, 0]), table.cards[at]) for at in table.at.tolist()]
 
 
-def test_table_stays_as_it_was_while_nodes_change(matrix: Matrix) -> None:
+def test_table_stays_as_it_was_while_nodes_change(matrix: ClusterArrays) -> None:
     before = matrix.table(NAMES, REQUEST, {})
     expected = content(before)
     matrix.put(Node("n0"), card(400))
@@ -39,7 +39,7 @@ def test_table_stays_as_it_was_while_nodes_change(matrix: Matrix) -> None:
     assert content(matrix.table(["n0", "n2"], REQUEST, {})) == [("n0", 600, card(400)), ("n2", 300, card(700))]
 
 
-def test_each_of_several_tables_in_use_stays_as_it_was(matrix: Matrix) -> None:
+def test_each_of_several_tables_in_use_stays_as_it_was(matrix: ClusterArrays) -> None:
     first = matrix.table(NAMES, REQUEST, {})
     expected = content(first)
     matrix.table(NAMES, REQUEST, {})  # shares the arrays too, and is dropped at once
@@ -50,14 +50,14 @@ def test_each_of_several_tables_in_use_stays_as_it_was(matrix: Matrix) -> None:
     assert content(second)[0] == ("n0", 600, card(400))
 
 
-def test_cards_assumed_for_one_table_are_in_no_other(matrix: Matrix) -> None:
+def test_cards_assumed_for_one_table_are_in_no_other(matrix: ClusterArrays) -> None:
     assumed = matrix.table(NAMES, REQUEST, {"n0": card(400)})
     other = matrix.table(NAMES, REQUEST, {"n1": card(700)})
     assert [row[1] for row in content(assumed)] == [600, 1000]
     assert [row[1] for row in content(other)] == [1000, 300]
 
 
-def test_arrays_are_copied_only_while_a_table_is_in_use(matrix: Matrix) -> None:
+def test_arrays_are_copied_only_while_a_table_is_in_use(matrix: ClusterArrays) -> None:
     """A copy of thousands of nodes for each change would cost as much as the filter itself."""
     data = matrix.table(NAMES, REQUEST, {}).rows.data.base
     matrix.put(Node("n0"), card(400))

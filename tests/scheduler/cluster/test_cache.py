@@ -37,7 +37,7 @@ def given(replica: Replica, raw: dict[str, object]) -> None:
 
 
 def free(replica: Replica, node: str = "n1") -> list[int]:
-    return [state.core_free for state in replica.state.view(node, "").cards]
+    return [state.core_free for state in replica.state.node_snapshot(node, "").cards]
 
 
 def test_a_bound_pod_holds_what_its_record_says(one: Replica) -> None:
@@ -48,9 +48,9 @@ def test_a_bound_pod_holds_what_its_record_says(one: Replica) -> None:
 def test_a_pod_that_changes_in_nothing_but_its_status_leaves_its_node_as_it_was(one: Replica) -> None:
     """Else every probe of its containers makes who decides on the node at that moment begin anew."""
     given(one, bound())
-    before = one.state.view("n1", "")
+    before = one.state.node_snapshot("n1", "")
     given(one, running(bound()))
-    assert one.state.view("n1", "") == before
+    assert one.state.node_snapshot("n1", "") == before
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -100,7 +100,7 @@ def test_a_deleted_device_takes_the_cards_and_leaves_the_accounts(one: Replica) 
     device = one.api.devices["n1"]
     one.api.remove("devices", "n1")
     one.deliver()
-    assert one.state.view("n1", "").cards == ()
+    assert one.state.node_snapshot("n1", "").cards == ()
     one.api.put("devices", device)
     one.deliver()
     assert free(one) == [500, 1000]
@@ -122,7 +122,7 @@ def test_two_cards_of_one_uuid_are_no_inventory(one: Replica) -> None:
     one.api.put("devices", write_device(Node("n1"), "", (first, replace(first, index=1, minor=1))))
     one.deliver()
     assert "UUID" in one.events[0][2]
-    assert len(one.state.view("n1", "").cards) == 2
+    assert len(one.state.node_snapshot("n1", "").cards) == 2
 
 
 def test_a_node_without_device_offers_equal_cards() -> None:
@@ -130,7 +130,7 @@ def test_a_node_without_device_offers_equal_cards() -> None:
     raw = b.node("n1")
     raw["status"]["capacity"] |= {"aliyun.com/gpu-mem": "30", "aliyun.com/gpu-count": "2"}
     api.put("nodes", raw)
-    cards = Replica(api).state.view("n1", "").cards
+    cards = Replica(api).state.node_snapshot("n1", "").cards
     assert [state.card.memory for state in cards] == [15 * b.GIB] * 2
 
 
@@ -141,10 +141,10 @@ def test_a_node_of_mgpus_agent_has_no_cards_before_its_device() -> None:
     raw["status"]["capacity"] |= {"aliyun.com/gpu-mem": "160", "aliyun.com/gpu-count": "2"}
     api.put("nodes", raw)
     replica = Replica(api)
-    assert replica.state.view("n1", "").cards == ()
+    assert replica.state.node_snapshot("n1", "").cards == ()
     api.put("devices", other.devices["n1"])
     replica.deliver()
-    assert [s.card.uuid for s in replica.state.view("n1", "").cards] == ["GPU-n1-0", "GPU-n1-1"]
+    assert [s.card.uuid for s in replica.state.node_snapshot("n1", "").cards] == ["GPU-n1-0", "GPU-n1-1"]
 
 
 def test_a_running_pod_with_a_garbled_record_is_held_on_every_card(one: Replica) -> None:
@@ -164,7 +164,7 @@ def test_a_record_of_a_card_that_is_not_there_is_told_and_held_for_when_it_is(on
 def test_a_running_pod_without_a_record_is_held_on_every_card(one: Replica) -> None:
     given(one, running(b.share("p", node="n1")))
     assert free(one) == [500, 500]
-    assert not one.state.undecided()
+    assert not one.state.undecided_pods()
     one.api.edit_pod("p", lambda raw: raw["metadata"].update(labels={"kubelet": "was here"}))
     one.deliver()
     assert len(one.events) == 1, "its status changes every now and then"
@@ -218,10 +218,10 @@ def test_what_is_held_on_a_card_that_comes_back_smaller_stays_held(one: Replica)
     given(one, b.share("p", 50, 70 * 1024, annotations=record(), node="n1"))
     one.api.put("devices", write_device(Node("n1"), "", b.cards(2, gib=40)))
     one.deliver()
-    assert [s.memory_free for s in one.state.view("n1", "").cards] == [0, 40 * b.GIB]
+    assert [s.memory_free for s in one.state.node_snapshot("n1", "").cards] == [0, 40 * b.GIB]
     one.api.remove("pods", "p")
     one.deliver()
-    assert [s.memory_free for s in one.state.view("n1", "").cards] == [40 * b.GIB] * 2
+    assert [s.memory_free for s in one.state.node_snapshot("n1", "").cards] == [40 * b.GIB] * 2
 
 
 def test_a_pod_that_is_no_pod_is_refused_by_its_path() -> None:

@@ -10,7 +10,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.forecast import LEARNT, WAITING
+from scheduler.cluster.forecast import LEARNING_POLICIES, MAX_WAITING_PODS
 from scheduler.engine.learning.shapes import NodeClass, Shape, node_rows
 from tests import builders as b
 
@@ -32,12 +32,12 @@ def a_state(*pods: dict[str, Any], policy: str = "nodePolicy: fgd") -> ClusterCa
 
 def learnt(state: ClusterCache) -> dict[int, float]:
     """Share in percent → how many pods of it."""
-    return {shape.core // 10: count / 1000 for shape, count in state.outlook.counts()}
+    return {shape.core // 10: count / 1000 for shape, count in state.forecast.counts()}
 
 
 def test_a_pod_counts_once_whatever_becomes_of_it() -> None:
     state = a_state()
-    state.outlook.refresh()
+    state.forecast.refresh()
     for raw in (
         a_pod("p"),
         a_pod("p", annotations=RECORD, node="n1"),
@@ -51,48 +51,51 @@ def test_a_pod_counts_once_whatever_becomes_of_it() -> None:
 
 def test_a_pod_of_the_same_name_is_another_one() -> None:
     state = a_state(a_pod("p", uid="one"), a_pod("p", uid="two"))
-    state.outlook.refresh()
+    state.forecast.refresh()
     assert learnt(state) == {50: pytest.approx(2, abs=0.001)}
 
 
 def test_pods_that_ask_for_no_gpu_or_for_nonsense_teach_nothing() -> None:
     state = a_state(b.pod("plain", b.container()), a_pod("odd", 120))
-    state.outlook.refresh()
+    state.forecast.refresh()
     assert learnt(state) == {}
-    assert state.outlook.judges == {}
+    assert state.forecast.judges == {}
 
 
 def test_pods_that_never_get_cards_teach_little_whatever_their_number() -> None:
     """A tenant creates and deletes pods that wait for ever, and pods that name a node and fail there."""
     state = a_state(a_pod("p"))
-    state.outlook.refresh()
-    for i in range(3 * WAITING):
+    state.forecast.refresh()
+    for i in range(3 * MAX_WAITING_PODS):
         raw = a_pod(f"flood{i}", 20, namespace="tenant", **({"node": "n1"} if i % 2 else {}))
         state.pod_changed(raw)
         state.pod_gone(raw)
     state.pod_changed(a_pod("q"))
-    assert learnt(state) == {50: pytest.approx(2, abs=0.03), 20: pytest.approx(WAITING, rel=0.02)}
+    assert learnt(state) == {50: pytest.approx(2, abs=0.03), 20: pytest.approx(MAX_WAITING_PODS, rel=0.02)}
 
 
 def test_pods_beyond_the_allowance_of_their_namespace_count_once_they_have_cards() -> None:
     state = a_state()
-    state.outlook.refresh()
-    names = [f"p{i}" for i in range(WAITING + 2)]
+    state.forecast.refresh()
+    names = [f"p{i}" for i in range(MAX_WAITING_PODS + 2)]
     for name in names:
         state.pod_changed(a_pod(name))
-    assert learnt(state) == {50: pytest.approx(WAITING, rel=0.02)}
+    assert learnt(state) == {50: pytest.approx(MAX_WAITING_PODS, rel=0.02)}
     for name in names:
         state.pod_changed(a_pod(name, annotations=RECORD, node="n1"))
-    assert learnt(state) == {50: pytest.approx(WAITING + 2, rel=0.02)}
+    assert learnt(state) == {50: pytest.approx(MAX_WAITING_PODS + 2, rel=0.02)}
     state.pod_changed(a_pod("another"))
-    assert learnt(state) == {50: pytest.approx(WAITING + 3, rel=0.02)}
+    assert learnt(state) == {50: pytest.approx(MAX_WAITING_PODS + 3, rel=0.02)}
 
 
 def test_restart_counts_all_pods_with_cards_and_few_of_those_that_wait() -> None:
-    placed = [a_pod(f"p{i}", annotations=RECORD, node="n1") for i in range(WAITING + 5)]
-    state = a_state(*placed, *(a_pod(f"w{i}", 20) for i in range(WAITING + 5)))
-    state.outlook.refresh()
-    assert learnt(state) == {50: pytest.approx(WAITING + 5, rel=0.05), 20: pytest.approx(WAITING, rel=0.05)}
+    placed = [a_pod(f"p{i}", annotations=RECORD, node="n1") for i in range(MAX_WAITING_PODS + 5)]
+    state = a_state(*placed, *(a_pod(f"w{i}", 20) for i in range(MAX_WAITING_PODS + 5)))
+    state.forecast.refresh()
+    assert learnt(state) == {
+        50: pytest.approx(MAX_WAITING_PODS + 5, rel=0.05),
+        20: pytest.approx(MAX_WAITING_PODS, rel=0.05),
+    }
 
 
 def _pods(names: Iterable[int]) -> list[dict[str, Any]]:
@@ -101,29 +104,29 @@ def _pods(names: Iterable[int]) -> list[dict[str, Any]]:
 
 def test_a_restart_learns_the_same_from_the_pods_in_any_order() -> None:
     live = a_state()
-    live.outlook.refresh()
+    live.forecast.refresh()
     for raw in _pods(range(40)):
         live.pod_changed(raw)
     restarted = a_state(*_pods(reversed(range(40))))
-    restarted.outlook.refresh()
-    assert restarted.outlook.counts() == live.outlook.counts()
+    restarted.forecast.refresh()
+    assert restarted.forecast.counts() == live.forecast.counts()
 
 
 def test_a_judge_is_replaced_as_a_whole_and_only_where_there_is_reason() -> None:
     state = a_state()
-    assert state.outlook.judges == {}
+    assert state.forecast.judges == {}
     state.pod_changed(a_pod("p"))
-    assert state.outlook.refresh()
-    before = state.outlook.judges
+    assert state.forecast.refresh()
+    before = state.forecast.judges
     assert list(before) == ["fgd"]
-    assert not state.outlook.refresh()
-    assert state.outlook.judges is before
+    assert not state.forecast.refresh()
+    assert state.forecast.judges is before
     state.node_changed(b.node("n1"))
     state.device_changed(write_device(Node("n1"), "", b.cards(2)))
-    assert state.outlook.refresh()
-    assert state.outlook.judges is not before
+    assert state.forecast.refresh()
+    assert state.forecast.judges is not before
     state.node_changed(b.node("n1", seen="now"))  # the same machine
-    assert not state.outlook.refresh()
+    assert not state.forecast.refresh()
 
 
 @pytest.mark.parametrize(
@@ -142,16 +145,16 @@ def test_a_judge_is_replaced_as_a_whole_and_only_where_there_is_reason() -> None
 )
 def test_only_policies_in_use_are_worked_out(settings: str, made: list[str]) -> None:
     state = a_state(a_pod("p"), policy=settings)
-    state.outlook.refresh()
-    assert list(state.outlook.judges) == made
+    state.forecast.refresh()
+    assert list(state.forecast.judges) == made
 
 
 def test_a_pod_may_wish_for_a_policy_that_nobody_else_uses() -> None:
     state = a_state(a_pod("p"), policy="")
-    state.outlook.refresh()
-    state.pod_changed(a_pod("q", annotations={"mgpu.io/card-policy": LEARNT[0]}))
-    state.outlook.refresh()
-    assert list(state.outlook.judges) == [LEARNT[0]]
+    state.forecast.refresh()
+    state.pod_changed(a_pod("q", annotations={"mgpu.io/card-policy": LEARNING_POLICIES[0]}))
+    state.forecast.refresh()
+    assert list(state.forecast.judges) == [LEARNING_POLICIES[0]]
 
 
 def asking_for_more_than_any_node_has(name: str, policy: str) -> dict[str, Any]:
@@ -163,16 +166,16 @@ def asking_for_more_than_any_node_has(name: str, policy: str) -> dict[str, Any]:
     return raw
 
 
-@pytest.mark.parametrize("policy", LEARNT)
+@pytest.mark.parametrize("policy", LEARNING_POLICIES)
 def test_pod_with_the_largest_amounts_leaves_every_policy_its_judge(policy: str) -> None:
     state = a_state(asking_for_more_than_any_node_has("huge", policy), a_pod("p"), policy=f"nodePolicy: {policy}")
     state.node_changed(b.node())
     state.device_changed(write_device(Node("n1"), "", b.cards(2)))
-    state.outlook.refresh()
-    assert set(state.outlook.judges) == {policy}
+    state.forecast.refresh()
+    assert set(state.forecast.judges) == {policy}
     rows = node_rows(NodeClass(64_000, 256 << 30, 2, b.card().model, 80 << 30), UNBOUNDED, [[1000, 1000]])
-    for shape, _ in state.outlook.counts():
-        assert len(state.outlook.judges[policy].keys(rows, shape)) == 1
+    for shape, _ in state.forecast.counts():
+        assert len(state.forecast.judges[policy].keys(rows, shape)) == 1
 
 
 def test_policy_that_cannot_be_worked_out_keeps_its_judge_and_leaves_others_theirs(
@@ -180,14 +183,14 @@ def test_policy_that_cannot_be_worked_out_keeps_its_judge_and_leaves_others_thei
 ) -> None:
     both = "{nodePolicy: fragmentation, cardPolicy: fgd}"
     state = a_state(a_pod("p"), policy=both)
-    state.outlook.refresh()
-    before = state.outlook.judges
+    state.forecast.refresh()
+    before = state.forecast.judges
     monkeypatch.setattr("scheduler.engine.policies.fgd.Fgd", lambda _: 1 // 0)
     state.pod_changed(a_pod("q", 20))
-    state.outlook.refresh()
-    assert state.outlook.judges["fgd"] is before["fgd"]
-    assert state.outlook.judges["fragmentation"] is not before["fragmentation"]
-    assert "the policy fgd cannot be worked out" in caplog.text
+    state.forecast.refresh()
+    assert state.forecast.judges["fgd"] is before["fgd"]
+    assert state.forecast.judges["fragmentation"] is not before["fragmentation"]
+    assert "the policy fgd cannot learn from the latest pods" in caplog.text
 
 
 def test_models_are_those_of_the_nodes_that_are_there() -> None:
@@ -195,8 +198,8 @@ def test_models_are_those_of_the_nodes_that_are_there() -> None:
     state.node_changed(b.node("n1"))
     state.device_changed(write_device(Node("n1"), "", b.cards(2)))
     state.pod_changed(a_pod("p", annotations={"mgpu.io/exclude-card-models": "A100"}))
-    state.outlook.refresh()
-    assert [shape.models for shape, _ in state.outlook.counts()] == [("",)]
+    state.forecast.refresh()
+    assert [shape.models for shape, _ in state.forecast.counts()] == [("",)]
     state.node_gone(b.node("n1"))
     state.pod_changed(a_pod("q", annotations={"mgpu.io/exclude-card-models": "A100"}))
-    assert Shape(0, 0, 1, 500, 1 << 30) in [shape for shape, _ in state.outlook.counts()]
+    assert Shape(0, 0, 1, 500, 1 << 30) in [shape for shape, _ in state.forecast.counts()]

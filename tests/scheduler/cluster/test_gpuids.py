@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mgpu.dialects import mtgpu
 from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
-from scheduler.cluster.gpuids import Bound, Used
+from scheduler.cluster.gpuids import GpuidLimit, UsedGpuids
 from tests import builders as b
 from tests.examples import examples
 from tests.mtgpu_rig import ITEMS, Rig, items_path
@@ -23,7 +23,7 @@ TWO = load_settings("dialects: {mtgpu: {occupyPriorityClass: '', maxGPUIDsPerNam
 class TestPlan:
     def test_gpuid_beyond_the_bound_gets_no_card(self) -> None:
         mine, more = mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "y")
-        found = planned(mine, more, occupy_pods=occupy("x", card=0), gpuid_limit=Bound(1, {}))
+        found = planned(mine, more, occupy_pods=occupy("x", card=0), gpuid_limit=GpuidLimit(1, {}))
         assert (reason(found, "mine"), reason(found, "more")) == ("Bound", "TooManyGPUIDs")
         assert found.limited_namespaces == {"default"}
         assert [step.gpuid for step in found.occupy_pod_steps] == []
@@ -35,15 +35,17 @@ class TestPlan:
 
     def test_another_mtgpupod_of_the_same_gpuid_is_within_the_bound(self) -> None:
         pods = [mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "x")]
-        assert cards_of(planned(*pods, occupy_pods=occupy("x", card=0), gpuid_limit=Bound(1, {}))) == {"more": uuid(0)}
+        assert cards_of(planned(*pods, occupy_pods=occupy("x", card=0), gpuid_limit=GpuidLimit(1, {}))) == {
+            "more": uuid(0)
+        }
 
     def test_gpuids_of_other_nodes_count(self) -> None:
-        found = planned(mtgpupod("m"), gpuid_limit=Bound(2, {"default": 2}))
+        found = planned(mtgpupod("m"), gpuid_limit=GpuidLimit(2, {"default": 2}))
         assert reason(found, "m") == "TooManyGPUIDs"
-        assert cards_of(planned(mtgpupod("m"), gpuid_limit=Bound(2, {"default": 1, "other": 9}))) == {"m": uuid(0)}
+        assert cards_of(planned(mtgpupod("m"), gpuid_limit=GpuidLimit(2, {"default": 1, "other": 9}))) == {"m": uuid(0)}
 
     def test_of_two_that_come_at_once_the_first_gets_the_last_gpuid(self) -> None:
-        found = planned(mtgpupod("a", "x"), mtgpupod("b", "y"), gpuid_limit=Bound(1, {}))
+        found = planned(mtgpupod("a", "x"), mtgpupod("b", "y"), gpuid_limit=GpuidLimit(1, {}))
         assert cards_of(found) == {"a": uuid(0)}
         assert reason(found, "b") == "TooManyGPUIDs"
 
@@ -51,18 +53,18 @@ class TestPlan:
         """Else two namespaces open cards for each other, and stay on them when the other one goes."""
         theirs = mtgpupod("theirs", "x", namespace="other", **ON_CARD)
         joins = mtgpupod("joins", "x")
-        found = planned(theirs, joins, occupy_pods=occupy("x", card=0), gpuid_limit=Bound(1, {"default": 1}))
+        found = planned(theirs, joins, occupy_pods=occupy("x", card=0), gpuid_limit=GpuidLimit(1, {"default": 1}))
         assert (reason(found, "theirs"), reason(found, "joins")) == ("Bound", "TooManyGPUIDs")
         assert found.limited_namespaces == {"default"}
 
     def test_one_that_has_a_card_keeps_it_when_the_bound_is_lowered(self) -> None:
         pods = [mtgpupod("a", "x", **ON_CARD), mtgpupod("b", "y", bound=uuid(1), phase="Running")]
         occupies = {**occupy("x", card=0), **occupy("y", card=1)}
-        found = planned(*pods, occupy_pods=occupies, gpuid_limit=Bound(1, {"default": 5}))
+        found = planned(*pods, occupy_pods=occupies, gpuid_limit=GpuidLimit(1, {"default": 5}))
         assert (reason(found, "a"), reason(found, "b")) == ("Bound", "Bound")
 
     def test_message_names_the_rule_and_the_remedy(self) -> None:
-        message = said(planned(mtgpupod("m"), gpuid_limit=Bound(2, {"default": 2})), "m").message
+        message = said(planned(mtgpupod("m"), gpuid_limit=GpuidLimit(2, {"default": 2})), "m").message
         assert message == (
             "namespace default uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: 2); "
             "name a GPUID that it uses on node n1, or delete the MtgpuPods of another GPUID"
@@ -70,7 +72,7 @@ class TestPlan:
 
 
 def test_used_gpuids_are_counted_by_namespace_and_node() -> None:
-    used = Used()
+    used = UsedGpuids()
     for name, gpuid, namespace in [("a", "x", "one"), ("b", "x", "one"), ("c", "y", "one"), ("d", "x", "two")]:
         pod = mtgpupod(name, gpuid, namespace=namespace)
         used.put(pod.uid, mtgpu.holding(pod, 0))
@@ -153,10 +155,10 @@ class TestController:
         state = bounded.scheduler.state
         create(bounded, "a", "x", "n1")
         bounded.settle()
-        version = state.mtgpu_node("n2").version
+        version = state.mtgpupods.snapshot("n2").node.version
         for stale in ({"default": 0}, {"default": 2}):
-            assert not state.admit("n2", (), version, Bound(2, stale), ("default",))
-        assert state.admit("n2", (), version, Bound(2, {"default": 1}))
+            assert not state.mtgpupods.admit("n2", (), version, GpuidLimit(2, stale), ("default",))
+        assert state.mtgpupods.admit("n2", (), version, GpuidLimit(2, {"default": 1}))
 
     def test_most_must_be_at_least_one(self) -> None:
         with pytest.raises(

@@ -68,7 +68,7 @@ def unbound(raw: Raw) -> Raw:
 
 def said(replica: Replica) -> list[tuple[str, int, int]]:
     """Of each card: its GPUID, what is used of it and what is free for those who share without a name."""
-    return [(s.gpuid, s.core_used, s.core_free) for s in replica.state.view("n1", "").cards]
+    return [(s.gpuid, s.core_used, s.core_free) for s in replica.state.node_snapshot("n1", "").cards]
 
 
 def decided(replica: Replica, raw: Raw) -> Reservation | Rejection:
@@ -89,11 +89,15 @@ def admit(replica: Replica, *rows: tuple[str, str, object], version: int | None 
     for name, gpuid, card in rows:
         given(replica, b.mtgpupod(name, gpuid))
         held.append(mtgpu.holding(mtgpu.read_mtgpupod(b.mtgpupod(name, gpuid)), card, bound=False))  # type: ignore[arg-type]
-    return replica.state.admit("n1", held, on(replica).version if version is None else version)
+    return replica.state.mtgpupods.admit("n1", held, on(replica).version if version is None else version)
+
+
+def mgpu_cards(replica: Replica) -> tuple[int, ...]:
+    return replica.state.node_snapshot("n1", "").mgpu_cards
 
 
 def on(replica: Replica) -> MtgpuNode:
-    return replica.state.mtgpu_node("n1")
+    return replica.state.mtgpupods.snapshot("n1").node
 
 
 def filtered(replica: Replica, raw: Raw) -> Filtered:
@@ -212,9 +216,9 @@ class TestEverybodyElse:
         raw = b.share("p", 60)
         raw["status"]["nominatedNodeName"] = "n1"
         given(replica, raw)
-        assert [s.core_free for s in replica.state.view("n1", "").unkept] == [400, 1000, 1000]
+        assert [s.core_free for s in replica.state.node_snapshot("n1", "").available_cards] == [400, 1000, 1000]
         given(replica, b.mtgpupod(bound="GPU-n1-0"))
-        assert [s.core_free for s in replica.state.view("n1", "").unkept] == [0, 400, 1000]
+        assert [s.core_free for s in replica.state.node_snapshot("n1", "").available_cards] == [0, 400, 1000]
 
     def test_an_occupy_pod_that_goes_leaves_its_card_to_its_mtgpupods(self, replica: Replica) -> None:
         """What is kept for nominated pods is chosen among cards without what is being deleted."""
@@ -226,7 +230,7 @@ class TestEverybodyElse:
         raw = b.share("p", 60)
         raw["status"]["nominatedNodeName"] = "n1"
         given(replica, raw)
-        assert replica.state.view("n1", "").unkept == replica.state.view("n1", "").cards
+        assert replica.state.node_snapshot("n1", "").available_cards == replica.state.node_snapshot("n1", "").cards
 
 
 class TestOccupyPods:
@@ -327,7 +331,7 @@ class TestAdmissions:
         given(replica, b.mtgpupod("a", "x", bound="GPU-n1-0"))
         assert not admit(replica, ("b", "y", "GPU-n1-1"), version=version)
         stale = mtgpu.holding(mtgpu.read_mtgpupod(b.mtgpupod("a", "x")), "GPU-n1-2", bound=False)
-        assert replica.state.admit("n1", [stale], on(replica).version)
+        assert replica.state.mtgpupods.admit("n1", [stale], on(replica).version)
         assert on(replica).admitted == {}
         assert said(replica) == [("x", 200, 0), FREE, FREE]
 
@@ -345,19 +349,19 @@ class TestAdmissions:
     def test_one_that_is_not_known_here_is_not_admitted(self, replica: Replica) -> None:
         """Deleted meanwhile: nobody would ever withdraw it."""
         held = mtgpu.holding(mtgpu.read_mtgpupod(b.mtgpupod()), "GPU-n1-0", bound=False)
-        assert not replica.state.admit("n1", [held], on(replica).version)
+        assert not replica.state.mtgpupods.admit("n1", [held], on(replica).version)
         assert said(replica) == [FREE] * 3
 
     def test_the_same_again_touches_nothing(self, replica: Replica) -> None:
         assert admit(replica, ("a", "x", "GPU-n1-0"))
         before = on(replica)
-        assert replica.state.admit("n1", before.admitted.values(), before.version)
+        assert replica.state.mtgpupods.admit("n1", before.admitted.values(), before.version)
         assert on(replica) == before
 
     def test_another_term_begins_without_them(self, replica: Replica) -> None:
         given(replica, b.mtgpupod("a", "x", bound="GPU-n1-0"))
         assert admit(replica, ("b", "x", "GPU-n1-0"), ("c", "y", "GPU-n1-1"))
-        replica.state.drop_admissions()
+        replica.state.mtgpupods.drop_admissions()
         assert said(replica) == [("x", 200, 0), FREE, FREE]
 
     def test_a_decision_made_meanwhile_is_made_again(self, replica: Replica) -> None:
@@ -365,7 +369,7 @@ class TestAdmissions:
         raw = given(replica, b.share("p", 10))
         known = read_gpu_pod(raw, SETTINGS)
         assert known is not None
-        version = replica.state.view("n1", "uid-p").version
+        version = replica.state.node_snapshot("n1", "uid-p").version
         first = replica.decider.decide(known, "n1", reserve=False)
         assert isinstance(first, Reservation)
         assert admit(replica, ("a", "x", "GPU-n1-0"))
@@ -410,7 +414,7 @@ class TestWhereNvidiasPluginChooses:
         assert on(replica).occupied == {"uid-mtgpupod-occupypod-n1-zxcvb": "GPU-n1-2"}
         given(replica, b.mtgpupod(bound="GPU-n1-2"))
         assert said(replica) == [FREE, FREE, ("zxcvb", 200, 0)]
-        assert on(replica).ours == ()
+        assert mgpu_cards(replica) == ()
 
     def test_told_before_the_pod_is_seen_or_after_is_the_same(self, replica: Replica) -> None:
         self.told(replica, ("zxcvb", "GPU-n1-2"))
@@ -420,18 +424,18 @@ class TestWhereNvidiasPluginChooses:
     def test_until_then_every_card_is_held_by_the_admission(self, replica: Replica) -> None:
         assert admit(replica, ("m", "zxcvb", None))
         assert [free for *_, free in said(replica)] == [0, 0, 0]
-        assert on(replica).ours == ()
+        assert mgpu_cards(replica) == ()
 
     def test_a_card_whose_occupy_pod_is_missing_or_elsewhere_could_be_given_out(self, replica: Replica) -> None:
         given(replica, b.mtgpupod(bound="GPU-n1-1"))
-        assert on(replica).ours == (1,)
+        assert mgpu_cards(replica) == (1,)
         pod = given(replica, b.occupy_pod())
         self.told(replica, ("zxcvb", "GPU-n1-2"))
-        assert on(replica).ours == (1,)
+        assert mgpu_cards(replica) == (1,)
         self.told(replica, ("zxcvb", "GPU-n1-1"))
-        assert on(replica).ours == ()
+        assert mgpu_cards(replica) == ()
         given(replica, {**pod, "status": {"phase": "Failed"}})
-        assert on(replica).ours == (1,)
+        assert mgpu_cards(replica) == (1,)
 
 
 class TestItsBindingWhereNvidiasPluginChooses:
@@ -467,7 +471,7 @@ class TestItsBindingWhereNvidiasPluginChooses:
 
     def test_a_share_that_was_there_before_keeps_it_out(self, replica: Replica) -> None:
         given(replica, b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "1"}, node="n1"))
-        assert on(replica).ours == (1,)
+        assert mgpu_cards(replica) == (1,)
         assert isinstance(decided(replica, given(replica, unbound(b.occupy_pod()))), Rejection)
 
 
@@ -475,7 +479,7 @@ def test_holdings_that_change_affect_mtgpupods_of_their_node_and_of_no_other() -
     state = ClusterCache(SETTINGS)
     for name in ("n1", "n2"):
         state.node_changed(b.node(name))
-    state.mtgpupod_changed(b.mtgpupod())
+    state.mtgpupods.mtgpupod_changed(b.mtgpupod())
     affected: set[str] = set()
     state.subscribe(MtgpuPodsAffected, lambda event: affected.add(event.node))
     state.pod_changed(b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "0"}, node="n2"))
@@ -483,7 +487,7 @@ def test_holdings_that_change_affect_mtgpupods_of_their_node_and_of_no_other() -
     state.pod_changed(b.share("q", annotations={"vke.volcengine.com/gpu-index-container-c": "0"}, node="n1"))
     assert affected == {"n1"}
     affected.clear()
-    assert state.admit("n1", [], state.mtgpu_node("n1").version)
+    assert state.mtgpupods.admit("n1", [], state.mtgpupods.snapshot("n1").node.version)
     assert affected == set(), "nothing was admitted or withdrawn"
 
 
@@ -491,7 +495,7 @@ def test_an_occupy_pod_that_was_bound_without_a_record_is_decided_late(replica: 
     """The Binding's webhook could not be reached."""
     assert admit(replica, ("m", "zxcvb", "GPU-n1-2"))
     given(replica, b.occupy_pod())
-    assert replica.state.undecided() == ("uid-mtgpupod-occupypod-n1-zxcvb",)
+    assert replica.state.undecided_pods() == ("uid-mtgpupod-occupypod-n1-zxcvb",)
     replica.late.work()
     replica.deliver()
     assert on(replica).occupied == {"uid-mtgpupod-occupypod-n1-zxcvb": "GPU-n1-2"}

@@ -165,10 +165,10 @@ def test_nothing_is_kept_where_the_group_cannot_come_any_more() -> None:
     for raw in pods.values():
         raw["metadata"]["annotations"] = {"mgpu.io/same-card-group": "pair"}
     given(replica, *pods.values(), b.share("large", 90))
-    assert replica.state.view("n2", "uid-next").unkept[0].core_free == 800
+    assert replica.state.node_snapshot("n2", "uid-next").available_cards[0].core_free == 800
     assert replica.filter.filter(_known(replica, "large"), ["n1", "n2"]).passed == ["n1"]
     assert isinstance(replica.decider.decide(_known(replica, "first"), "n1"), Reservation)
-    assert replica.state.view("n2", "uid-next").unkept[0].core_free == 1000
+    assert replica.state.node_snapshot("n2", "uid-next").available_cards[0].core_free == 1000
     assert replica.filter.filter(_known(replica, "large"), ["n1", "n2"]).passed == ["n1", "n2"]
     refused = replica.decider.decide(_known(replica, "next"), "n2")
     assert str(refused) == "same-card-group pair is on card 0 of n1"

@@ -90,7 +90,7 @@ def test_pod_that_is_bound_already_waits_and_does_not_fail(api: FakeApi, replica
     replica.deliver()
     replica.settle()
     assert api.pod("next")["status"].get("phase") != "Failed"
-    assert replica.state.undecided() == ("uid-next",)
+    assert replica.state.undecided_pods() == ("uid-next",)
 
 
 def test_node_cannot_name_the_namespace_of_a_pod_that_was_never_seen(api: FakeApi, replica: Replica) -> None:
@@ -141,7 +141,7 @@ def test_remnant_that_does_not_end_stops_its_namespace_for_a_while_only() -> Non
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Remnants:
     """Which remembers two deleted pods that no node reports."""
-    monkeypatch.setattr(remnants, "_MOST_DELETED", 2)
+    monkeypatch.setattr(remnants, "_MAX_UNREPORTED", 2)
     return Remnants(Publisher(), lambda: 0.0)
 
 

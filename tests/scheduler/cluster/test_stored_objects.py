@@ -11,9 +11,10 @@ from mgpu.dialects.mtgpu import FINALIZER, MtgpuPod, read_mtgpupod
 from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import Publisher
 from scheduler.cluster.mtgpupod_objects import MtgpuPodObjects
-from scheduler.cluster.stored_objects import FINALIZERS, of_mtgpupod, of_own_pod, read_text, text_of
-from scheduler.cluster.taints import untolerated
+from scheduler.cluster.stored_objects import FINALIZERS, decode, encode, stored_mtgpupod, stored_own_pod
+from scheduler.cluster.taints import untolerated_taint
 from scheduler.mtgpupods.mtgpupod_status import FALSE, Condition, DesiredMtgpuPod, next_status
 from scheduler.mtgpupods.observation import observe, read_stored
 from scheduler.mtgpupods.observed_node import UnreadableMtgpuPod, is_interrupted, read_owned_pod
@@ -55,8 +56,8 @@ def test_property_kept_mtgpupod_reads_as_the_whole_one(
     raw["status"] = status
     if deleting:
         raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    raw = read_text(text_of(raw))  # as it arrives: JSON has no infinity
-    assert read(read_text(text_of(of_mtgpupod(raw)))) == read(raw)
+    raw = decode(encode(raw))  # as it arrives: JSON has no infinity
+    assert read(decode(encode(stored_mtgpupod(raw)))) == read(raw)
 
 
 def own_pod() -> dict[str, Any]:
@@ -69,7 +70,7 @@ def test_kept_pod_reads_as_the_whole_one_and_is_mirrored_alike() -> None:
     item, own = b.mtgpupod("m"), own_pod()
     own["spec"]["containers"][0]["env"] = [{"name": "A"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1"}]
     own["metadata"]["managedFields"] = [{"manager": "kubectl"}]
-    kept, verdict = read_text(text_of(of_own_pod(own))), DesiredMtgpuPod(Condition(FALSE, "Bound", ""))
+    kept, verdict = decode(encode(stored_own_pod(own))), DesiredMtgpuPod(Condition(FALSE, "Bound", ""))
     assert read_owned_pod(kept) == read_owned_pod(own)
     assert next_status(item, verdict, kept, "now") == next_status(item, verdict, own, "now")
 
@@ -77,7 +78,7 @@ def test_kept_pod_reads_as_the_whole_one_and_is_mirrored_alike() -> None:
 def test_pod_with_large_annotations_is_mirrored_without_them() -> None:
     own = own_pod()
     own["metadata"]["annotations"] |= {"note": "x" * 20_000}
-    assert of_own_pod(own)["metadata"]["annotations"] == b.mtgpupod("m")["metadata"]["annotations"]
+    assert stored_own_pod(own)["metadata"]["annotations"] == b.mtgpupod("m")["metadata"]["annotations"]
 
 
 def test_pod_with_large_metadata_is_mirrored_without_its_largest_fields() -> None:
@@ -89,8 +90,8 @@ def test_pod_with_large_metadata_is_mirrored_without_its_largest_fields() -> Non
         "ownerReferences": [*filled(100_000, lambda i: {"kind": "X", "name": "x", "uid": f"{i}"}), owner],
     }
     own["metadata"]["annotations"] |= {"note": "x" * 15_000}
-    found = of_own_pod(own)["metadata"]
-    assert len(text_of(found)) <= 16 << 10
+    found = stored_own_pod(own)["metadata"]
+    assert len(encode(found)) <= 16 << 10
     assert found["ownerReferences"] == [owner]
     assert found["annotations"].items() >= b.mtgpupod("m")["metadata"]["annotations"].items()
     assert {"labels", "finalizers"}.isdisjoint(found)
@@ -106,8 +107,8 @@ def test_pod_with_large_status_is_mirrored_without_its_largest_fields() -> None:
         "conditions": [*rows, disrupted],
         "containerStatuses": filled(100_000, lambda i: {"name": f"c{i}"}),
     }
-    found = of_own_pod(own)
-    assert len(text_of(found["status"])) <= 16 << 10
+    found = stored_own_pod(own)
+    assert len(encode(found["status"])) <= 16 << 10
     assert (found["status"]["phase"], found["status"]["hostIP"]) == ("Failed", "10.0.0.1")
     assert is_interrupted(found)
 
@@ -115,21 +116,21 @@ def test_pod_with_large_status_is_mirrored_without_its_largest_fields() -> None:
 def test_status_written_before_the_bounds_is_kept_small_and_written_again() -> None:
     item, verdict = b.mtgpupod("m", bound="GPU-1", phase="Running"), DesiredMtgpuPod(Condition(FALSE, "Bound", ""))
     item["status"] |= {"PodObjectMeta": {"uid": "u", "labels": keyed(1_000_000, lambda i: (f"a{i}", ""))}}
-    kept = of_mtgpupod(item)
-    assert len(text_of(kept)) < 2_000
+    kept = stored_mtgpupod(item)
+    assert len(encode(kept)) < 2_000
     assert read(kept) == read(item)
-    assert next_status(kept, verdict, of_own_pod(own_pod()), "now") != kept["status"]
+    assert next_status(kept, verdict, stored_own_pod(own_pod()), "now") != kept["status"]
 
 
 def test_mtgpupod_whose_spec_is_too_large_is_broken_with_the_reason_until_it_is_bound() -> None:
     item = b.mtgpupod("m")
     item["spec"]["containers"][0]["name"] = "x" * 1_000_000
-    found = read_stored(of_mtgpupod(item))
+    found = read_stored(stored_mtgpupod(item))
     assert isinstance(found, UnreadableMtgpuPod)
     assert "mgpu reads 10" in found.problems
     item["status"]["BoundDeviceID"] = "GPU-1"
-    assert isinstance(read_stored(of_mtgpupod(item)), MtgpuPod)
-    assert len(text_of(of_mtgpupod(item))) < 2_000
+    assert isinstance(read_stored(stored_mtgpupod(item)), MtgpuPod)
+    assert len(encode(stored_mtgpupod(item))) < 2_000
 
 
 def test_tolerations_are_kept_with_the_fields_that_are_read() -> None:
@@ -137,7 +138,7 @@ def test_tolerations_are_kept_with_the_fields_that_are_read() -> None:
     odd = [{}, {"operator": "Exists", "x": [{}] * 1000, "effect": "NoSchedule"}, {"key": {"a": 1}}, 1]
     item = b.mtgpupod("m")
     item["spec"]["tolerations"] = [{**right, "x": [{}] * 1000}, *odd, *[{"key": "z"}] * 1000]
-    assert of_mtgpupod(item)["spec"]["tolerations"] == [right, {"key": "z"}, {}]
+    assert stored_mtgpupod(item)["spec"]["tolerations"] == [right, {"key": "z"}, {}]
 
 
 TOLERATIONS = st.lists(
@@ -160,24 +161,24 @@ def test_property_kept_tolerations_meet_the_same_taints(
 ) -> None:
     item, taint = b.mtgpupod("m"), {"key": key, "value": value, "effect": "NoExecute"}
     item["spec"]["tolerations"] = tolerations
-    assert untolerated(of_mtgpupod(item)["spec"], [taint]) == untolerated(item["spec"], [taint])
+    assert untolerated_taint(stored_mtgpupod(item)["spec"], [taint]) == untolerated_taint(item["spec"], [taint])
 
 
 @given(JSON)
 def test_property_tolerations_of_any_type_are_kept_within_bounds(tolerations: Any) -> None:
     item = b.mtgpupod("m")
     item["spec"]["tolerations"] = tolerations
-    untolerated(of_mtgpupod(item)["spec"], [{"key": "a", "effect": "NoExecute"}])
+    untolerated_taint(stored_mtgpupod(item)["spec"], [{"key": "a", "effect": "NoExecute"}])
 
 
 def test_many_finalizers_are_kept_in_part_and_mgpus_own() -> None:
     item = b.mtgpupod("m")
     item["metadata"]["finalizers"] = [*filled(1_000_000, lambda i: f"a/{i}"), FINALIZER]
-    found = of_mtgpupod(item)["metadata"]["finalizers"]
+    found = stored_mtgpupod(item)["metadata"]["finalizers"]
     assert len(found) == FINALIZERS + 1
     assert FINALIZER in found
     item["metadata"]["finalizers"].remove(FINALIZER)
-    found = of_mtgpupod(item)["metadata"]["finalizers"]
+    found = stored_mtgpupod(item)["metadata"]["finalizers"]
     assert len(found) == FINALIZERS + 1
     assert FINALIZER not in found
 
@@ -193,7 +194,7 @@ def test_what_a_look_takes_does_not_grow_with_what_tenants_write() -> None:
     def peak(raws: Sequence[dict[str, Any]]) -> int:
         state = ClusterCache(load_settings(""))
         for raw in raws:
-            state.mtgpupod_changed(raw)
+            state.mtgpupods.mtgpupod_changed(raw)
         tracemalloc.start()
         try:
             observe(state, "n1", enabled=True)
@@ -217,7 +218,7 @@ def hostile(name: str, size: int) -> dict[str, Any]:
 
 def memory(raws: Sequence[dict[str, Any]]) -> int:
     """What the scheduler keeps of these."""
-    known = MtgpuPodObjects()
+    known = MtgpuPodObjects(Publisher())
     tracemalloc.start()
     try:
         for raw in raws:

@@ -57,15 +57,15 @@ def test_nothing_is_reserved_for_a_pod_that_was_deleted_while_its_binding_was_un
 
 
 def test_deleted_pods_are_remembered_for_a_while_and_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.cluster.reservations._MOST_GONE", 3)
+    monkeypatch.setattr("scheduler.cluster.reservations._MAX_DELETED", 3)
     clock = Clock()
     decisions = Reservations(30.0, clock)
     for uid in "abcd":
-        decisions.bury(uid)
-    assert [uid for uid in "abcd" if decisions.is_gone(uid)] == ["b", "c", "d"]
+        decisions.mark_deleted(uid)
+    assert [uid for uid in "abcd" if decisions.is_deleted(uid)] == ["b", "c", "d"]
     clock.now += 121.0
-    decisions.bury("e")
-    assert [uid for uid in "abcde" if decisions.is_gone(uid)] == ["e"]
+    decisions.mark_deleted("e")
+    assert [uid for uid in "abcde" if decisions.is_deleted(uid)] == ["e"]
 
 
 def test_the_same_node_again_gives_the_same_cards(replica: Replica) -> None:
@@ -275,7 +275,7 @@ def test_decisions_at_once_never_share_a_card_beyond_its_size(replica: Replica) 
     for thread in threads:
         thread.join()
     assert len([f for f in found if isinstance(f, Reservation)]) == 6  # three of 30 % on each of two cards
-    assert all(state.core_used <= 900 for state in replica.state.view("n1", "").cards)
+    assert all(state.core_used <= 900 for state in replica.state.node_snapshot("n1", "").cards)
 
 
 class TestFind:

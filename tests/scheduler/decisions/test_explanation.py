@@ -31,7 +31,7 @@ def state(nodes: Sequence[Raw], *pods: Raw, named: Sequence[Raw] = (), count: in
         made.node_changed(raw)
         made.device_changed(write_device(read_node(raw), "", cards(count, node=raw["metadata"]["name"])))
     for raw in named:
-        made.mtgpupod_changed(raw)
+        made.mtgpupods.mtgpupod_changed(raw)
     for raw in pods:
         made.pod_changed(raw)
     return made
@@ -145,7 +145,7 @@ def test_it_says_word_for_word_what_the_filter_and_the_engine_say(
     assert sorted(fits) == said.passed
     assert [row.points for row in answer.nodes if not row.reason] == filter_.scores(known, fits)
     for row in answer.nodes:
-        view = found.view(row.name, "uid-waits")
+        view = found.node_snapshot(row.name, "uid-waits")
         assert known.request is not None
-        found_there = assess(known.request, view.node or Node(""), view.unkept, SETTINGS)
+        found_there = assess(known.request, view.node or Node(""), view.available_cards, SETTINGS)
         assert row.reason == (found_there.summary().reason if isinstance(found_there, Rejection) else "")

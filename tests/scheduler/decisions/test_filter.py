@@ -85,7 +85,7 @@ def test_property_the_filter_says_what_place_says(
     names = [f"n{i}" for i in range(len(nodes))]
     found = Filter(state, SETTINGS).filter(GpuPod(Pod("default", "p", "u"), request), names)
     for name in names:
-        said = assess(request, Node(name), state.view(name, "").cards, SETTINGS)
+        said = assess(request, Node(name), state.node_snapshot(name, "").cards, SETTINGS)
         if isinstance(said, Placement):
             assert name in found.passed
         else:

@@ -192,7 +192,7 @@ def test_only_the_leader_writes(replica: Replica) -> None:
     arrive(replica, b.share("p", 60, node="n1"))
     assert replica.api.annotations("p") == {}
     replica.leading = leading
-    for uid in replica.state.undecided():
+    for uid in replica.state.undecided_pods():
         replica.late.add(uid)
     replica.late.work()
     assert replica.api.annotations("p")[INDEX] == "0"
@@ -203,7 +203,7 @@ def test_a_pod_that_is_deleted_is_not_decided(replica: Replica) -> None:
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     arrive(replica, raw)
     assert replica.api.annotations("p") == {}
-    assert replica.state.undecided() == ()
+    assert replica.state.undecided_pods() == ()
 
 
 def test_pod_decided_by_a_replica_that_does_not_lead_any_more_is_not_written(replica: Replica) -> None:

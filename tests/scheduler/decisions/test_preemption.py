@@ -243,7 +243,7 @@ def test_no_smaller_or_less_important_set_would_do(data: st.DataObject) -> None:
         for uid in priorities.keys() - set(gone):
             left.api.put("pods", replica.api.pod(uid))
         left.deliver()
-        view = left.state.view("n1", "")
+        view = left.state.node_snapshot("n1", "")
         assert view.node is not None
         assert known is not None
         assert known.request is not None

@@ -14,7 +14,7 @@ from mgpu.model.gpu_requests import Placement
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.forecast import LEARNT
+from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.scores import Ranking
@@ -51,7 +51,7 @@ def a_cluster(held: Sequence[Sequence[Sequence[int]]], policy: str, seen: Sequen
         for j, cores in enumerate(cards):
             for k, core in enumerate(cores):
                 state.pod_changed(a_pod(f"runs-{i}-{j}-{k}", core, 4, on=f"n{i}", cards=str(j)))
-    state.outlook.refresh()
+    state.forecast.refresh()
     return state
 
 
@@ -73,7 +73,7 @@ clusters = st.lists(st.lists(held_on_a_card, min_size=1, max_size=3), min_size=1
 sizes = st.sampled_from([(10, 1), (25, 8), (50, 30), (75, 2), (100, 8), (200, 40)])
 
 
-@pytest.mark.parametrize("policy", LEARNT)
+@pytest.mark.parametrize("policy", LEARNING_POLICIES)
 @given(held=clusters, seen=st.lists(sizes, min_size=1, max_size=6), asked=sizes)
 @examples(60)
 def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
@@ -81,7 +81,7 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
 ) -> None:
     state = a_cluster(held, policy, seen)
     pod, names = known(state, *asked), [f"n{i}" for i in range(len(held))]
-    judge = state.outlook.judges[policy]
+    judge = state.forecast.judges[policy]
     board = NodeBoard()
     for i, cards in enumerate(held):
         kind = NodeClass(64_000, 256 * b.GIB, len(cards), "A100-SXM4-80GB", 80 * b.GIB)
@@ -97,10 +97,10 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
         return
     assert scores is not None
     assert (scores.index(10), scores.count(10)) == (row, 1)
-    view = state.view(names[row], "uid-asked")
+    view = state.node_snapshot(names[row], "uid-asked")
     assert view.node is not None
     assert pod.request is not None
-    foresight = Foresight({policy: judge}, view.room, pod.pod.needs)
+    foresight = Foresight({policy: judge}, view.free_resources, pod.pod.needs)
     found = assess(pod.request, view.node, view.cards, settings(policy), foresight)
     assert isinstance(found, Placement)
     assert found.cards("c") == judge.cards(board.rows([row]), shape)
@@ -114,7 +114,7 @@ def test_exactly_one_node_is_best() -> None:
     assert extender_scores(["b", "a"], np.array([UNFIT, UNFIT])) == [0, 0]
 
 
-@pytest.mark.parametrize("policy", LEARNT)
+@pytest.mark.parametrize("policy", LEARNING_POLICIES)
 def test_only_what_changed_is_scored_again_and_it_is_right(policy: str) -> None:
     state = a_cluster([[[50], []], [[], []], [[25], [25]]], policy, [(50, 8), (100, 8)])
     ranking, names = a_ranking(state, policy), ["n0", "n1", "n2", "gone"]
@@ -130,14 +130,14 @@ def test_only_what_changed_is_scored_again_and_it_is_right(policy: str) -> None:
     for change in changes:
         change()
         found = ranking.points(pod, names)
-        state._moved.update(names)  # a ranking that starts now has seen nothing
+        state._snapshots._changed.update(names)  # a ranking that starts now has seen nothing
         assert found == a_ranking(state, policy).points(pod, names)
 
 
 def test_a_pods_own_reservation_is_not_in_its_way() -> None:
     state = a_cluster([[[]], [[50]]], "fgd", [(75, 8)])
     pod = known(state, 75, 8)
-    view = state.view("n0", "uid-asked")
+    view = state.node_snapshot("n0", "uid-asked")
     assert view.node is not None
     assert pod.request is not None
     placement = Placement((("c", (0,)),))
@@ -167,13 +167,13 @@ def test_a_new_judge_is_taken_with_all_that_changed_meanwhile() -> None:
     ranking, names = a_ranking(state, "fgd"), ["n0", "n1", "n2"]
     pod = known(state, 50, 8)
     ranking.points(pod, names)
-    before = state.outlook.judges["fgd"]
+    before = state.forecast.judges["fgd"]
     for i in range(20):
         state.pod_changed(a_pod(f"whole-{i}", 100, 8))
-    state.outlook.refresh()
-    assert state.outlook.judges["fgd"] is not before
+    state.forecast.refresh()
+    assert state.forecast.judges["fgd"] is not before
     ranking.refresh()
     state.pod_changed(a_pod("more", 50, 8, on="n0", cards="0"))
     found = ranking.points(pod, names)
-    state._moved.update(names)
+    state._snapshots._changed.update(names)
     assert found == a_ranking(state, "fgd").points(pod, names)

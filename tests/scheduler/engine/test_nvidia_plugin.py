@@ -65,7 +65,7 @@ def filtered(replica: Replica, raw: Raw, *names: str) -> Filtered:
 
 
 def free(replica: Replica, node: str = "n1") -> list[int]:
-    return [s.core_free for s in replica.state.view(node, "").cards]
+    return [s.core_free for s in replica.state.node_snapshot(node, "").cards]
 
 
 def refused(replica: Replica, raw: Raw, node: str = "n1") -> str:
@@ -80,7 +80,7 @@ def refused(replica: Replica, raw: Raw, node: str = "n1") -> str:
 
 def test_its_pod_is_bound_without_a_record_and_is_not_decided_late(replica: Replica) -> None:
     assert bound(replica, plain("p"))["metadata"]["annotations"] == {}
-    assert replica.state.undecided() == ()
+    assert replica.state.undecided_pods() == ()
     assert [(h.dialect, h.bound) for h in replica.state.holdings()] == [("nvidia", True)]
 
 
@@ -164,11 +164,11 @@ def test_the_label_counts_whenever_it_comes(api: FakeApi) -> None:
     """The pods may be listed before the nodes; and the label goes when the plugin does."""
     replica = Replica(FakeApi())
     replica.state.pod_changed({**plain("p", node="n1"), "status": {"phase": "Pending"}})
-    assert replica.state.undecided() == ("uid-p",)
+    assert replica.state.undecided_pods() == ("uid-p",)
     replica.state.node_changed(api.nodes["n1"])
-    assert replica.state.undecided() == ()
+    assert replica.state.undecided_pods() == ()
     replica.state.node_changed(b.node("n1"))
-    assert replica.state.undecided() == ("uid-p",)
+    assert replica.state.undecided_pods() == ("uid-p",)
 
 
 def test_a_restart_finds_the_same(replica: Replica) -> None:
@@ -191,8 +191,8 @@ def test_a_pod_that_has_ended_holds_nothing(replica: Replica) -> None:
 def test_what_is_on_its_nodes_is_worked_out_once_for_each_change(replica: Replica) -> None:
     """A filter asks it of thousands of nodes, under the lock for which bindings wait."""
     bound(replica, b.share("q", 10))
-    before = replica.state.view("n1", "uid-p").ours
+    before = replica.state.node_snapshot("n1", "uid-p").mgpu_cards
     filtered(replica, plain("p"))
     assert before == (0,)
-    assert replica.state.view("n1", "uid-p").ours is before
-    assert replica.state.view("n1", "uid-q").ours == ()
+    assert replica.state.node_snapshot("n1", "uid-p").mgpu_cards is before
+    assert replica.state.node_snapshot("n1", "uid-q").mgpu_cards == ()

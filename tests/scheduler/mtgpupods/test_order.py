@@ -91,14 +91,15 @@ histories = st.tuples(
 
 
 def feed(state: ClusterCache, kind: str, before: Raw | None, now: Raw | None) -> None:
+    cache = state.mtgpupods if kind == "mtgpupod" else state
     if now is not None:
-        getattr(state, f"{kind}_changed")(copy.deepcopy(now))
+        getattr(cache, f"{kind}_changed")(copy.deepcopy(now))
     elif before is not None:
-        getattr(state, f"{kind}_gone")(copy.deepcopy(before))
+        getattr(cache, f"{kind}_gone")(copy.deepcopy(before))
 
 
 def shown(state: ClusterCache) -> object:
-    seen, view = state.mtgpu_node("n1"), state.view("n1", "")
+    seen, view = state.mtgpupods.snapshot("n1").node, state.node_snapshot("n1", "")
     return state.holdings(), replace(seen, version=0), replace(view, version=0)
 
 

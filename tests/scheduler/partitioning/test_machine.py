@@ -16,7 +16,7 @@ from mgpu.model import mig
 from mgpu.model.errors import RetryLater
 from mgpu.model.node_slices import ANNOTATION, read_partitioning
 from mgpu.model.slice_names import MIG, MPS, Slice, gigabytes
-from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded_shares
 from scheduler.engine.partitioning.partitionable_node import slice_of_share
 from tests.clock import Clock
 from tests.examples import examples
@@ -69,7 +69,7 @@ class Cluster(RuleBasedStateMachine):
         self.leader = Replica(self.api, self.clock)
         self.replicas.append(self.leader)
         self.leader.planning.begin()
-        for uid in self.leader.state.undecided():
+        for uid in self.leader.state.undecided_pods():
             self.leader.late.add(uid)
         self.api.admit = admitted(self.leader)
 
@@ -83,7 +83,7 @@ class Cluster(RuleBasedStateMachine):
         for raw in self.live(node):
             known = read_gpu_pod(raw, SETTINGS)
             assert known
-            for share in recorded(known) or ():
+            for share in recorded_shares(known) or ():
                 place = slice_of_share(share)
                 assert place
                 assert place not in found, f"{place} of {node} is given to two"
@@ -294,7 +294,7 @@ class Cluster(RuleBasedStateMachine):
     def check_rest(self) -> None:
         """No plan is under way, everybody has what it holds, and who waits could not be served by any plan."""
         state = self.leader.state
-        assert state.plans() == ()
+        assert state.partitions.plans() == ()
         assert all(holding.bound for holding in state.holdings())
         for node, agent in self.agents.items():
             assert not agent.found.waiting

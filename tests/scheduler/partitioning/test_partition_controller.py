@@ -64,7 +64,7 @@ def test_a_refused_plan_is_told_and_not_repeated_at_once() -> None:
     turn(replica)
     agents["n1"].refuse("busy")
     replica.deliver()
-    assert ("n1", "PlanRefused", "plan 1000 of its slices was refused: busy") in replica.events
+    assert ("n1", "PlanRefused", "the agent refused partition plan 1000: busy") in replica.events
     text = "its cards are cut anew for it, but plan 1000 of its slices was refused: busy"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": text}
     turn(replica)
@@ -118,7 +118,7 @@ def test_a_decision_that_comes_between_makes_the_plan_anew() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     agents["n1"].make(*slices((0, 0, "1g.10gb")))
     small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-4g.40gb": 1}))
-    target = replica.state.partitionable_node("n1")
+    target = replica.state.partitions.get("n1")
     assert target
     assert isinstance(replica.decider.decide(small, "n1"), Reservation)
     replica.filter.filter(large, ["n1"])
@@ -146,7 +146,7 @@ def test_a_plan_whose_node_has_changed_is_dropped_and_made_anew() -> None:
     agents["n1"].give("stranger", *slices((0, 0, "1g.10gb")))  # the watch is late
     replica.planning.work()
     assert agents["n1"].found.partitioning.plan is None
-    assert replica.state.plans() == ()
+    assert replica.state.partitions.plans() == ()
     replica.deliver()
     turn(replica)
     assert agents["n1"].found.partitioning.plan is None
@@ -158,11 +158,11 @@ def test_a_write_of_which_nobody_knows_is_looked_for() -> None:
     replica.filter.filter(pod, ["n1"])
     replica.api.reachable = False
     replica.planning.work()
-    assert len(replica.state.plans()) == 1
+    assert len(replica.state.partitions.plans()) == 1
     replica.api.reachable = True
     replica.planning.work()
     replica.deliver()
-    assert replica.state.plans() == ()
+    assert replica.state.partitions.plans() == ()
     assert agents["n1"].found.partitioning.plan == 1000
 
 

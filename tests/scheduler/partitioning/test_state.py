@@ -26,8 +26,8 @@ def made() -> tuple[Replica, Agent]:
 
 def offered(replica: Replica, node: str = "n1") -> dict[str, bool]:
     """Device → whether it is free."""
-    view = replica.state.view(node, "")
-    return {f"{s.card.type} {s.card.index}": s.idle for s in (*view.cards, *view.others)}
+    view = replica.state.node_snapshot(node, "")
+    return {f"{s.card.type} {s.card.index}": s.idle for s in (*view.cards, *view.other_devices)}
 
 
 def bind(replica: Replica, raw: dict[str, Any], node: str = "n1") -> Reservation:
@@ -83,7 +83,7 @@ def test_a_plan_that_a_gpuid_has_crossed_is_followed_by_one_that_leaves_its_card
     assert planned(replica, agents["n1"]) == {0}
     replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
     replica.deliver()
-    target = replica.state.partitionable_node("n1")
+    target = replica.state.partitions.get("n1")
     assert target is not None
     assert [index for index, _ in target.cards.cards] == [1]
 
@@ -92,8 +92,8 @@ def test_a_divided_card_is_no_gpuids() -> None:
     replica, agents = cluster(("n1", MPS, 2))
     agents["n1"].make(*slices((0, 0, "4gb")))
     replica.deliver()
-    assert [s.card.index for s in replica.state.mtgpu_node("n1").cards] == [1]
-    assert [s.card.index for s in replica.state.view("n1", "", "zxcvb").cards] == [1]
+    assert [s.card.index for s in replica.state.mtgpupods.snapshot("n1").node.cards] == [1]
+    assert [s.card.index for s in replica.state.node_snapshot("n1", "", "zxcvb").cards] == [1]
 
 
 def test_what_a_pod_was_decided_is_held_and_given_to_no_other(made: tuple[Replica, Agent]) -> None:
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_told_and_the_last_good_state_stays(
     (pod,) = submit(replica, wants("p", {"mig-4g.40gb": 1}))
     assert replica.filter.filter(pod, ["n1"]).failed["n1"].startswith("what the node says of its slices cannot be read")
     replica.planning.work()
-    assert replica.state.plans() == ()
+    assert replica.state.partitions.plans() == ()
     assert offered(Replica(agent.api)) == {}  # who has never read it knows of no card that is whole
 
 
@@ -204,10 +204,10 @@ def test_a_card_with_another_kind_of_slices_is_not_cut() -> None:
 def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared() -> None:
     replica, _ = cluster(("n1", MPS, 1))
     (pod, share) = submit(replica, wants("p", {"gpu-4gb": 1}), b.share("q"))
-    target = replica.state.partitionable_node("n1")
+    target = replica.state.partitions.get("n1")
     assert target
     assert isinstance(replica.decider.decide(share, "n1"), Reservation)
-    assert not replica.state.plan(Plan("n1", 1, slices((0, 0, "4gb"))), target.version)
+    assert not replica.state.partitions.add_plan(Plan("n1", 1, slices((0, 0, "4gb"))), target.version)
     refused = "insufficient slices (1 card: 1 in use by pods that asked for no slice)"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": refused}
     decision = replica.state.reservation("uid-q")
@@ -220,13 +220,13 @@ def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared(
 
 def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
-    target = replica.state.partitionable_node("n1")
+    target = replica.state.partitions.get("n1")
     assert target
-    assert replica.state.plan(Plan("n1", 5, (), None), target.version)
+    assert replica.state.partitions.add_plan(Plan("n1", 5, (), None), target.version)
     agent.api.remove("nodes", "n1")
     replica.deliver()
-    assert replica.state.partitionable_node("n1") is None
-    assert replica.state.plans() == ()
+    assert replica.state.partitions.get("n1") is None
+    assert replica.state.partitions.plans() == ()
     agent.api.put("nodes", b.node("n1", labels={LABEL: MIG}))
     replica.deliver()
     assert offered(replica) == {}

@@ -205,12 +205,12 @@ def test_looking_never_makes_a_plan(page: Page, monkeypatch: pytest.MonkeyPatch)
     (why,) = in_time(replica, monkeypatch)
     assert why["recut"] == 1
     replica.planning.work()
-    assert replica.state.plans() == ()
+    assert replica.state.partitions.plans() == ()
     known = replica.decider.read(pod)
     assert known is not None
     replica.filter.filter(known, ["n1"])
     replica.planning.work()
-    assert len(replica.state.plans()) == 1
+    assert len(replica.state.partitions.plans()) == 1
 
 
 def test_nobody_who_looks_waits_for_reasons(page: Page) -> None:

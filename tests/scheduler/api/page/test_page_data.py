@@ -19,7 +19,7 @@ def on_node(replica: Replica, name: str, core: int, index: int = 0, **more: Any)
 
 
 def shown(replica: Replica, node: str = "n1") -> dict[str, Any]:
-    found = replica.state.contents(node)
+    found = replica.state.node_contents(node)
     assert found is not None
     told: dict[str, Any] = json.loads(json.dumps(node_json(found)))
     return told
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_of_a_node_is_said() -> None:
 def test_detail_has_uuids_containers_and_amounts() -> None:
     replica = Replica(cluster(("n1", 1)))
     on_node(replica, "a", 30)
-    found = replica.state.contents("n1")
+    found = replica.state.node_contents("n1")
     assert found is not None
     (card,) = detail_json(found)["cards"]
     assert (card["uuid"], card["model"], card["healthy"]) == ("GPU-n1-0", "A100-SXM4-80GB", True)

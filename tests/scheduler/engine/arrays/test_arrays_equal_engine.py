@@ -13,8 +13,8 @@ from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node, Pod, Stage
 from mgpu.model.quantities import MAX
 from mgpu.settings import Settings, load_settings
-from scheduler.cluster.arrays import Matrix
-from scheduler.cluster.forecast import Outlook
+from scheduler.cluster.arrays import ClusterArrays
+from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
 from scheduler.engine.arrays.array_rejections import MOST
@@ -71,11 +71,11 @@ class Cluster:
     """Nodes n0, n1, … with these cards: what `Filter` asks of a State."""
 
     def __init__(self, nodes: Sequence[tuple[CardState, ...]], settings: Settings) -> None:
-        self.matrix, self.outlook = Matrix(), Outlook(settings)
+        self.matrix, self.forecast = ClusterArrays(), Forecast(settings)
         for i, of_node in enumerate(nodes):
             self.matrix.put(Node(f"n{i}"), of_node)
 
-    def table(self, names: Sequence[str], _pod: Pod, request: GpuRequest) -> NodeTable:
+    def node_table(self, names: Sequence[str], _pod: Pod, request: GpuRequest) -> NodeTable:
         return self.matrix.table(names, request, {})
 
     def seats(self, *_: object) -> tuple[()]:
@@ -84,7 +84,7 @@ class Cluster:
     def group_nodes(self, _: GpuRequest) -> frozenset[str]:
         return frozenset()
 
-    def without_agent(self, _: Sequence[str]) -> dict[str, str]:
+    def agent_problems(self, _: Sequence[str]) -> dict[str, str]:
         return {}
 
     def remnant_problem(self, _: Pod) -> str | None:

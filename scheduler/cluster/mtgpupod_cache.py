@@ -1,0 +1,98 @@
+"""The MtgpuPods of the cluster, as the controller of MtgpuPods reads and admits them.
+
+`ClusterCache.mtgpupods` is the only instance. The informer of MtgpuPods feeds it, and `scheduler.mtgpupods` reads from
+it and admits MtgpuPods to cards. Its objects and its holdings are parts of the cluster cache, and it takes the lock of
+the cluster cache for each call.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from mgpu.model.ledger import Holding
+from scheduler.cluster.gpuids import GpuidLimit
+from scheduler.cluster.mtgpupod_holdings import MtgpuNode, MtgpuPodHoldings
+from scheduler.cluster.mtgpupod_objects import MtgpuObjects, MtgpuPodObjects, Raw
+from scheduler.cluster.pods import Pods
+
+
+@dataclass(frozen=True, slots=True)
+class MtgpuSnapshot:
+    """What the controller decides on for one node, all read at one moment.
+
+    Otherwise a Pod that the informer delivers between two reads would look like a Pod that somebody else created.
+
+    Attributes:
+        gpuids_elsewhere: By namespace with MtgpuPods on this node, the number of GPUIDs that it uses on other nodes.
+    """
+
+    node: MtgpuNode
+    objects: MtgpuObjects
+    gpuids_elsewhere: Mapping[str, int]
+
+
+class MtgpuPodCache:
+    """Thread-safe."""
+
+    def __init__(self, lock: threading.RLock, pods: Pods, objects: MtgpuPodObjects, holdings: MtgpuPodHoldings) -> None:
+        self._lock = lock
+        self._pods = pods
+        self._objects = objects
+        self._holdings = holdings
+
+    def mtgpupod_changed(self, raw: Raw) -> None:
+        """Store an MtgpuPod that was added or modified, and update what it holds."""
+        with self._lock:
+            self._holdings.mtgpupod_changed(raw)
+            self._objects.mtgpupod_changed(raw)
+
+    def mtgpupod_gone(self, raw: Raw) -> None:
+        """Remove an MtgpuPod that was deleted."""
+        with self._lock:
+            self._holdings.mtgpupod_gone(raw)
+            self._objects.mtgpupod_gone(raw)
+
+    def objects(self) -> Iterator[Raw]:
+        """Return all MtgpuPods in no particular order, reduced by `stored_objects.stored_mtgpupod`."""
+        with self._lock:
+            return self._objects.items()
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the names of the nodes that have MtgpuPods or occupy pods, sorted."""
+        with self._lock:
+            return self._objects.nodes()
+
+    def snapshot(self, node: str) -> MtgpuSnapshot:
+        """Return the cards, holdings and objects of a node."""
+        with self._lock:
+            objects = self._objects.on(node, self._pods.uid_of)
+            gpuids = self._holdings.gpuids_elsewhere({namespace for namespace, _ in objects.items}, node)
+            return MtgpuSnapshot(self._holdings.on(node), objects, gpuids)
+
+    def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
+        """Return for each of the namespaces that has remnants the seconds after which they no longer count.
+
+        If the remnants of a returned namespace end before, MtgpuPodsAffected is published for the node.
+        """
+        with self._lock:
+            return self._holdings.remnant_seconds(namespaces, node)
+
+    def admit(
+        self,
+        node: str,
+        holdings: Iterable[Holding],
+        version: int,
+        limit: GpuidLimit | None = None,
+        limited: Iterable[str] = (),
+    ) -> bool:
+        """Admit exactly these MtgpuPods to the cards of the node (`MtgpuPodHoldings.admit`).
+
+        Returns whether they were admitted.
+        """
+        with self._lock:
+            return self._holdings.admit(node, holdings, version, limit, limited)
+
+    def drop_admissions(self) -> None:
+        """Withdraw all admissions. They were decided in an earlier term, and another leader may have decided since."""
+        with self._lock:
+            self._holdings.drop_admissions()
