@@ -135,8 +135,7 @@ def test_a_group_that_records_split_goes_on_where_it_is_and_is_told(replica: Rep
     assert [(reason, message) for _, reason, message in replica.events] == [
         (
             "GroupSplit",
-            "same-card-group pair is on card 1 of n1 and card 1 of n2; "
-            "more of its pods fit only on these cards",
+            "same-card-group pair is on card 1 of n1 and card 1 of n2; more of its pods fit only on these cards",
         )
     ]
     known = submitted(replica, "c", core=90)
