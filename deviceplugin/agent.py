@@ -22,7 +22,7 @@ from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.reporter import NodeFacts, Reporter
 from deviceplugin.isolation.limits_files import LimitsFiles
-from deviceplugin.isolation.mps.clients import Mps, mps_of
+from deviceplugin.isolation.mps.clients import Mps, make_mps
 from deviceplugin.metrics import CardHoldings
 from deviceplugin.mig.mig_driver import MigDriver
 from deviceplugin.node_state import NodeState
@@ -100,7 +100,7 @@ class Agent:
 
     def _make_mps(self) -> Mps:
         state = self._state
-        return mps_of(
+        return make_mps(
             self._own,
             state.cdi_files,
             state.cards,
@@ -315,7 +315,7 @@ class Agent:
             None if given is None else (write_entries(rows) if rows else ""),
             state.runtime.has_cdi,
             read_toolkit(),
-            self._mps.unbounded(),
+            self._mps.has_unlimited_folder(),
         )
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:

@@ -330,7 +330,7 @@ class Allocator:
         self._deliver(gpu_pod, ready, refused)
         self._context.grants.grant(gpu_pod, self._context.devices.devices())
         if self._context.mps is not None:
-            self._context.mps.given(limits)
+            self._context.mps.mark_started(limits)
         self._context.listener.start_granted(gpu_pod)
 
     def _over_capacity(self, gpu_pod: GpuPod, remnants: Sequence[Holding] = ()) -> str | None:

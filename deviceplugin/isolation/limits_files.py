@@ -1,9 +1,9 @@
-"""Writes for each card the limits of its MtgpuPods into a file, for isolation back ends outside of mgpu.
+"""Writes the limits of the MtgpuPods of each card into a file, for isolation back ends outside of mgpu.
 
-Source of the format: docs/design/mtgpu.md, "Per-card limits file". A file holds the number of Pods, and then a line
-`namespace/name request limit memBytes` for each Pod. A back end watches the file or its folder, so a file keeps its
-inode and is closed once for every change. A reader in the middle of a change, or after an agent that ended there, finds
-as many complete lines as the number says; it ignores what follows them.
+The agent starts and wakes `LimitsFiles`. Source of the format: docs/design/mtgpu.md, "Per-card limits file". A file
+contains the number of Pods, and then a line `namespace/name request limit memBytes` for each Pod. A back end watches
+the file or its folder, so a file keeps its inode and is closed once for every change. A back end may read in the middle
+of a change, and the agent may end there: the file then has at least as many complete lines as the number says.
 """
 
 import logging
@@ -20,39 +20,39 @@ from deviceplugin.pods.gpu_pod import LimitedPod
 log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 10.0
-"""The files are compared at least this often: another program may have changed one, or a write may have failed."""
+"""How often the files are checked without a change: another program may have written one, or a write may have failed.
+"""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def content(rows: Iterable[LimitedPod]) -> bytes:
-    """Return the content of a card's file, by namespace, name and UID. Decimals are as short as possible: `0.2`,
-    `1`."""
+    """Return the content of a card's file, ordered by namespace, name and UID. Decimals are as short as possible."""
     lines = [f"{r.namespace}/{r.name} {r.request / 1000:g} {r.limit / 1000:g} {r.memory}" for r in sorted(rows)]
     return "\n".join([str(len(lines)), *lines, ""]).encode()
 
 
 class PodList(Protocol):
-    """What is needed of the Reflector that feeds `NodePods`."""
+    """The part of the Reflector that feeds `NodePods` that is used here."""
 
     @property
     def synced(self) -> bool:
-        """Whether all pods of the node are known."""
+        """Whether all pods of the node have been read."""
 
 
 class LimitedPods(Protocol):
-    """What is needed of `NodePods`."""
+    """The part of `NodePods` that is used here."""
 
     def limited_pods(self) -> Sequence[LimitedPod]: ...
 
 
 class LimitsFiles:
-    """Keeps the files current on a thread of its own, from `start` to `stop`. They stay afterwards, as the Pods do.
+    """Keeps the files current on a thread of its own, from `start` to `stop`. The files stay afterwards, as Pods do.
 
     Args:
-        folder: the setting `deviceplugin.limitsDir`. With "" nothing is written.
-        pods: the Pods of MtgpuPods. Nothing is written until all are known (`pod_list`).
-        node: a file is written for each of its GPUs that has had Pods.
-        warn: reports once that the files cannot be written, and again after a success.
+        folder: the setting `deviceplugin.limitsDir`. If it is empty, nothing is written.
+        pods: the Pods of MtgpuPods. Nothing is written until `pod_list` has read all of them.
+        node: the GPUs of the node. A GPU has a file from its first Pod on.
+        warn: reports that the files cannot be written: once, and again if it happens after a success.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LimitsFiles:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. Where a file system hangs it is left behind after two seconds: the thread is a daemon."""
+        """End the thread. If a file system hangs, do not wait longer than two seconds for it."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -96,7 +96,7 @@ class LimitsFiles:
         pods = self._pods.limited_pods()
         problems = []
         for card in self._node.gpus:
-            # UUIDs come from NVML or a file of simulated cards; one with a slash would leave the folder.
+            # The UUIDs of simulated cards come from a file. With a slash in one, the file would lie in another folder.
             if not _FILE_NAME.fullmatch(card.uuid):
                 continue
             try:
@@ -115,16 +115,17 @@ class LimitsFiles:
 
 
 def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
-    """Write the file of a card, if it is to change. It is created with the first Pod of the card. Raises OSError."""
-    before, new = _read(file), content(pods)
-    if before == new or (before is None and not pods):
+    """Write the file of a card unless it is current. It is created for the card's first Pod. Raises OSError."""
+    old = _read(file)
+    new = content(pods)
+    if old == new or (old is None and not pods):
         return
-    size = len(before or b"")
+    size = len(old or b"")
     file.parent.mkdir(parents=True, exist_ok=True)
     # Links are not followed, since other programs may write to the folder.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     with open(descriptor, "wb") as stream:  # opening by the descriptor does not truncate the file
-        # The part that makes the file longer is written first: a number never appears before its lines.
+        # The part that makes the file longer is written first, so that a larger number never precedes its lines.
         stream.seek(size)
         stream.write(new[size:])
         stream.seek(0)
@@ -134,7 +135,7 @@ def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
 
 
 def _read(file: Path) -> bytes | None:
-    """Read the file without opening it for writing: watchers would take the closing for a change."""
+    """Read the file without opening it for writing, since back ends would take the closing for a change."""
     try:
         return file.read_bytes()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""MPS on this node: one control daemon for each shared card, and the limits of the containers that are its clients.
+"""Runs one MPS control daemon for each shared card of this node, and limits the containers that are its clients.
 
-`clients` decides which cards need a daemon, `daemons` starts, watches and ends them, each through a `control`;
-`folders` bounds and empties the folders that containers can write, and `limits` works out a container's limits.
-docs/mps.md says what the limits are good for.
+`clients` decides which cards need a daemon. `daemons` starts, watches and ends the daemons, each through a `control`.
+`folders` limits and empties the folders that containers can write to, and `limits` computes a container's limits.
+docs/mps.md describes what the limits can enforce.
 """

@@ -1,7 +1,7 @@
 """Keeps track of which containers are clients of which MPS daemon, and lets them start once it answers.
 
-The allocator calls `Mps.ready` before a container starts and `Mps.given` when it may; the MPS partitioner names the
-cards that are cut. Clients survive the agent: the CDI files say which daemon a container was given.
+The allocator calls `Mps.ready` before a container starts and `Mps.mark_started` when it may start; the MPS partitioner
+names the partitioned cards. Clients outlive the agent: their CDI files name the daemon.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ class Mps:
 
     Used on one event loop, except for the methods that are documented as thread-safe.
 
-    A card has a daemon while it is cut into slices, and from the moment that a container is to start as its client
-    until that container's pod has ended or is gone. A container stays a client when the settings change.
+    A card has a daemon while it is partitioned into slices, and while it has clients. A container is a client from the
+    call of `ready` until its pod ends or is deleted. It stays a client when the settings change.
 
     Args:
         daemons: the daemons of all cards.
-        files: say which containers an earlier agent made clients.
+        files: the CDI files, by which the clients of an earlier agent are found.
         folder: the setting `deviceplugin.mpsDir`.
         node: all GPUs of the node.
         pods: the pods of the node.
         changed: is woken when pods change.
-        unenforced: reports a pod whose shares cannot be enforced, and why.
-        enforce: whether shares of cards are held to their limits; slices always are.
+        unenforced: reports a pod whose shares cannot be enforced, and the reason.
+        enforce: whether shares of cards are limited; slices always are.
     """
 
     def __init__(
@@ -65,38 +65,41 @@ class Mps:
         self._unenforced = unenforced
         self._enforce = enforce
         self._clients: dict[Key, str] = {}
-        self._given: set[Key] = set()
-        self._cut: frozenset[str] = frozenset()
+        self._started: set[Key] = set()
+        self._partitioned: frozenset[str] = frozenset()
         self.recover()
 
     def recover(self) -> None:
-        """Read from the CDI files which containers another agent has made clients."""
-        named = {key: daemon_of(env, self._folder) for key, env in self._files.environments().items()}
-        self._clients = {key: card for key, card in named.items() if card is not None}
-        self._given = {*self._clients}
+        """Find the clients of an earlier agent in the CDI files."""
+        cards = {key: daemon_of(env, self._folder) for key, env in self._files.environments().items()}
+        self._clients = {key: card for key, card in cards.items() if card is not None}
+        self._started = {*self._clients}
 
     def set_partitioned_cards(self, cards: Collection[str]) -> None:
         """Set which cards, by UUID, are partitioned into slices. Thread-safe."""
-        if self._cut != (cut := frozenset(cards)):
-            self._cut = cut
+        if self._partitioned != frozenset(cards):
+            self._partitioned = frozenset(cards)
             self._changed.wake()
 
     def is_healthy(self, card: str) -> bool:
         """Return whether the card's daemon answers. Thread-safe."""
-        return self._daemons.well(card)
+        return self._daemons.is_healthy(card)
 
-    def unbounded(self) -> bool:
+    def has_unlimited_folder(self) -> bool:
         """Return whether containers can fill the node's own file system through the MPS folders. Thread-safe."""
-        return self._daemons.unbounded()
+        return self._daemons.has_unlimited_folder()
 
     async def ready(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
-        """Return what these containers get as clients, once their daemons answer. Raises Refused at the deadline."""
+        """Wait for the daemons of these containers; return the edits of those containers that are clients.
+
+        Raises Refused if a daemon does not answer before the deadline (the loop's time).
+        """
         clients = {t.key: client for t in targets if (client := self._client(t)) is not None}
         if not clients:
             return {}
         # Registered before the wait, so that the daemons of these cards are started.
         self._clients |= {key: client.card for key, client in clients.items()}
-        self._keep()
+        self._update_daemons()
         for target in targets:
             if target.key in clients:
                 try:
@@ -105,46 +108,47 @@ class Mps:
                     raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from None
         return {key: edits(client, self._folder) for key, client in clients.items()}
 
-    def given(self, keys: Iterable[Key]) -> None:
-        """Note that these containers may start as the clients that `ready` made them."""
-        self._given |= self._clients.keys() & {*keys}
-        self._keep()
+    def mark_started(self, keys: Iterable[Key]) -> None:
+        """Record that these containers may start, so that their daemons are not killed while they run."""
+        self._started |= self._clients.keys() & {*keys}
+        self._update_daemons()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all pods but these."""
+        """Forget all other pods."""
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
 
     async def run(self) -> None:
-        """Start and restart the daemons that are needed, until cancelled. Daemons that run then keep running.
+        """Start and restart the daemons that are needed, until cancelled. The daemons outlive the cancellation.
 
-        Call it when all pods of the node are known.
+        Call it after all pods of the node have been read.
         """
         async with asyncio.TaskGroup() as group:
-            self._keep()
+            self._update_daemons()
             group.create_task(self._daemons.run())
             while True:
                 await self._changed.wait()
-                self._keep()
+                self._update_daemons()
 
-    def _keep(self) -> None:
+    def _update_daemons(self) -> None:
         clients = {key: card for key, card in self._clients.items() if self._pods.is_active(key[0])}
-        self._given &= self._clients.keys()
-        used = {card for key, card in clients.items() if key in self._given}
-        self._daemons.keep({*clients.values(), *self._cut}, used)
+        self._started &= self._clients.keys()
+        used = {card for key, card in clients.items() if key in self._started}
+        self._daemons.set_needed({*clients.values(), *self._partitioned}, used)
 
     def _client(self, target: Target) -> Client | None:
+        """Return the client that the container is; None if it is none, or if its share cannot be limited."""
         shares = [share for share in target.gpu_pod.shares or () if share.container == target.container]
         try:
             return client_of(shares, self._node.gpus, enforce=self._enforce)
         except Unenforceable as error:
             if any(is_mps(share.type) for share in shares):
                 raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from error
-            self._unenforced(target.gpu_pod, f"container {target.container} is not held to its share: {error}")
+            self._unenforced(target.gpu_pod, f"the share of container {target.container} is not enforced: {error}")
             return None
 
 
-def mps_of(
-    own: DevicePluginSettings,
+def make_mps(
+    settings: DevicePluginSettings,
     files: CdiFiles,
     node: NodeGpus,
     pods: NodePods,
@@ -152,8 +156,8 @@ def mps_of(
     warn_node: Callable[[str], None],
     warn_pod: Callable[[GpuPod, str], None],
 ) -> Mps:
-    """Return the `Mps` that the settings describe."""
-    folder = Path(own.mps_dir)
-    mounts = KernelMounts() if own.mps_require_mounts else None
-    daemons = Daemons(folder, shlex.split(own.mps_control), warn_node, changed.wake, mounts=mounts)
-    return Mps(daemons, files, folder, node, pods, changed, warn_pod, enforce=own.enforce == "mps")
+    """Return the `Mps` of these settings."""
+    folder = Path(settings.mps_dir)
+    mounts = KernelMounts() if settings.mps_require_mounts else None
+    daemons = Daemons(folder, shlex.split(settings.mps_control), warn_node, changed.wake, mounts=mounts)
+    return Mps(daemons, files, folder, node, pods, changed, warn_pod, enforce=settings.enforce == "mps")

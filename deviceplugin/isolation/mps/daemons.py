@@ -1,8 +1,8 @@
-"""Keeps the MPS control daemons of this node: one for each card that is cut or has clients.
+"""Runs the MPS control daemons of this node: one for each card that is partitioned or has clients.
 
-`Mps` says which cards need a daemon (`Daemons.keep`) and waits for it (`Daemons.ready`). One task per card starts the
-daemon, queries its health, and starts it again after it ends. A daemon that containers were given is never killed while
-it may serve them: their work would be lost. Daemons outlive the agent, and the next agent takes them over.
+`clients.Mps` sets which cards need a daemon (`Daemons.set_needed`) and waits for it (`Daemons.ready`). For each card a
+task starts the daemon, queries its health, and starts it again after it ends. A daemon that serves running containers
+is never killed, since their work would be lost. Daemons outlive the agent, and the next agent finds them.
 """
 
 import asyncio
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deviceplugin.isolation.mps.control import Answer, Control
-from deviceplugin.isolation.mps.folders import Mounts, Unbounded
+from deviceplugin.isolation.mps.folders import Mounts, UnlimitedFolder
 from deviceplugin.pods.identity import Refused
 
 log = logging.getLogger(__name__)
 
-_UNKNOWN = "has not answered yet"
+_NOT_STARTED = "has not answered yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds.
+    """Durations in seconds.
 
     Attributes:
-        request: for an answer.
-        health: between two queries.
-        start: until the first answer of a new daemon.
-        silent: without an answer, until a daemon without clients is replaced.
-        quit: until a daemon that was asked to end is killed.
-        first_pause: before it is started again; doubled up to `longest_pause`.
-        first_poll: between the queries until the first answer; doubled up to `health`.
+        request: the timeout of a query.
+        health: the interval between two queries.
+        start: how long a new daemon may take until its first answer.
+        silent: how long a daemon without clients may not answer before it is replaced.
+        quit: how long a daemon may take to quit before it is killed.
+        first_pause: the pause before the first restart; doubled up to `longest_pause`.
+        first_poll: the interval between queries until the first answer; doubled up to `health`.
     """
 
     request: float = 2.0
@@ -47,13 +47,13 @@ class Times:
 
 
 class _Daemon:
-    """One card's daemon.
+    """The daemon of one card.
 
     Attributes:
-        wanted: whether the card needs a daemon.
-        used: whether containers were given it, so that it is never killed while it may serve them.
-        problem: why it is not well.
-        well: whether it answers.
+        is_needed: whether the card needs a daemon.
+        is_used: whether containers may be running as its clients, so that it must not be killed.
+        problem: why it does not answer, for messages.
+        healthy: set while it answers.
     """
 
     def __init__(self, card: str, control: Control, node: "_Node") -> None:
@@ -61,183 +61,192 @@ class _Daemon:
         self._control = control
         self._node = node
         self._times = node.times
-        self._refused = False
+        self._is_refused = False
         self._had_clients = False
         self._wake = asyncio.Event()
-        self.wanted = False
-        self.used = False
-        self.problem = _UNKNOWN
-        self.well = asyncio.Event()
+        self.is_needed = False
+        self.is_used = False
+        self.problem = _NOT_STARTED
+        self.healthy = asyncio.Event()
 
-    def want(self, *, wanted: bool, used: bool) -> None:
-        if (wanted, used) != (self.wanted, self.used):
-            self.wanted, self.used = wanted, used
-            # Noted here, since a client may come and go during one query.
-            self._had_clients = self._had_clients or used
+    def set_need(self, *, is_needed: bool, is_used: bool) -> None:
+        if (is_needed, is_used) != (self.is_needed, self.is_used):
+            self.is_needed = is_needed
+            self.is_used = is_used
+            # Recorded here, since a client may come and go during one query.
+            self._had_clients = self._had_clients or is_used
             self._wake.set()
 
     @property
-    def present(self) -> bool:
-        """Whether the daemon runs or containers were given it, so that the node's shared memory may be in use."""
-        return self.used or self.well.is_set() or self._control.running() is not None
+    def may_use_shared_memory(self) -> bool:
+        """Whether the daemon runs, or containers may be running as its clients."""
+        return self.is_used or self.healthy.is_set() or self._control.pid() is not None
 
     @property
-    def unbounded(self) -> bool:
-        """Whether containers may fill the node's own file system through its folders, or it is refused for that."""
-        return self.wanted and (self._refused or (self.well.is_set() and self._control.unbounded()))
+    def has_unlimited_folder(self) -> bool:
+        """Whether containers can fill the node's file system through its folders, or it is not started for that."""
+        return self.is_needed and (self._is_refused or (self.healthy.is_set() and self._control.has_unlimited_folder()))
 
     async def run(self) -> None:
-        """Keep the daemon until it is not wanted and has ended. When cancelled, leave it as it is."""
+        """Run the daemon until the card does not need it any more. When cancelled, leave the daemon running."""
         pause = self._times.first_pause
         while True:
-            while self.wanted:
+            while self.is_needed:
                 begun = _now()
-                reason = await self._live()
+                reason = await self._start_and_watch()
                 if reason is None:
                     break
                 if _now() - begun > self._times.longest_pause:
                     pause = self._times.first_pause
-                self._unwell(f"{reason}; it is started again in {pause:g} s")
-                await self._woken(pause)
+                self._set_problem(f"{reason}; it is started again in {pause:g} s")
+                await self._wait(pause)
                 pause = min(pause * 2, self._times.longest_pause)
-            self._set(well=False, problem=_UNKNOWN)
+            self._set_health(healthy=False, problem=_NOT_STARTED)
             await self._end()
-            # It may have become wanted again while it ended.
-            if not self.wanted:
+            # The card may have come to need the daemon again while it ended.
+            if not self.is_needed:
                 return
 
-    async def _live(self) -> str | None:
-        """Start the daemon, or find the one that an earlier agent left, and look after it.
+    async def _start_and_watch(self) -> str | None:
+        """Start the daemon, or find the one of an earlier agent, and watch it.
 
-        Return why it has ended; None: it is not wanted any more.
+        Return why it has ended, or None if the card does not need it any more.
         """
-        fresh = False
-        pid = self._control.running()
-        if pid is None and await self._control.healthy(self._times.request) is Answer.ABSENT:
-            self._refused = False
+        is_new = False
+        pid = self._control.pid()
+        if pid is None and await self._control.check_health(self._times.request) is Answer.ABSENT:
+            self._is_refused = False
             try:
-                pid, fresh = await self._started(), True
+                pid = await self._start()
             except OSError as error:
                 return f"cannot be started: {error.strerror}: {error.filename}"
-            except Unbounded as error:
-                self._refused = True
+            except UnlimitedFolder as error:
+                self._is_refused = True
                 return f"is not started: {error}"
+            is_new = True
             log.info("MPS daemon started", extra={"card": self._card, "pid": pid})
-        with self._watching(pid):
-            return await self._look_after(pid, fresh=fresh)
+        with self._waking_at_exit(pid):
+            return await self._watch(pid, is_new=is_new)
 
-    async def _started(self) -> int:
-        """Return the pid of a new daemon in folders without leftovers. Raises OSError and Unbounded."""
+    async def _start(self) -> int:
+        """Start a daemon in emptied folders, and return its pid. Raises OSError and UnlimitedFolder."""
         async with self._node.folders:  # no other daemon starts while the shared memory is emptied
-            alone = not self._node.any_present()
-            await asyncio.to_thread(self._control.prepare, clients=self.used, alone=alone)
+            is_only_user = not self._node.is_shared_memory_used()
+            await asyncio.to_thread(self._control.prepare, has_clients=self.is_used, is_only_user=is_only_user)
             return self._control.start()
 
-    async def _look_after(self, pid: int | None, *, fresh: bool) -> str | None:
-        """Query the daemon until it ends, and return why; None: it is not wanted any more.
+    async def _watch(self, pid: int | None, *, is_new: bool) -> str | None:
+        """Query the daemon until it ends, and return why. Return None if the card does not need it any more.
 
         Args:
-            pid: None: an unknown program started the daemon.
-            fresh: whether it has just been started, so that it has no clients yet.
+            pid: None if an unknown program started the daemon.
+            is_new: whether it has just been started, so that it has no clients yet.
         """
         times = self._times
-        heard = _now()
-        answered = False
+        last_answer = _now()
+        has_answered = False
         pause = times.first_poll
-        self._had_clients = self.used or not fresh
-        while self.wanted:
-            answer = await self._control.healthy(times.request)
+        self._had_clients = self.is_used or not is_new
+        while self.is_needed:
+            answer = await self._control.check_health(times.request)
             self._control.trim()
-            if pid is not None and self._control.running() is None:
+            if pid is not None and self._control.pid() is None:
                 return f"ended: {self._control.last_output() or 'it wrote nothing'}"
-            if self._had_clients and not self.used and self._control.crowded():
-                self._set(well=False, problem="starts again")
-                await self._quitted()
-                return "was ended, since ended containers left its folder more than half full"
+            if self._had_clients and not self.is_used and self._control.is_half_full():
+                self._set_health(healthy=False, problem="is being restarted")
+                await self._quit()
+                return "was ended because its folder was more than half full with files of ended containers"
             if answer is Answer.HEALTHY:
-                heard, answered, pause = _now(), True, times.health
-                self._set(well=True, problem="")
+                last_answer = _now()
+                has_answered = True
+                pause = times.health
+                self._set_health(healthy=True, problem=_NOT_STARTED)
             elif answer is Answer.ABSENT and pid is None:
                 return "ended"
             else:
-                limit = times.start if fresh and not answered else times.silent
-                if _now() - heard > limit and ((fresh and not answered) or not self.used):
+                is_starting = is_new and not has_answered
+                limit = times.start if is_starting else times.silent
+                if _now() - last_answer > limit and (is_starting or not self.is_used):
                     self._control.kill()
-                    return f"has not answered for {limit:g} s and was ended"
-                if answered or not fresh:
-                    self._unwell("does not answer; what runs stays, nothing new starts")
-            await self._woken(pause)
+                    return f"has not answered for {limit:g} s and was killed"
+                if not is_starting:
+                    self._set_problem("does not answer; running containers continue, and no new ones start")
+            await self._wait(pause)
             pause = times.first_poll if answer is Answer.HEALTHY else min(pause * 2, times.health)
         return None
 
     async def _end(self) -> None:
-        """End the daemon, which has no clients: it quits, or it is killed."""
-        if self._control.running() is not None or await self._control.healthy(self._times.request) is not Answer.ABSENT:
-            await self._quitted()
+        """Make the daemon quit, or kill it. It has no clients."""
+        if self._control.pid() is not None or (
+            await self._control.check_health(self._times.request) is not Answer.ABSENT
+        ):
+            await self._quit()
             log.info("MPS daemon ended", extra={"card": self._card})
-        await self._free_shared()
+        await self._free_shared_memory()
 
-    async def _quitted(self) -> None:
+    async def _quit(self) -> None:
         deadline = _now() + self._times.quit
         await self._control.quit(self._times.request)
-        while self._control.running() is not None:
+        while self._control.pid() is not None:
             if _now() > deadline:
                 self._control.kill()
             await asyncio.sleep(self._times.first_poll)
 
-    async def _free_shared(self) -> None:
-        """Free the memory that ended containers left in /dev/shm, where no daemon of the node uses it."""
+    async def _free_shared_memory(self) -> None:
+        """Remove what ended containers left in /dev/shm, unless another daemon of the node may use it."""
         async with self._node.folders:
-            if self._node.any_present():
+            if self._node.is_shared_memory_used():
                 return
             try:
-                await asyncio.to_thread(self._control.empty_shared)
+                await asyncio.to_thread(self._control.empty_shared_memory)
             except OSError as error:
-                self._node.warn(f"the shared memory of MPS is not emptied: {error.strerror}: {error.filename}")
+                self._node.warn(f"the shared memory of MPS cannot be emptied: {error.strerror}: {error.filename}")
 
-    def _unwell(self, reason: str) -> None:
-        if reason != self.problem:
-            self._node.warn(f"the MPS daemon of card {self._card} {reason}")
-        self._set(well=False, problem=reason)
+    def _set_problem(self, problem: str) -> None:
+        """Mark the daemon as not healthy, and report a new problem."""
+        if problem != self.problem:
+            self._node.warn(f"the MPS daemon of card {self._card} {problem}")
+        self._set_health(healthy=False, problem=problem)
 
-    def _set(self, *, well: bool, problem: str) -> None:
+    def _set_health(self, *, healthy: bool, problem: str) -> None:
         self.problem = problem
-        if well == self.well.is_set():
+        if healthy == self.healthy.is_set():
             return
-        if well:
-            self.well.set()
+        if healthy:
+            self.healthy.set()
         else:
-            self.well.clear()
+            self.healthy.clear()
         self._node.changed()
 
-    async def _woken(self, seconds: float) -> None:
+    async def _wait(self, seconds: float) -> None:
+        """Wait until something changes, at most for this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         self._wake.clear()
 
     @contextlib.contextmanager
-    def _watching(self, pid: int | None) -> Iterator[None]:
+    def _waking_at_exit(self, pid: int | None) -> Iterator[None]:
         """Wake when the process ends. Without pidfds (a kernel before 5.3) the next query notices the end."""
         loop = asyncio.get_running_loop()
         try:
-            end = None if pid is None else os.pidfd_open(pid)
+            descriptor = None if pid is None else os.pidfd_open(pid)
         except OSError:
-            end = None
-        if end is None:
+            descriptor = None
+        if descriptor is None:
             yield
             return
 
-        def ended() -> None:
-            loop.remove_reader(end)
+        def wake() -> None:
+            loop.remove_reader(descriptor)
             self._wake.set()
 
-        loop.add_reader(end, ended)
+        loop.add_reader(descriptor, wake)
         try:
             yield
         finally:
-            loop.remove_reader(end)
-            os.close(end)
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,25 +254,26 @@ class _Node:
     """What the daemons of one node share.
 
     Attributes:
-        folders: is held while one of them changes the shared memory.
+        is_shared_memory_used: returns whether a daemon or its clients may use the node's shared memory.
+        folders: is held while a daemon changes the shared memory.
     """
 
     warn: Callable[[str], None]
     changed: Callable[[], None]
     times: Times
-    any_present: Callable[[], bool]
+    is_shared_memory_used: Callable[[], bool]
     folders: asyncio.Lock
 
 
 class Daemons:
-    """Used on one event loop, except for the methods that are called thread-safe.
+    """Used on one event loop, except for the methods that are documented as thread-safe.
 
     Args:
         folder: the setting `deviceplugin.mpsDir`.
-        command: how nvidia-cuda-mps-control is called.
+        command: nvidia-cuda-mps-control and its arguments.
         warn: reports a problem in an Event of the node.
-        changed: is called when a daemon begins or ceases to be well.
-        mounts: makes the folders that containers write mounts of their own; None: they may be plain folders.
+        changed: is called when a daemon becomes healthy or unhealthy.
+        mounts: mounts a tmpfs at the folders that containers can write to; None if these may be plain folders.
     """
 
     def __init__(
@@ -278,50 +288,50 @@ class Daemons:
         self._folder = folder
         self._command = command
         self._mounts = mounts
-        self._node = _Node(warn, changed, times or Times(), self._any_present, asyncio.Lock())
+        self._node = _Node(warn, changed, times or Times(), self._is_shared_memory_used, asyncio.Lock())
         self._cards: dict[str, _Daemon] = {}
-        self._kept = asyncio.Event()
+        self._needs_changed = asyncio.Event()
 
-    def keep(self, wanted: Collection[str], used: Collection[str]) -> None:
-        """Keep daemons for exactly these cards from now on.
+    def set_needed(self, needed: Collection[str], used: Collection[str]) -> None:
+        """Run daemons for exactly these cards from now on.
 
         Args:
-            wanted: UUIDs of cards.
-            used: those of them whose daemon containers were given.
+            needed: the UUIDs of the cards.
+            used: those of the cards whose daemon may have running clients.
         """
-        for card in sorted({*wanted, *self._cards}):
-            self._daemon(card).want(wanted=card in wanted, used=card in used)
-        self._kept.set()
+        for card in sorted({*needed, *self._cards}):
+            self._daemon(card).set_need(is_needed=card in needed, is_used=card in used)
+        self._needs_changed.set()
 
-    def well(self, card: str) -> bool:
+    def is_healthy(self, card: str) -> bool:
         """Return whether the card's daemon answers. Thread-safe."""
-        return card in self._cards and self._cards[card].well.is_set()
+        return card in self._cards and self._cards[card].healthy.is_set()
 
-    def unbounded(self) -> bool:
-        """Return whether containers of this node may fill the node's own file system by MPS. Thread-safe."""
-        return any(daemon.unbounded for daemon in tuple(self._cards.values()))
+    def has_unlimited_folder(self) -> bool:
+        """Return whether containers can fill the node's file system through the MPS folders. Thread-safe."""
+        return any(daemon.has_unlimited_folder for daemon in tuple(self._cards.values()))
 
     async def ready(self, card: str, deadline: float) -> None:
-        """Wait until the card's daemon answers. Raises Refused at the deadline (in the loop's time)."""
+        """Wait until the card's daemon answers. Raises Refused at the deadline (the loop's time)."""
         daemon = self._daemon(card)
         try:
             async with asyncio.timeout_at(deadline):
-                await daemon.well.wait()
+                await daemon.healthy.wait()
         except TimeoutError:
             raise Refused(f"the MPS daemon of card {card} {daemon.problem}") from None
 
     async def run(self) -> None:
-        """Keep the daemons until cancelled; they then go on. Daemons of earlier agents are taken over, or ended."""
-        for left in sorted(self._folder.glob("*/pipe")):
-            self._daemon(left.parent.name)
+        """Run the daemons until cancelled; they outlive the cancellation. Daemons of earlier agents are found first."""
+        for pipe in sorted(self._folder.glob("*/pipe")):
+            self._daemon(pipe.parent.name)
         running: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
-                self._kept.clear()
+                self._needs_changed.clear()
                 for card, daemon in self._cards.items():
-                    if card not in running or (running[card].done() and daemon.wanted):
+                    if card not in running or (running[card].done() and daemon.is_needed):
                         running[card] = group.create_task(daemon.run())
-                await self._kept.wait()
+                await self._needs_changed.wait()
 
     def _daemon(self, card: str) -> _Daemon:
         if card not in self._cards:
@@ -329,8 +339,8 @@ class Daemons:
             self._cards[card] = _Daemon(card, control, self._node)
         return self._cards[card]
 
-    def _any_present(self) -> bool:
-        return any(daemon.present for daemon in self._cards.values())
+    def _is_shared_memory_used(self) -> bool:
+        return any(daemon.may_use_shared_memory for daemon in self._cards.values())
 
 
 def _now() -> float:

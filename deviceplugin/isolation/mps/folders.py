@@ -4,6 +4,8 @@ The pipe folder of a card and the node's shared memory are mounted read-write in
 the node's /run, a tmpfs that the container runtime and the kubelet use too, one container could fill it, and its files
 would remain after it has ended. So each of these folders is a tmpfs with a limited size and number of inodes. Each card
 has a pipe folder of its own, so a container that fills one disturbs only the containers that share its card.
+
+`control` creates and empties the folders through the functions here; `clients` passes it a `KernelMounts`.
 """
 
 import ctypes
@@ -17,48 +19,50 @@ from typing import Protocol
 _NOSUID, _NODEV, _NOEXEC, _NOSYMFOLLOW = 2, 4, 8, 256
 _FLAGS = _NOSUID | _NODEV | _NOEXEC | _NOSYMFOLLOW
 """mount(2) ignores flags that the kernel does not know: MS_NOSYMFOLLOW came with Linux 5.10."""
-_BOUNDS = b"size=4m,nr_inodes=1024,mode=0755"
-"""The size of a card's pipe folder, which holds sockets, locks and files with a process id."""
+_OPTIONS = b"size=4m,nr_inodes=1024,mode=0755"
+"""The mount options of a card's pipe folder, which contains sockets, locks and files with a process id."""
 MOST_ENTRIES = 200_000
-"""The most entries that one attempt removes: more than the tmpfs of the shared memory has inodes."""
+"""The most entries that one call removes: more than the tmpfs of the shared memory has inodes."""
 _BATCH = 1000
 """The most entries that are listed at once: a folder with many long names must not fill the agent's memory."""
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
 
-class Unbounded(Exception):
+class UnlimitedFolder(Exception):
     """A folder that containers can write to is not a separate mount. The message names the folder and the remedy."""
 
 
 class Mounts(Protocol):
     """How the folders are mounted."""
 
-    def is_own(self, folder: Path) -> bool:
-        """Return whether the folder is a mount of its own."""
+    def is_mount(self, folder: Path) -> bool:
+        """Return whether the folder is a separate mount."""
 
-    def make(self, folder: Path) -> None:
-        """Mount a small tmpfs at the folder. Raises Unbounded where that is not possible."""
+    def mount(self, folder: Path) -> None:
+        """Mount a small tmpfs at the folder. Raises UnlimitedFolder if that is not possible."""
 
 
 class KernelMounts:
     """The mounts of this process's mount namespace."""
 
-    def is_own(self, folder: Path) -> bool:
+    def is_mount(self, folder: Path) -> bool:
         return os.path.ismount(folder)
 
-    def make(self, folder: Path) -> None:
+    def mount(self, folder: Path) -> None:
         """Mount a tmpfs that is visible on the node too, since the container runtime mounts the folder from there."""
-        if not reaches_node(_MOUNTINFO.read_text(), folder.resolve()):
-            raise Unbounded(_without_mount(folder, "a mount that the agent makes there does not propagate to the node"))
+        if not propagates_to_node(_MOUNTINFO.read_text(), folder.resolve()):
+            cause = "a mount that the agent makes there does not propagate to the node"
+            raise UnlimitedFolder(_pipe_without_mount(folder, cause))
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(_FLAGS), _BOUNDS):
-            raise Unbounded(_without_mount(folder, f"mounting it failed: {os.strerror(ctypes.get_errno())}"))
+        if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(_FLAGS), _OPTIONS):
+            cause = f"mounting it failed: {os.strerror(ctypes.get_errno())}"
+            raise UnlimitedFolder(_pipe_without_mount(folder, cause))
 
 
-def _without_mount(folder: Path, why: str) -> str:
+def _pipe_without_mount(folder: Path, cause: str) -> str:
     return (
-        f"{folder} is not a mount of its own, so a container could fill the node's memory through it ({why}). "
+        f"{folder} is not a separate mount, so a container could fill the node's memory through it ({cause}). "
         "Run the agent privileged with mountPropagation: Bidirectional for the volume of deviceplugin.mpsDir, as "
         "manifests/components/slices does, or mount a tmpfs there"
     )
@@ -66,84 +70,88 @@ def _without_mount(folder: Path, why: str) -> str:
 
 def shm_without_mount(folder: Path) -> str:
     return (
-        f"{folder} is not a mount of its own, so a container could fill the node's memory through it. "
+        f"{folder} is not a separate mount, so a container could fill the node's memory through it. "
         "Mount a tmpfs there before the agent starts, as the init container of manifests/components/slices does"
     )
 
 
-def reaches_node(mountinfo: str, folder: Path) -> bool:
+def propagates_to_node(mountinfo: str, folder: Path) -> bool:
     """Return whether a mount below this folder propagates out of this mount namespace (man 5 proc, mountinfo).
 
     A volume with mountPropagation: Bidirectional is shared; HostToContainer makes it a slave, and None private.
     """
-    best, shared = "", False
+    innermost = ""
+    is_shared = False
     for line in mountinfo.splitlines():
         fields = line.split()
-        at = fields[4].replace("\\040", " ")
+        mount_point = fields[4].replace("\\040", " ")
         # A later mount at the same place covers the earlier one.
-        if folder.is_relative_to(at) and len(at) >= len(best):
-            best, shared = at, any(field.startswith("shared:") for field in fields[6 : fields.index("-", 6)])
-    return shared
+        if folder.is_relative_to(mount_point) and len(mount_point) >= len(innermost):
+            innermost = mount_point
+            is_shared = any(field.startswith("shared:") for field in fields[6 : fields.index("-", 6)])
+    return is_shared
 
 
-def empty(folder: Path, most: int = MOST_ENTRIES) -> None:
+def empty(folder: Path, limit: int = MOST_ENTRIES) -> None:
     """Remove everything in the folder without following links.
 
     Containers made the entries, and one may still run and race with the removal. So every name is resolved relative to
     an open directory. Nested folders are moved up before they are removed, so that thousands of nested folders need
     neither deep recursion nor thousands of file descriptors.
 
-    Raises OSError if an entry cannot be removed, or if there are more than `most` entries.
+    Raises OSError if an entry cannot be removed, or if there are more than `limit` entries.
     """
-    left, root = iter(range(most)), _opened(folder)
+    budget = iter(range(limit))
+    root = _open(folder)
     try:
-        while names := _some(root):
+        while names := _next_batch(root):
             for name, is_folder in names:
                 if is_folder:
-                    _remove_folder(root, name, left)
+                    _remove_folder(root, name, budget)
                 else:
                     os.unlink(name, dir_fd=root)
-                _count(left, folder)
+                _spend(budget, folder)
     finally:
         os.close(root)
 
 
-def remove_links(folder: Path, most: int = MOST_ENTRIES) -> None:
+def remove_links(folder: Path) -> None:
     """Remove the symbolic links directly in the folder: the daemon makes none, but follows them. Raises OSError."""
-    root = _opened(folder)
+    root = _open(folder)
     try:
         with os.scandir(root) as entries:
-            links = [entry.name for entry in islice(entries, most) if entry.is_symlink()]
+            links = [entry.name for entry in islice(entries, MOST_ENTRIES) if entry.is_symlink()]
         for name in links:
             os.unlink(name, dir_fd=root)
     finally:
         os.close(root)
 
 
-def _remove_folder(root: int, name: str, left: Iterator[int]) -> None:
-    inner = _opened(name, root)
+def _remove_folder(root: int, name: str, budget: Iterator[int]) -> None:
+    inner = _open(name, root)
     try:
-        while names := _some(inner):
+        while names := _next_batch(inner):
             for child, is_folder in names:
                 if is_folder:
                     os.rename(child, f"mgpu-{secrets.token_hex(16)}", src_dir_fd=inner, dst_dir_fd=root)
                 else:
                     os.unlink(child, dir_fd=inner)
-                _count(left, name)
+                _spend(budget, name)
     finally:
         os.close(inner)
     os.rmdir(name, dir_fd=root)
 
 
-def _opened(path: Path | str, within: int | None = None) -> int:
-    return os.open(path, _OPEN, dir_fd=within)
+def _open(path: Path | str, parent: int | None = None) -> int:
+    return os.open(path, _OPEN_FLAGS, dir_fd=parent)
 
 
-def _some(folder: int) -> list[tuple[str, bool]]:
+def _next_batch(folder: int) -> list[tuple[str, bool]]:
+    """Return names of entries, and whether each is a folder; none if the folder is empty."""
     with os.scandir(folder) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _BATCH)]
 
 
-def _count(left: Iterator[int], folder: Path | str) -> None:
-    if next(left, None) is None:
+def _spend(budget: Iterator[int], folder: Path | str) -> None:
+    if next(budget, None) is None:
         raise OSError(0, "there are more files than one attempt removes", str(folder))

@@ -1,6 +1,8 @@
-"""What a container gets as a client of its card's MPS daemon: environment and mounts, with its share's limits. Pure.
+"""Computes the environment and mounts of a container that is the client of an MPS daemon, with its limits. Pure.
 
-A program can change the variables of its own environment: the limits bind cooperative programs (docs/mps.md).
+`clients.Mps` calls `client_of` and `edits` before a container starts, and `daemon_of` after a restart of the agent;
+`mgpu simulate` calls the former too. A program can change the variables of its own environment, so the limits only hold
+for cooperative programs (docs/mps.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +14,17 @@ from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Share
 from mgpu.model.slice_names import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_named
 
-PIPE, ACTIVE, MEMORY = (
-    "CUDA_MPS_PIPE_DIRECTORY",
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
-)
-SHM = "/dev/shm"
-"""Client and server share memory here, beside the pipes."""
-_GIB, _MIB = 1 << 30, 1 << 20
+PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+_THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_SHM = "/dev/shm"
+"""Where client and server share memory, in addition to the pipes."""
+_GIB = 1 << 30
+_MIB = 1 << 20
 
 
 class Unenforceable(Exception):
-    """The container cannot be held to its shares; the message says why."""
+    """The shares of the container cannot be enforced. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class Client:
 
     Attributes:
         card: the card's UUID.
-        memory: the limit as MPS reads it (`4G`); None: no limit.
-        percent: the limit of the card's threads; None: no limit.
+        memory: the memory limit as MPS reads it (`4G`); None for no limit.
+        percent: the limit in percent of the card's threads; None for no limit.
     """
 
     card: str
@@ -47,18 +48,18 @@ def pipe_dir(folder: Path, card: str) -> Path:
 
 
 def shm_dir(folder: Path) -> Path:
-    """Return the folder that is /dev/shm for the daemons of all cards and for their clients."""
+    """Return the folder that the daemons of all cards and their clients have as /dev/shm."""
     return folder / "shm"
 
 
 def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -> Client | None:
-    """Return what a container with these shares is a client of; None: of no daemon. Raises Unenforceable.
+    """Return the client that a container with these shares is, or None. Raises Unenforceable.
 
     A container with an MPS slice always is a client, one with a share of a card only with `enforce`, and one with a
     whole card never.
 
     Args:
-        gpus: all of the node's, also those that are cut.
+        gpus: all GPUs of the node, partitioned ones included.
     """
     found: list[Client] = []
     for share in shares:
@@ -69,25 +70,25 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
             found += (of_share(share, card) for card in gpus if share.is_on(card))
     if len(found) > 1:
         cards = len({client.card for client in found})
-        what = f"shares of {cards} cards" if cards > 1 else f"{len(found)} shares of a card"
-        raise Unenforceable(f"it has {what}, and a process is a client of one MPS daemon, with one set of limits")
+        shares_text = f"shares of {cards} cards" if cards > 1 else f"{len(found)} shares of a card"
+        raise Unenforceable(f"it has {shares_text}, but a process has one MPS daemon and one set of limits")
     return found[0] if found else None
 
 
 def of_slice(name: str, card: Card) -> Client:
-    """Return the client that has the MPS slice `name` (`4gb`): its GiB, and the same fraction of the card's threads."""
+    """Return the client with the MPS slice `name` (`4gb`): its GiB, and the same fraction of the card's threads."""
     size = gigabytes(name)
     return Client(card.uuid, f"{size}G", _percent(100 * size, max(1, card.memory // _GIB)))
 
 
 def of_share(share: Share, card: Card) -> Client:
-    """Return the client that has this share of `card`. What the share does not mention has no limit.
+    """Return the client with this share of `card`. An amount that the share does not mention has no limit.
 
-    Raises Unenforceable where another system's record gives the amounts of all the pod's containers together.
+    Raises Unenforceable if another system's record only gives the amounts of all containers of the pod together.
     """
     amount = share.amount(card)
     if not amount.memory and not amount.core:
-        raise Unenforceable("its record does not say how much of the pod's share is its own")
+        raise Unenforceable("the allocation record does not say how much of the pod's share belongs to the container")
     memory = f"{max(1, amount.memory // _MIB)}M" if amount.memory else None
     return Client(card.uuid, memory, _percent(100 * amount.core, card.core) if amount.core else None)
 
@@ -97,17 +98,17 @@ def _percent(hundredfold: int, whole: int) -> int:
 
 
 def edits(client: Client, folder: Path) -> Edits:
-    """Return what the client's container gets. It sees this card alone, so that CUDA numbers it 0."""
+    """Return the environment and mounts of the client's container. It sees only this card, so CUDA numbers it 0."""
     pipe = str(pipe_dir(folder, client.card))
     env = {PIPE: pipe}
     if client.memory is not None:
-        env[MEMORY] = f"0={client.memory}"
+        env[_MEMORY] = f"0={client.memory}"
     if client.percent is not None:
-        env[ACTIVE] = str(client.percent)
-    return Edits(env, ((pipe, pipe), (str(shm_dir(folder)), SHM)))
+        env[_THREADS] = str(client.percent)
+    return Edits(env, ((pipe, pipe), (str(shm_dir(folder)), _SHM)))
 
 
 def daemon_of(env: Mapping[str, str], folder: Path) -> str | None:
-    """Return the card whose daemon a container with this environment is a client of; None: of none of the agent's."""
+    """Return the card whose daemon serves a container with this environment; None if it is no daemon of the agent."""
     pipe = Path(env.get(PIPE, ""))
     return pipe.parent.name if pipe == pipe_dir(folder, pipe.parent.name) else None

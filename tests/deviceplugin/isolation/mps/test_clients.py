@@ -299,7 +299,7 @@ def test_shares_of_several_cards_are_not_enforced_and_an_event_says_so(bench: Be
 
     asyncio.run(work())
     (said,) = bench.unenforced
-    assert said.startswith("p: container c is not held to its share: it has shares of 2 cards")
+    assert said.startswith("p: the share of container c is not enforced: it has shares of 2 cards")
 
 
 def test_pod_whose_record_changes_while_its_daemon_starts_is_refused(bench: Bench) -> None:

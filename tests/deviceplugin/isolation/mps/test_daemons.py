@@ -32,7 +32,7 @@ def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> None:
 
     async def work() -> None:
         async with serving(folder, told) as daemons:
-            daemons.keep({CARD, OTHER}, ())
+            daemons.set_needed({CARD, OTHER}, ())
             await ready(daemons)
             await ready(daemons, OTHER)
 
@@ -48,7 +48,7 @@ def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> None:
 def test_no_daemon_runs_without_need(folder: Path) -> None:
     async def work() -> None:
         async with serving(folder / "none", []) as daemons:
-            daemons.keep((), ())
+            daemons.set_needed((), ())
             await asyncio.sleep(0)
 
     asyncio.run(work())
@@ -61,7 +61,7 @@ def test_daemon_outlives_the_agent_and_is_found_by_the_next(folder: Path) -> Non
 
     async def work() -> None:
         async with serving(folder, told) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             pids.append(pid_of(folder))
 
@@ -76,12 +76,12 @@ def test_daemon_outlives_the_agent_and_is_found_by_the_next(folder: Path) -> Non
 def test_unwanted_daemon_of_an_earlier_agent_ends(folder: Path, recorded: bool) -> None:
     async def first() -> None:
         async with serving(folder, []) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await ready(daemons)
 
     async def second() -> None:
         async with serving(folder, []) as daemons:
-            daemons.keep({OTHER}, ())
+            daemons.set_needed({OTHER}, ())
             await ready(daemons, OTHER)
             await until(lambda: not lives(pid))
 
@@ -100,7 +100,7 @@ def test_daemon_of_another_program_is_used_and_watched(folder: Path) -> None:
 
     async def work() -> None:
         async with serving(folder, told) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             assert pid_of(folder) == pid
             kill(pid)
@@ -119,7 +119,7 @@ def test_end_of_a_daemon_is_reported_and_it_is_started_again(folder: Path) -> No
     async def work() -> None:
         # It is not asked in this time: that it has ended is seen at once.
         async with serving(folder, told, replace(TIMES, health=3600)) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             before = pid_of(folder)
             kill(before)
@@ -138,7 +138,7 @@ def test_daemon_that_does_not_come_up_is_retried_after_growing_pauses(folder: Pa
 
     async def work() -> None:
         async with serving(folder, told, replace(TIMES, longest_pause=30)) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await until(lambda: len(told) >= 4)
             with pytest.raises(Refused, match=f"MPS daemon of card {CARD} ended: The server cannot be started"):
                 await ready(daemons, seconds=0.01)
@@ -155,7 +155,7 @@ def test_missing_program_is_reported(folder: Path) -> None:
 
     async def work() -> None:
         async with serving(folder, told, command=["/no/such/control"]) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await until(lambda: told)
             with pytest.raises(Refused, match="cannot be started: No such file or directory"):
                 await ready(daemons, seconds=0.01)
@@ -168,11 +168,11 @@ def test_folder_too_long_for_sockets_is_reported(folder: Path) -> None:
 
     async def work() -> None:
         async with serving(folder / ("x" * 90), told) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await until(lambda: told)
 
     asyncio.run(work())
-    assert "too long for unix sockets" in told[0]
+    assert "too long for the unix sockets" in told[0]
 
 
 def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(folder: Path) -> None:
@@ -180,12 +180,12 @@ def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(folder: 
 
     async def work() -> None:
         async with serving(folder, told, replace(TIMES, request=1.5, silent=0.01, start=600)) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             pid = pid_of(folder)
             (folder / CARD / "pipe" / "hang").touch()
-            await until(lambda: not daemons.well(CARD))
-            with pytest.raises(Refused, match="does not answer; what runs stays, nothing new starts"):
+            await until(lambda: not daemons.is_healthy(CARD))
+            with pytest.raises(Refused, match="does not answer; running containers continue, and no new ones start"):
                 await ready(daemons, seconds=0.1)
             assert lives(pid)
             assert len(told) == 1
@@ -193,30 +193,30 @@ def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(folder: 
             await ready(daemons)
             assert pid_of(folder) == pid
             (folder / CARD / "pipe" / "hang").touch()
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await until(lambda: not lives(pid))
             await ready(daemons)  # what was in the pipe folder has gone
 
     asyncio.run(work())
-    assert any("has not answered for 0.01 s and was ended" in line for line in told)
+    assert any("has not answered for 0.01 s and was killed" in line for line in told)
 
 
 def test_unwanted_daemon_quits_and_is_started_again_when_wanted(folder: Path) -> None:
     async def work() -> None:
         async with serving(folder, []) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             before = pid_of(folder)
-            daemons.keep((), ())
+            daemons.set_needed((), ())
             await until(lambda: not lives(before))
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await ready(daemons)
             assert pid_of(folder) != before
             # Wanted again before it has ended.
             before = pid_of(folder)
-            daemons.keep((), ())
+            daemons.set_needed((), ())
             await asyncio.sleep(0)
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await ready(daemons)
 
     told: list[str] = []
@@ -227,11 +227,11 @@ def test_unwanted_daemon_quits_and_is_started_again_when_wanted(folder: Path) ->
 def test_daemon_that_does_not_quit_is_killed(folder: Path) -> None:
     async def work() -> None:
         async with serving(folder, [], replace(TIMES, request=1.0, quit=0.1, start=600)) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await ready(daemons)
             pid = pid_of(folder)
             (folder / CARD / "pipe" / "hang").touch()
-            daemons.keep((), ())
+            daemons.set_needed((), ())
             await until(lambda: not lives(pid))
 
     asyncio.run(work())
@@ -242,7 +242,7 @@ def test_log_files_are_bounded(folder: Path) -> None:
 
     async def work() -> None:
         async with serving(folder, []) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             (log / "server.log").write_bytes(os.urandom(MOST_LOG + 1))
             (log / "control.log").write_text("little")
@@ -263,13 +263,13 @@ def test_health_queries_do_not_block_the_event_loop(folder: Path) -> None:
     control = Control(["/bin/sleep", "3600"], folder, CARD)
 
     async def work() -> None:
-        asked = asyncio.create_task(control.healthy(3600))
+        asked = asyncio.create_task(control.check_health(3600))
         for _ in range(10):
             await asyncio.sleep(0.01)
         assert not asked.done()
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        assert await control.healthy(0.1) is Answer.SILENT
+        assert await control.check_health(0.1) is Answer.SILENT
 
     asyncio.run(work())
 
@@ -277,19 +277,19 @@ def test_health_queries_do_not_block_the_event_loop(folder: Path) -> None:
 def test_other_process_with_its_pid_is_not_the_daemon(folder: Path) -> None:
     (folder / CARD).mkdir()
     control = Control(COMMAND, folder, CARD)
-    assert control.running() is None
+    assert control.pid() is None
     (folder / CARD / "daemon").write_text("1 99999999999")
-    assert control.running() is None
+    assert control.pid() is None
     (folder / CARD / "daemon").write_text("nonsense")
-    assert control.running() is None
+    assert control.pid() is None
     control.kill()
 
 
 def test_endless_answer_is_not_read_to_its_end(tmp_path: Path) -> None:
     """A root container can listen in place of its card's daemon."""
     control = Control(["sh", "-c", "exec yes"], tmp_path, "GPU-0")
-    assert asyncio.run(control.healthy(5.0)) is Answer.ABSENT
+    assert asyncio.run(control.check_health(5.0)) is Answer.ABSENT
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    asyncio.run(control.healthy(5.0))
+    asyncio.run(control.check_health(5.0))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 16 << 10  # KiB; 240 MB were read in a second
     gc.collect()  # a pipe that was left open warns, and fails this test

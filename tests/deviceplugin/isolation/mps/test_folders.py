@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.isolation.mps.folders import Unbounded, empty, reaches_node, remove_links
+from deviceplugin.isolation.mps.folders import UnlimitedFolder, empty, propagates_to_node, remove_links
 from deviceplugin.pods.identity import Refused
 from tests.deviceplugin.isolation.mps.fake import CARD, OTHER, kill, pid_of, ready, serving, until
 
@@ -23,12 +23,12 @@ class FakeMounts:
     def __init__(self, *own: Path, allowed: bool = True) -> None:
         self.own, self.allowed = {*own}, allowed
 
-    def is_own(self, folder: Path) -> bool:
+    def is_mount(self, folder: Path) -> bool:
         return folder in self.own
 
-    def make(self, folder: Path) -> None:
+    def mount(self, folder: Path) -> None:
         if not self.allowed:
-            raise Unbounded(f"{folder} is not a mount of its own")
+            raise UnlimitedFolder(f"{folder} is not a separate mount")
         self.own.add(folder)
 
 
@@ -79,8 +79,8 @@ def test_empty_ends_where_there_is_more_than_one_attempt_removes(folder: Path) -
     for number in range(10):
         (folder / str(number)).touch()
     with pytest.raises(OSError, match="more files than one attempt removes"):
-        empty(folder, most=5)
-    empty(folder, most=5)
+        empty(folder, limit=5)
+    empty(folder, limit=5)
     assert list(folder.iterdir()) == []
 
 
@@ -103,7 +103,7 @@ def test_remove_links_leaves_sockets_and_files(folder: Path) -> None:
     ],
 )
 def test_reaches_node_follows_the_propagation_of_the_innermost_mount(lines: list[str], reaches: bool) -> None:
-    assert reaches_node("\n".join(lines), Path("/run/mgpu/mps/GPU-0/pipe")) is reaches
+    assert propagates_to_node("\n".join(lines), Path("/run/mgpu/mps/GPU-0/pipe")) is reaches
 
 
 def test_leftovers_of_ended_containers_are_gone_before_a_daemon_starts(folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_leftovers_of_ended_containers_are_gone_before_a_daemon_starts(folder: P
 
     async def work() -> None:
         async with serving(folder, []) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await ready(daemons)
 
     asyncio.run(work())
@@ -127,14 +127,14 @@ def test_daemon_with_clients_starts_again_beside_their_files_without_links(folde
 
     async def work() -> None:
         async with serving(folder, []) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             for file in (pipe / "of-a-client", folder / "shm" / "of-a-client"):
                 file.touch()
             (pipe / "link").symlink_to("/etc/passwd")
             before = pid_of(folder)
             kill(before)
-            await until(lambda: not daemons.well(CARD))
+            await until(lambda: not daemons.is_healthy(CARD))
             await ready(daemons)
             assert pid_of(folder) != before
 
@@ -149,16 +149,16 @@ def test_shared_memory_is_freed_when_the_last_daemon_ends_and_not_before(folder:
 
     async def work() -> None:
         async with serving(folder, []) as daemons:
-            daemons.keep({CARD, OTHER}, {OTHER})
+            daemons.set_needed({CARD, OTHER}, {OTHER})
             await ready(daemons)
             await ready(daemons, OTHER)
             shared.write_text("x")
-            daemons.keep({OTHER}, {OTHER})
-            await until(lambda: not daemons.well(CARD))
-            daemons.keep({CARD, OTHER}, {OTHER})
+            daemons.set_needed({OTHER}, {OTHER})
+            await until(lambda: not daemons.is_healthy(CARD))
+            daemons.set_needed({CARD, OTHER}, {OTHER})
             await ready(daemons)
             assert shared.exists()
-            daemons.keep((), ())
+            daemons.set_needed((), ())
             await until(lambda: not shared.exists())
 
     asyncio.run(work())
@@ -170,16 +170,16 @@ def test_daemon_does_not_start_in_folders_without_a_bound(folder: Path) -> None:
 
     async def work() -> None:
         async with serving(folder, told, mounts=mounts) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await until(lambda: told)
-            with pytest.raises(Refused, match=r"shm is not a mount of its own, .* init container"):
+            with pytest.raises(Refused, match=r"shm is not a separate mount, .* init container"):
                 await ready(daemons, seconds=0.01)
             mounts.own.add(folder / "shm")
-            await until(lambda: "pipe is not a mount of its own" in told[-1])
-            assert daemons.unbounded()
+            await until(lambda: "pipe is not a separate mount" in told[-1])
+            assert daemons.has_unlimited_folder()
             mounts.allowed = True
             await ready(daemons)
-            assert not daemons.unbounded()
+            assert not daemons.has_unlimited_folder()
 
     asyncio.run(work())
     assert mounts.own == {folder / "shm", folder / CARD / "pipe"}
@@ -190,16 +190,16 @@ def test_daemon_of_a_former_manifest_goes_on_for_its_clients_and_is_reported(fol
 
     async def before() -> None:
         async with serving(folder, told) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
 
     async def after() -> None:
         async with serving(folder, told, mounts=mounts) as daemons:
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
-            assert daemons.unbounded()
+            assert daemons.has_unlimited_folder()
             kill(pid_of(folder))
-            await until(lambda: not daemons.well(CARD))
+            await until(lambda: not daemons.is_healthy(CARD))
             await ready(daemons)
             assert mounts.own == set(), "what is mounted over the folder is not seen by the containers that run"
 
@@ -221,14 +221,14 @@ def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_crowded(
 
     async def work() -> None:
         async with serving(folder, told, mounts=FakeMounts(folder / "shm")) as daemons:
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await ready(daemons)
-            daemons.keep({CARD}, {CARD})
+            daemons.set_needed({CARD}, {CARD})
             before = pid_of(folder)
             (pipe / "left").touch()
             await asyncio.sleep(0.2)
             assert pid_of(folder) == before, "a client may need what is there"
-            daemons.keep({CARD}, ())
+            daemons.set_needed({CARD}, ())
             await until(lambda: not (pipe / "left").exists())
             await ready(daemons)
             assert pid_of(folder) != before
@@ -236,24 +236,24 @@ def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_crowded(
     monkeypatch.setattr(os, "statvfs", statvfs)
     asyncio.run(work())
     assert len(told) == 1
-    assert "ended containers left its folder more than half full" in told[0]
+    assert "its folder was more than half full" in told[0]
 
 
 IN_A_NAMESPACE = """
 import os, sys
 from pathlib import Path
-from deviceplugin.isolation.mps.folders import KernelMounts, Unbounded
+from deviceplugin.isolation.mps.folders import KernelMounts, UnlimitedFolder
 folder, mounts = Path(sys.argv[1]), KernelMounts()
 folder.mkdir(parents=True)
 os.system("mount --make-rprivate /")
 try:
-    mounts.make(folder)
-except Unbounded as error:
+    mounts.mount(folder)
+except UnlimitedFolder as error:
     assert "does not propagate to the node" in str(error)
-assert not mounts.is_own(folder)
+assert not mounts.is_mount(folder)
 os.system("mount --make-shared /")
-mounts.make(folder)
-assert mounts.is_own(folder)
+mounts.mount(folder)
+assert mounts.is_mount(folder)
 print(next(line for line in open("/proc/self/mountinfo") if line.split()[4] == str(folder)))
 try:
     (folder / "fill").write_bytes(bytes(8 << 20))
