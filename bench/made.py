@@ -3,6 +3,7 @@
 import gc
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -19,20 +20,6 @@ from scheduler.decisions.decider import Decider
 from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets
 from scheduler.decisions.filter import Filter
 from scheduler.runtime import SWITCH_SECONDS
-
-
-class _Open:
-    """A gate that lets everything through."""
-
-    def not_ready_reason(self) -> None:
-        return None
-
-    not_deciding_reason = not_ready_reason
-
-    def may_answer(self) -> None:
-        """Always."""
-
-    may_decide = may_answer
 
 
 class _NoOp:
@@ -116,12 +103,21 @@ def serve_cluster(nodes: int, spare: int) -> None:
         fill_but(state, nodes, spare)
     else:
         fill(state, nodes)
-    nothing: Any = None
     api: Any = _Pods(state)
     budgets = EffortBudgets()
     filter_ = Filter(state, settings, budgets=budgets)
     decider = _Timed(state, api, settings, budgets)
-    noop: Any = _NoOp(Extender(filter_, decider, nothing, api, _Open()))
+    replica: Any = SimpleNamespace(
+        state=state,
+        settings=settings,
+        filter=filter_,
+        decider=decider,
+        api=api,
+        may_answer=lambda: None,
+        may_decide=lambda: None,
+        announcements=SimpleNamespace(pod_rejected=lambda: None),
+    )
+    noop: Any = _NoOp(Extender(replica))
     app = make_app(noop)
     for rule, answer in (("noop/<verb>", noop.answer), ("changed", api.changed), ("took", decider.took)):
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])

@@ -1,13 +1,16 @@
-"""Cards that came free without kube-scheduler noticing: an annotation of their Node says so.
+"""Makes kube-scheduler retry pods when cards come free by a change that it does not observe.
 
-kube-scheduler looks again at a pod that an extender rejected when an object of a core kind changes
-(schedule_one.go: the pod is filed under ExtenderName; framework.go, defaultEnqueueExtension: that is registered for
-all events, without a hint), and else only after five minutes. A Device is no core kind. Of an update of a Node the
-allocatable, labels, taints, conditions and annotations count (events.go, NodeSchedulingPropertiesChange); the
-annotation is the one that means nothing to anybody else.
+kube-scheduler retries a pod that an extender rejected when an object of a core kind changes (schedule_one.go files the
+pod under ExtenderName; framework.go, defaultEnqueueExtension, registers that for all events), and otherwise only after
+five minutes. A Device is not of a core kind. Of a Node, changes of allocatable, labels, taints, conditions and
+annotations count (events.go, NodeSchedulingPropertiesChange), so `Announcements` changes an annotation that has no
+other meaning.
 
-Of what it does notice (a pod that ends, a label) it may know before this process: it asks at once about a pod that
-waits for just that, and is told what was so before. Then it asks no more, so this is announced too.
+kube-scheduler may also observe a change (a pod ends, a label changes) before this process does. Then it retries the
+pod at once, gets an answer from the old state, and does not retry again. `Announcements` covers this race too.
+
+`scheduler.runtime` runs the thread and subscribes `cards_freed` and `node_may_fit` to the cache's events; the extender
+calls `pod_rejected`. Announcements must stay rare, since kube-scheduler retries all rejected pods after each.
 """
 
 import logging
@@ -19,105 +22,122 @@ from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
+from scheduler.cluster.events import CardsFreed, NodeMayFit
 
 log = logging.getLogger(__name__)
 
 ANNOTATION = "mgpu.io/cards-changed"
-PAUSE = 5.0
-"""Seconds between two announcements of one node, and before the next try of one that failed."""
-BEHIND_SECONDS = 10.0
-"""How long after kube-scheduler this process may come to know something: a watch that broke rests for so long."""
-SPACING = 1.0
-"""Seconds between two announcements, of any nodes, that only that makes necessary: after one all pods are looked at.
-No call takes so long.
-"""
+NODE_PAUSE_SECONDS = 5.0
+"""Between two announcements of one node, and before an announcement that failed is retried."""
+WATCH_LAG_SECONDS = 10.0
+"""How much later than kube-scheduler this process may observe a change: so long may a broken watch pause."""
+RACE_PAUSE_SECONDS = 1.0
+"""Between two announcements, of any nodes, that only cover the race. No call of the extender takes longer."""
 
 
 class Announcements:
-    """One thread; `add` never waits. may_decide raises RetryLater while this process must not write."""
+    """Announces nodes in a thread of its own. The other methods return at once and may be called by any thread.
+
+    Args:
+        may_decide: Raises RetryLater while this replica must not write. Then nothing is announced: the replica that
+            decides observes the same changes.
+    """
 
     def __init__(self, api: Api, may_decide: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._api, self._may_decide, self._clock = api, may_decide, clock
+        self._api = api
+        self._may_decide = may_decide
+        self._clock = clock
         self._changed = threading.Condition()
-        self._due: dict[str, float] = {}
-        self._made: dict[str, float] = {}
-        self._last = self._refused = -BEHIND_SECONDS
-        self._left = "", -BEHIND_SECONDS
+        self._due: dict[str, float] = {}  # node → when to announce it
+        self._announced: dict[str, float] = {}
+        self._last_announced = -WATCH_LAG_SECONDS
+        self._last_rejection = -WATCH_LAG_SECONDS
+        self._last_change: tuple[str, float] = ("", -WATCH_LAG_SECONDS)  # the node of a NodeMayFit event, and when
 
-    def refused(self) -> None:
-        """A pod was told just now that it fits nowhere; what has come while that was worked out it was not told."""
-        now = self._refused = self._clock()
-        node, at = self._left
-        if now < at + SPACING:
-            self._wake(node)
+    def cards_freed(self, event: CardsFreed) -> None:
+        """Announce the node: kube-scheduler cannot know that cards came free there."""
+        self.announce(event.node)
 
-    def left(self, node: str) -> None:
-        """Room may have come on this node by something that kube-scheduler notices too."""
-        self._left = node, self._clock()
-        if self._left[1] < self._refused + BEHIND_SECONDS:
-            self._wake(node)
+    def node_may_fit(self, event: NodeMayFit) -> None:
+        """Announce the node if a pod was rejected shortly before, perhaps after kube-scheduler observed the change."""
+        now = self._clock()
+        self._last_change = (event.node, now)
+        if now < self._last_rejection + WATCH_LAG_SECONDS:
+            self._announce_for_race(event.node)
 
-    def _wake(self, node: str) -> None:
-        """Whoever was refused, by a change of this node if no other one comes as soon."""
-        try:
-            self._may_decide()
-        except RetryLater:
+    def pod_rejected(self) -> None:
+        """Note that a pod fits on no node. Announce the last change if it happened while the filter ran."""
+        self._last_rejection = self._clock()
+        node, changed_at = self._last_change
+        if self._last_rejection < changed_at + RACE_PAUSE_SECONDS:
+            self._announce_for_race(node)
+
+    def _announce_for_race(self, node: str) -> None:
+        """Announce this node, unless another announcement is due as soon: any node makes kube-scheduler retry."""
+        if not self._decides():
             return
         with self._changed:
-            when = max(self._clock(), self._last + SPACING)
+            when = max(self._clock(), self._last_announced + RACE_PAUSE_SECONDS)
             if not any(due <= when for due in self._due.values()):
                 self._due[node] = when
                 self._changed.notify()
 
-    def add(self, node: str) -> None:
-        """Cards of this node have come free. Nothing where another replica decides: it has seen the same."""
+    def announce(self, node: str) -> None:
+        """Announce the node as soon as the pause after its last announcement is over."""
+        if not self._decides():
+            return
+        with self._changed:
+            after_pause = self._announced.get(node, 0.0) + NODE_PAUSE_SECONDS
+            self._due.setdefault(node, max(self._clock(), after_pause))
+            self._changed.notify()
+
+    def _decides(self) -> bool:
         try:
             self._may_decide()
         except RetryLater:
-            return
-        with self._changed:
-            self._due.setdefault(node, max(self._clock(), self._made.get(node, 0.0) + PAUSE))
-            self._changed.notify()
+            return False
+        return True
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop`, which must be followed by `wake`."""
+        """Announce nodes until `stop` is set, which must be followed by `wake`."""
         while not stop.is_set():
             self.work()
             with self._changed:
                 if not stop.is_set():
-                    self._changed.wait(self._pause())
+                    self._changed.wait(self._wait_seconds())
 
     def wake(self) -> None:
+        """Make `run` look at its stop event."""
         with self._changed:
             self._changed.notify_all()
 
     def work(self) -> None:
-        """Announce all that is due now."""
+        """Announce all nodes that are due."""
         with self._changed:
             now = self._clock()
-            self._made = {node: made for node, made in self._made.items() if made + PAUSE > now}
+            self._announced = {node: at for node, at in self._announced.items() if at + NODE_PAUSE_SECONDS > now}
             due = sorted(node for node, when in self._due.items() if when <= now)
             for node in due:
                 del self._due[node]
-                self._made[node] = self._last = now
+                self._announced[node] = self._last_announced = now
         for node in due:
-            self._announce(node)
+            self._write(node)
 
-    def _pause(self) -> float | None:
+    def _wait_seconds(self) -> float | None:
         return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
 
-    def _announce(self, node: str) -> None:
+    def _write(self, node: str) -> None:
         change = {"metadata": {"annotations": {ANNOTATION: datetime.now(UTC).isoformat(timespec="milliseconds")}}}
         try:
             self._api.patch(f"/api/v1/nodes/{quote(node, safe='')}", change)
         except ApiError as error:
             if error.status == 429 or error.status >= 500:
-                self._later(node, error)
+                self._retry(node, error)
             elif error.status != 404:
-                log.warning("cards of %s came free, which cannot be announced: %s", node, error)
+                log.warning("cannot announce free cards: %s", error, extra={"node": node})
         except Unreachable as error:
-            self._later(node, error)
+            self._retry(node, error)
 
-    def _later(self, node: str, error: Exception) -> None:
-        log.warning("cards of %s came free, to be announced later: %s", node, error)
-        self.add(node)
+    def _retry(self, node: str, error: Exception) -> None:
+        log.warning("cannot announce free cards, will retry: %s", error, extra={"node": node})
+        self.announce(node)

@@ -1,32 +1,33 @@
-"""Pacing of background work, so that request threads get the interpreter in between.
+"""Paces background work, so that request threads get the GIL in between.
 
-Python runs one thread at a time. Work such as rendering the page would hold the interpreter for its whole time slice
-again and again while calls of kube-scheduler wait.
+The extender's long calls, the web page and the metrics call a `Pace` between the steps of their work. Without it, work
+such as rendering the page would hold the interpreter for its whole time slice again and again while calls of
+kube-scheduler wait.
 """
 
 import time
 from collections.abc import Callable
 
-_PIECE_SECONDS = 0.002
-_LONGEST_SECONDS = 0.005
-"""A piece that took longer was itself waiting for other work of the machine; the pause does not grow with that."""
+_WORK_SECONDS = 0.002
+_MAX_WORK_SECONDS = 0.005
+"""The most work for which a pause compensates. A step that took longer was waiting for other work of the machine."""
 
 
 class Pace:
-    """Call it between two steps of background work: it sleeps now and then. For one thread at a time.
+    """Sleeps now and then when it is called. For one thread at a time.
 
     Attributes:
-        rests: How many times as long as it has worked it sleeps; may be changed.
+        pause_ratio: The duration of the pauses as a multiple of the work; may be changed.
     """
 
-    def __init__(self, rests: float, sleep: Callable[[float], object] = time.sleep) -> None:
-        self.rests = rests
+    def __init__(self, pause_ratio: float, sleep: Callable[[float], object] = time.sleep) -> None:
+        self.pause_ratio = pause_ratio
         self._sleep = sleep
-        self._since = time.monotonic()
+        self._work_began = time.monotonic()
 
     def __call__(self) -> None:
-        """Sleep if the work since the last sleep has taken a piece's time."""
-        worked = time.monotonic() - self._since
-        if worked > _PIECE_SECONDS:
-            self._sleep(self.rests * min(worked, _LONGEST_SECONDS))
-            self._since = time.monotonic()
+        """Sleep if the work since the last sleep has taken long enough."""
+        worked = time.monotonic() - self._work_began
+        if worked > _WORK_SECONDS:
+            self._sleep(self.pause_ratio * min(worked, _MAX_WORK_SECONDS))
+            self._work_began = time.monotonic()

@@ -1,15 +1,16 @@
-"""Leadership as the rest of the cluster sees it: the label of the leader's pod, and a lease that ours follows.
+"""Directs calls to the leader by a label, and lets the lead follow a kube-scheduler in the same pod.
 
-`LeaderLabel` labels the pod of the replica that decides, and the Service selects that label. `OwnKubeScheduler` tells
-which replica should lead where each has a kube-scheduler in its pod. Neither is needed for safety: the Lease
-(`mgpu.kube.leader`) says who may decide, and a replica that may not answers 503 whatever its pod is labelled. So all
-replicas can be ready, which Deployments, PodDisruptionBudgets and alerts expect.
+`scheduler.runtime` runs both classes. `LeaderLabel` labels the pod of the replica that decides, and the Service selects
+that label. So all replicas can be ready, as Deployments, PodDisruptionBudgets and alerts expect. `OwnKubeScheduler`
+finds out which replica should lead if each has a kube-scheduler in its pod. Safety depends on neither: only the holder
+of the Lease (`mgpu.kube.leader`) decides, and any other replica answers 503, whatever the label of its pod.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.leader import LABEL, LEASE_SECONDS
@@ -20,16 +21,16 @@ REPLICAS = "app.kubernetes.io/name=mgpu,app.kubernetes.io/component=scheduler"
 _ROUND_SECONDS = 0.2
 _RETRY_SECONDS = 2.0
 _REPEAT_SECONDS = 15.0
-"""A user may edit labels, and a former leader's last write may come late."""
+"""How often the labels are checked: users may edit them, and a former leader's last write may arrive late."""
 
 
 class LeaderLabel:
-    """Keeps the label on the pod of the replica that decides, and on no other.
+    """Keeps the label on the pod of the replica that decides, and on no other pod.
 
     Args:
         namespace: The namespace of the replicas' pods.
         uid: The UID of this process's own pod.
-        not_deciding_reason: Why this process does not decide now, or None where it does.
+        not_deciding_reason: Returns why this process does not decide now, or None.
 
     Attributes:
         written: Whether this process decides and its pod alone had the label at the last round.
@@ -53,72 +54,75 @@ class LeaderLabel:
         self._name: str | None = None
         self._logged_error: str | None = None
 
-    def run(self, stop: threading.Event, given_up: Callable[[], object]) -> None:
-        """Keep the label until `stop`, then remove it. given_up: blocks until another replica may lead."""
+    def run(self, stop: threading.Event, wait_for_release: Callable[[], object]) -> None:
+        """Keep the label until `stop`, then remove it. wait_for_release: blocks until another replica may lead."""
         while not stop.wait(_ROUND_SECONDS):
             self.round()
-        given_up()
+        wait_for_release()
         self.end()
 
     def round(self) -> None:
-        """Label this pod alone, if that is due. Raises nothing."""
+        """Label this pod, and no other, if it is time. Never raises."""
         if self._not_deciding_reason() is not None:
             self._due = 0.0
             self.written = False
         elif self._clock() >= self._due:
-            self.written = self._tried(self._label)
+            self.written = self._try(self._label)
             self._due = self._clock() + (_REPEAT_SECONDS if self.written else _RETRY_SECONDS)
 
     def end(self) -> None:
-        """Remove the label from this pod, which decides no more. Raises nothing."""
+        """Remove the label from this pod, which does not decide any more. Never raises."""
         self.written = False
         name = self._name
         if name is not None:
-            self._tried(lambda: self._write(name, None, uid=self._uid))
+            self._try(lambda: self._write(name, None, uid=self._uid))
 
     def _label(self) -> None:
         """Remove the label from the other pods, then add it to this one.
 
-        In this order, because a process that dies half-way leaves no pod labelled rather than a follower's.
+        The order matters: if the process dies halfway, it is better that no pod is labelled than that a follower's is.
         """
         replicas = [pod["metadata"] for pod in self._api.list(self._path, labelSelector=REPLICAS)[0]]
         own = next((meta for meta in replicas if meta["uid"] == self._uid), None)
-        writes = [(meta, None) for meta in replicas if meta is not own and LABEL in meta["labels"]]
         self._name = own["name"] if own else None
-        for meta, value in [*writes, *([(own, "true")] if own and own["labels"].get(LABEL) != "true" else [])]:
+        writes: list[tuple[dict[str, Any], str | None]] = []
+        writes += ((meta, None) for meta in replicas if meta is not own and LABEL in meta["labels"])
+        if own and own["labels"].get(LABEL) != "true":
+            writes.append((own, "true"))
+        for meta, value in writes:
             if self._not_deciding_reason() is not None:
                 return
-            # With the version: a pod that another leader has labelled since has a newer one, and the write fails.
+            # The version makes the write fail if another leader has labelled the pod since.
             self._write(meta["name"], value, uid=meta["uid"], resourceVersion=meta["resourceVersion"])
         if own is None:
             raise ApiError(404, "NotFound", f"no pod has uid {self._uid} and the labels {REPLICAS}")
 
-    def _write(self, name: str, value: str | None, **only: str) -> None:
-        """Set or remove the label. only: preconditions, so that a new pod of the same name stays as it is."""
+    def _write(self, name: str, value: str | None, **preconditions: str) -> None:
+        """Set or remove the label. preconditions: the UID, so that a new pod of the same name is not changed."""
         try:
-            self._api.patch(f"{self._path}/{name}", {"metadata": {**only, "labels": {LABEL: value}}})
+            self._api.patch(f"{self._path}/{name}", {"metadata": {**preconditions, "labels": {LABEL: value}}})
         except ApiError as error:
             if value or error.status != 404:
                 raise
 
-    def _tried(self, what: Callable[[], None]) -> bool:
+    def _try(self, write: Callable[[], None]) -> bool:
         try:
-            what()
+            write()
         except (ApiError, Unreachable) as error:
             if str(error) != self._logged_error:
                 self._logged_error = str(error)
-                log.warning("label %s: %s", LABEL, error)
+                log.warning("cannot write label %s: %s", LABEL, error)
             return False
         self._logged_error = None
         return True
 
 
 class OwnKubeScheduler:
-    """Tells which replica's own kube-scheduler leads, where each replica has one in its pod.
+    """Finds out which replica's kube-scheduler leads, if each replica has one in its pod.
 
-    A kube-scheduler calls the extender in its own pod, and only the replica that decides plans slices for the pods that
-    it was asked about. So mgpu's lease follows theirs. A kube-scheduler's identity is HOST_UUID, and all containers of
-    a pod have one host name.
+    A kube-scheduler calls the extender in its own pod, and only a replica that decides plans partitions for the pods
+    that its filter saw. So mgpu's Lease follows the Lease of the kube-schedulers. A kube-scheduler's identity is
+    HOST_UUID, and all containers of a pod have the same host name.
     """
 
     def __init__(
@@ -128,15 +132,18 @@ class OwnKubeScheduler:
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"
         self._host = host
         self._clock = clock
-        self._observed: tuple[str, float] = ("", 0.0)  # resourceVersion of the lease, and since when it is known
+        self._observed: tuple[str, float] = ("", 0.0)  # resourceVersion of the Lease, and when it was first observed
         self._logged_error: str | None = None
 
     def elsewhere(self, leads: bool) -> bool:
-        """Return whether the replica in another pod should lead. leads: whether this one does.
+        """Return whether a replica in another pod should lead.
 
-        False where that is not known, or where no kube-scheduler has renewed the lease for as long as it lasts: cards
-        are decided without one too. A lease that was released just now is about to be taken: this replica goes on if
-        it leads, and waits if it does not.
+        False if that is unknown, or if no kube-scheduler has renewed the Lease while it was valid: cards are decided
+        without one too. If the Lease was just released, a kube-scheduler is about to acquire it. Until then a replica
+        that leads continues, and one that does not waits.
+
+        Args:
+            leads: Whether this replica leads.
 
         Raises:
             Unreachable: The API server does not answer.
@@ -146,15 +153,17 @@ class OwnKubeScheduler:
         except ApiError as error:
             if error.status != 404 and str(error) != self._logged_error:
                 self._logged_error = str(error)
-                log.warning("which kube-scheduler leads is not known: %s", error)
+                log.warning("cannot find out which kube-scheduler leads: %s", error)
             return False
         self._logged_error = None
         version = lease["metadata"]["resourceVersion"]
         now = self._clock()
         if version != self._observed[0]:
             self._observed = (version, now)
-        # Renewals are timed by this process's own clock: those of other machines may differ.
+        # Renewals are timed by this process's own clock, since the clocks of other machines may differ.
         if now >= self._observed[1] + LEASE_SECONDS:
             return False
         holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
-        return holder.rpartition("_")[0] != self._host if holder else not leads
+        if not holder:
+            return not leads
+        return holder.rpartition("_")[0] != self._host

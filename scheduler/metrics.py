@@ -1,4 +1,9 @@
-"""Metrics of events in the scheduler. Those of the cluster's current state are in `scheduler.api.collector`."""
+"""Counts events in the scheduler, such as decisions and rejections, as Prometheus metrics.
+
+The modules in which the events happen use these metrics directly; `scheduler.api.app` serves `REGISTRY` at `/metrics`.
+Metrics of the cluster's current state are in `scheduler.api.collector`. docs/metrics.md lists names, labels and help
+texts, and a test compares it with this module.
+"""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
@@ -11,56 +16,57 @@ add_version_metric(REGISTRY, "scheduler")
 ADMISSIONS = Admissions(REGISTRY)
 EXTENDER = Histogram(
     "mgpu_extender_seconds",
-    "Time that a call of kube-scheduler took, its JSON included: filter, prioritize, preempt or bind.",
+    "Duration of kube-scheduler's calls of the extender, including their JSON: filter, prioritize, preempt or bind.",
     ["verb"],
     registry=REGISTRY,
     buckets=SECONDS,
 )
 DECISIONS = Counter(
     "mgpu_decisions",
-    "Cards decided and reserved, by the card policy that chose them and the pod's vocabulary.",
+    "Decisions that reserved cards, by the card policy that chose them and the pod's vocabulary.",
     ["policy", "dialect"],
     registry=REGISTRY,
 )
 REJECTIONS = Counter(
     "mgpu_rejections",
-    "Refusals by the kind of the reason that most cards or nodes gave. stage filter: no node was left to the pod; "
-    "stage decision: the node that was chosen had no cards for it.",
+    "Rejected pods, by the kind of the most frequent reason. stage filter: the pod fits on no node; stage decision: "
+    "the chosen node has no cards for the pod.",
     ["stage", "reason"],
     registry=REGISTRY,
 )
 RELEASED = Counter(
     "mgpu_reservations_released",
-    "Reservations given up because their pod was not bound in time.",
+    "Reservations that were released because their pod was not bound in time.",
     registry=REGISTRY,
 )
 LATE = Counter(
     "mgpu_late_decisions",
-    "Pods that were bound without cards, by what became of them: decided or failed.",
+    "Late binding decisions for pods that were bound without cards, by result: decided or failed.",
     ["result"],
     registry=REGISTRY,
 )
 PLANS = Counter(
     "mgpu_slice_plans",
-    "Plans to cut a node's cards anew: made, written, dropped (the node had changed), refused (by its agent).",
+    "Partition plans for nodes: made, written, dropped (the node had changed), refused (by its agent).",
     ["result"],
     registry=REGISTRY,
 )
 SEARCHES_ENDED = Counter(
     "mgpu_searches_ended",
-    "Searches for cards that were ended before they had an answer: gone (their caller waits no more), busy (too many "
-    "others that take long), rationed (their namespace has used up its share of effort).",
+    "Searches for cards that ended early: gone (the caller gave up), busy (too many other long searches), rationed "
+    "(the namespace has used up its share of effort).",
     ["reason"],
     registry=REGISTRY,
 )
 EVENTS = Counter(
     "mgpu_warning_events",
-    "Warning Events that the scheduler has to tell of nodes and pods, by reason.",
+    "Warning Events that the scheduler recorded for nodes and pods, by reason.",
     ["reason"],
     registry=REGISTRY,
 )
 
-for _verb in ("filter", "prioritize", "preempt", "bind"):  # from the start, so that the first of each is an increase
+# Initialized to 0, so that Prometheus sees the first event of each as an increase.
+for _verb in ("filter", "prioritize", "preempt", "bind"):
     EXTENDER.labels(_verb)
 for _reason in ("gone", "busy", "rationed"):
     SEARCHES_ENDED.labels(_reason)

@@ -1,4 +1,8 @@
-"""The work queue of a controller: names to reconcile, with growing pauses for those that failed."""
+"""Provides the work queue of a controller: names to reconcile, with growing pauses for those that failed.
+
+`decisions.late_binding` and `scheduler.mtgpupods` use it. It must stay fair between groups (namespaces), so that one
+tenant cannot delay others by many names.
+"""
 
 import heapq
 import threading
@@ -11,10 +15,10 @@ _FIRST_PAUSE = 0.2
 
 
 class Queue:
-    """A queue that one thread works off; `add` can be called from any thread and returns at once.
+    """A queue for one consumer thread. Any thread may call `add`, which returns at once.
 
-    A name is in the queue once. Of the names that are due, one of each group is returned in turn: a tenant that adds a
-    thousand names delays another tenant by one turn.
+    Each name is in the queue at most once. `next` takes turns between the groups that have names due, so a tenant that
+    adds a thousand names delays another tenant by one turn.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +30,7 @@ class Queue:
         self._pauses: dict[str, float] = {}
 
     def add(self, name: str, after: float = 0.0, group: str = "") -> None:
-        """Reconcile the name in `after` seconds, or earlier if it is queued for an earlier time."""
+        """Queue the name for `after` seconds from now, or leave it if it is queued for an earlier time."""
         with self._changed:
             due = self._clock() + after
             if due < self._due.get(name, float("inf")):
@@ -40,10 +44,11 @@ class Queue:
         self.add(name, pause, group)
 
     def done(self, name: str) -> None:
+        """Reset the pause of a name that succeeded."""
         self._pauses.pop(name, None)
 
     def next(self) -> str | None:
-        """Return the name of the next group that has been due longest, or None where nothing is due."""
+        """Return the name that has been due longest in the group whose turn it is, or None if no name is due."""
         with self._changed:
             while self._heap and self._heap[0][0] <= self._clock():
                 due, name, group = heapq.heappop(self._heap)
@@ -58,12 +63,12 @@ class Queue:
                     return name
             return None
 
-    def run(self, look_at: Callable[[str], None], stop: threading.Event) -> None:
-        """Reconcile what is due until `stop`, which must be followed by `wake`."""
+    def run(self, reconcile: Callable[[str], None], stop: threading.Event) -> None:
+        """Reconcile the names that are due until `stop` is set, which must be followed by `wake`."""
         while not stop.is_set():
             name = self.next()
             if name is not None:
-                look_at(name)
+                reconcile(name)
                 continue
             with self._changed:
                 pause = self._heap[0][0] - self._clock() if self._heap else None
@@ -71,5 +76,6 @@ class Queue:
                     self._changed.wait(pause)
 
     def wake(self) -> None:
+        """Make `run` look at its stop event."""
         with self._changed:
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
@@ -19,9 +20,10 @@ _NAME = re.compile(r"\bmgpu_\w+")
 def metrics(process: str) -> Iterator[Metric]:
     """process: webhook, scheduler or deviceplugin. Those of the process itself, of the client library, are left out."""
     nothing: Any = None
+    replica: Any = SimpleNamespace(state=None)
     sources: Mapping[str, tuple[CollectorRegistry, Any]] = {
         "webhook": (webhook.admission_metrics.REGISTRY, ()),
-        "scheduler": (scheduler.metrics.REGISTRY, ClusterCollector(nothing, nothing, tuple).describe()),
+        "scheduler": (scheduler.metrics.REGISTRY, ClusterCollector(replica).describe()),
         "deviceplugin": (deviceplugin.metrics.REGISTRY, NodeCards(nothing).describe()),
     }
     registry, described = sources[process]

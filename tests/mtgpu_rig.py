@@ -232,9 +232,10 @@ class Rig:
             return "Insufficient nvidia.com/gpu"
         meta, decided = raw["metadata"], self.scheduler.decider
         try:
-            _, known = decided.find(meta["namespace"], meta["name"], meta["uid"])
-            assert known is not None
-            decision = decided.decide(known, node)
+            found = decided.find(meta["namespace"], meta["name"], meta["uid"])
+            assert found is not None
+            assert found.gpu_pod is not None
+            decision = decided.decide(found.gpu_pod, node)
             if isinstance(decision, Rejection):
                 return str(decision)
             self.cluster.bind(raw, node, decision.annotations)

@@ -1,11 +1,11 @@
-"""The admission webhook for Bindings: cards are decided in the same write that gives a pod its node.
+"""Handles the admission of Bindings: the cards are decided in the same write that binds a pod to its node.
 
-Source: docs/design/kubernetes.md, "Binding". The API server calls it for every Binding of the cluster, since nothing in
-a Binding says whether its pod requests GPUs.
+`scheduler.api.app` serves it as `/bind-admission`. The API server calls it for every Binding of the cluster, since a
+Binding does not tell whether its pod requests GPUs (docs/design/kubernetes.md, "Binding"). It must answer within one
+second; `failurePolicy: Ignore` lets the binding pass otherwise, and the late binding decides the cards.
 
 With `scheduler.bindingUsers` only the named users may bind GPU pods (docs/design/koordinator.md, "Upgrade webhook").
-That holds while the webhook is reachable: `failurePolicy: Ignore` lets every binding pass in an outage. Such a pod gets
-its cards from the late binding, on the node where it is.
+That too holds only while the webhook is reachable.
 """
 
 import logging
@@ -23,7 +23,7 @@ from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 log = logging.getLogger(__name__)
 
 _REFUSED = 409
-"""client-go retries 429 and 5xx with the same node. After a 409 the scheduler chooses a node again."""
+"""After a 409 the scheduler chooses a node again, whereas client-go retries 429 and 5xx with the same node."""
 _FORBIDDEN = 403
 _NO_SUCH_POD = 404
 
@@ -35,7 +35,7 @@ class BindingAdmission:
         may_decide: Raises RetryLater while this replica must not decide. `failurePolicy` then lets the binding pass,
             and the late binding decides.
         users: The users and groups that may bind GPU pods; empty means everyone.
-        caller: Returns for the request that is being served how to tell whether its client has given up.
+        caller: Returns, for the current request, the function that tells whether its client has given up.
     """
 
     def __init__(
@@ -64,24 +64,26 @@ class BindingAdmission:
         # The API server ignores the UID of a POST to `bindings`, so there the pod is read live: the cache may still
         # have an older pod of the same name.
         live = review.resource == "bindings"
-        uid, known = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
-        # The API server would refuse this binding too. The answer lets `mgpu doctor` see that this webhook is called.
-        if not uid and review.dry_run:
+        found = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
+        if found is None and review.dry_run:
+            # The API server would reject this binding too. `mgpu doctor` finds out by it that this webhook is called.
             return deny(review, f"there is no pod {review.namespace}/{name}", _NO_SUCH_POD)
-        if known is None or known.pod.node:
-            return allow(review)  # not a GPU pod, or a binding that the API server refuses by itself
+        gpu_pod = found and found.gpu_pod
+        if gpu_pod is None or gpu_pod.pod.node:
+            return allow(review)  # not a GPU pod, or a binding that the API server rejects by itself
+        uid = gpu_pod.pod.uid
         if self._users and self._users.isdisjoint((review.user, *review.groups)):
-            log.warning("binding refused: %s may not bind GPU pods", review.user, extra={"pod": uid, "node": node})
+            log.warning("binding rejected: %s may not bind GPU pods", review.user, extra={"pod": uid, "node": node})
             return deny(review, _forbidden_text(review.user), _FORBIDDEN)
-        if known.request is None:
-            return deny(review, known.problems, _REFUSED)
+        if gpu_pod.request is None:
+            return deny(review, gpu_pod.problems, _REFUSED)
         try:
-            decision = self._decider.decide(known, node, reserve=not review.dry_run, gone=self._caller())
+            decision = self._decider.decide(gpu_pod, node, reserve=not review.dry_run, gone=self._caller())
         except EffortExceeded as error:
             # A 503 would make client-go retry with this node; after a denial the scheduler chooses a node again.
             return deny(review, f"no cards for this pod on {node}: {error}", _REFUSED)
         if isinstance(decision, Rejection):
-            log.info("binding refused: %s", decision, extra={"pod": uid, "node": node})
+            log.info("binding rejected: %s", decision, extra={"pod": uid, "node": node})
             return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)
         # Checked again: the process may have been suspended meanwhile, and another replica may lead by now.
         self._may_decide()
@@ -89,7 +91,7 @@ class BindingAdmission:
 
 
 def binding_users(own: SchedulerSettings) -> Collection[str]:
-    """Return the users and groups that may bind GPU pods; none where everyone may.
+    """Return the users and groups that may bind GPU pods; empty if everyone may.
 
     The kube-scheduler of components/second-scheduler used to share the service account of mgpu's process, and now has
     its own. A setting that names the old account still means that kube-scheduler.

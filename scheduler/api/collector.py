@@ -1,16 +1,16 @@
-"""Prometheus metrics of the cluster's current state, computed when Prometheus asks.
+"""Computes the metrics of the cluster's current state when Prometheus scrapes them.
 
-Metrics of events (decisions, rejections) are counters in `scheduler/metrics.py`. What is here has no event: how many
-cards there are, how much of them is in use, whether this replica leads. `scheduler/api/app.py` registers the collector
-at `/metrics`. A scrape must not delay decisions, so it reads one node at a time, pauses in between, and reads only the
-nodes that have changed since the last scrape. The names, labels and help texts are documented in docs/metrics.md.
+`scheduler.api.app` registers `ClusterCollector` for `/metrics`. Metrics of events (decisions, rejections) are counters
+in `scheduler.metrics`. A scrape must not delay decisions, so the collector reads one node at a time, pauses in between,
+and reads only the nodes that have changed since the last scrape. docs/metrics.md lists names, labels and help texts; a
+test compares it with this module.
 """
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from mgpu.model.card_use import card_uses, held_of
 from mgpu.model.ledger import Ledger
 from mgpu.presentation.card_views import list_allocatable
-from mgpu.serving.metrics import Watch
+from scheduler.api.replica import Replica
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.node_snapshots import NodeContents
@@ -28,7 +28,7 @@ _MILLI = 1000
 
 
 class Figure(Enum):
-    """What is added up over the nodes. Core is in milli, memory in bytes: sums of integers stay exact."""
+    """A quantity that is summed over all nodes. Core is in milli, memory in bytes, so that sums stay exact."""
 
     # By model of the card.
     HEALTHY = "healthy cards"
@@ -42,7 +42,7 @@ class Figure(Enum):
     PODS = "pods"
     HELD_CORE = "core held"
     HELD_MEMORY = "memory held"
-    # Of all together; the second part of the key is "".
+    # Of all nodes together; the second part of the key is "".
     NODES = "nodes"
     BARRIERS = "nodes whose partition plan is not in force yet"
     FREE = "free core"
@@ -51,22 +51,6 @@ class Figure(Enum):
 
 Figures = Counter[tuple[Figure, str]]
 """A figure, and the model or dialect of which it is."""
-
-
-class Process(Protocol):
-    """The part of `scheduler.runtime.Process` that metrics show."""
-
-    @property
-    def leading(self) -> bool: ...
-
-    @property
-    def labelled(self) -> bool: ...
-
-    def not_ready_reason(self) -> str | None: ...
-
-    def not_deciding_reason(self) -> str | None: ...
-
-    def watches(self) -> Mapping[str, Watch]: ...
 
 
 def figures_of(node: NodeContents) -> Figures:
@@ -104,7 +88,8 @@ def figures_of(node: NodeContents) -> Figures:
 class Totals:
     """The sums of the figures over all nodes. Thread-safe.
 
-    pace: is called after each node that was read, and may sleep.
+    Args:
+        pace: Called after each node that was read; may sleep.
     """
 
     def __init__(self, cache: ClusterCache, pace: Callable[[], object]) -> None:
@@ -134,42 +119,36 @@ class Totals:
 
 
 class ClusterCollector(Collector):
-    """Collects the metrics of the cluster and of this replica.
+    """Collects the metrics of the cluster and of this replica."""
 
-    mtgpupods: returns all MtgpuPods that are known, as the API has them.
-    """
-
-    def __init__(
-        self, cache: ClusterCache, process: Process, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]]
-    ) -> None:
-        self._cache = cache
-        self._process = process
-        self._mtgpupods = mtgpupods
-        self._totals = Totals(cache, Pace(rests=1))
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._totals = Totals(replica.state, Pace(pause_ratio=1))
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the metrics without values, from which the registry and the test of docs/metrics.md take the names."""
+        """Yield the metrics without values. The registry and the test of docs/metrics.md take the names from them."""
         yield from _of_cards(Counter())
-        yield from _of_process(None)
+        yield from _of_replica(None)
         yield from _of_mtgpupods(())
         yield _undecided(0)
         yield _without_agent(0)
 
     def collect(self) -> Iterator[Metric]:
+        cache = self._replica.state
         yield from _of_cards(self._totals.sums())
-        yield from _of_process(self._process)
-        yield from _of_mtgpupods(self._mtgpupods())
-        yield _undecided(len(self._cache.undecided_pods()))
-        yield _without_agent(self._cache.nodes_without_agent())
+        yield from _of_replica(self._replica)
+        yield from _of_mtgpupods(cache.mtgpupods.objects())
+        yield _undecided(len(cache.undecided_pods()))
+        yield _without_agent(cache.nodes_without_agent())
 
 
 def _undecided(count: int) -> Metric:
-    text = "Pods that are bound without cards and wait for a late decision."
+    text = "Pods that are bound without cards and wait for a late binding decision."
     return GaugeMetricFamily("mgpu_undecided_pods", text, value=count)
 
 
 def _without_agent(count: int) -> Metric:
-    text = "Nodes that get no new GPU pods, since the Pod of their mgpu agent is not ready."
+    text = "Nodes that get no new GPU pods because the Pod of their mgpu agent is not ready."
     return GaugeMetricFamily("mgpu_nodes_without_agent", text, value=count)
 
 
@@ -178,13 +157,13 @@ def _of_cards(sums: Figures) -> Iterator[Metric]:
     yield from _by_dialect(sums)
     free = sums[Figure.FREE, ""]
     text = (
-        "Of the compute that is free on healthy cards the share that lies on cards which are in use, so that no whole "
-        "card can be had of it; 0 where nothing is free. Cards that are cut into slices or have a GPUID do not count."
+        "Fraction of the free compute of healthy cards that is on cards in use, and so in no whole card; 0 if nothing "
+        "is free. Partitioned cards and cards with a GPUID do not count."
     )
     ratio = sums[Figure.STRANDED, ""] / free if free else 0.0
     yield GaugeMetricFamily("mgpu_fragmentation_ratio", text, value=ratio)
     yield GaugeMetricFamily("mgpu_nodes", "Nodes with cards.", value=sums[Figure.NODES, ""])
-    text = "Nodes whose cards are being cut anew: a plan is made and not in force yet."
+    text = "Nodes whose cards are being partitioned: a plan is made and not in force yet."
     yield GaugeMetricFamily("mgpu_plan_barriers", text, value=sums[Figure.BARRIERS, ""])
 
 
@@ -196,9 +175,9 @@ def _by_model(sums: Figures) -> Iterator[Metric]:
         cards.add_metric([model, "unhealthy"], sums[Figure.UNHEALTHY, model])
     yield cards
     for name, what, unit, text in (
-        ("mgpu_cards_idle", Figure.IDLE, 1, "Healthy cards of which nobody holds anything."),
-        ("mgpu_core_capacity_cards", Figure.CORE, _MILLI, "Compute of all cards; one card has 1."),
-        ("mgpu_core_used_cards", Figure.CORE_USED, _MILLI, "Compute that pods hold; all of a card is 1."),
+        ("mgpu_cards_idle", Figure.IDLE, 1, "Healthy cards of which no pod holds a share."),
+        ("mgpu_core_capacity_cards", Figure.CORE, _MILLI, "Compute of all cards; one card counts as 1."),
+        ("mgpu_core_used_cards", Figure.CORE_USED, _MILLI, "Compute that pods hold; a whole card counts as 1."),
         ("mgpu_memory_capacity_bytes", Figure.MEMORY, 1, "Memory of all cards."),
         ("mgpu_memory_used_bytes", Figure.MEMORY_USED, 1, "Memory of cards that pods hold."),
     ):
@@ -212,8 +191,13 @@ def _by_dialect(sums: Figures) -> Iterator[Metric]:
     dialects = sorted({who for what, who in sums if what == Figure.PODS})
     for name, what, unit, text in (
         ("mgpu_dialect_pods", Figure.PODS, 1, "Pods that hold cards or slices, by vocabulary."),
-        ("mgpu_dialect_core_cards", Figure.HELD_CORE, _MILLI, "Compute that they hold; all of a card is 1."),
-        ("mgpu_dialect_memory_bytes", Figure.HELD_MEMORY, 1, "Memory of cards that they hold."),
+        (
+            "mgpu_dialect_core_cards",
+            Figure.HELD_CORE,
+            _MILLI,
+            "Compute that pods hold; a whole card counts as 1.",
+        ),
+        ("mgpu_dialect_memory_bytes", Figure.HELD_MEMORY, 1, "Memory of cards that pods hold."),
     ):
         family = GaugeMetricFamily(name, text, labels=["dialect"])
         for dialect in dialects:
@@ -221,23 +205,23 @@ def _by_dialect(sums: Figures) -> Iterator[Metric]:
         yield family
 
 
-def _of_process(process: Process | None) -> Iterator[Metric]:
-    leader = GaugeMetricFamily("mgpu_leader", "1 where this replica leads, else 0.")
-    ready = GaugeMetricFamily("mgpu_ready", "1 where this replica is in sync (/readyz), else 0.")
-    decides = GaugeMetricFamily("mgpu_decides", "1 where this replica leads and decides (/leads), else 0.")
-    text = "1 where this replica decides and its pod has the label by which the Service leads there, else 0."
+def _of_replica(replica: Replica | None) -> Iterator[Metric]:
+    leader = GaugeMetricFamily("mgpu_leader", "1 if this replica leads, else 0.")
+    ready = GaugeMetricFamily("mgpu_ready", "1 if this replica is in sync (/readyz), else 0.")
+    decides = GaugeMetricFamily("mgpu_decides", "1 if this replica leads and decides (/leads), else 0.")
+    text = "1 if this replica decides and its pod has the label that the Service selects, else 0."
     labelled = GaugeMetricFamily("mgpu_labelled", text)
-    synced = GaugeMetricFamily("mgpu_watch_synced", "1 once the first list has been taken in.", labels=["watch"])
-    text = "Seconds since the API server was last heard on this watch; 0 while it runs."
+    synced = GaugeMetricFamily("mgpu_watch_synced", "1 once the first list has been read.", labels=["watch"])
+    text = "Seconds since the API server last answered on this watch; 0 while the watch runs."
     broken = GaugeMetricFamily("mgpu_watch_broken_seconds", text, labels=["watch"])
-    text = "Times that the watch broke and everything was listed again."
+    text = "How often the watch broke and everything was listed again."
     restarts = CounterMetricFamily("mgpu_watch_restarts", text, labels=["watch"])
-    if process is not None:
-        leader.add_metric([], process.leading)
-        ready.add_metric([], process.not_ready_reason() is None)
-        decides.add_metric([], process.not_deciding_reason() is None)
-        labelled.add_metric([], process.labelled)
-        for name, watch in process.watches().items():
+    if replica is not None:
+        leader.add_metric([], replica.leading)
+        ready.add_metric([], replica.not_ready_reason() is None)
+        decides.add_metric([], replica.not_deciding_reason() is None)
+        labelled.add_metric([], replica.labelled)
+        for name, watch in replica.watches().items():
             synced.add_metric([name], watch.synced)
             broken.add_metric([name], watch.broken_for)
             restarts.add_metric([name], watch.restarts)
@@ -246,7 +230,7 @@ def _of_process(process: Process | None) -> Iterator[Metric]:
 
 _PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 _CONDITIONS = 60
-"""Most label sets of conditions. mgpu writes fewer, but anyone who may write a status can add others without end."""
+"""The most label sets of conditions. mgpu writes fewer, but a user who may write a status can add any number."""
 
 
 def _of_mtgpupods(items: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -1,143 +1,135 @@
-"""kube-scheduler's extender protocol: `/filter`, `/prioritize`, `/preempt` and `/bind`.
+"""Serves kube-scheduler's extender protocol: `/filter`, `/prioritize`, `/preempt` and `/bind`.
 
-Source: k8s.io/kube-scheduler/extender/v1, and docs/design/kubernetes.md, "kube-scheduler's extender". This module
-translates between JSON and the modules of `scheduler/decisions`, and decides nothing itself. The Go types have no JSON
-tags: requests may spell keys in any case, and replies have capitalised keys.
+`scheduler.api.app` creates `Extender` and its app, and `gpushare_compat` serves the same verbs on gpushare's paths. The
+module translates between JSON and `scheduler.decisions`, and decides nothing itself. The protocol is defined in
+k8s.io/kube-scheduler/extender/v1 (docs/design/kubernetes.md, "kube-scheduler's extender"). Its Go types have no JSON
+tags, so requests may spell keys in any case, and replies must have capitalized keys.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from flask import Flask, Response
 
-from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube import ApiError, Unreachable
 from mgpu.model.errors import BadObject, RetryLater
-from mgpu.model.gpu_requests import Rejection
+from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.pods import read_pod
 from mgpu.serving.app import new_app, read_body
 from mgpu.serving.deadlines import watch_client
 from mgpu.serving.request_memory import EXTENDER
 from mgpu.serving.review import BadRequest
 from scheduler import metrics
+from scheduler.api.replica import Replica
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
-from scheduler.decisions.decider import Decider, pod_path
+from scheduler.decisions.decider import pod_path
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
-from scheduler.decisions.filter import Filter, Filtered
-from scheduler.decisions.preemption import Preemption, Victims
+from scheduler.decisions.filter import Filtered
+from scheduler.decisions.preemption import Victims
+from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _NODES_COUNTED = 500
+"""Nodes whose reasons are counted; the first few hundred of thousands suffice."""
 
 Body = bytes | bytearray
 
 
-class Gate(Protocol):
-    """What this replica may do now. Implemented by `scheduler.runtime.Process`."""
-
-    def not_ready_reason(self) -> str | None:
-        """Return why it cannot answer yet, or None where it can."""
-
-    def not_deciding_reason(self) -> str | None:
-        """Return why it does not decide, or None where it does."""
-
-    def may_answer(self) -> None:
-        """Raise RetryLater with the reason unless it may answer from the cache."""
-
-    def may_decide(self) -> None:
-        """Raise RetryLater with the reason unless it may decide and write."""
-
-
 class Extender:
-    """The four verbs, each from the body of a request to an object that is sent as JSON.
+    """Handles the four verbs, each from the body of a request to an object that is sent as JSON.
 
-    Each raises BadRequest for a malformed body, and RetryLater where this replica cannot answer now. `gone` tells
+    Each verb raises BadRequest for a malformed body, and RetryLater if this replica cannot answer now. `gone` returns
     whether kube-scheduler has given up waiting.
     """
 
-    def __init__(
-        self,
-        filter_: Filter,
-        decider: Decider,
-        preemption: Preemption,
-        api: Api,
-        gate: Gate,
-    ) -> None:
-        self._filter = filter_
-        self._decider = decider
-        self._preemption = preemption
-        self._api = api
-        self._gate = gate
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._decider = replica.decider
 
     def filter(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer an ExtenderArgs with an ExtenderFilterResult."""
-        known, raw, names, nodes = self._scheduling(body)
-        found = self._filter.filter(known, names, gone) if known else self._filter.pass_on(read_pod(raw), names)
-        if known and not found.passed:
-            _count_nowhere(found)
+        gpu_pod, raw, names, nodes = self._scheduling(body)
+        if gpu_pod:
+            result = self._replica.filter.filter(gpu_pod, names, gone)
+            self._follow_up(gpu_pod, result)
+        else:
+            result = self._replica.filter.filter_without_request(read_pod(raw), names)
         answer: dict[str, Any] = {
-            "FailedNodes": found.failed,
-            "FailedAndUnresolvableNodes": found.hopeless,
+            "FailedNodes": result.failed,
+            "FailedAndUnresolvableNodes": result.hopeless,
             "Error": "",
         }
         if nodes is None:
-            return {"NodeNames": found.passed, **answer}
-        return {"Nodes": {"items": [nodes[name] for name in found.passed]}, **answer}
+            return {"NodeNames": result.passed, **answer}
+        return {"Nodes": {"items": [nodes[name] for name in result.passed]}, **answer}
+
+    def _follow_up(self, gpu_pod: GpuPod, result: Filtered) -> None:
+        """Report the result of a filter to the controllers that can help the pod. Returns at once."""
+        if gpu_pod.request and requested_slices(gpu_pod.request):
+            self._replica.planning.request_plan(gpu_pod, result.repartitionable, result.passed)
+        if not result.passed:
+            self._replica.announcements.pod_rejected()
+            _count_rejection(result)
 
     def prioritize(self, body: Body, gone: CallerGone = never) -> list[dict[str, Any]]:
         """Answer an ExtenderArgs with a HostPriorityList: 0 to 10 points for each node."""
-        known, _, names, _ = self._scheduling(body)
-        scores = self._filter.scores(known, names, gone) if known else [0] * len(names)
+        gpu_pod, _, names, _ = self._scheduling(body)
+        scores = self._replica.filter.scores(gpu_pod, names, gone) if gpu_pod else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer an ExtenderPreemptionArgs: choose victims on the nodes where kube-scheduler has found some itself."""
         arguments = _arguments(body)
         proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
-        known = self._pod(arguments.get("pod"))
-        found = self._preemption.choose(known, arguments["pod"], proposed, gone) if known else proposed
+        gpu_pod = self._pod(arguments.get("pod"))
+        chosen: Mapping[str, Victims] = proposed
+        if gpu_pod:
+            chosen = self._replica.preemption.choose(gpu_pod, arguments["pod"], proposed, gone)
         rows = {
             name: {"Pods": [{"UID": uid} for uid in victims.uids], "NumPDBViolations": victims.violations}
-            for name, victims in found.items()
+            for name, victims in chosen.items()
         }
         return {"NodeNameToMetaVictims": rows}
 
     def bind(self, body: Body, gone: CallerGone = never) -> dict[str, str]:
         """Answer an ExtenderBindingArgs: decide the cards and post the Binding with the allocation record.
 
-        A replica that does not decide posts the Binding without it. The admission of Bindings then decides, at the
-        replica to which the Service leads.
+        A replica that does not decide posts the Binding without a record. The admission of Bindings decides then, at
+        the replica that the Service selects.
         """
         arguments = _arguments(body)
         namespace, name, uid, node = (_text(arguments, key) for key in ("PodNamespace", "PodName", "PodUID", "Node"))
-        self._gate.may_answer()
-        found, known = self._decider.find(namespace, name, uid)
-        if not found:
+        self._replica.may_answer()
+        pod = self._decider.find(namespace, name, uid)
+        if pod is None:
             return {"Error": f"there is no pod {namespace}/{name} with uid {uid}"}
-        decision = self._decide(known, node, gone) if known else None
-        if isinstance(decision, str):
+        decision = self._decide(pod.gpu_pod, node, gone) if pod.gpu_pod else None
+        if isinstance(decision, Rejection):
             return {"Error": f"no cards for this pod on {node}: {decision}"}
-        return {"Error": self._post(namespace, name, found, node, decision)}
+        return {"Error": self._post(namespace, name, pod.uid, node, decision) or ""}
 
-    def _decide(self, known: GpuPod, node: str, gone: CallerGone) -> Reservation | str | None:
+    def _decide(self, gpu_pod: GpuPod, node: str, gone: CallerGone) -> Reservation | Rejection | None:
+        """Return the decision, or None if this replica does not decide."""
         try:
-            self._gate.may_decide()
+            self._replica.may_decide()
         except RetryLater:
             return None
         try:
-            found = self._decider.decide(known, node, gone=gone)
+            decision = self._decider.decide(gpu_pod, node, gone=gone)
         except EffortExceeded as error:
-            return str(error)
+            return Rejection(RejectionKind.NOT_PROVEN, str(error), proven=False)
         try:
             # Checked again: the process may have been suspended meanwhile, and another replica may lead by now.
-            self._gate.may_decide()
+            self._replica.may_decide()
         except RetryLater:
             return None
-        return str(found) if isinstance(found, Rejection) else found
+        return decision
 
-    def _post(self, namespace: str, name: str, uid: str, node: str, decision: Reservation | None) -> str:
+    def _post(self, namespace: str, name: str, uid: str, node: str, decision: Reservation | None) -> str | None:
+        """Post the Binding. Return the error, or None."""
         binding = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -150,14 +142,14 @@ class Extender:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         try:
-            self._api.create(f"{pod_path(namespace, name)}/binding", binding)
+            self._replica.api.create(f"{pod_path(namespace, name)}/binding", binding)
         except ApiError as error:
             if decision:
                 self._decider.check(decision)
             return str(error)
         except Unreachable as error:
-            return f"whether the pod is bound is not known: {error}"
-        return ""
+            return f"it is unknown whether the pod is bound: {error}"
+        return None
 
     def _scheduling(self, body: Body) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
         """Return the pod, or None where it requests no GPU; the pod as JSON; the names of the nodes; and the Nodes by
@@ -178,7 +170,7 @@ class Extender:
         """Return the pod of a call, or None where it requests no GPU."""
         if not isinstance(raw, dict):
             raise BadRequest(400, "Pod must be an object")
-        self._gate.may_answer()
+        self._replica.may_answer()
         try:
             return self._decider.read(raw)
         except BadObject as error:
@@ -194,24 +186,24 @@ def make_app(extender: Extender, seconds: float = 10.0) -> Flask:
 
 
 def posted(verb: Any, seconds: float) -> Any:
-    """Return the Flask view of one verb, which also measures its time."""
-    took = metrics.EXTENDER.labels(verb.__name__)
+    """Return the Flask view of one verb. The view also measures the time that the verb takes."""
+    duration = metrics.EXTENDER.labels(verb.__name__)
 
     def answer() -> Response:
-        with took.time(), read_body() as sent:
-            return Response(orjson.dumps(verb(sent, watch_client(seconds))), mimetype="application/json")
+        with duration.time(), read_body() as data:
+            return Response(orjson.dumps(verb(data, watch_client(seconds))), mimetype="application/json")
 
     return answer
 
 
-def _count_nowhere(found: Filtered) -> None:
-    """Count a pod that fits on no node, by the kind of the commonest reason.
+def _count_rejection(result: Filtered) -> None:
+    """Count a pod that fits on no node, by the kind of the most frequent reason.
 
-    Of thousands of nodes the first few hundred tell. Nodes where evictions could help count first.
+    Nodes where evictions could help are counted first.
     """
-    reasons = Counter(islice(chain(found.failed.values(), found.hopeless.values()), _NODES_COUNTED))
+    reasons = Counter(islice(chain(result.failed.values(), result.hopeless.values()), _NODES_COUNTED))
     for reason, _ in reasons.most_common(1):
-        metrics.REJECTIONS.labels("filter", found.kinds[reason]).inc()
+        metrics.REJECTIONS.labels("filter", result.kinds[reason]).inc()
 
 
 def _victims(meta: object, full: object) -> dict[str, Victims]:

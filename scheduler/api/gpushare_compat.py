@@ -1,7 +1,8 @@
-"""The HTTP paths of gpushare's scheduler extender, served by mgpu's own code.
+"""Serves the HTTP paths of gpushare's scheduler extender, so that its users need not change their configuration.
 
-A kube-scheduler that is configured for gpushare's extender works unchanged, and so do tools that read its `/inspect`
-(docs/design/gpushare.md, "Extender"). The format is gpushare's; do not change it.
+`scheduler.api.app` adds the routes to the app of the extender. Their callers are a kube-scheduler that is configured
+for gpushare's extender, and tools that read `/inspect` (docs/design/gpushare.md, "Extender"). The paths and the format
+are gpushare's and must not change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,16 +16,18 @@ from mgpu.dialects import gpushare
 from mgpu.model.cards import Card, CardState
 from mgpu.model.ledger import Holding
 from mgpu.serving.review import BadRequest
-from mgpu.settings import Settings
-from scheduler.api.extender import Extender, Gate, posted
+from scheduler.api.extender import Extender, posted
+from scheduler.api.replica import Replica
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 
 _PREFIX = "/gpushare-scheduler"
 
 
-def gpushare_routes(app: Flask, extender: Extender, state: ClusterCache, settings: Settings, gate: Gate) -> None:
+def gpushare_routes(app: Flask, extender: Extender, replica: Replica) -> None:
     """Add gpushare's paths to the app of the extender."""
+    state = replica.state
+    settings = replica.settings
     for verb in (extender.filter, extender.prioritize, extender.bind):
         app.add_url_rule(
             f"{_PREFIX}/{verb.__name__}",
@@ -34,7 +37,7 @@ def gpushare_routes(app: Flask, extender: Extender, state: ClusterCache, setting
         )
 
     def inspect(node: str = "") -> Response:
-        gate.may_answer()
+        replica.may_answer()
         if node and not state.cards_and_holdings(node):
             raise BadRequest(404, f"there is no node {node}")
         names = (node,) if node else state.nodes_with_cards()
@@ -47,18 +50,19 @@ def gpushare_routes(app: Flask, extender: Extender, state: ClusterCache, setting
 
 def _inspected(names: Iterable[str], state: ClusterCache, unit: int) -> Iterator[bytes]:
     """Yield the answer node by node, so that the answer of a large cluster is never in memory as a whole."""
-    pace = Pace(rests=1)
-    before = b'{"nodes":['
+    pace = Pace(pause_ratio=1)
+    separator = b""
+    yield b'{"nodes":['
     for name in names:
-        if seen := state.cards_and_holdings(name):
-            yield before + orjson.dumps(_node(name, *seen, unit))
-            before = b","
+        if contents := state.cards_and_holdings(name):
+            yield separator + orjson.dumps(_node(name, *contents, unit))
+            separator = b","
         pace()
-    yield b"]}" if before == b"," else before + b"]}"
+    yield b"]}"
 
 
 def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...], unit: int) -> dict[str, Any]:
-    """Return a node in units of `gpu-mem`. What pods of any vocabulary hold is rounded up to whole units.
+    """Return a node in units of `gpu-mem`. The memory that a pod of any vocabulary holds is rounded up to whole units.
 
     A card with a GPUID counts as used up, since no pod that requests `gpu-mem` gets any of it.
     """

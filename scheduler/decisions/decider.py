@@ -1,13 +1,15 @@
 """Decides which cards a pod gets on a node, and reserves them before the decision is answered.
 
-The binding webhook, `bind` of the extender and the late binding call `Decider.decide`. The reservation holds the cards
-until the watch shows the pod on its node; `check_overdue` releases reservations whose write has failed.
+`api.binding_webhook`, `bind` of `api.extender` and `decisions.late_binding` call `Decider.decide`. The reservation
+holds the cards until the watch delivers the pod on its node; `scheduler.runtime` calls `check_overdue`, which releases
+reservations whose write has failed. A decision must hold its cards before it is answered: the order of snapshot,
+search and `ClusterCache.reserve` in `_decide` guarantees that.
 """
 
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from mgpu import dialects
@@ -15,7 +17,7 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.ledger import shares_of
-from mgpu.model.pods import GATED, Node, Pod, read_pod
+from mgpu.model.pods import GATED, Node, read_pod
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import Subject
 from mgpu.settings import Settings
@@ -31,191 +33,221 @@ from scheduler.engine.node_assessment import Foresight, assess, record
 
 log = logging.getLogger(__name__)
 
-# A try fails only where another decision on this node has succeeded meanwhile, and there are not this many at once.
-_TRIES = 50
+# An attempt fails only if another decision on this node has succeeded meanwhile, and fewer run at the same time.
+_ATTEMPTS = 50
 
 
 def pod_path(namespace: str, name: str) -> str:
+    """Return the API path of a pod."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
+class FoundPod(NamedTuple):
+    """A pod that exists. gpu_pod: None if it requests no GPU."""
+
+    uid: str
+    gpu_pod: GpuPod | None
+
+
 class Decider:
-    """Thread-safe. Idempotent per pod UID: the same node again gives the same cards, another node moves them there."""
+    """Decides and reserves cards. Thread-safe.
+
+    Decisions are idempotent by the pod's UID: for the same node the pod gets the same cards again; for another node the
+    reservation moves there.
+    """
 
     def __init__(self, state: ClusterCache, api: Api, settings: Settings, budgets: EffortBudgets | None = None) -> None:
-        self._state, self._api, self._settings = state, api, settings
+        self._state = state
+        self._api = api
+        self._settings = settings
         self._budgets = budgets or EffortBudgets()
 
-    def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> tuple[str, GpuPod | None]:
-        """Return the UID of the pod of this name, and the pod, or None where it requests no GPU.
+    def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> FoundPod | None:
+        """Return the pod of this name, or None if there is none.
 
-        From the cache, where that knows the pod of this uid, else from the API: without one, who had the name before
-        may still be cached. "" for the uid: there is no such pod. Raises RetryLater where the API does not answer.
+        The pod is read from the cache if it is there under this UID, and otherwise from the API: without a UID, the
+        cache may still have an older pod of this name.
+
+        Raises:
+            RetryLater: The API does not answer.
         """
         if uid and not live and uid == self._state.uid_of(namespace, name):
-            return uid, self._state.gpu_pod(uid)
+            return FoundPod(uid, self._state.gpu_pod(uid))
         raw = self._read(namespace, name)
-        found = str(raw["metadata"]["uid"]) if raw else ""
-        if raw is None or (uid and uid != found and not live):
-            return "", None
-        return found, self._read_pod(raw)
+        if raw is None:
+            return None
+        current_uid = str(raw["metadata"]["uid"])
+        if uid and uid != current_uid and not live:
+            return None
+        return FoundPod(current_uid, self._parse(raw))
 
     def read(self, raw: Mapping[str, Any]) -> GpuPod | None:
-        """Return the pod if it requests GPUs. One of the same version as in the cache is not read again.
+        """Return the pod, or None if it requests no GPU. A pod whose version is in the cache is not parsed again.
 
-        Raises BadObject only where it is no pod at all.
+        Raises:
+            BadObject: The object is not a pod.
         """
         meta = table_at(raw, "metadata")
-        uid, version = meta.get("uid"), meta.get("resourceVersion")
+        uid = meta.get("uid")
+        version = meta.get("resourceVersion")
         cached = self._state.gpu_pod(uid) if isinstance(uid, str) else None
-        return cached if cached and version and cached.version == version else self._read_pod(raw)
+        return cached if cached and version and cached.version == version else self._parse(raw)
 
-    def _read_pod(self, raw: Mapping[str, Any]) -> GpuPod | None:
+    def _parse(self, raw: Mapping[str, Any]) -> GpuPod | None:
         return read_gpu_pod(raw, self._settings, self._state.records)
 
     def decide(
-        self, known: GpuPod, node: str, *, reserve: bool = True, gone: CallerGone = never
+        self, gpu_pod: GpuPod, node: str, *, reserve: bool = True, gone: CallerGone = never
     ) -> Reservation | Rejection:
         """Return the reserved cards of a pod on a node, or why there are none.
 
-        reserve False (dry run): nothing is held for the pod. gone: tells whether the caller has given up.
+        Args:
+            reserve: False for a dry run, which reserves nothing.
+            gone: Returns whether the caller has given up.
 
         Raises:
-            EffortExceeded: The search was ended for the sake of others; the pod may fit.
-            RetryLater: That, or the caller is gone, or the API does not answer.
+            EffortExceeded: The search ended because other pods need the time. The pod may fit.
+            RetryLater: The caller has given up, or the API does not answer.
         """
-        found = self._decide(known, node, gone, reserve=reserve)
-        if isinstance(found, Rejection) and reserve:
-            metrics.REJECTIONS.labels("decision", found.kind).inc()
-        return found
+        decision = self._decide(gpu_pod, node, gone, reserve=reserve)
+        if isinstance(decision, Rejection) and reserve:
+            metrics.REJECTIONS.labels("decision", decision.kind).inc()
+        return decision
 
-    def _decide(self, known: GpuPod, node: str, gone: CallerGone, *, reserve: bool) -> Reservation | Rejection:
-        uid = known.pod.uid
-        for _ in range(_TRIES):
-            known = self._state.gpu_pod(uid) or known
-            request, refusal = known.request, self._state.binding_problem(uid, node)
-            if request is None or refusal:
-                kind = RejectionKind.BOUND_ALREADY if request else RejectionKind.MALFORMED
-                return Rejection(kind, refusal or "; ".join(map(str, known.problems)), hopeless=True)
-            held, view = (
-                self._state.reservation(uid),
-                self._state.node_snapshot(node, uid, occupied_gpuid(known.pod, node)),
-            )
-            if not known.pod.node and (not_now := self._not_now(known.pod, reserve=reserve)):
-                return not_now
-            if problem := self._agent_problem(known, request, node, view):
-                return Rejection(RejectionKind.AGENT, problem, hopeless=True)
-            if held is not None and held.node == node and held.request == request and self._stands(held, view):
-                if not reserve or self._state.renew(held):
-                    return held
+    def _decide(self, gpu_pod: GpuPod, node: str, gone: CallerGone, *, reserve: bool) -> Reservation | Rejection:
+        uid = gpu_pod.pod.uid
+        for _ in range(_ATTEMPTS):
+            gpu_pod = self._state.gpu_pod(uid) or gpu_pod
+            bound = self._state.binding_problem(uid, node)
+            if bound:
+                return _final(RejectionKind.BOUND_ALREADY, bound)
+            request = gpu_pod.request
+            if request is None:
+                return _final(RejectionKind.MALFORMED, "; ".join(map(str, gpu_pod.problems)))
+            reserved = self._state.reservation(uid)
+            snapshot = self._state.node_snapshot(node, uid, occupied_gpuid(gpu_pod.pod, node))
+            rejection = self._rejection_before_search(gpu_pod, request, node, snapshot, reserve=reserve)
+            if rejection is not None:
+                return rejection
+            if reserved and reserved.node == node and reserved.request == request and self._holds(reserved, snapshot):
+                if not reserve or self._state.renew(reserved):
+                    return reserved
                 continue
-            if held is not None and held.node != node and reserve:
-                refusal = self._landed(held)
-                if refusal:
-                    return Rejection(RejectionKind.BOUND_ALREADY, refusal, hopeless=True)
-            if problem := self._state.remnant_problem(known.pod):
-                if known.pod.node:
-                    raise RetryLater(problem)  # it waits on its node; a rejection would fail the pod
-                return Rejection(RejectionKind.OTHER, problem, hopeless=True)
-            decision = self._choose(known, request, node, view, gone)
-            if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
+            if reserved and reserved.node != node and reserve:
+                immovable = self._immovable_reason(reserved)
+                if immovable:
+                    return _final(RejectionKind.BOUND_ALREADY, immovable)
+            remnants = self._state.remnant_problem(gpu_pod.pod)
+            if remnants:
+                if gpu_pod.pod.node:
+                    raise RetryLater(remnants)  # the pod waits on its node, where a rejection would fail it
+                return _final(RejectionKind.OTHER, remnants)
+            decision = self._choose(gpu_pod, request, node, snapshot, gone)
+            if isinstance(decision, Rejection) or not reserve or self._reserve(decision, snapshot):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
 
-    def _not_now(self, pod: Pod, *, reserve: bool) -> Rejection | None:
-        """Return why nothing may be reserved for a pod that is not bound, whatever is free."""
+    def _rejection_before_search(
+        self, gpu_pod: GpuPod, request: GpuRequest, node: str, snapshot: NodeSnapshot, *, reserve: bool
+    ) -> Rejection | None:
+        """Return why an unbound pod gets no cards now on this node, whatever is free there, or None.
+
+        A pod that is bound already waits on its node for cards, and the agent there may come back.
+        """
+        pod = gpu_pod.pod
+        if pod.node:
+            return None
         if pod.gated:
             raw = self._read(pod.namespace, pod.name)  # the watch may be behind the removal of the last gate
             if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
-                return Rejection(RejectionKind.GATED, GATED, hopeless=True)
+                return _final(RejectionKind.GATED, GATED)
         pause = self._state.reservation_pause(pod.uid) if reserve else 0.0
-        if not pause:
-            return None
-        text = f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s"
-        return Rejection(RejectionKind.BINDINGS_FAIL, text, hopeless=True)
+        if pause:
+            text = f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s"
+            return _final(RejectionKind.BINDINGS_FAIL, text)
+        # Cards that NVIDIA's device plugin hands out need no agent of mgpu.
+        problem = None if nvidia_plugin.chooses_cards(snapshot.node, request) else self._state.agent_problem(node)
+        return _final(RejectionKind.AGENT, problem) if problem else None
 
-    def _agent_problem(self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot) -> str | None:
-        """Return why the agent of the node would not start the pod now.
-
-        A pod that is bound already is not refused: it waits there for its cards, and its agent may come back. What
-        NVIDIA's plugin gives out needs no agent of mgpu.
-        """
-        if known.pod.node or nvidia_plugin.chooses_cards(view.node, request):
-            return None
-        return self._state.agent_problem(node)
-
-    def _reserve(self, decision: Reservation, view: NodeSnapshot) -> bool:
-        if not self._state.reserve(decision, view.version):
+    def _reserve(self, decision: Reservation, snapshot: NodeSnapshot) -> bool:
+        if not self._state.reserve(decision, snapshot.version):
             return False
-        theirs = nvidia_plugin.chooses_cards(view.node, decision.request)
-        policy = nvidia_plugin.NVIDIA if theirs else dialects.card_policy(decision.request, self._settings)
+        if nvidia_plugin.chooses_cards(snapshot.node, decision.request):
+            policy = nvidia_plugin.NVIDIA
+        else:
+            policy = dialects.card_policy(decision.request, self._settings)
         metrics.DECISIONS.labels(policy, decision.request.dialect).inc()
         return True
 
-    def _stands(self, held: Reservation, view: NodeSnapshot) -> bool:
-        """Whether a reservation's cards may still be given to its pod.
+    def _holds(self, reserved: Reservation, snapshot: NodeSnapshot) -> bool:
+        """Return whether the pod may still get the cards of its reservation.
 
-        They are free, being reserved, but for what another replica decided that has led since, or a node gave away.
+        The reservation keeps them free, except from decisions of another replica that has led since, and from pods that
+        run without an allocation record.
         """
-        if same_card_group_rejection(held.request, view.cards, self._state.seats(held.request, held.uid)):
+        seats = self._state.seats(reserved.request, reserved.uid)
+        if same_card_group_rejection(reserved.request, snapshot.cards, seats):
             return False
-        return still_fits(held.request, shares_of(held.request, held.placement), (*view.cards, *view.other_devices))
+        shares = shares_of(reserved.request, reserved.placement)
+        return still_fits(reserved.request, shares, (*snapshot.cards, *snapshot.other_devices))
 
     def _choose(
-        self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot, gone: CallerGone
+        self, gpu_pod: GpuPod, request: GpuRequest, node: str, snapshot: NodeSnapshot, gone: CallerGone
     ) -> Reservation | Rejection:
-        if view.node is None:
+        if snapshot.node is None:
             return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
-        pod, gpuid = known.pod, occupied_gpuid(known.pod, node)
-        who = (pod.uid, pod.namespace, pod.name, node)
-        if nvidia_plugin.chooses_cards(view.node, request):
-            refused = nvidia_plugin.refusal(request, view.node, view.cards, view.mgpu_cards)
-            return refused or Reservation(*who, request, Placement(()), {}, pod.needs, gpuid)
+        pod = gpu_pod.pod
+        gpuid = occupied_gpuid(pod, node)
+        subject = (pod.uid, pod.namespace, pod.name, node)
+        if nvidia_plugin.chooses_cards(snapshot.node, request):
+            rejection = nvidia_plugin.refusal(request, snapshot.node, snapshot.cards, snapshot.mgpu_cards)
+            return rejection or Reservation(*subject, request, Placement(()), {}, pod.needs, gpuid)
         with self._budgets.call(pod.namespace, request, gone) as call:
-            found = self._search(known, request, view.node, view, call)
-        if isinstance(found, Rejection):
-            return found
-        written = record(pod, request, found, (*view.cards, *view.other_devices), self._settings, time.time_ns())
-        annotations = self._state.records.sealed(Subject(*who), written)
-        return Reservation(*who, request, found, annotations, pod.needs, gpuid)
+            result = self._search(gpu_pod, request, snapshot.node, snapshot, call)
+        if isinstance(result, Rejection):
+            return result
+        cards = (*snapshot.cards, *snapshot.other_devices)
+        written = record(pod, request, result, cards, self._settings, time.time_ns())
+        annotations = self._state.records.sealed(Subject(*subject), written)
+        return Reservation(*subject, request, result, annotations, pod.needs, gpuid)
 
     def _search(
-        self, known: GpuPod, request: GpuRequest, node: Node, view: NodeSnapshot, call: Call
+        self, gpu_pod: GpuPod, request: GpuRequest, node: Node, snapshot: NodeSnapshot, call: Call
     ) -> Placement | Rejection:
-        """Beside what is kept for nominated pods, and where that does not do without regard to it.
+        """Search without the cards that are kept for nominated pods, and if that finds nothing, with them.
 
-        A search that ends without proof under a policy that looks ahead is made again without looking ahead, as the
-        filter makes it: what the filter has passed is found here too.
+        A search that ends without a proof under a policy that looks ahead is repeated without looking ahead, which is
+        how the filter searches. So a pod that has passed the filter gets cards here too.
         """
-        seats = self._state.seats(request, known.pod.uid)
-        cards = (*view.cards, *view.other_devices)
-        available_cards = (*view.available_cards, *view.available_other_devices)
+        seats = self._state.seats(request, gpu_pod.pod.uid)
+        cards = (*snapshot.cards, *snapshot.other_devices)
+        available_cards = (*snapshot.available_cards, *snapshot.available_other_devices)
         judges = self._state.forecast.judges
-        ahead = [Foresight(judges, view.free_resources, known.pod.needs)] if judges else []
-        found: Placement | Rejection | None = None
-        for there in (available_cards, cards) if available_cards != cards else (cards,):
+        foresight = [Foresight(judges, snapshot.free_resources, gpu_pod.pod.needs)] if judges else []
+        result: Placement | Rejection | None = None
+        for candidates in (available_cards, cards) if available_cards != cards else (cards,):
             limits = call.require_limits()
-            for foresight in (*ahead, None):
-                found = assess(
-                    request, node, there, self._settings, foresight, seats=seats, limits=limits, effort=call.effort
+            for ahead in (*foresight, None):
+                result = assess(
+                    request, node, candidates, self._settings, ahead, seats=seats, limits=limits, effort=call.effort
                 )
-                if isinstance(found, Placement):
-                    return found
-                if not found.proven and limits is not FULL:
+                if isinstance(result, Placement):
+                    return result
+                if not result.proven and limits is not FULL:
                     metrics.SEARCHES_ENDED.labels("rationed").inc()
-                    raise EffortExceeded(str(found))
-                if found.proven:
+                    raise EffortExceeded(str(result))
+                if result.proven:
                     break
-        assert found is not None
-        return found
+        assert result is not None
+        return result
 
     def check_overdue(self) -> None:
-        """Ask the API what became of reservations whose pod has not appeared on its node in time."""
+        """Check all reservations whose pod has not appeared on its node in time."""
         for decision in self._state.overdue_reservations():
             self.check(decision)
 
     def check(self, decision: Reservation) -> None:
-        """Release a reservation whose write has failed; keep it where the pod is bound or the API does not answer."""
+        """Release a reservation whose write has failed. Keep it if the pod is bound or the API does not answer."""
         try:
             raw = self._read(decision.namespace, decision.name)
         except RetryLater as error:
@@ -223,22 +255,23 @@ class Decider:
             self._state.keep(decision)
             return
         if raw is not None and raw["metadata"]["uid"] == decision.uid and (raw.get("spec") or {}).get("nodeName"):
-            self._state.keep(decision)  # bound: its event is on the way, or its late decision
+            self._state.keep(decision)  # the event of the bound pod is on its way
         else:
             log.info("reservation released, its write failed", extra={"pod": decision.uid, "node": decision.node})
             self._state.cancel(decision)
             metrics.RELEASED.inc()
 
-    def _landed(self, held: Reservation) -> str:
-        """Why a reservation may not be moved: its write has landed after all, or the pod is gone; "": it may."""
-        raw = self._read(held.namespace, held.name)
-        if raw is None or raw["metadata"]["uid"] != held.uid:
-            self._state.cancel(held)
+    def _immovable_reason(self, reserved: Reservation) -> str | None:
+        """Return why a reservation cannot move to another node, or None: its pod is bound or deleted by now."""
+        raw = self._read(reserved.namespace, reserved.name)
+        if raw is None or raw["metadata"]["uid"] != reserved.uid:
+            self._state.cancel(reserved)
             return "the pod is gone"
         node = (raw.get("spec") or {}).get("nodeName")
-        return f"the pod is bound to {node} already" if node else ""
+        return f"the pod is bound to {node} already" if node else None
 
     def _read(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Return the pod as the API has it, or None if there is none. Raises RetryLater."""
         try:
             return self._api.get(pod_path(namespace, name))
         except ApiError as error:
@@ -247,3 +280,8 @@ class Decider:
             raise RetryLater(str(error)) from error
         except Unreachable as error:
             raise RetryLater(str(error)) from error
+
+
+def _final(kind: RejectionKind, reason: str) -> Rejection:
+    """Return a rejection that no eviction can change."""
+    return Rejection(kind, reason, hopeless=True)

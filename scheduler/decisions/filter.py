@@ -1,12 +1,12 @@
-"""Which nodes a pod fits on, and the score of each: thousands of nodes per call, and nothing is written.
+"""Filters and scores nodes for a pod, thousands of nodes per call. It writes nothing.
 
-The extender, the web page and `mgpu explain` call it. Each call goes the same way: take a snapshot of the nodes,
-evaluate the arrays of all of them (`scheduler/decisions/array_filter.py`), evaluate the nodes that remain one by one
-with the engine, answer. Requests for slices go to `scheduler/decisions/slice_filter.py` instead, and requests for
-devices that the arrays do not hold to the engine alone.
+`api.extender`, `api.page.waiting_list` and `decisions.explanation` call it. Each call takes a snapshot of the nodes,
+evaluates the arrays of all of them (`decisions.array_filter`), and evaluates the remaining nodes one by one with the
+engine. Requests for slices go to `decisions.slice_filter` instead, and requests for devices that the arrays do not hold
+to the engine alone.
 
-What must hold: a node that passes here is one on which the decider finds cards while nothing changes. A refused binding
-costs the pod a back-off without preemption.
+A node that passes must be one on which the decider finds cards as long as nothing changes: a rejected binding costs the
+pod a back-off without preemption.
 """
 
 import threading
@@ -26,17 +26,17 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.array_filter import Members, Remaining, filter_nodes, score_nodes
 from scheduler.decisions.effort_budgets import NOT_EXAMINED, Call, CallerGone, EffortBudgets, never
 from scheduler.decisions.scores import Ranking
-from scheduler.decisions.slice_filter import Slices
+from scheduler.decisions.slice_filter import SliceFilter
 from scheduler.engine import FULL, LEAST, QUICK, Limits
-from scheduler.engine.disabled_vocabularies import refusal, unserved
+from scheduler.engine.disabled_vocabularies import disabled_resources, missing_reason
 from scheduler.engine.node_assessment import assess, score
 from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.nvidia_plugin import requests_nvidia_cards
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
-_REQUESTS_KEPT = 256
-_ANSWERS_KEPT = 40_000
-"""Answers of the engine that are cached, over all requests: some 40 MB."""
+_MAX_REQUESTS = 256
+_MAX_ANSWERS = 40_000
+"""Answers of the engine that are cached, for all requests together: about 40 MB."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Filtered:
         passed: The nodes on which the pod fits, in the order of the call.
         failed: The other nodes, with the reason.
         hopeless: Those of the other nodes where evicting pods cannot help, with the reason.
-        recut: Those of the failed nodes on which the pod fits once their cards are partitioned again.
+        repartitionable: Those of the failed nodes on which the pod fits once their cards are partitioned again.
         kinds: The kind of each reason.
     """
 
@@ -82,8 +82,8 @@ def _of_answers(names: Sequence[str], answers: Iterable[NodeFit]) -> Filtered:
 
 
 Answers = dict[tuple[bytes, Limits], NodeFit]
-"""The engine's answers by the state of a node's cards and the limits of the search. Answers that higher limits cannot
-change are stored under FULL."""
+"""The engine's answers by the state of a node's cards and the limits of the search. Proven answers are stored under
+FULL, since higher limits cannot change them."""
 
 _NOT_EXAMINED = Rejection(RejectionKind.NOT_PROVEN, NOT_EXAMINED, proven=False)
 
@@ -91,20 +91,21 @@ _NOT_EXAMINED = Rejection(RejectionKind.NOT_PROVEN, NOT_EXAMINED, proven=False)
 class _Memo:
     """The engine's answers to the latest requests. Thread-safe.
 
-    kube-scheduler filters a waiting pod again and again, and pods of one Deployment have equal requests, while most
-    nodes are in a state that was evaluated before. The dictionaries that `of` returns are shared between threads: two
-    of them may work out the same answer, which is harmless.
+    kube-scheduler filters a waiting pod many times, and pods of one Deployment have equal requests, while most nodes
+    are in a state that was evaluated before. The dictionaries that `answers` returns are shared between threads: two
+    threads may compute the same answer, which is harmless.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._answers: OrderedDict[GpuRequest, Answers] = OrderedDict()
 
-    def of(self, request: GpuRequest) -> Answers:
+    def answers(self, request: GpuRequest) -> Answers:
+        """Return the answers to this request, to read and to add to."""
         with self._lock:
             self._answers.setdefault(request, {})
             self._answers.move_to_end(request)
-            while sum(map(len, self._answers.values())) > _ANSWERS_KEPT or len(self._answers) > _REQUESTS_KEPT:
+            while sum(map(len, self._answers.values())) > _MAX_ANSWERS or len(self._answers) > _MAX_REQUESTS:
                 self._answers.popitem(last=False)
             return self._answers.setdefault(request, {})
 
@@ -113,42 +114,35 @@ class Filter:
     """Filters and scores nodes for pods. Thread-safe.
 
     Args:
-        recut: Called for each pod that requests slices, with the nodes that could be partitioned for it and those where
-            it fits now. Must return at once.
-        nowhere: Called for each pod that fits on no node. Must return at once.
-        pace: Called after each node that was evaluated by itself; work in the background sleeps there.
+        pace: Called after each node that was evaluated by itself; background work sleeps there.
     """
 
     def __init__(
         self,
         state: ClusterCache,
         settings: Settings,
-        repartitionable: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
         pace: Callable[[], object] = lambda: None,
-        nowhere: Callable[[], None] = lambda: None,
         budgets: EffortBudgets | None = None,
     ) -> None:
         self._cache = state
         self._settings = settings
-        self._report_recut = repartitionable
-        self._report_nowhere = nowhere
         self._pace = pace
         self._budgets = budgets or EffortBudgets()
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
-        self._slices = Slices(state, settings)
+        self._slices = SliceFilter(state, settings)
 
     def refresh(self) -> None:
-        """Bring arrays, partitionable nodes and learned policies up to date in the background, before a call has to."""
+        """Update arrays, partitionable nodes and learned policies in the background, so that no call has to."""
         self._cache.refresh()
         self._cache.partitions.refresh()
         self._ranking.refresh()
 
     def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> Filtered:
-        """Tell on which of these nodes the pod fits.
+        """Return on which of these nodes the pod fits.
 
         Args:
-            gone: Tells whether the caller has given up.
+            gone: Returns whether the caller has given up.
 
         Raises:
             RetryLater: The caller has given up, or too many other long calls wait.
@@ -159,20 +153,18 @@ class Filter:
         request = gpu_pod.request
         assert request is not None, "malformed requests are rejected above"
         with self._budgets.call(gpu_pod.pod.namespace, request, gone) as call:
-            found = self._filter(gpu_pod, request, names, call)
-        if not found.passed:
-            self._report_nowhere()
-        return found
+            return self._filter(gpu_pod, request, names, call)
 
-    def pass_on(self, pod: Pod, names: Sequence[str]) -> Filtered:
-        """Answer for a pod without a request: all nodes pass, unless it uses a disabled vocabulary no one serves."""
-        resources = unserved(pod, self._settings)
+    def filter_without_request(self, pod: Pod, names: Sequence[str]) -> Filtered:
+        """Filter for a pod that requests no GPU: all nodes pass, except for requests in disabled vocabularies."""
+        resources = disabled_resources(pod, self._settings)
         nodes = self._cache.nodes(names) if resources else []
-        refused = {name: why for name, node in zip(names, nodes, strict=False) if (why := refusal(resources, node))}
-        return Filtered(passed=[name for name in names if name not in refused], hopeless=refused)
+        reasons = ((name, missing_reason(resources, node)) for name, node in zip(names, nodes, strict=False))
+        rejected = {name: reason for name, reason in reasons if reason}
+        return Filtered(passed=[name for name in names if name not in rejected], hopeless=rejected)
 
     def scores(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> list[int]:
-        """Return 0 to 10 for each node; 0 where the pod does not fit (any more) or the node was not examined.
+        """Return 0 to 10 for each node; 0 if the pod does not fit (any more) or the node was not examined.
 
         Args and errors are those of `filter`.
         """
@@ -183,13 +175,13 @@ class Filter:
             return self._scores(gpu_pod, gpu_pod.request, names, call) if ranked is None else ranked
 
     def _rejection_everywhere(self, gpu_pod: GpuPod) -> Rejection | None:
-        """Return why the pod fits on no node whatever is free, or None."""
+        """Return why the pod fits on no node regardless of free capacity, or None."""
         pod = gpu_pod.pod
         if gpu_pod.request is None:
             text = "; ".join(map(str, gpu_pod.problems))
             return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
         if pod.ended:
-            # The cache keeps nothing of its request. kube-scheduler may not know yet that the pod has ended.
+            # kube-scheduler may not know yet that the pod has ended.
             return Rejection(RejectionKind.BOUND_ALREADY, f"the pod has {pod.phase.lower()}", hopeless=True)
         if pod.gated:
             # A partition plan would be carried out for a pod that no scheduler binds.
@@ -198,7 +190,7 @@ class Filter:
         return Rejection(RejectionKind.OTHER, problem, hopeless=True) if problem else None
 
     def _filter(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
-        """Answer for the nodes that mgpu does not serve now by themselves, and evaluate the others."""
+        """Evaluate the nodes, except those whose agent is not ready and those that NVIDIA's device plugin serves."""
         by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if requests_nvidia_cards(request) else {}
         served = [name for name in names if name not in by_nvidia] if by_nvidia else names
         silent = self._cache.agent_problems(served)
@@ -217,9 +209,7 @@ class Filter:
 
     def _evaluate(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
         if requested_slices(request):
-            found = _of_answers(names, self._paced(self._slices.answers(gpu_pod, request, names, call)))
-            self._report_recut(gpu_pod, found.repartitionable, found.passed)
-            return found
+            return _of_answers(names, self._paced(self._slices.answers(gpu_pod, request, names, call)))
         if request.others:
             return _of_answers(names, self._paced(self._one_by_one(gpu_pod, request, names, call)))
         steps = _steps_of_arrays(request, names)
@@ -259,7 +249,7 @@ class Filter:
         return points
 
     def _members(self, gpu_pod: GpuPod, request: GpuRequest) -> Members:
-        # Once a same-card group has a card, only that matters; before, the nodes of its nominated pods count too.
+        # Once a same-card group has a card, only that card matters. Before, the nodes of its nominated pods count too.
         seats = self._cache.seats(request, gpu_pod.pod.uid)
         return Members(seats, {seat.node for seat in seats} or self._cache.group_nodes(request))
 
@@ -283,12 +273,12 @@ class Filter:
     ) -> Iterator[tuple[int, NodeFit]]:
         """Yield the engine's answer for each remaining node by its position; nodes in an equal state share an answer.
 
-        An answer that a search with lower limits could not prove is stored under those limits. A pod that comes again
-        costs nothing then, until its namespace has the effort for a full search.
+        An answer that a search with lower limits could not prove is stored under those limits. Retries of the pod then
+        cost nothing until its namespace has the effort for a full search.
         """
         if not len(remaining.positions):
-            return  # without touching the memo, which would push out another request
-        memo = self._memo.of(request)
+            return  # the memo stays as it is: a new entry would push out another request
+        memo = self._memo.answers(request)
         for i, position in enumerate(remaining.positions.tolist()):
             key = b"" if remaining.unique[i] else remaining.rows.key(i)
             answer = memo.get((key, FULL))
@@ -319,17 +309,17 @@ class Filter:
         limits: Limits,
         call: Call,
     ) -> NodeFit:
-        """Ask the engine about one node. After a hard node a quick search comes first (`Call.quick_first`)."""
-        found = None
-        for some in (QUICK, limits) if call.quick_first and limits is not LEAST else (limits,):
-            found = assess(request, node, cards, self._settings, seats=seats, limits=some, effort=call.effort)
-            if isinstance(found, Placement) or found.proven:
+        """Evaluate one node with the engine, first by a quick search if the call demands it (`Call.quick_first`)."""
+        result = None
+        for tried in (QUICK, limits) if call.quick_first and limits is not LEAST else (limits,):
+            result = assess(request, node, cards, self._settings, seats=seats, limits=tried, effort=call.effort)
+            if isinstance(result, Placement) or result.proven:
                 break
-        assert found is not None
-        call.quick_first |= not found.proven
-        if isinstance(found, Placement):
-            return NodeFit(score=score(request, found, cards, self._settings))
-        return NodeFit(found.summary())
+        assert result is not None
+        call.quick_first |= not result.proven
+        if isinstance(result, Placement):
+            return NodeFit(score=score(request, result, cards, self._settings))
+        return NodeFit(result.summary())
 
 
 def _steps_of_arrays(request: GpuRequest, names: Sequence[str]) -> int:

@@ -1,9 +1,10 @@
-"""Preemption by cards: which pods to evict for a pod on each node that kube-scheduler considers.
+"""Chooses victims for a preemption by the cards that they free, on each node that kube-scheduler considers.
 
-kube-scheduler chooses victims itself and then calls `/preempt` of the extender. It knows the GPUs of a node only as a
-sum, so its victims make room for everything except, perhaps, the cards. This module adds the victims that the cards
-need. It drops kube-scheduler's own only where nothing but cards, cpu and memory can have been the reason for them
-(`_only_cards_can_be_short`). docs/preemption.md describes the result for users.
+kube-scheduler chooses victims itself and then calls `/preempt` of `api.extender`, which calls `Preemption.choose`. It
+knows the GPUs of a node only as a sum, so its victims free everything that the pod needs except, perhaps, the cards.
+This module adds the victims that the cards need. It drops kube-scheduler's own victims only if nothing but cards, cpu
+and memory can be the reason for them (`_only_cards_can_be_short`). No pod may be evicted unless the search has proven
+that the preempting pod fits then. docs/preemption.md describes the result for users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,10 +39,9 @@ from scheduler.engine.node_assessment import assess
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.partitioning.slice_choice import assess_slices
 
-_NODE = 400_000
-"""Steps of the engine's effort for one node: the search for victims, and each test whether the pod then fits."""
+_STEPS_PER_NODE = 400_000
+"""Effort for one node: the search for victims, and each test whether the pod fits without them."""
 
-# Volumes that every node can provide, so that they are no reason for an eviction.
 # Volumes that every node can provide, so that they are no reason for an eviction.
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
 
@@ -70,43 +70,44 @@ class Preemption:
         self._budgets = budgets or EffortBudgets()
 
     def choose(
-        self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: CallerGone = never
+        self, gpu_pod: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: CallerGone = never
     ) -> dict[str, Victims]:
         """Return the victims on each node, the most important first.
 
-        Nodes where no eviction makes room are left out. So are nodes where the search for victims takes too long,
-        because no pod is evicted on a guess.
+        Nodes on which no eviction makes the pod fit are missing. So are nodes for which the search takes too long,
+        because no pod is evicted without a proof.
 
         Args:
             raw: The pod that needs the cards, as the API has it.
-            proposed: By node the victims that kube-scheduler has chosen.
-            gone: Tells whether the caller has given up.
+            proposed: The victims that kube-scheduler has chosen, by node.
+            gone: Returns whether the caller has given up.
         """
-        found: dict[str, Victims] = {}
-        if known.request is None:
-            return found
-        only_cards = _only_cards_can_be_short(known.pod, raw)
-        with self._budgets.call(known.pod.namespace, known.request, gone, charge_single=True) as call:
+        result: dict[str, Victims] = {}
+        if gpu_pod.request is None:
+            return result
+        only_cards = _only_cards_can_be_short(gpu_pod.pod, raw)
+        with self._budgets.call(gpu_pod.pod.namespace, gpu_pod.request, gone, charge_single=True) as call:
             for name, theirs in proposed.items():
                 if call.next_limits() is None:
                     break
-                budget = Budget(call.effort, max(FREE, min(_NODE, call.remaining)))
+                budget = Budget(call.effort, max(FREE, min(_STEPS_PER_NODE, call.remaining)))
                 with suppress(Exhausted):
-                    chosen = self._on(name, known, known.request, theirs, budget, only_cards=only_cards)
+                    chosen = self._on(name, gpu_pod, gpu_pod.request, theirs, budget, only_cards=only_cards)
                     if chosen is not None:
-                        found[name] = chosen
-        return found
+                        result[name] = chosen
+        return result
 
     def _on(
-        self, name: str, known: GpuPod, request: GpuRequest, theirs: Victims, budget: Budget, *, only_cards: bool
+        self, name: str, gpu_pod: GpuPod, request: GpuRequest, theirs: Victims, budget: Budget, *, only_cards: bool
     ) -> Victims | None:
-        """Return the victims on one node, or None where no eviction makes room. Raises Exhausted."""
-        view, occupants = self._state.node_snapshot_with_pods(name, known.pod.uid)
-        node, seats = view.node, self._state.seats(request, known.pod.uid)
+        """Return the victims on one node, or None if no eviction makes the pod fit. Raises Exhausted."""
+        snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
+        node = snapshot.node
+        seats = self._state.seats(request, gpu_pod.pod.uid)
         if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
             return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
         if nvidia_plugin.chooses_cards(node, request):
-            return None if nvidia_plugin.refusal(request, node, view.cards, view.mgpu_cards) else theirs
+            return None if nvidia_plugin.refusal(request, node, snapshot.cards, snapshot.mgpu_cards) else theirs
         if self._state.agent_problem(name) is not None:
             return None  # the pod could not start there once its victims are gone
 
@@ -118,10 +119,10 @@ class Preemption:
 
         wanted = requested_slices(request)
         if wanted:
-            # kube-scheduler counts slices like any resource, so its victims suffice, if what they free can be
-            # partitioned as the pod needs it.
+            # kube-scheduler counts slices like any resource, so its victims suffice if the cards that they free can
+            # be partitioned as the pod needs them.
             target = (
-                None if request.unmet(node) else self._state.partitions.get_without(name, known.pod.uid, theirs.uids)
+                None if request.unmet(node) else self._state.partitions.get_without(name, gpu_pod.pod.uid, theirs.uids)
             )
             serves = (
                 target
@@ -130,31 +131,31 @@ class Preemption:
             )
             return theirs if serves else None
         if request.others:
-            # Devices of other types: kube-scheduler's victims suffice or the node is left out. No others are searched.
+            # Devices of other types: only kube-scheduler's own victims are considered.
             gone = [h for h, _ in occupants if h.uid in theirs.uids]
-            left = [_without(state, gone) for state in (*view.available_cards, *view.available_other_devices)]
-            return theirs if fits(left) else None
+            devices = (*snapshot.available_cards, *snapshot.available_other_devices)
+            remaining = [_without(state, gone) for state in devices]
+            return theirs if fits(remaining) else None
         exact = budget.part(budget.left // 2)
-        lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, known.pod)]
-        tenants = self._tenants(view, lower)
-        if only_cards and all(state.card.healthy for state in view.available_cards):
-            found = choose_victims(request, view.available_cards, tenants, fits, exact=exact, budget=budget)
+        lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, gpu_pod.pod)]
+        tenants = self._tenants(snapshot, lower)
+        if only_cards and all(state.card.healthy for state in snapshot.available_cards):
+            found = choose_victims(request, snapshot.available_cards, tenants, fits, exact=exact, budget=budget)
             if found is None:
                 return None
             going = {t.uid for t in found[0]}
-            if going and _has_room(view, known.pod, (pod for _, pod in lower if pod.uid in going)):
+            if going and _has_cpu_and_memory(snapshot, gpu_pod.pod, (pod for _, pod in lower if pod.uid in going)):
                 return _merged(theirs, tenants, found[0])
         must = [t for t in tenants if t.uid in theirs.uids]
         others = [t for t in tenants if t.uid not in theirs.uids]
         highest = max((t.priority for t in must), default=LOWEST_PRIORITY)
-        found = choose_victims(
-            request, without_pods(view.available_cards, must), others, fits, highest=highest, exact=exact, budget=budget
-        )
+        cards = without_pods(snapshot.available_cards, must)
+        found = choose_victims(request, cards, others, fits, highest=highest, exact=exact, budget=budget)
         return None if found is None else _merged(theirs, tenants, [*must, *found[0]])
 
-    def _tenants(self, view: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[EvictablePod]:
+    def _tenants(self, snapshot: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[EvictablePod]:
         """Return the pods of lower priority that hold a part of the node's cards."""
-        cards, pods = [state.card for state in view.available_cards], {pod.uid: pod for _, pod in lower}
+        cards, pods = [state.card for state in snapshot.available_cards], {pod.uid: pod for _, pod in lower}
         found = []
         for holding, pod in lower:
             uses = {card.index: used for card in cards if (used := holding.uses(card)).shares}
@@ -172,10 +173,10 @@ def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
     return held.bound and not held.occupies and pod.priority < wanting.priority
 
 
-def _has_room(view: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
-    """Tell whether the node has the cpu and memory for the pod once these pods are gone."""
-    rooms = [view.free_resources, *(p.needs for p in going)]
-    return sum(r.cpu for r in rooms) >= pod.needs.cpu and sum(r.memory for r in rooms) >= pod.needs.memory
+def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
+    """Return whether the node has the cpu and memory for the pod once these pods are evicted."""
+    free = [snapshot.free_resources, *(p.needs for p in going)]
+    return sum(f.cpu for f in free) >= pod.needs.cpu and sum(f.memory for f in free) >= pod.needs.memory
 
 
 def _merged(theirs: Victims, tenants: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:
@@ -202,9 +203,9 @@ def _plain(resource: str) -> bool:
 
 
 def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
-    """Tell whether only cards, cpu and memory held by other pods can keep this pod away, by its specification.
+    """Return whether, by the pod's specification, it can only be short of cards, cpu and memory on a node.
 
-    Anti-affinity of other pods is not considered. Such a pod is evicted in the next round, when the cards are free.
+    Anti-affinity of other pods is not considered: kube-scheduler evicts these pods in its next attempt.
     """
     spec = raw.get("spec") or {}
     if spec.get("resourceClaims"):

@@ -1,8 +1,9 @@
-"""Scores of the learning node policies, which compare all nodes with one another.
+"""Scores nodes by the learning node policies, which compare all nodes with one another.
 
-Such a policy learns from the pods that arrive (`scheduler/cluster/forecast.py`) and provides a judge, which gives each
-node a key for a pod of a certain shape (`scheduler/engine/learning/`). `Ranking` keeps the keys of all nodes up to
-date, so that a call costs what has changed since the last call for a pod of the same shape.
+Such a policy learns from the pods that arrive (`scheduler.cluster.forecast`) and provides a judge, which gives each
+node a key for a pod of a certain shape (`scheduler.engine.learning`). `decisions.filter` creates `Ranking` and asks it
+first; the simulation of the playground uses it too. `Ranking` keeps the keys of all nodes up to date, so a call costs
+only what has changed since the last call for a pod of the same shape.
 """
 
 import threading
@@ -56,24 +57,24 @@ class Ranking:
         self._field = BoardByName()
         self._judge: Judge | None = None
 
-    def points(self, known: GpuPod, names: Sequence[str], call: Call | None = None) -> list[int] | None:
+    def points(self, gpu_pod: GpuPod, names: Sequence[str], call: Call | None = None) -> list[int] | None:
         """Return 0 to 10 for each node, with exactly one 10.
 
-        None means that another part has to score: `nodePolicy` is not a learning one, nothing is learned yet, or the
-        pod requests no GPU.
+        None means that the caller has to score by other means: `nodePolicy` is not a learning one, nothing is learned
+        yet, or the pod requests no GPU.
 
         Args:
-            call: The budget; None where there is none to keep.
+            call: The budget; None if it is unlimited.
         """
-        if self._judge is None or known.request is None or not known.request.containers:
+        if self._judge is None or gpu_pod.request is None or not gpu_pod.request.containers:
             return None
-        shape = self._state.forecast.shape(known.pod, known.request)
+        shape = self._state.forecast.shape(gpu_pod.pod, gpu_pod.request)
         with self._lock:
             self._follow()
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
             wide = tuple(self._field.wide)
-        self._judge_alone(known, known.request, judge, shape, names, keys, wide, call or unlimited())
+        self._judge_alone(gpu_pod, gpu_pod.request, judge, shape, names, keys, wide, call or unlimited())
         return extender_scores(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
@@ -103,7 +104,7 @@ class Ranking:
 
     def _judge_alone(
         self,
-        known: GpuPod,
+        gpu_pod: GpuPod,
         request: GpuRequest,
         judge: Judge,
         shape: Shape,
@@ -117,7 +118,7 @@ class Ranking:
         These are the nodes with this very pod or with pods of its groups, and those with more cards than the board has
         columns.
         """
-        uid, nodes = known.pod.uid, {*self._state.group_nodes(request), *wide}
+        uid, nodes = gpu_pod.pod.uid, {*self._state.group_nodes(request), *wide}
         decision = self._state.reservation(uid)
         if decision is not None:
             nodes.add(decision.node)

@@ -1,7 +1,7 @@
-"""The filter for requests for slices: which nodes have them free, or could be partitioned so.
+"""Evaluates nodes for requests for slices: which nodes have them free, or can be partitioned so that they have.
 
-`scheduler/decisions/filter.py` calls it in place of the arrays. Whether a node can be partitioned for a pod takes a
-search; nodes that are alike share its result.
+`decisions.filter` calls it in place of the arrays. Finding out whether a node can be partitioned for a pod takes a
+search; nodes with equal cards share its result.
 """
 
 import threading
@@ -20,11 +20,11 @@ from scheduler.engine.partitioning.partitionable_node import PartitionableNode, 
 from scheduler.engine.partitioning.slice_choice import assess_slices, rejection_of_slices
 from scheduler.engine.partitioning.slice_scores import score_for_slices
 
-_REJECTIONS_KEPT = 10_000
+_MAX_REJECTIONS = 10_000
 """Proven rejections that are cached."""
 
 
-class Slices:
+class SliceFilter:
     """Evaluates nodes for requests for slices. Thread-safe; it writes nothing and waits for nothing."""
 
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
@@ -34,26 +34,26 @@ class Slices:
         self._rejections: OrderedDict[object, NodeFit] = OrderedDict()
 
     def answers(
-        self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, *, scoring: bool = False
+        self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, *, scoring: bool = False
     ) -> Iterator[NodeFit]:
-        """Yield the answer for each node, within the budget of `call`. scoring: with a score where the pod fits."""
+        """Yield the answer for each node, within the budget of `call`. scoring: also score nodes on which it fits."""
         wanted = requested_slices(request)
         for name, node in zip(names, self._cache.nodes(names), strict=True):
             if node is None:
                 yield NodeFit(UNKNOWN)
                 continue
             unmet = request.unmet(node)
-            target = None if unmet else self._cache.partitions.get(name, known.pod.uid)
+            target = None if unmet else self._cache.partitions.get(name, gpu_pod.pod.uid)
             if target is None:
                 reason = unmet or f"node {name} has no label for slices"
                 yield NodeFit(Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True))
             else:
                 answer = assess_slices(target, wanted, call.next_budget(), self._rejection)
                 fits = scoring and answer.fits
-                yield NodeFit(score=score_for_slices(target, wanted, known.pod, self._settings)) if fits else answer
+                yield NodeFit(score=score_for_slices(target, wanted, gpu_pod.pod, self._settings)) if fits else answer
 
     def _rejection(self, target: PartitionableNode, wanted: Mapping[str, int], budget: Budget) -> NodeFit:
-        """Return why no partitioning of the node gives the pod its slices, or that one does."""
+        """Return the answer for a node that does not have the slices free now: whether a partitioning gives them."""
         key = (target.cards, tuple(sorted(wanted.items())))
         with self._lock:
             answer = self._rejections.get(key)
@@ -63,6 +63,6 @@ class Slices:
                 return answer
             with self._lock:
                 self._rejections[key] = answer
-                while len(self._rejections) > _REJECTIONS_KEPT:
+                while len(self._rejections) > _MAX_REJECTIONS:
                     self._rejections.popitem(last=False)
         return answer

@@ -1,8 +1,9 @@
-"""Pods in a vocabulary that is disabled here, on nodes where nobody else serves it either.
+"""Finds pods that request GPUs in a vocabulary that is disabled here.
 
-kube-scheduler does not count what the extender is asked about (`ignoredByScheduler`), and the kubelet drops requests
-for what its node does not have (docs/design/kubernetes.md, "Device manager"): such a pod would run, without cards
-of its own, and a CUDA image sees all of the node's.
+`decisions.filter` rejects such a pod on nodes that do not have the resource from another device plugin. Otherwise the
+pod would run without cards of its own, and a CUDA image sees all cards of the node: kube-scheduler does not count
+resources that its extender manages (`ignoredByScheduler`), and the kubelet drops requests for resources that its node
+does not have (docs/design/kubernetes.md, "Device manager").
 """
 
 from mgpu import dialects
@@ -12,20 +13,21 @@ from mgpu.model.quantities import same_quantity
 from mgpu.settings import Settings
 
 
-def unserved(pod: Pod, settings: Settings) -> dict[str, str]:
-    """What the pod asks for in vocabularies that are disabled: resource → vocabulary."""
+def disabled_resources(pod: Pod, settings: Settings) -> dict[str, str]:
+    """Return the resources that the pod requests in disabled vocabularies, each with its vocabulary."""
     enabled = {dialect.NAME for dialect in dialects.enabled(settings)}
-    asked = {
+    requested = {
         name for container, name in pod.resources() if not same_quantity((container.requested(name) or "0")[0], "0")
     }
-    found = {name: vocabulary_of(name) for name in sorted(asked)}
-    return {name: of for name, of in found.items() if of and of not in enabled}
+    vocabularies = {name: vocabulary_of(name) for name in sorted(requested)}
+    return {name: vocabulary for name, vocabulary in vocabularies.items() if vocabulary and vocabulary not in enabled}
 
 
-def refusal(resources: dict[str, str], node: Node | None) -> str:
-    """Why the pod must not go to this node; "": it may, as far as is known here."""
+def missing_reason(resources: dict[str, str], node: Node | None) -> str | None:
+    """Return why the pod must not run on this node, or None. A node that is unknown here passes."""
     if node is None:
-        return ""
-    missing = next((name for name in resources if same_quantity(node.capacity.get(name, "0"), "0")), "")
-    why = f"no {missing}, which mgpu does not serve: dialects.{resources.get(missing)}.enabled is false"
-    return why if missing else ""
+        return None
+    for name, vocabulary in resources.items():
+        if same_quantity(node.capacity.get(name, "0"), "0"):
+            return f"no {name}, which mgpu does not serve: dialects.{vocabulary}.enabled is false"
+    return None

@@ -4,7 +4,7 @@ import base64
 import copy
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jsonpatch
@@ -16,17 +16,22 @@ from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Minor
 from mgpu.model.pods import Node
+from mgpu.serving.metrics import Watch
 from mgpu.serving.review import parse_review
 from mgpu.settings import load_settings
+from scheduler.announcements import Announcements
 from scheduler.api.app import listeners
 from scheduler.api.binding_webhook import BindingAdmission
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import CardsFreed, ObjectWarning, PartitionsChanged, PodUndecided
+from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
-from scheduler.decisions.filter import Filter
+from scheduler.decisions.effort_budgets import CallerGone, never
+from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
+from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.partitioning.partition_controller import PartitionController
 from scheduler.partitioning.plan_writer import PlanWriter
 from tests import builders
@@ -168,6 +173,20 @@ class FakeApi:
             raise Unreachable("no answer")
 
 
+class _PlanningFilter(Filter):
+    """A filter that requests plans for the pods that it is called for, as the extender does."""
+
+    def __init__(self, replica: "Replica") -> None:
+        super().__init__(replica.state, replica.settings)
+        self._planning = replica.planning
+
+    def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> Filtered:
+        result = super().filter(gpu_pod, names, gone)
+        if gpu_pod.request and requested_slices(gpu_pod.request):
+            self._planning.request_plan(gpu_pod, result.repartitionable, result.passed)
+        return result
+
+
 class Replica:
     """A scheduler process without its threads: events wait until they are delivered, work until it is done."""
 
@@ -180,7 +199,7 @@ class Replica:
     ) -> None:
         self.api, self.clock, self.settings = api, clock or Clock(), settings
         self.events: list[tuple[str, str, str]] = []
-        self.leading: Callable[[], None] = lambda: None
+        self.leading = self.labelled = True
         self.freed: list[str] = []
         self.state = ClusterCache(settings, self.clock, records)
         client: Any = api
@@ -190,12 +209,13 @@ class Replica:
             PlanWriter(client, settings),
             settings,
             self._warn,
-            lambda: self.leading(),
+            self.may_decide,
             self.clock,
             lambda: self.now(),
         )
+        self.announcements = Announcements(client, self.may_decide, self.clock)
         self.decider = Decider(self.state, client, settings)
-        self.filter = Filter(self.state, settings, self.planning.request_plan)
+        self.filter: Filter = _PlanningFilter(self)
         self.disruption_budgets = DisruptionBudgets()
         self.preemption = Preemption(self.state, self.disruption_budgets, settings)
         self.late = LateDecisions(
@@ -204,15 +224,15 @@ class Replica:
             client,
             settings,
             self._warn,
-            lambda: self.leading(),
+            self.may_decide,
+            self.planning,
             self.clock,
-            self.planning.can_serve,
         )
         self.state.subscribe(CardsFreed, lambda event: self.freed.append(event.node))
         self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
         self.state.subscribe(PodUndecided, lambda event: self.late.add(event.uid))
         self.state.subscribe(ObjectWarning, lambda event: self._warn(event.regarding, event.reason, event.message))
-        self.admission = BindingAdmission(self.decider, lambda: self.leading())
+        self.admission = BindingAdmission(self.decider, self.may_decide)
         self.waiting: dict[str, deque[tuple[str, Raw]]] = {
             kind: deque() for kind in ("nodes", "devices", "configmaps", "pods", "mtgpupods")
         }
@@ -254,17 +274,17 @@ class Replica:
         return None
 
     def not_deciding_reason(self) -> str | None:
-        try:
-            self.leading()
-        except RetryLater as error:
-            return str(error)
-        return None
+        return None if self.leading else "another replica leads"
 
     def may_answer(self) -> None:
         """Always."""
 
     def may_decide(self) -> None:
-        self.leading()
+        if not self.leading:
+            raise RetryLater("another replica leads")
+
+    def watches(self) -> Mapping[str, Watch]:
+        return {}
 
     def cards_held(self) -> dict[str, list[tuple[int | str | Minor | None, int]]]:
         """pod name → (card, core in milli) of each share."""
@@ -306,9 +326,9 @@ def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_
 
 def clients(replica: Replica) -> tuple[Client, Client]:
     """(admission, extender) over HTTP."""
-    api: Any = replica.api
-    made = listeners(replica.state, replica.decider, replica.filter, replica.preemption, api, replica.settings, replica)
-    return Client(made[0].app), Client(made[1].app)
+    process: Any = replica
+    admission, extender = listeners(process)
+    return Client(admission.app), Client(extender.app)
 
 
 def doors() -> tuple[Client, Client]:

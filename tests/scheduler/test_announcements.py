@@ -10,7 +10,7 @@ from mgpu.model.device_object import gained, write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.pods import Node
-from scheduler.announcements import ANNOTATION, BEHIND_SECONDS, PAUSE, SPACING, Announcements
+from scheduler.announcements import ANNOTATION, NODE_PAUSE_SECONDS, RACE_PAUSE_SECONDS, WATCH_LAG_SECONDS, Announcements
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import CardsFreed, NodeMayFit
 from scheduler.cluster.reservations import Reservation
@@ -41,8 +41,8 @@ class Announcing:
         api: Any = self.api
         self.announcements = Announcements(api, self.may_decide, self.clock)
         self.state = ClusterCache(SETTINGS, self.clock)
-        self.state.subscribe(CardsFreed, lambda event: self.announcements.add(event.node))
-        self.state.subscribe(NodeMayFit, lambda event: self.announcements.left(event.node))
+        self.state.subscribe(CardsFreed, self.announcements.cards_freed)
+        self.state.subscribe(NodeMayFit, self.announcements.node_may_fit)
         self.state.node_changed(b.node("n1"))
         self.device(*b.cards(2))
         self.leading = True
@@ -110,10 +110,10 @@ def test_a_flapping_card_is_announced_once_in_a_while(one: Announcing) -> None:
     for _ in range(10):
         one.device(ILL, SECOND)
         one.device(FIRST, SECOND)
-        announced += one.announced(PAUSE / 10)
+        announced += one.announced(NODE_PAUSE_SECONDS / 10)
     assert announced == ["n1"]
-    assert one.announced(PAUSE) == ["n1"]
-    assert one.announced(PAUSE) == []
+    assert one.announced(NODE_PAUSE_SECONDS) == ["n1"]
+    assert one.announced(NODE_PAUSE_SECONDS) == []
 
 
 def test_a_replica_that_does_not_decide_is_silent(one: Announcing) -> None:
@@ -121,7 +121,7 @@ def test_a_replica_that_does_not_decide_is_silent(one: Announcing) -> None:
     one.device(ILL, SECOND)
     one.device(FIRST, SECOND)
     one.leading = True
-    assert one.announced(PAUSE) == []
+    assert one.announced(NODE_PAUSE_SECONDS) == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_could_not_be_said_is_said_later(one: Announcing, error: Exception)
     one.api.error = error
     assert one.announced() == []
     one.api.error = None
-    assert one.announced(PAUSE) == ["n1"]
+    assert one.announced(NODE_PAUSE_SECONDS) == ["n1"]
 
 
 @pytest.mark.parametrize("error", [ApiError(404, "NotFound", "n1"), ApiError(403, "Forbidden", "")])
@@ -144,7 +144,7 @@ def test_what_no_other_try_changes_is_left_alone(one: Announcing, error: Excepti
     one.api.error = error
     assert one.announced() == []
     one.api.error = None
-    assert one.announced(PAUSE) == []
+    assert one.announced(NODE_PAUSE_SECONDS) == []
 
 
 def bound(name: str = "p", phase: str = "Running", node: str = "n1") -> dict[str, Any]:
@@ -173,8 +173,8 @@ def test_who_was_refused_by_what_kube_scheduler_knew_to_be_past_is_woken(
 ) -> None:
     one.state.pod_changed(before)
     one.announced()
-    one.announcements.refused()
-    one.clock.now += BEHIND_SECONDS - 1
+    one.announcements.pod_rejected()
+    one.clock.now += WATCH_LAG_SECONDS - 1
     assert one.announced() == []
     what(one.state)
     assert one.announced() == ["n1"]
@@ -184,7 +184,7 @@ def test_nor_does_it_matter_that_he_was_told_so_afterwards(one: Announcing) -> N
     one.state.pod_changed(bound())
     one.announced()
     one.state.pod_gone(bound())
-    one.announcements.refused()
+    one.announcements.pod_rejected()
     assert one.announced() == ["n1"]
 
 
@@ -194,7 +194,7 @@ def test_a_node_that_is_gone_wakes_nobody_and_keeps_no_other_back(one: Announcin
         one.state.pod_changed(pod)
     one.state.node_gone(b.node("n1"))
     one.announced()
-    one.announcements.refused()
+    one.announcements.pod_rejected()
     one.state.pod_gone(bound("p", node="n1"))
     one.state.pod_gone(bound("q", node="n2"))
     assert one.announced() == ["n2"]
@@ -203,19 +203,19 @@ def test_a_node_that_is_gone_wakes_nobody_and_keeps_no_other_back(one: Announcin
 def test_where_nobody_was_refused_the_end_of_a_pod_is_not_announced(one: Announcing) -> None:
     one.state.pod_changed(bound())
     one.announced()
-    one.announcements.refused()
-    one.clock.now += BEHIND_SECONDS
+    one.announcements.pod_rejected()
+    one.clock.now += WATCH_LAG_SECONDS
     one.state.pod_gone(bound())
-    assert one.announced(SPACING) == []
-    one.announcements.refused()
+    assert one.announced(RACE_PAUSE_SECONDS) == []
+    one.announcements.pod_rejected()
     assert one.announced() == []
 
 
 def test_of_many_that_end_at_once_one_is_announced_a_second(one: Announcing) -> None:
     for i in range(9):
-        one.announcements.refused()
-        one.announcements.left(f"n{i}")
+        one.announcements.pod_rejected()
+        one.announcements.node_may_fit(NodeMayFit(f"n{i}"))
     assert one.announced() == ["n0"]
-    one.announcements.left("n9")
+    one.announcements.node_may_fit(NodeMayFit("n9"))
     assert one.announced() == []
-    assert one.announced(SPACING) == ["n9"]
+    assert one.announced(RACE_PAUSE_SECONDS) == ["n9"]

@@ -14,7 +14,6 @@ from werkzeug.test import Client
 from mgpu.dialects import gpushare
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import write_device
-from mgpu.model.errors import RetryLater
 from mgpu.model.pods import Node
 from tests import builders as b
 from tests.scheduler.fake import Replica, admitted, clients, cluster
@@ -90,10 +89,7 @@ def test_more_used_than_there_is_leaves_nothing_and_not_everything(replica: Repl
 def test_two_replicas_do_not_book_one_card_twice(replica: Replica, client: Client) -> None:
     other = Replica(replica.api)
 
-    def not_leading() -> None:
-        raise RetryLater("another replica leads")
-
-    other.leading = not_leading
+    other.leading = False
     for name in "pq":
         put(replica, asking(name, 50))
     other.deliver()

@@ -147,7 +147,7 @@ def test_errors_put_it_off_and_are_told_once(caplog: Any) -> None:
     for _ in range(10):
         assert world.round("a", later=0.5) == []
     assert len(world.api.calls) == 3
-    assert [record.getMessage() for record in caplog.records] == ["label mgpu.io/leads: no answer"]
+    assert [record.getMessage() for record in caplog.records] == ["cannot write label mgpu.io/leads: no answer"]
     world.api.breaks = 1_000
     assert world.round(later=2) == ["a"]
 

@@ -40,10 +40,6 @@ constraints = st.sampled_from([{}, {}, {SAME: "pair"}, {SAME: "pair"}, {SAME: "o
 Wished = dict[str, str]
 
 
-def _not_leading() -> None:
-    raise RetryLater("another replica leads")
-
-
 def shape(cores: list[int]) -> list[dict[str, Any]]:
     made = [b.container(f"c{i}", core, None if core >= 100 else 1024) for i, core in enumerate(cores)]
     for container in made:
@@ -72,10 +68,10 @@ class Cluster(RuleBasedStateMachine):
     def lead(self, which: int) -> None:
         """As `Process._catch_up` has it: the new leader decides only after a fresh list."""
         for replica in self.replicas:
-            replica.leading = _not_leading
+            replica.leading = False
         self.leader = self.replicas[which]
         self.leader.deliver()
-        self.leader.leading = lambda: None
+        self.leader.leading = True
         for uid in self.leader.state.undecided_pods():
             self.leader.late.add(uid)
         self.api.admit = admitted(self.leader)
@@ -115,8 +111,8 @@ class Cluster(RuleBasedStateMachine):
     def the_extender_binds(self, name: str, cores: list[int], wished: Wished, node: str, again: bool) -> None:
         uid = self.pod(name, cores, wished, again=again)["metadata"]["uid"]
         body = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}
-        leader = self.leader
-        extender = Extender(leader.filter, leader.decider, leader.preemption, self.client, leader)
+        leader: Any = self.leader
+        extender = Extender(leader)
         with contextlib.suppress(RetryLater):
             extender.bind(orjson.dumps(body))
 

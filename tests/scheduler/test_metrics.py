@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from werkzeug.test import Client
 
-from mgpu.model.errors import RetryLater
 from scheduler import metrics
 from scheduler.api.app import listeners
 from tests import builders as b
@@ -69,11 +68,8 @@ def test_a_refused_binding_is_a_rejection_at_the_decision(replica: Replica) -> N
 
 
 def test_who_may_not_decide_is_unavailable(replica: Replica) -> None:
-    def refuse() -> None:
-        raise RetryLater("another replica leads")
-
     submit(replica, b.share("p", 60))
-    replica.leading = refuse
+    replica.leading = False
     gone = reviews("unavailable")
     assert "error" in bind(replica, "p")
     assert gone.added == 1
@@ -101,11 +97,12 @@ def test_late_decisions_and_reservations_that_came_to_nothing(replica: Replica) 
 
 
 def test_the_page_is_on_the_metrics_address_alone(replica: Replica) -> None:
-    api: Any = replica.api
+    process: Any = replica
     settings = replica.settings.model_copy(
         update={"scheduler": replica.settings.scheduler.model_copy(update={"metrics_port": 0, "web_port": 0})}
     )
-    made = listeners(replica.state, replica.decider, replica.filter, replica.preemption, api, settings, replica)
+    process.settings = settings
+    made = listeners(process)
     answers = [Client(listen.app).get("/metrics") for listen in made]
     assert [answer.status_code == 200 for answer in answers] == [False, False, True, False]
     assert answers[2].content_type.startswith("text/plain; version=")

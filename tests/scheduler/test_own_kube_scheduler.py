@@ -161,7 +161,7 @@ def test_who_may_not_see_the_lease_elects_as_without_it(caplog: pytest.LogCaptur
     assert world.rounds(10) == "a"
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 2  # once each
-    assert all("which kube-scheduler leads is not known" in line for line in told)
+    assert all("cannot find out which kube-scheduler leads" in line for line in told)
 
 
 STEPS = st.tuples(

@@ -1,7 +1,8 @@
-"""The feed of the web page: JSON of all nodes, made once for all viewers, of which each gets what has changed.
+"""Keeps the JSON of all nodes for the web page, and sends each viewer what has changed.
 
-The page polls every second (`Board.since`). A stream would hold one of the process's threads for each viewer and be no
-faster. Polling holds none, and works with every replica and through `kubectl port-forward`.
+`api.page.page_app` calls `Board.since` each second for each viewer. The JSON is made once for all viewers. Polling
+occupies no thread of the process between two requests, unlike a stream, and works with any replica and through
+`kubectl port-forward`. A refresh must stay short and paced, since kube-scheduler waits for the same interpreter.
 """
 
 import gzip
@@ -21,11 +22,11 @@ from scheduler.cluster.cache import ClusterCache
 EVERY_SECONDS = 1.0
 """The shortest time between two refreshes. There is no refresh while no page is open."""
 GONE_KEPT = 1000
-"""Deleted nodes that are remembered. A page that has missed more gets everything."""
+"""Deleted nodes that are remembered. A page that has missed more deletions gets everything."""
 REFRESH_SECONDS = 0.4
-"""The longest time of a refresh. It makes as many nodes as it can; the page asks for the others at once."""
+"""The longest time of a refresh. The page requests the nodes that are still missing at once."""
 ANSWERS_KEPT = 64
-"""Answers that are cached. Pages poll each second, so nearly all of them have one of the last few versions."""
+"""Answers that are cached. Pages poll each second, so nearly all have one of the latest versions."""
 
 
 class Board:
@@ -68,12 +69,12 @@ class Board:
         nothing of them has changed).
 
         Args:
-            version: That of the caller's last answer. "", one of another replica, or one that is too old gets
-                everything.
-            replica: Why this replica does not decide, "" where it does; the page shows it.
+            version: The version of the caller's last answer. The answer has everything if this is "", of another
+                replica, or too old.
+            replica: Why this replica does not decide, or "" if it does; the page shows it.
         """
         self._refresh()
-        # One at a time: an answer with all nodes takes megabytes, and viewers with the same version share one.
+        # One answer is made at a time, since an answer with all nodes takes megabytes. Equal versions share one.
         with self._answering:
             with self._lock:
                 number, now = self._number_of(version), self._number
@@ -100,18 +101,18 @@ class Board:
         }
 
     def node(self, name: str) -> Json | None:
-        """Return all details of a node, or None where there is no such node."""
-        found = self._state.node_contents(name)
-        return detail_json(found) if found else None
+        """Return all details of a node, or None if there is no such node."""
+        contents = self._state.node_contents(name)
+        return detail_json(contents) if contents else None
 
     def _number_of(self, version: str) -> int | None:
-        """Return the number in a version, or None where the caller must get everything."""
+        """Return the number in a version, or None if the caller must get everything."""
         epoch, _, number = version.partition(".")
         known = epoch == self._epoch and number.isdecimal() and self._floor <= int(number) <= self._number
         return int(number) if known else None
 
     def _refresh(self) -> None:
-        """Refresh if it is time. One caller does, and the others answer with what there is, except the first time."""
+        """Refresh if it is time. Only one caller refreshes; the others do not wait for it, except the first time."""
         if self._refreshing.acquire(blocking=not self._number):
             try:
                 if self._todo or self._clock() - self._refreshed_at >= EVERY_SECONDS:
@@ -140,7 +141,7 @@ class Board:
                 self._floor = self._gone.popleft()[0]
             self._todo = len(wanted) - sum(name in versions for name in made)
             self._nodes_number = number if made else self._nodes_number
-            # The reasons count all nodes that exist, also those whose JSON is not made yet.
+            # The reasons count all nodes that exist, including those whose JSON is not made yet.
             names = [name for name in versions if name in self._nodes or name not in self._versions]
         pending = orjson.dumps(self._waiting.json(names, self._nodes_number))
         with self._lock:
@@ -150,14 +151,14 @@ class Board:
                 self._number = number
 
     def _make(self, names: Sequence[str]) -> dict[str, bytes | None]:
-        """Return the JSON of as many of these nodes as there is time for; None for a node that is gone."""
-        found: dict[str, bytes | None] = {}
+        """Return the JSON of as many of these nodes as there is time for, and None for deleted nodes."""
+        made: dict[str, bytes | None] = {}
         until = time.monotonic() + REFRESH_SECONDS
-        pace = Pace(rests=1)
+        pace = Pace(pause_ratio=1)
         for name in names:
             snapshot = self._state.node_contents(name)
-            found[name] = orjson.dumps(node_json(snapshot)) if snapshot else None
+            made[name] = orjson.dumps(node_json(snapshot)) if snapshot else None
             if time.monotonic() > until:
                 break
             pace()
-        return found
+        return made

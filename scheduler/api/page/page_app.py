@@ -1,15 +1,14 @@
-"""The HTTP side of the web page: its files, and two JSON endpoints. All of it is read-only.
+"""Serves the web page: its files and two JSON endpoints, all of them read-only.
 
-docs/security.md says who can reach it: there is no authentication, so it listens on loopback by default.
+`scheduler.api.app` adds the app to the addresses of the process. There is no authentication, so the app listens on
+loopback by default (docs/security.md). The security headers and the check of the Host header must stay.
 """
 
 import gzip
 import hashlib
 import ipaddress
 import mimetypes
-from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
-from typing import Any
 
 import orjson
 from flask import Flask, Response, request
@@ -17,9 +16,9 @@ from flask import Flask, Response, request
 from mgpu.serving.app import new_app
 from mgpu.serving.review import BadRequest
 from mgpu.settings import Settings
-from scheduler.api.extender import Gate
 from scheduler.api.page.feed import Board
 from scheduler.api.page.waiting_list import Waiting
+from scheduler.api.replica import Replica
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.effort_budgets import EffortBudgets
@@ -36,25 +35,23 @@ _HEADERS = {
 _INDEX = "index.html"
 
 
-def make_board(
-    state: ClusterCache, settings: Settings, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]] = tuple
-) -> Board:
-    """Build the page's feed. mtgpupods: returns all MtgpuPods that are known, as the API has them."""
-    pace = Pace(rests=1)
-    # A filter of its own: it makes no full searches, uses none of the namespaces' allowances, and plans nothing.
+def make_board(state: ClusterCache, settings: Settings) -> Board:
+    """Return the feed of the page."""
+    pace = Pace(pause_ratio=1)
+    # A separate filter, which makes no full searches and does not use the allowances of the namespaces.
     filter_ = Filter(state, settings, pace=pace, budgets=EffortBudgets(allowance=0))
-    return Board(state, Waiting(state, filter_, mtgpupods, pace))
+    return Board(state, Waiting(state, filter_, pace))
 
 
-def make_app(board: Board, gate: Gate, host: str = "127.0.0.1") -> Flask:
+def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
     """Return the app with `/`, the static files, `/api/cluster?since=VERSION` and `/api/nodes/NAME`.
 
-    Replicas that do not lead answer too, since their caches are in sync; the answer is 503 before they are.
+    Replicas that do not lead answer too. The answer is 503 until the cache is in sync.
 
     Args:
-        host: The address on which the app is served. On loopback it answers only requests for an address or for
-            `localhost`. A page of another site whose name resolves to 127.0.0.1 (DNS rebinding) could read it
-            otherwise.
+        host: The address on which the app is served. If it is loopback, the app answers only requests for an address
+            or for `localhost`: otherwise another site whose name resolves to 127.0.0.1 could read the page (DNS
+            rebinding).
     """
     app = new_app()
     served = {path.name: path.read_bytes() for path in (files(__package__) / "static").iterdir() if path.is_file()}
@@ -74,15 +71,15 @@ def make_app(board: Board, gate: Gate, host: str = "127.0.0.1") -> Flask:
         return reply
 
     def cluster() -> Response:
-        gate.may_answer()
-        return _packed(board.since(request.args.get("since", ""), gate.not_deciding_reason() or ""))
+        replica.may_answer()
+        return _packed(board.since(request.args.get("since", ""), replica.not_deciding_reason() or ""))
 
     def node(name: str) -> Response:
-        gate.may_answer()
-        found = board.node(name)
-        if found is None:
+        replica.may_answer()
+        details = board.node(name)
+        if details is None:
             raise BadRequest(404, f"there is no node {name[:253]}")
-        return _fresh(Response(orjson.dumps(found), mimetype="application/json"))
+        return _uncached(Response(orjson.dumps(details), mimetype="application/json"))
 
     def secured(reply: Response) -> Response:
         reply.headers.update(_HEADERS)
@@ -103,10 +100,10 @@ def _packed(body: bytes) -> Response:
     if packed:
         reply.content_encoding = "gzip"
     reply.vary.add("Accept-Encoding")
-    return _fresh(reply)
+    return _uncached(reply)
 
 
-def _fresh(reply: Response) -> Response:
+def _uncached(reply: Response) -> Response:
     reply.cache_control.no_store = True
     return reply
 
@@ -117,7 +114,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _names_an_address(host: str) -> bool:
-    """Tell whether a Host header is an address or localhost, with or without a port: names in no DNS zone."""
+    """Return whether a Host header is an address or localhost, with or without a port: a name in no DNS zone."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     return name == "localhost" or _address(name.strip("[]")) is not None
 

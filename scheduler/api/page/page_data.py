@@ -1,7 +1,8 @@
-"""JSON of nodes and waiting pods for the web page: pure functions.
+"""Renders nodes and waiting pods as JSON for the web page. The functions are pure.
 
-The page holds all nodes, which may be thousands, so `node_json` has only what it draws. `detail_json` has everything of
-the one node that a user opens. `static/store.js` reads these objects; change both together.
+`api.page.feed` and `api.page.waiting_list` call them, and `static/store.js` reads the objects; change both together.
+The page keeps all nodes, which may be thousands, so `node_json` contains only what the page draws. `detail_json`
+contains everything about the one node that a user opens.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,28 +37,28 @@ _EXAMPLES = 3
 _MOST_REASONS = 12
 
 
-def view_of(found: NodeContents) -> NodeView:
-    """Return the node as `mgpu inspect` shows it too."""
-    ledger, name = Ledger(), found.node.name
-    ledger.set_cards(name, list_allocatable(found.slices, (*found.cards, *found.other_devices)))
-    for holding in found.held:
+def view_of(contents: NodeContents) -> NodeView:
+    """Return the node as `mgpu inspect` shows it."""
+    ledger, name = Ledger(), contents.node.name
+    ledger.set_cards(name, list_allocatable(contents.slices, (*contents.cards, *contents.other_devices)))
+    for holding in contents.held:
         ledger.hold(holding)
-    (view,) = view_nodes(ledger, {name: NodePartitions(found.slices, found.cards)})
+    (view,) = view_nodes(ledger, {name: NodePartitions(contents.slices, contents.cards)})
     return view
 
 
-def node_json(found: NodeContents) -> Json:
+def node_json(contents: NodeContents) -> Json:
     """Return a node as `{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
 
     Values that are false or empty are left out. A card is `{"index", "model", "core": [used, all], "memory": [used,
     all], "uses"}`, with core in milli and memory in bytes. A use is `[position in "pods", core, memory]`. A partitioned
     card has slices `[name, left, width, position in "pods" or -1]`, in PARTS of the card.
     """
-    view = view_of(found)
+    view = view_of(contents)
     unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
     keeps = {use.pod: use.occupies for device in view.devices for use in device.uses if use.occupies}
     dialects = {use.pod: use.dialect for device in view.devices for use in device.uses}
-    reserved = {holding.key for holding in found.held if not holding.bound}
+    reserved = {holding.key for holding in contents.held if not holding.bound}
     number = {pod: i for i, pod in enumerate(dialects)}
     pods = [
         {"name": pod, "dialect": dialect}
@@ -68,7 +69,7 @@ def node_json(found: NodeContents) -> Json:
     ]
     return {
         "name": view.name,
-        **_if(note=found.problem or view.note, nvidia=nvidia_plugin.is_on_node(found.node)),
+        **_if(note=contents.problem or view.note, nvidia=nvidia_plugin.is_on_node(contents.node)),
         "pods": pods,
         "cards": [_card(card, number) for card in view.cards],
         **_if(others=[{"type": card.state.card.type, **_card(card, number)} for card in view.others]),
@@ -96,16 +97,16 @@ def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
         left += stretch.cells
 
 
-def detail_json(found: NodeContents) -> Json:
-    """Return a node with all details of its cards: those of `mgpu inspect -o json`, and `uses`, `model` and others."""
-    view = view_of(found)
+def detail_json(contents: NodeContents) -> Json:
+    """Return a node with all details of its cards: the keys of `mgpu inspect -o json`, `uses`, `model` and others."""
+    view = view_of(contents)
     rows = nodes_json([view])[view.name]["cards"]
-    reserved = {holding.key for holding in found.held if not holding.bound}
+    reserved = {holding.key for holding in contents.held if not holding.bound}
     for row, device in zip(rows, view.devices, strict=True):
         card = device.state.card
         row |= {"model": card.model, "numa": card.numa, "minor": card.minor, "cut": device.cut}
         row["uses"] = [_use(use, reserved=use.pod in reserved) for use in device.uses]
-    return {"name": view.name, "note": found.problem or view.note, "cards": rows}
+    return {"name": view.name, "note": contents.problem or view.note, "cards": rows}
 
 
 def _use(use: CardUse, *, reserved: bool) -> Json:
@@ -122,14 +123,14 @@ def _use(use: CardUse, *, reserved: bool) -> Json:
     }
 
 
-def why_json(found: Filtered, now: int) -> Json:
+def why_json(result: Filtered, now: int) -> Json:
     """Return why a pod waits, the most frequent reason first.
 
     The object is `{"fits": nodes, "of": nodes, "recut": nodes, "reasons": [{"text", "nodes": count, "examples":
     names}], "at": now}`, where now is the time of the answer in seconds since 1970.
     """
     by_text: dict[str, list[str]] = {}
-    for name, text in (*found.failed.items(), *found.hopeless.items()):
+    for name, text in (*result.failed.items(), *result.hopeless.items()):
         by_text.setdefault(text, []).append(name)
     ordered = sorted(by_text.items(), key=lambda row: (-len(row[1]), row[0]))
     rows = [
@@ -140,17 +141,17 @@ def why_json(found: Filtered, now: int) -> Json:
     if more:
         text = f"{len(ordered) - _MOST_REASONS} other reasons"
         rows.append({"text": text, "nodes": more, "examples": []})
-    fits, refused = len(found.passed), len(found.failed) + len(found.hopeless)
-    return {"fits": fits, "of": fits + refused, "recut": len(found.repartitionable), "reasons": rows, "at": now}
+    fits, refused = len(result.passed), len(result.failed) + len(result.hopeless)
+    return {"fits": fits, "of": fits + refused, "recut": len(result.repartitionable), "reasons": rows, "at": now}
 
 
 def reason_json(text: str) -> Json:
-    """Return the same for a reason that is not about nodes."""
+    """Return such an object for a reason that does not concern nodes."""
     return {"reasons": [{"text": text, "nodes": 0, "examples": []}]}
 
 
 def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
-    """Return a pod that has no cards yet. why: the position of its reason; -1 while that is not known."""
+    """Return a pod that has no cards yet. why: the position of its reason, or -1 if the reason is not ready."""
     return {
         "name": pod.key,
         "dialect": request.dialect if request else "",

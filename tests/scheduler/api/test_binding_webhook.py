@@ -6,7 +6,6 @@ import orjson
 import pytest
 from werkzeug.test import Client
 
-from mgpu.model.errors import RetryLater
 from tests import builders as b
 from tests.scheduler.fake import Replica, admitted, clients, cluster, review
 
@@ -156,11 +155,8 @@ def test_a_dry_run_reserves_nothing(replica: Replica, client: Client) -> None:
 
 @pytest.mark.parametrize("why", ["not leading", "API unreachable"])
 def test_who_cannot_decide_closes_the_connection(replica: Replica, client: Client, why: str) -> None:
-    def refuse() -> None:
-        raise RetryLater(why)
-
     if why == "not leading":
-        replica.leading = refuse
+        replica.leading = False
     else:
         replica.api.reachable = False  # and the pod is not in the cache
     reply = client.post("/bind-admission", json=review(binding(), name="p"))

@@ -1,6 +1,5 @@
 """What the scheduler tells of the cluster's present state."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,19 +19,6 @@ class Watch:
         self.restarts, self.synced, self.broken_for = restarts, synced, broken_for
 
 
-class Process:
-    leading = labelled = True
-
-    def not_ready_reason(self) -> str | None:
-        return "not in sync yet: pods"
-
-    def not_deciding_reason(self) -> str | None:
-        return "another replica leads"
-
-    def watches(self) -> Mapping[str, Any]:
-        return {"nodes": Watch(2, synced=True), "pods": Watch(0, synced=False, broken_for=7.5)}
-
-
 @pytest.fixture
 def replica() -> Replica:
     return Replica(cluster(("n1", 2), ("n2", 1), ("n3", 0)))
@@ -43,9 +29,10 @@ def running(name: str, core: int, mib: int, node: str, index: int) -> dict[str, 
     return b.share(name, core, mib, annotations=record, node=node, phase="Running")
 
 
-def samples(replica: Replica, items: tuple[dict[str, Any], ...] = ()) -> CollectorRegistry:
+def samples(replica: Replica) -> CollectorRegistry:
+    process: Any = replica
     registry = CollectorRegistry()
-    registry.register(ClusterCollector(replica.state, Process(), lambda: items))
+    registry.register(ClusterCollector(process))
     return registry
 
 
@@ -103,33 +90,37 @@ def test_others_have_the_interpreter_after_each_node_that_is_read(replica: Repli
     assert len(rests) == 4
 
 
-def test_whether_it_leads_and_hears_of_everything(replica: Replica) -> None:
+def test_replica_metrics_show_leadership_and_watches(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches = {"nodes": Watch(2, synced=True), "pods": Watch(0, synced=False, broken_for=7.5)}
+    monkeypatch.setattr(replica, "watches", lambda: watches)
+    monkeypatch.setattr(replica, "not_ready_reason", lambda: "not in sync yet: pods")
+    replica.leading = False
     value = samples(replica).get_sample_value
-    assert [value(f"mgpu_{name}") for name in ("leader", "labelled", "ready", "decides")] == [1, 1, 0, 0]
+    assert [value(f"mgpu_{name}") for name in ("leader", "labelled", "ready", "decides")] == [0, 1, 0, 0]
     assert [value("mgpu_watch_synced", {"watch": watch}) for watch in ("nodes", "pods")] == [1, 0]
     assert value("mgpu_watch_broken_seconds", {"watch": "pods"}) == 7.5
     assert value("mgpu_watch_restarts_total", {"watch": "nodes"}) == 2
 
 
-def test_mtgpupods_by_phase_and_condition(replica: Replica) -> None:
+def test_mtgpupod_metrics_count_phases_and_conditions(replica: Replica) -> None:
     bound = {"type": "Bound", "status": "False", "reason": "NoCardFree", "message": "…"}
-    items: tuple[dict[str, Any], ...] = (
-        {"status": {"phase": "Failed", "conditions": [bound]}},
-        {"status": {"phase": "Odd"}},
-        {},
-    )
-    value = samples(replica, items).get_sample_value
+    statuses: tuple[dict[str, Any], ...] = ({"phase": "Failed", "conditions": [bound]}, {"phase": "Odd"}, {})
+    for i, status in enumerate(statuses):
+        replica.api.put("mtgpupods", {**b.mtgpupod(f"m{i}"), "status": status})
+    replica.deliver()
+    value = samples(replica).get_sample_value
     assert [value("mgpu_mtgpupods", {"phase": phase}) for phase in ("Failed", "Pending", "Running")] == [1, 2, 0]
     labels = {"type": "Bound", "status": "False", "reason": "NoCardFree"}
     assert value("mgpu_mtgpupod_conditions", labels) == 1
 
 
-def test_pods_that_are_bound_without_cards(replica: Replica) -> None:
+def test_undecided_metric_counts_pods_bound_without_cards(replica: Replica) -> None:
     replica.api.put("pods", b.share("p", 60, node="n1"))
     replica.deliver()
     assert samples(replica).get_sample_value("mgpu_undecided_pods") == 1
 
 
-def test_registering_asks_nothing(replica: Replica) -> None:
-    described = {metric.name for metric in ClusterCollector(replica.state, Process(), tuple).describe()}
-    assert described == {metric.name for metric in ClusterCollector(replica.state, Process(), tuple).collect()}
+def test_described_metrics_are_the_collected_ones(replica: Replica) -> None:
+    process: Any = replica
+    collector = ClusterCollector(process)
+    assert {metric.name for metric in collector.describe()} == {metric.name for metric in collector.collect()}

@@ -1,11 +1,15 @@
+import json
 from typing import Any
 
 import orjson
 import pytest
 from werkzeug.test import Client
 
-from mgpu.model.errors import RetryLater
+from mgpu.model.node_slices import LABEL, MADE
 from mgpu.settings import load_settings
+from scheduler.announcements import ANNOTATION
+from scheduler.cluster.events import NodeMayFit
+from scheduler.decisions.filter import Filter
 from tests import builders as b
 from tests.scheduler.fake import Replica, admitted, clients, cluster
 
@@ -156,14 +160,10 @@ def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, c
     assert replica.cards_held() == {"p": [(0, 500)]}
 
 
-def not_leading() -> None:
-    raise RetryLater("another replica leads")
-
-
 def test_a_replica_that_leads_no_more_sends_its_callers_to_the_service_again(replica: Replica, client: Client) -> None:
     body = {"Pod": b.share("p"), "NodeNames": ["n1"]}
     assert "Connection" not in client.post("/filter", json=body).headers
-    replica.leading = not_leading
+    replica.leading = False
     reply = client.post("/filter", json=body)
     assert (reply.status_code, reply.headers["Connection"]) == (200, "close")
 
@@ -172,7 +172,7 @@ def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(repli
     leader = Replica(replica.api)
     replica.api.admit = admitted(leader)
 
-    replica.leading = not_leading
+    replica.leading = False
     replica.api.put("pods", b.share("p"))
     replica.deliver()
     assert post(client, "/bind", PodName="p", PodNamespace="default", PodUID="uid-p", Node="n1") == {"Error": ""}
@@ -231,3 +231,26 @@ def test_what_a_disabled_vocabulary_asks_for_goes_where_somebody_else_serves_it_
 def test_pods_of_others_pass(client: Client) -> None:
     plain = b.pod("p", {"name": "c", "resources": {"limits": {"example.com/x": "1"}}})
     assert post(client, "/filter", Pod=plain, NodeNames=["n1", "n2"])["NodeNames"] == ["n1", "n2"]
+
+
+def test_filter_for_slices_requests_a_plan(replica: Replica, client: Client) -> None:
+    replica.filter = Filter(replica.state, replica.settings)  # the fake one plans by itself
+    replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{MADE: json.dumps({"cards": {"0": []}})}))
+    slices = {"name": "c", "image": "cuda", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
+    pod = replica.api.put("pods", b.pod("p", slices))
+    replica.deliver()
+    assert post(client, "/filter", Pod=pod, NodeNames=["n1"])["NodeNames"] == []
+    replica.planning.work()
+    assert [plan.node for plan in replica.state.partitions.plans()] == ["n1"]
+
+
+@pytest.mark.parametrize(("core", "announced"), [(50, False), (100, True)])
+def test_filter_that_passes_no_node_leads_to_an_announcement(
+    replica: Replica, client: Client, core: int, announced: bool
+) -> None:
+    """kube-scheduler may have observed before the filter that a pod has left the node."""
+    place(replica, "x", 40, "n2")
+    post(client, "/filter", Pod=b.share("p", core), NodeNames=["n2"])
+    replica.announcements.node_may_fit(NodeMayFit("n2"))
+    replica.announcements.work()
+    assert (ANNOTATION in replica.api.nodes["n2"]["metadata"]["annotations"]) == announced

@@ -34,7 +34,8 @@ def passed(replica: Replica, name: str, core: int, *, priority: int = 0) -> list
     """The nodes for a pod that is known under this name, or a new one."""
     raw = b.share(name, core)
     raw["spec"]["priority"] = priority
-    known = replica.decider.find("default", name)[1] if ("default", name) in replica.api.pods else None
+    found = replica.decider.find("default", name)
+    known = found and found.gpu_pod
     if known is None:
         given(replica, raw)
         known = replica.state.gpu_pod(f"uid-{name}")

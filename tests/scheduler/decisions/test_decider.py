@@ -6,6 +6,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.cluster.reservations import Reservation, Reservations
+from scheduler.decisions.decider import FoundPod
 from tests import builders as b
 from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
@@ -278,43 +279,35 @@ def test_decisions_at_once_never_share_a_card_beyond_its_size(replica: Replica) 
     assert all(state.core_used <= 900 for state in replica.state.node_snapshot("n1", "").cards)
 
 
-class TestFind:
-    def test_in_the_cache_the_api_is_not_asked(self, replica: Replica) -> None:
-        submitted(replica, "p")
-        replica.api.reachable = False
-        uid, known = replica.decider.find("default", "p", "uid-p")
-        assert uid == "uid-p"
-        assert known is not None
+def core_of(found: FoundPod | None) -> tuple[str, int]:
+    """Return the UID of the pod, and the core that its container requests in milli."""
+    assert found is not None
+    assert found.gpu_pod is not None
+    assert found.gpu_pod.request is not None
+    return found.uid, found.gpu_pod.request.containers[0].core
 
-    def test_a_pod_not_in_the_cache_is_read_live(self, replica: Replica) -> None:
-        replica.api.put("pods", b.share("p"))
-        uid, known = replica.decider.find("default", "p")
-        assert uid == "uid-p"
-        assert known is not None
 
-    def test_a_uid_not_in_the_cache_is_read_live(self, replica: Replica) -> None:
-        submitted(replica, "p", core=30)
-        replica.api.put("pods", b.share("p", 60, uid="second"))
-        uid, known = replica.decider.find("default", "p", "second")
-        assert uid == "second"
-        assert known is not None
-        assert known.request is not None
-        assert known.request.containers[0].core == 600
+def test_find_pod_in_cache_does_not_ask_the_api(replica: Replica) -> None:
+    submitted(replica, "p", core=30)
+    replica.api.reachable = False
+    assert core_of(replica.decider.find("default", "p", "uid-p")) == ("uid-p", 300)
 
-    def test_without_a_uid_whoever_had_the_name_before_is_not_meant(self, replica: Replica) -> None:
-        submitted(replica, "p", core=30, node="n1")
-        replica.api.put("pods", b.share("p", 60, uid="second"))
-        uid, known = replica.decider.find("default", "p")
-        assert (uid, known and known.pod.node) == ("second", "")
 
-    def test_another_uid_is_no_such_pod(self, replica: Replica) -> None:
-        submitted(replica, "p")
-        assert replica.decider.find("default", "p", "other") == ("", None)
+@pytest.mark.parametrize("uid", ["", "second"])
+def test_find_pod_that_is_not_cached_reads_the_api(replica: Replica, uid: str) -> None:
+    """The cache may still have an older pod of the same name."""
+    submitted(replica, "p", core=30, node="n1")
+    replica.api.put("pods", b.share("p", 60, uid="second"))
+    assert core_of(replica.decider.find("default", "p", uid)) == ("second", 600)
 
-    def test_no_such_pod(self, replica: Replica) -> None:
-        assert replica.decider.find("default", "p") == ("", None)
 
-    def test_no_answer(self, replica: Replica) -> None:
-        replica.api.reachable = False
-        with pytest.raises(RetryLater):
-            replica.decider.find("default", "p")
+def test_find_pod_that_does_not_exist_returns_none(replica: Replica) -> None:
+    assert replica.decider.find("default", "p") is None
+    submitted(replica, "p")
+    assert replica.decider.find("default", "p", "other") is None
+
+
+def test_find_pod_without_api_raises_retry_later(replica: Replica) -> None:
+    replica.api.reachable = False
+    with pytest.raises(RetryLater):
+        replica.decider.find("default", "p")

@@ -6,7 +6,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, RejectionKind, whole_cards
 from mgpu.model.pods import Node, Pod
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
 from scheduler.engine.node_assessment import assess
 from tests import builders as b
@@ -45,16 +45,6 @@ def filled(nodes: list[list[tuple[bool, list[tuple[int, int]]]]]) -> ClusterCach
                 )
                 state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
     return state
-
-
-def test_of_pods_that_fit_nowhere_it_tells() -> None:
-    told: list[bool] = []
-    filter_ = Filter(filled([[(True, [(2, 0)])], [(True, [(3, 0)])]]), SETTINGS, nowhere=lambda: told.append(True))
-    for core, nodes, times in ((40, 1, 0), (60, 0, 1)):
-        known = read_gpu_pod(b.share("asking", core), SETTINGS)
-        assert known is not None
-        assert len(filter_.filter(known, ["n0", "n1"]).passed) == nodes
-        assert len(told) == times
 
 
 def test_filter_pod_that_failed_before_its_binding_fits_nowhere() -> None:

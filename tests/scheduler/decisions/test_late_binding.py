@@ -4,7 +4,6 @@ import pytest
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.kube.fence import FencedApi
-from mgpu.model.errors import RetryLater
 from scheduler.decisions.late_binding import REASON
 from tests import builders as b
 from tests.scheduler.fake import Replica, cluster
@@ -185,13 +184,10 @@ def test_a_refused_write_only_delays(replica: Replica, monkeypatch: pytest.Monke
 
 
 def test_only_the_leader_writes(replica: Replica) -> None:
-    def not_leading() -> None:
-        raise RetryLater("another replica leads")
-
-    leading, replica.leading = replica.leading, not_leading
+    replica.leading = False
     arrive(replica, b.share("p", 60, node="n1"))
     assert replica.api.annotations("p") == {}
-    replica.leading = leading
+    replica.leading = True
     for uid in replica.state.undecided_pods():
         replica.late.add(uid)
     replica.late.work()

@@ -42,10 +42,6 @@ often = st.sampled_from([True, True, False])
 FOREIGN = "somebody.else/key"
 
 
-def _not_leading() -> None:
-    raise RetryLater("another replica leads")
-
-
 class Cluster(RuleBasedStateMachine):
     """The API server is the truth; one scheduler after the other sees it late, and so does the nodes' agent."""
 
@@ -64,7 +60,7 @@ class Cluster(RuleBasedStateMachine):
     def lead(self) -> None:
         """A new process, which begins with what the API says; the one before is dead or does not lead."""
         for before in self.replicas[-1:]:
-            before.leading = _not_leading
+            before.leading = False
         self.api.watchers.clear()
         self.leader = Replica(self.api, self.clock)
         self.replicas.append(self.leader)

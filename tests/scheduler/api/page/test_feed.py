@@ -33,13 +33,12 @@ class Page:
 
     replica: Replica
     clock: Clock = field(default_factory=Clock)
-    mtgpupods: list[Any] = field(default_factory=list)
     version: str = ""
     beside: Callable[[Callable[[], None]], None] = lambda work: work()
 
     def __post_init__(self) -> None:
         state, filter_ = self.replica.state, self.replica.filter
-        waiting = Waiting(state, filter_, lambda: self.mtgpupods, Pace(0), lambda work: self.beside(work), self.clock)
+        waiting = Waiting(state, filter_, Pace(0), lambda work: self.beside(work), self.clock)
         self.board = Board(self.replica.state, waiting, self.clock)
 
     def requests(self, version: str | None = None) -> dict[str, Any]:
@@ -268,7 +267,8 @@ def test_mtgpupods_wait_with_what_their_conditions_say(page: Page) -> None:
     waiting = b.mtgpupod("m")
     said = {"type": "Bound", "status": "False", "reason": "NoFreeCard", "message": "all cards of n1 are in use"}
     waiting["status"]["conditions"] = [said]
-    page.mtgpupods += [waiting, b.mtgpupod("there", bound="GPU-n1-0")]
+    for raw in (waiting, b.mtgpupod("there", bound="GPU-n1-0")):
+        page.replica.api.put("mtgpupods", raw)
     assert why(page, "default/m") == "NoFreeCard: all cards of n1 are in use"
     assert pending(page)["total"] == 1
 

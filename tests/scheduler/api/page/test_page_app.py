@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -25,7 +26,8 @@ def client(replica: Replica) -> FlaskClient:
 
 
 def client_of(replica: Replica, host: str = "127.0.0.1") -> FlaskClient:
-    return make_app(make_board(replica.state, replica.settings), replica, host).test_client()
+    process: Any = replica
+    return make_app(make_board(replica.state, replica.settings), process, host).test_client()
 
 
 def test_the_page_and_what_it_needs(client: FlaskClient) -> None:

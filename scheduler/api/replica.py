@@ -1,0 +1,54 @@
+"""The interface of the scheduler process to its HTTP side.
+
+`scheduler.runtime.Process` implements it, and `scheduler.main` passes the process to `scheduler.api.app.listeners`. The
+layers forbid `scheduler.api` to import the process itself. All members may be used from any thread.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from mgpu.kube import Api
+from mgpu.serving.metrics import Watch
+from mgpu.settings import Settings
+from scheduler.announcements import Announcements
+from scheduler.cluster.cache import ClusterCache
+from scheduler.decisions.decider import Decider
+from scheduler.decisions.filter import Filter
+from scheduler.decisions.preemption import Preemption
+from scheduler.partitioning.partition_controller import PartitionController
+
+
+class Replica(Protocol):
+    """One replica of the scheduler: its parts, and what it may do now."""
+
+    api: Api
+    settings: Settings
+    state: ClusterCache
+    decider: Decider
+    filter: Filter
+    preemption: Preemption
+    planning: PartitionController
+    announcements: Announcements
+
+    def not_ready_reason(self) -> str | None:
+        """Return why this replica cannot answer yet, or None."""
+
+    def not_deciding_reason(self) -> str | None:
+        """Return why this replica does not decide, or None."""
+
+    def may_answer(self) -> None:
+        """Raise RetryLater while this replica must not answer from its cache."""
+
+    def may_decide(self) -> None:
+        """Raise RetryLater while this replica must not decide and write."""
+
+    @property
+    def leading(self) -> bool:
+        """Whether this replica leads, or leader election is off."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether this replica decides and its pod alone has the label that the Service selects."""
+
+    def watches(self) -> Mapping[str, Watch]:
+        """Return all watches by a short name."""
