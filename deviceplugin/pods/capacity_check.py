@@ -1,9 +1,10 @@
-"""The capacity check before a container starts: no card may be given out beyond its capacity, whatever records say.
+"""The capacity check before a container starts: no card is given out beyond its capacity, whatever records say.
 
-The scheduler decides, but users with the right to edit pods, an older scheduler or another plugin can produce records
-that overlap. `Grants.refusal` is therefore the last check in PreStartContainer. The pod that was granted first keeps
-its cards, and a later one that does not fit waits: of two pods that cannot both run, exactly one does. Grants survive a
-restart of the agent, since they follow from what was handed out (CDI files) and from what has run.
+The scheduler decides the cards, but a user who may edit pods, an older scheduler or another plugin can write records
+that overlap. So `allocation.allocator` calls `Grants.refusal` last in PreStartContainer. Of two pods that do not both
+fit, the one that was granted first keeps its cards and the other one waits. Grants survive a restart of the agent,
+because they are derived from CDI files and from the containers that have run. `unrecorded_pods` and `reconciler` use
+`Grants` to find the cards of pods whose record does not count.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,11 +19,11 @@ from mgpu.model.pod_references import named_to
 from mgpu.model.quantities import format_bytes, format_core
 
 Delivered = Mapping[tuple[str, str], Sequence[str]]
-"""(pod UID, container) → the UUIDs of the cards, or slices, that it was handed."""
+"""(pod UID, container) → the UUIDs of the cards, or slices, that were delivered to it."""
 
 
 def read_delivered(environments: Environments) -> Delivered:
-    """Return what containers were handed, by their CDI files."""
+    """Return which devices were delivered to containers, by the environments in their CDI files."""
     found = {key: names_in(env) for key, env in environments.items()}
     return {key: names for key, names in found.items() if names}
 
@@ -30,14 +31,15 @@ def read_delivered(environments: Environments) -> Delivered:
 def holding(
     gpu_pod: GpuPod, cards: Sequence[Card], delivered: Delivered | None = None, *, bare: bool = False
 ) -> Holding:
-    """Return what the pod holds: of each container what was handed out to it, else what its record says, else any card.
+    """Return what the pod holds.
 
-    Cards are named by index, however the record names them, so that equal holdings compare equal.
+    A container holds the devices that were delivered to it. If none were delivered, it holds what the record says, and
+    without a record a share on an unknown card. Cards are named by index, so that equal holdings compare equal.
 
     Args:
-        cards: those of the node that are whole, and its slices.
-        handed: what was handed out on the node; None: only the record counts.
-        bare: whether the pod is known to run without having been handed anything.
+        cards: the whole cards of the node, and its slices.
+        delivered: the devices that were delivered on the node; with None only the record counts.
+        bare: whether the pod runs and nothing was delivered to it.
     """
     pod, request = gpu_pod.pod, gpu_pod.request
     shares: list[Share] = []
@@ -48,7 +50,7 @@ def holding(
         if unknown.type != GPU:
             there = {card.uuid for card in cards if card.type == unknown.type}
             if uuids and not there and gpu_pod.shares is None:
-                # The node's cards are no longer cut. The card of its slices is lost with its record: it may be any.
+                # The node has no such slices any more. The record named their card, and it is lost: it may be any card.
                 unknown = Share(unknown.container, None, whole=True, stage=unknown.stage)
             uuids = [uuid for uuid in uuids if uuid in there]
         if uuids and (gpu_pod.shares is None or set(uuids) != named):
@@ -68,9 +70,10 @@ def _by_index(share: Share, cards: Sequence[Card]) -> Share:
 
 
 def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str | None:
-    """Return which card has no room for `wanted` beside `others`, and by how much; None where all have room.
+    """Return which card is too full for `wanted` in addition to `others`; None if no card is.
 
-    The text goes into Events and the status of the wanted pod, so it names no pods of other namespaces.
+    The text becomes part of Events and of the pod's status, which its tenant reads, so it names no pods of other
+    namespaces.
     """
     others = [_on_their_cards(other, cards) for other in others]
     for card in cards:
@@ -105,7 +108,7 @@ def _on_their_cards(held: Holding, cards: Sequence[Card]) -> Holding:
 
 
 def _on_its_card(share: Share, cards: Sequence[Card]) -> Share:
-    """Return a slice's share of a card that is no longer cut: all of the card, as the scheduler counts it too."""
+    """Return the whole card in place of a slice of a card that is not partitioned any more, as the scheduler does."""
     place = place_at(share.type, share.card) if isinstance(share.card, int) else None
     if place is None or any(share.is_on(card) for card in cards):
         return share
@@ -117,13 +120,13 @@ def _percent(amount: int) -> str:
 
 
 class Grants:
-    """What pods were granted, the earliest grant first. Used on one event loop.
+    """The holdings of pods that were allowed to start, the earliest grant first. Used on one event loop.
 
     Args:
-        handed: what agents before this one handed out.
+        delivered: the devices that earlier agents delivered.
 
     Attributes:
-        bare: the UIDs of bare pods, which hold nothing (`UnrecordedPods` keeps it current).
+        bare: the UIDs of bare pods, which hold nothing. `UnrecordedPods` sets it.
     """
 
     def __init__(self, delivered: Delivered) -> None:
@@ -132,34 +135,30 @@ class Grants:
         self.bare: frozenset[str] = frozenset()
 
     def recover(self, delivered: Delivered) -> None:
-        """Take over what another agent has handed out until now."""
+        """Replace the record of delivered devices, since another agent has delivered more."""
         self._delivered = dict(delivered)
 
     def delivered_shares(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
-        """Return what was handed out to containers of the pod, whatever its record says now.
-
-        Args:
-            cards: those of the node that are whole, and its slices.
-        """
+        """Return the shares that were delivered to containers of the pod, whatever its record says now."""
         granted = self._granted.get(gpu_pod.pod.uid)
         shares = granted.shares if granted else holding(replace(gpu_pod, shares=None), cards, self._delivered).shares
         return tuple(share for share in shares if share.card is not None)
 
     def has_delivered(self, uid: str) -> bool:
-        """Return whether anything was handed out to containers of this pod, whatever became of the cards since."""
+        """Return whether a device was delivered to a container of this pod, even if the node does not have it now."""
         return uid in self._granted or any(key[0] == uid for key in self._delivered)
 
     def refusal(
         self, gpu_pod: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
     ) -> str | None:
-        """Return why the pod must not start now beside the other `pods` of the node; None where it may.
+        """Return why the pod must not start now; None if it may.
 
         Args:
-            pods: all of the node's.
-            cards: those of the node that are whole, and its slices.
-            foreign: what another plugin gave out. It counts instead of these pods' records.
+            pods: all GPU pods of the node.
+            cards: the whole cards of the node, and its slices.
+            foreign: the holdings of pods that got cards without a record; they replace these pods' records.
         """
-        # Another plugin decides for itself, so that a record of ours for the same pod would count its cards twice.
+        # Another plugin chooses the cards itself. Counting our record for the same pod would count its cards twice.
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
         before = [held for held in foreign if held.uid != gpu_pod.pod.uid]
@@ -169,11 +168,11 @@ class Grants:
                 if held.shares and all(share.card is not None for share in held.shares):
                     self._granted[uid] = held
                 elif uid != gpu_pod.pod.uid:
-                    before.append(held)  # on any card, until `UnrecordedPods` has found out what it was handed
+                    before.append(held)  # counts on every card until `UnrecordedPods` has found out which cards it has
         wanted = holding(gpu_pod, cards)
         for uid, granted in self._granted.items():
             if uid == gpu_pod.pod.uid:
-                # An earlier grant of the same cards takes precedence over everything that was granted after it.
+                # A grant of the same cards takes precedence over all later grants, so these are not counted.
                 if granted == wanted:
                     break
             elif uid in active:
@@ -181,13 +180,13 @@ class Grants:
         return excess(wanted, before, cards)
 
     def grant(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> None:
-        """Note that the pod starts with what its record says. A repeated grant keeps its place in the order."""
+        """Record that the pod starts with the cards of its record. A repeated grant keeps its place in the order."""
         wanted = holding(gpu_pod, cards)
         if self._granted.get(gpu_pod.pod.uid) != wanted:
             self._granted.pop(gpu_pod.pod.uid, None)
             self._granted[gpu_pod.pod.uid] = wanted
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all pods but these."""
+        """Remove the grants of all other pods."""
         self._granted = {uid: granted for uid, granted in self._granted.items() if uid in uids}
         self._delivered = {key: cards for key, cards in self._delivered.items() if key[0] in uids}

@@ -1,15 +1,15 @@
 """The client of the node's container runtime (CRI).
 
-`deviceplugin.pods.remnants` asks whether a deleted pod still runs and stops its containers;
-`deviceplugin.pods.unrecorded_pods` asks for the environment of containers that nothing else knows the cards of; the
-agent asks for `mgpu doctor` whether the runtime applies CDI specs. All calls have deadlines. A runtime that is absent
-or silent raises RetryLater and never means "no".
+`pods.remnants` asks whether a deleted pod still runs, and stops its containers. `pods.unrecorded_pods` asks for the
+environments of containers whose cards no record names. The agent asks whether the runtime applies CDI specs, and
+reports that to `mgpu doctor`. All calls have deadlines. If the runtime is absent or does not answer, they raise
+RetryLater; that never means "no".
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,13 @@ _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 
 class ContainerRuntime:
-    """Used on one event loop; `has_cdi` from any thread.
+    """Used on one event loop; `has_cdi` may be read from any thread.
 
     Args:
-        socket: CRI's. Where it is None or does not exist, every call raises RetryLater.
+        socket: the CRI socket. If it is None or does not exist, every call raises RetryLater.
 
     Attributes:
-        has_cdi: whether the runtime applies CDI specs, by the last answer (`follow`); None: not known.
+        has_cdi: whether the runtime applies CDI specs, by its last answer; None if it did not say. `follow` sets it.
     """
 
     def __init__(self, socket: Path | None) -> None:
@@ -52,16 +52,16 @@ class ContainerRuntime:
         self.has_cdi: bool | None = None
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Keep `has_cdi` current, since the runtime's configuration may change. Runs until cancelled.
+        """Keep `has_cdi` current until cancelled, since the runtime's configuration may change.
 
         Args:
-            changed: is called when `has_cdi` has changed.
+            changed: called when `has_cdi` has changed.
         """
         while True:
             try:
                 found = await self.query_cdi()
             except RetryLater as error:
-                log.debug("whether the runtime has CDI is not known: %s", error)
+                log.debug("cannot find out whether the runtime has CDI: %s", error)
                 found = None
             if found != self.has_cdi:
                 self.has_cdi = found
@@ -69,20 +69,20 @@ class ContainerRuntime:
             await asyncio.sleep(_CDI_POLL_SECONDS)
 
     async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
-        """Return container → environment of the pod's containers that run, or else have run. Raises RetryLater.
+        """Return container → environment, for the pod's containers that run or have run. Raises RetryLater.
 
-        Where a container has cards by mounts or device nodes, `NVIDIA_VISIBLE_DEVICES` names them: UUIDs or `minor:0`.
+        If a container got its cards as mounts or device nodes, `NVIDIA_VISIBLE_DEVICES` names these cards, as UUIDs or
+        in the form `minor:0`.
 
         Args:
-            uid: the kubelet's.
+            uid: the UID by which the kubelet knows the pod.
         """
         stub = self._stub()
-        asked = api.ListContainersRequest(filter=api.ContainerFilter(label_selector={_UID: uid}))
+        found: dict[str, Mapping[str, str]] = {}
         try:
-            listed = await stub.ListContainers(asked, timeout=_QUERY_SECONDS)
-            found: dict[str, Mapping[str, str]] = {}
+            rows = await self._list_containers(stub, uid)
             # The kubelet keeps the last instance of a container, which may start again on the cards that it had.
-            for row in sorted(listed.containers, key=lambda row: row.state != api.CONTAINER_RUNNING):
+            for row in sorted(rows, key=lambda row: row.state != api.CONTAINER_RUNNING):
                 if row.state in _HAS_RUN and row.labels.get(_NAME, "") not in found:
                     request = api.ContainerStatusRequest(container_id=row.id, verbose=True)
                     status = await stub.ContainerStatus(request, timeout=_QUERY_SECONDS)
@@ -92,42 +92,38 @@ class ContainerRuntime:
         return found
 
     async def is_running(self, uid: str, *, sandbox: bool) -> bool:
-        """Return whether a container of the pod runs; with `sandbox` also, whether one may still be started.
-
-        The kubelet starts containers in a sandbox that is ready alone, and stops it once the pod has ended.
+        """Return whether a container of the pod runs. Raises RetryLater.
 
         Args:
-            uid: the kubelet's. The kubelet sets it as a label over what the pod's author writes.
+            uid: the UID by which the kubelet knows the pod. The kubelet overwrites this label if the pod has it.
+            sandbox: also return True if the sandbox of the pod is ready. The kubelet starts containers in a ready
+                sandbox only, and stops the sandbox once the pod has ended.
         """
-        stub, label = self._stub(), {_UID: uid}
+        stub = self._stub()
         try:
-            listed = await stub.ListContainers(
-                api.ListContainersRequest(filter=api.ContainerFilter(label_selector=label)), timeout=_QUERY_SECONDS
-            )
-            if any(row.state in _MAY_RUN for row in listed.containers):
+            if any(row.state in _MAY_RUN for row in await self._list_containers(stub, uid)):
                 return True
             if not sandbox:
                 return False
-            asked = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(label_selector=label))
-            sandboxes = await stub.ListPodSandbox(asked, timeout=_QUERY_SECONDS)
+            request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(label_selector={_UID: uid}))
+            sandboxes = await stub.ListPodSandbox(request, timeout=_QUERY_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise _as_retry_later(error) from error
         return any(row.state == api.SANDBOX_READY for row in sandboxes.items)
 
     async def stop_containers(self, uid: str) -> int:
-        """Kill the containers of the pod that run, and return how many. Raises RetryLater.
+        """Kill the running containers of the pod, and return their number. Raises RetryLater.
 
-        SIGKILL is sent at once: a signal with a grace period would wait behind the kubelet's own call, which waits for
-        the grace period of the deletion.
+        The runtime sends SIGKILL at once. With a grace period the call would queue behind the kubelet's own call, which
+        waits for the grace period of the deletion.
 
         Args:
-            uid: the kubelet's. A container whose own label names another pod is left alone, whatever the runtime lists.
+            uid: the UID by which the kubelet knows the pod. A listed container with another UID is not stopped.
         """
-        stub, label = self._stub(), {_UID: uid}
-        asked = api.ListContainersRequest(filter=api.ContainerFilter(label_selector=label))
+        stub = self._stub()
         try:
-            listed = await stub.ListContainers(asked, timeout=_QUERY_SECONDS)
-            ids = [row.id for row in listed.containers if row.state in _MAY_RUN and row.labels.get(_UID) == uid]
+            rows = await self._list_containers(stub, uid)
+            ids = [row.id for row in rows if row.state in _MAY_RUN and row.labels.get(_UID) == uid]
             for container in ids:
                 request = api.StopContainerRequest(container_id=container, timeout=0)
                 await stub.StopContainer(request, timeout=_STOP_SECONDS)
@@ -136,9 +132,9 @@ class ContainerRuntime:
         return len(ids)
 
     async def query_cdi(self) -> bool | None:
-        """Return whether the runtime applies CDI specs; None: it does not say. Raises RetryLater.
+        """Return whether the runtime applies CDI specs; None if it does not say. Raises RetryLater.
 
-        containerd reports its configuration (`enableCDI`; off by default before 2.0). CRI-O always applies them.
+        containerd reports `enableCDI` in its configuration (off by default before 2.0). CRI-O always applies CDI specs.
         """
         stub = self._stub()
         try:
@@ -157,6 +153,12 @@ class ContainerRuntime:
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
         return cri_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
+    async def _list_containers(self, stub: Any, uid: str) -> Sequence[Any]:
+        request = api.ListContainersRequest(filter=api.ContainerFilter(label_selector={_UID: uid}))
+        answer = await stub.ListContainers(request, timeout=_QUERY_SECONDS)
+        containers: Sequence[Any] = answer.containers
+        return containers
+
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
@@ -167,7 +169,7 @@ def _as_retry_later(error: grpc.aio.AioRpcError) -> RetryLater:
 
 
 def _environment(info: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a container. Raises RetryLater where the runtime reports it in another form."""
+    """Return the environment of a container. Raises RetryLater if the runtime reports it in an unknown form."""
     try:
         spec = orjson.loads(info["info"])["runtimeSpec"]
         lines: list[str] = spec["process"]["env"]
@@ -181,13 +183,13 @@ def _environment(info: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mounted_cards(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the cards that are mounted by their UUIDs: NVIDIA's container toolkit looks there before the variable."""
+    """Yield the UUIDs of the cards that are mounted. NVIDIA's container toolkit prefers mounts to the variable."""
     targets = (str(mount["destination"]) for mount in spec.get("mounts") or ())
     yield from (target.removeprefix(_MOUNTED) for target in targets if target.startswith(_MOUNTED))
 
 
 def _cards_of_device_nodes(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the cards of which the container has the device nodes, as CDI of NVIDIA's plugin gives it."""
+    """Yield the minors of the cards whose device nodes the container has, as with the CDI specs of NVIDIA's plugin."""
     found = (_NODE.fullmatch(str(node["path"])) for node in (spec.get("linux") or {}).get("devices") or ())
     yield from (f"minor:{match[1]}" for match in found if match)
 

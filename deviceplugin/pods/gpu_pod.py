@@ -1,7 +1,8 @@
-"""One pod of this node as the agent reads it: what it requests, what was decided for it, how far it has come. Pure.
+"""One pod of this node as the agent reads it: its request, its allocation record, and which containers have run.
 
-`node_pods.NodePods` calls `read_gpu_pod` and `read_limited` for every change that the watch delivers. A node may have
-thousands of pods and any user can write large ones, so a `GpuPod` keeps only what the agent reads later.
+`node_pods.NodePods` calls `read_gpu_pod` and `read_limited` for every change that the watch delivers. The functions
+are pure. A node may have thousands of pods, and users can create large ones, so a `GpuPod` contains only those fields
+of the pod that the agent reads later.
 """
 
 import logging
@@ -26,25 +27,25 @@ from mgpu.settings import Settings
 log = logging.getLogger(__name__)
 
 MIRROR = "kubernetes.io/config.mirror"
-"""The annotation of a static pod's mirror in the API: the UID by which the kubelet knows the static pod."""
+"""The annotation of a mirror pod with the UID by which the kubelet knows the static pod."""
 GRACE_SECONDS = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`."""
 _STATIC = re.compile(r"[^-]{1,64}")
-"""The hash of a static pod's manifest has 32 digits. The length is bounded because users may write the annotation."""
+"""The hash of a static pod's manifest has 32 digits. The length is limited because users can write the annotation."""
 
 
 def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
     """Return the UID by which the kubelet knows the pod with this UID.
 
-    For a static pod it is a hash, without "-". Users can write the annotation too, with the UID of another pod: what
-    has the form of a UID of the API is therefore ignored.
+    For a static pod that UID is a hash, without "-". Users can write the annotation too, and could name another pod
+    there, so a value in the form of an API UID is ignored.
     """
     mirror = annotations.get(MIRROR, "")
     return mirror if _STATIC.fullmatch(mirror) else uid
 
 
 def is_static(kubelets: str) -> bool:
-    """Return whether this UID, by which the kubelet knows a pod, is a static pod's: a UID of the API contains "-"."""
+    """Return whether this UID, by which the kubelet knows a pod, is that of a static pod: API UIDs contain "-"."""
     return "-" not in kubelets
 
 
@@ -53,16 +54,17 @@ class GpuPod:
     """A pod of this node that requests GPUs.
 
     Attributes:
-        shares: its allocation record; None: not decided yet.
-        problem: what makes its request or its record unreadable; its containers are refused for that. None: nothing.
-        ran: its containers that request GPUs and have run.
-        done: its init containers that ended well.
-        amounts: resource → its containers that request it and how much, in the order in which the kubelet allocates.
-        held: resource → how much the pod occupies at its busiest moment, as the scheduler counts.
-        carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
-        verdict: what was found about its record. Where the record does not count, `pod` is without it.
-        grace: seconds that its containers may run on after its deletion.
-        fingerprint: of all that was read (`watched_pods`); None where its record is not the API server's yet.
+        shares: the allocation record; None if no cards have been decided yet.
+        problem: why the request or the record is invalid, so that no container may start; None if they are valid.
+        started_containers: the containers that request GPUs and have run.
+        completed_init_containers: the init containers that have succeeded.
+        amounts: resource → the containers that request it, with amounts, in the order in which the kubelet allocates.
+        held: resource → the amount that the pod holds at its busiest moment, as the scheduler counts it.
+        carriers: container → the resource whose answer brings the container its cards (`dialects.carrier`).
+        verdict: the verdict on the record's seal. If the record does not count, `pod` does not have it.
+        grace: how many seconds its containers may run after its deletion.
+        fingerprint: of all fields that were read (`watched_pods`); None while a change of the record is not yet written
+            to the API server.
     """
 
     pod: Pod
@@ -84,11 +86,11 @@ class GpuPod:
 
     @property
     def is_decided(self) -> bool:
-        """Whether waiting cannot change the answer: the pod has a record, or the pod itself is invalid."""
+        """Whether the pod has a record, or is invalid, so that waiting for a decision is of no use."""
         return self.shares is not None or self.problem is not None
 
     def container_requests(self, container: str) -> tuple[ContainerRequest, ...]:
-        """Return what the node hands to the container: cards, or slices of one type or several."""
+        """Return the container's requests: one for cards, or one for each type of slices."""
         return dialects.handed(self.request, container) if self.request else ()
 
     def containers_requesting(self, resource: str) -> tuple[tuple[Container, int], ...]:
@@ -98,13 +100,13 @@ class GpuPod:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LimitedPod:
-    """The Pod of an MtgpuPod, as isolation back ends need it.
+    """The Pod of an MtgpuPod. `NodePods.limited_pods` lists them for the isolation back ends.
 
     Attributes:
         card: the card's UUID.
-        request: thousandths of the card.
-        limit: thousandths of the card.
-        memory: bytes.
+        request: guaranteed compute, in thousandths of the card.
+        limit: maximum compute, in thousandths of the card.
+        memory: in bytes.
     """
 
     namespace: str
@@ -117,10 +119,10 @@ class LimitedPod:
 
 
 def read_limited(raw: Mapping[str, Any]) -> LimitedPod | None:
-    """Return the Pod of an MtgpuPod; None for other pods, and where it does not say which share of which card it has.
+    """Return the Pod of an MtgpuPod; None for other pods, and if the annotations name no valid share of a card.
 
-    It is recognized by its controller, or by its seal after its controller was removed. The caller checks the seal;
-    without seals only admission keeps others from writing such annotations.
+    The owner reference identifies such a pod, or the seal if the owner reference was removed. The caller checks the
+    seal. Without seals, only the admission webhook prevents users from writing these annotations.
     """
     meta = raw["metadata"]
     if not mtgpu.mtgpupod_of(raw):
@@ -140,14 +142,13 @@ def read_gpu_pod(
     records: RecordVerifier = UNSEALED,
     before: Verdict | None = None,
 ) -> GpuPod | None:
-    """Return the pod, or None where it requests no GPU. What is unreadable in it becomes its `problem`.
+    """Return the pod, or None if it requests no GPU. An invalid request or record becomes the pod's `problem`.
 
     Args:
-        raw: the pod as the API server has it.
-        settings: for the dialects that are enabled.
-        amended: annotations that replace the pod's own.
+        raw: the API object.
+        amended: annotations that replace those of the API object.
         records: checks the seals of allocation records.
-        before: what was found about its record at the last reading.
+        before: the verdict on the record at the last reading.
     """
     try:
         pod = read_pod(bounded(raw))
@@ -186,12 +187,12 @@ def read_gpu_pod(
 
 
 def with_annotations(pod: Pod, annotations: Mapping[str, str]) -> Pod:
-    """Return the pod with these annotations over its own."""
+    """Return the pod with these annotations added; they replace its own of the same name."""
     return replace(pod, annotations={**pod.annotations, **annotations}) if annotations else pod
 
 
 def with_record(gpu_pod: GpuPod) -> GpuPod:
-    """Return the pod with `shares`, or `problem`, as the annotations of `gpu_pod.pod` say."""
+    """Return the pod with `shares` and `problem` read from the annotations of `gpu_pod.pod`."""
     if gpu_pod.request is None:
         return gpu_pod
     try:
@@ -202,9 +203,10 @@ def with_record(gpu_pod: GpuPod) -> GpuPod:
 
 
 def had_ended(raw: Mapping[str, Any]) -> bool:
-    """Return whether the pod's last status says that all of its containers have ended, by its phase or one by one.
+    """Return whether the pod's status says that all of its containers have ended.
 
-    A kubelet older than 1.27 reports no final phase of a pod that is being deleted.
+    The statuses of the containers count too, because a kubelet older than 1.27 reports no final phase for a pod that is
+    being deleted.
     """
     status = raw.get("status") or {}
     rows = [row for kind in ("initContainerStatuses", "containerStatuses") for row in status.get(kind) or ()]
@@ -213,10 +215,10 @@ def had_ended(raw: Mapping[str, Any]) -> bool:
 
 
 def _ended(gpu_pod: GpuPod) -> GpuPod:
-    """Return the identity of an ended pod, which is all that the agent keeps: a node may have thousands that failed.
+    """Return an ended pod with its identity only, since a node may have thousands of failed pods.
 
-    An ended pod holds nothing by its record, and no container of it starts again. What its containers still run on, if
-    the phase is ahead of them, is in its receipt (`deviceplugin.pods.remnants`).
+    No container of an ended pod starts again, and its record holds nothing. If the phase is reported before its
+    containers have ended, the receipt says which cards these still use (`deviceplugin.pods.remnants`).
     """
     pod, mirror = gpu_pod.pod, gpu_pod.pod.annotations.get(MIRROR)
     identity = Pod(pod.namespace, pod.name, pod.uid, node=pod.node, phase=pod.phase, created=pod.created)
@@ -225,7 +227,7 @@ def _ended(gpu_pod: GpuPod) -> GpuPod:
 
 
 def _kept(pod: Pod) -> Pod:
-    """Return the part of a pod that an agent keeps, with the label of occupy pods and a valid mirror annotation."""
+    """Return the part of a pod that the agent stores, with the label of occupy pods and a valid mirror annotation."""
     labels = {key: text for key, text in pod.labels.items() if key == mtgpu.OCCUPY_LABEL}
     small = watched_pods.kept(replace(pod, labels=labels), record=True)
     mirror = pod.annotations.get(MIRROR, "")
@@ -247,11 +249,11 @@ def _amount(container: Container, resource: str) -> int:
     try:
         return whole_number(asked[0]) if asked else 0
     except QuantityError:
-        return 0  # half a CPU; the API server takes no fraction of an extended resource
+        return 0  # half a CPU, for example; the API server accepts no fraction of an extended resource
 
 
 def _grace(raw: Mapping[str, Any]) -> int:
-    """Return the longest time that the kubelet may give its containers: a deletion may name more than the pod does."""
+    """Return the longer grace period of those that the pod's spec and its deletion name."""
     given = (
         (raw.get("spec") or {}).get("terminationGracePeriodSeconds"),
         raw["metadata"].get("deletionGracePeriodSeconds"),
@@ -260,7 +262,7 @@ def _grace(raw: Mapping[str, Any]) -> int:
 
 
 def _history(status: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the containers that have run, and the init containers that ended well."""
+    """Return the containers that have run, and the init containers that have succeeded."""
     ran, done = set(), set()
     for kind in ("initContainerStatuses", "containerStatuses"):
         for row in status.get(kind) or ():

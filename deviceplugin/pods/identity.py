@@ -1,8 +1,9 @@
-"""Which containers an Allocate call can be for, and what a container gets by its pod's record. Pure.
+"""Finds the containers that an Allocate call can be for, and the cards that a container gets by its pod's record.
 
-The kubelet does not say for which pod and container it calls. `Allocate` has to answer at once, so it answers `void`
-unless a single container is possible. Before the container is created, the kubelet has written the owner of the device
-ids into its checkpoint, and `PreStartContainer` knows it for certain (docs/design/design.md, "Node agent").
+The kubelet does not say for which pod and container it calls Allocate. `allocation.allocator` has to answer at once, so
+it answers `void` unless `candidates` yields a single container. Before the container is created, the kubelet writes the
+owner of the device ids into its checkpoint, where PreStartContainer reads it (docs/design/design.md, "Node agent").
+All functions are pure. `delivery` and `isolation.mps` use `Target` too.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,18 +19,18 @@ from mgpu.model.slice_names import is_slice, place_of
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 VOID = {VISIBLE: "void"}
-"""The environment with which the container runtime gives no card at all."""
+"""With this environment NVIDIA's container runtime gives the container no card."""
 
 
 class Refused(Exception):
-    """The container must not start. The message says why, for `kubectl describe pod`.
+    """The container must not start. `kubectl describe pod` shows the message.
 
     Attributes:
-        uid: the pod's; "" where the pod is not known.
+        uid: the UID of the pod; "" if the pod could not be identified.
     """
 
-    def __init__(self, why: str, uid: str = "") -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, uid: str = "") -> None:
+        super().__init__(reason)
         self.uid = uid
 
 
@@ -49,27 +50,27 @@ class Target:
 
     @property
     def carrier(self) -> str:
-        """The resource whose answer brings the container its cards; "" where none does."""
+        """The resource whose answer brings the container its cards; "" if no resource of the container can."""
         return self.gpu_pod.carriers.get(self.container, "")
 
     @property
     def request(self) -> ContainerRequest:
-        """What the container requests; of several types of slices the first. Raises Refused."""
+        """The container's request, or the first one if it requests several types of slices. Raises Refused."""
         return self.requests[0]
 
     @property
     def requests(self) -> tuple[ContainerRequest, ...]:
-        """What the container requests: cards, or slices of one type or several. Raises Refused."""
+        """The container's requests: one for cards, or one for each type of slices. Raises Refused."""
         if self.gpu_pod.problem is not None:
             raise Refused(f"{self.gpu_pod.pod.key}: {self.gpu_pod.problem}", self.gpu_pod.pod.uid)
         requests = self.gpu_pod.container_requests(self.container)
         if not requests:
-            raise Refused(f"{self} asks for no GPU", self.gpu_pod.pod.uid)
+            raise Refused(f"{self} requests no GPU", self.gpu_pod.pod.uid)
         return requests
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What the pod's record gives to the container of the node's GPUs and slices."""
+        """The GPUs and slices that the pod's record gives to the container."""
         own = (s for s in self.gpu_pod.shares or () if s.container == self.container)
         return tuple(s for s in own if s.type == GPU or is_slice(s.type))
 
@@ -82,28 +83,32 @@ class Target:
 def candidates(
     pods: Iterable[GpuPod], resource: str, amount: int, answered: Collection[tuple[str, str]]
 ) -> Iterator[Target]:
-    """Yield the containers that an Allocate of `amount` ids can be for, in the pods' order.
+    """Yield the containers that an Allocate call with `amount` ids can be for, in the order of `pods`.
 
-    Of each pod that has not started that is the first container, in start order as the kubelet allocates, that requests
-    this resource and was not answered yet.
+    The kubelet allocates for the containers of a pod in their start order. So in each pod that has not started, only
+    the first container that requests the resource and has not been answered comes into question.
 
     Args:
-        answered: (pod UID, container).
+        answered: the containers that have been answered, as (pod UID, container).
     """
     for gpu_pod in pods:
         if gpu_pod.pod.ended or gpu_pod.pod.started:
             continue
-        asking = gpu_pod.containers_requesting(resource)
-        following = next(((c.name, asked) for c, asked in asking if (gpu_pod.pod.uid, c.name) not in answered), None)
-        if following is not None and following[1] == amount:
-            yield Target(gpu_pod, following[0])
+        for container, requested in gpu_pod.containers_requesting(resource):
+            if (gpu_pod.pod.uid, container.name) not in answered:
+                if requested == amount:
+                    yield Target(gpu_pod, container.name)
+                break
 
 
 def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the cards, or slices, that the pod's record names for the container, by type and index. Raises Refused.
+    """Return the cards or slices that the pod's record names for the container, sorted by type and index.
 
     Args:
-        cards: those of the node that are whole, and its slices.
+        cards: the whole cards of the node, and its slices.
+
+    Raises:
+        Refused: there is no record, or it does not match the request or the node's cards.
     """
     uid, requests = target.gpu_pod.pod.uid, target.requests
     if target.gpu_pod.shares is None:
@@ -112,18 +117,18 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
     for share in target.shares:
         card = next((card for card in cards if share.is_on(card)), None)
         if card is None:
-            raise Refused(f"{target}: its record names {_absent(share, cards)}", uid)
+            raise Refused(f"{target}: its record names {_describe_absent(share, cards)}", uid)
         if not card.healthy:
             raise Refused(f"{target}: {noun(card.type)} {card.index} ({card.uuid}) is unhealthy", uid)
         chosen.add(card)
     for request in requests:
         if (count := sum(card.type == request.type for card in chosen)) != request.cards:
             named = f"{count} {noun(request.type)}s"
-            raise Refused(f"{target}: its record names {named}, it asks for {request.cards}", uid)
+            raise Refused(f"{target}: its record names {named}, it requests {request.cards}", uid)
     return tuple(sorted(chosen, key=lambda card: (card.type, card.index)))
 
 
-def _absent(share: Share, cards: Sequence[Card]) -> str:
+def _describe_absent(share: Share, cards: Sequence[Card]) -> str:
     if is_slice(share.type):
         (name,) = absent((share,), ())
         return f"{name}, which does not exist on this node"
@@ -133,15 +138,15 @@ def _absent(share: Share, cards: Sequence[Card]) -> str:
 
 
 def lacks_slice(target: Target, cards: Sequence[Card]) -> bool:
-    """Return whether a slice that the container's record names does not exist, or not yet."""
+    """Return whether a slice that the container's record names does not exist (yet)."""
     return any(is_slice(share.type) and not any(map(share.is_on, cards)) for share in target.shares)
 
 
 def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
-    """Return the environment of the container with these cards, or slices. Raises Refused where it requests none.
+    """Return the environment of the container with these cards or slices. Raises Refused if it requests none.
 
     Args:
-        gpus: all of the node's, also those that are cut into slices.
+        gpus: all GPUs of the node, partitioned ones included.
     """
     request = target.gpu_pod.request
     if not target.requests or request is None:

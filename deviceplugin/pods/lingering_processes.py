@@ -1,9 +1,9 @@
-"""Processes that outlive their container on the card of a pod that was deleted by force: they may hang in the driver.
+"""Delays a start while processes of a pod that was deleted by force still run on its card.
 
-The container runtime says when containers have ended (`deviceplugin.pods.remnants`). Before a start, the allocator also
-waits for the processes that NVML reports (docs/design/kubernetes.md, "Device manager"). It waits only for a card that
-no other pod has a share of: on a shared card, NVML does not say whose processes they are. Where NVML reports none, as
-in a container that does not see the host's processes, there is nothing to wait for.
+Such processes may hang in the driver after their container has ended (`deviceplugin.pods.remnants` waits for that).
+`allocation.allocator` therefore also waits for the processes that NVML reports (docs/design/kubernetes.md, "Device
+manager"). It waits only for a card that no other pod shares, because NVML does not say which pod a process belongs to.
+If NVML reports no processes, as it does for an agent that cannot see those of the host, there is nothing to wait for.
 """
 
 import asyncio
@@ -28,22 +28,21 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
 _LONGEST_SECONDS = 300.0
-"""A process that still runs on the card after this time may belong to something that the agent does not know."""
+"""A process that still runs after this time does not belong to the vanished pod, or never ends."""
 
 
 class CardReader(Protocol):
-    """What is needed of `MigDriver`."""
+    """The part of `MigDriver` that reports on which cards processes run."""
 
     def read(self) -> Sequence[MigCard]:
-        """Return all cards, and whether processes run on them. Thread-safe. Raises RetryLater and MigRefused."""
+        """Return all cards. Thread-safe. Raises RetryLater and MigRefused."""
 
 
 class LingeringProcesses:
     """Used on one event loop.
 
     Args:
-        pods: the pods of the node; those that vanished while they ran may have left processes.
-        driver: reports on which cards processes run.
+        pods: the pods of the node. Those that vanished while they ran may have left processes behind.
     """
 
     def __init__(self, pods: NodePods, driver: CardReader) -> None:
@@ -53,12 +52,15 @@ class LingeringProcesses:
         self._answer: Future[Collection[str] | None] | None = None
 
     async def wait_until_ended(self, gpu_pod: GpuPod, cards: Sequence[Card], deadline: float) -> None:
-        """Wait until no process of a vanished pod runs on a card that this pod would have alone.
+        """Wait until no process of a vanished pod runs on a card that only this pod has.
 
         Args:
-            gpu_pod: the pod that is to start.
-            cards: those of the node that are whole, and its slices.
-            deadline: in the event loop's time. Raises Refused then.
+            gpu_pod: the pod whose container starts.
+            cards: the whole cards of the node, and its slices.
+            deadline: in the event loop's time.
+
+        Raises:
+            Refused: such a process still runs at the deadline.
         """
         loop = asyncio.get_running_loop()
         while suspects := self._suspects(gpu_pod, cards):
@@ -74,33 +76,32 @@ class LingeringProcesses:
             if loop.time() >= deadline:
                 card, gone = running[0]
                 who = named_to(gpu_pod.pod.namespace, [(gone.pod.namespace, gone.pod.name)])
-                why = f"processes of {who}, which was deleted by force, run on card {card.index} ({card.uuid})"
-                raise Refused(f"{gpu_pod.pod.key}: {why}", gpu_pod.pod.uid)
+                reason = f"processes of {who}, which was deleted by force, run on card {card.index} ({card.uuid})"
+                raise Refused(f"{gpu_pod.pod.key}: {reason}", gpu_pod.pod.uid)
             await asyncio.sleep(_POLL_SECONDS)
 
     def _suspects(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> list[tuple[Card, GpuPod]]:
-        """Return the cards that the pod would have alone, with the vanished pods that ran there."""
+        """Return the cards that only this pod has, each with every vanished pod that ran on it."""
         now = asyncio.get_running_loop().time()
         self._since = {gone.pod.uid: self._since.get(gone.pod.uid, now) for gone in self._pods.vanished_pods()}
         for uid, since in self._since.items():
             if now - since > _LONGEST_SECONDS:
                 self._pods.forget_vanished(uid)
-        # The process of an occupy pod does nothing on its card.
+        # An occupy pod runs no process on its card.
         vanished = [gone for gone in self._pods.vanished_pods() if not mtgpu.occupied(gone.pod)]
         if not vanished:
             return []
-        running = [
-            other for other in self._pods.all() if other.started_containers and not other.pod.ended
-        ]  # also this pod itself
+        # This pod itself may be one of them: then the processes may be its own.
+        running = [other for other in self._pods.all() if other.started_containers and not other.pod.ended]
         shared = {card.uuid for other in running for card in _cards_of(other, cards)}
         shared |= {limited.card for limited in self._pods.limited_pods()}
         alone = [card for card in _cards_of(gpu_pod, cards) if card.uuid not in shared]
         return [(card, gone) for card in alone for gone in vanished if card in _cards_of(gone, cards)]
 
     async def _busy_cards(self) -> Collection[str] | None:
-        """Return the UUIDs of the cards on which processes run; None where NVML does not say, or hangs.
+        """Return the UUIDs of the cards on which processes run; None if NVML fails or hangs.
 
-        A call into the driver may hang for ever. It runs on a daemon thread, and no second one is started beside it.
+        A call into the driver may hang forever, so it runs on a daemon thread, and only one such thread at a time.
         """
         if self._answer is None or self._answer.done():
             self._answer = Future()
@@ -115,11 +116,11 @@ def _query(driver: CardReader, answer: Future[Collection[str] | None]) -> None:
     try:
         answer.set_result({card.uuid for card in driver.read() if card.busy})
     except (RetryLater, MigRefused) as error:
-        log.warning("which processes run on the cards is not known: %s", error)
+        log.warning("cannot read which processes run on the cards: %s", error)
         answer.set_result(None)
 
 
 def _cards_of(gpu_pod: GpuPod, cards: Sequence[Card]) -> list[Card]:
-    """Return the whole cards of the node that the pod has, or had, a share of."""
+    """Return the GPUs of which the pod's record names a share."""
     held = holding(gpu_pod, cards)
     return [card for card in cards if card.type == GPU and held.is_known_on(card)]

@@ -1,7 +1,8 @@
-"""The pods of this node, as the agent's watch keeps them.
+"""The cache of the pods on this node.
 
-The Reflector of the agent calls `take` and `drop`; allocation, partitioning, isolation and the reporter read, from any
-thread. All data is under one lock, and what is handed out is immutable.
+`deviceplugin.node_state` creates one `NodePods` and a Reflector that calls `take` and `drop`. The packages allocation,
+partitioning, isolation and inventory read from it, on any thread. One lock protects all data, and the objects that the
+methods return are immutable.
 """
 
 import threading
@@ -28,7 +29,7 @@ from mgpu.settings import Settings
 
 
 class Presence(NamedTuple):
-    """A pod that the API has, GPU or not: `namespace/name`, and whether its phase is final."""
+    """A pod in the API, whether it requests GPUs or not: `namespace/name`, and whether its phase is final."""
 
     key: str
     ended: bool
@@ -38,12 +39,11 @@ class NodePods:
     """Thread-safe.
 
     Args:
-        settings: for the dialects that are enabled.
-        changed: is called, without the lock, after every change of what the agent reads.
+        changed: called after every change of a field that the agent reads, without holding the lock.
         records: checks the seals of allocation records.
 
     Attributes:
-        dropped: how many pods the watch has dropped so far.
+        dropped: how many pods have been dropped so far.
     """
 
     def __init__(self, settings: Settings, changed: Callable[[], None], records: RecordVerifier = UNSEALED) -> None:
@@ -51,9 +51,9 @@ class NodePods:
         self._changed = changed
         self._records = records
         self._pods: dict[str, GpuPod] = {}
-        # UID → annotations of ours that are still on their way to the API server.
+        # UID → annotations that the API server does not have yet.
         self._amended: dict[str, Mapping[str, str]] = {}
-        # UID of every pod, GPU or not → the kubelet's UID, and its presence.
+        # UID of every pod, with or without GPUs → the UID by which the kubelet knows it, and its presence.
         self._present: dict[str, tuple[str, Presence]] = {}
         self._limited: dict[str, LimitedPod] = {}
         self._vanished: dict[str, GpuPod] = {}
@@ -63,7 +63,7 @@ class NodePods:
         self.dropped = 0
 
     def take(self, raw: dict[str, Any]) -> None:
-        """Take over a pod that the watch has added or changed."""
+        """Store a pod that was added or changed."""
         uid = raw["metadata"]["uid"]
         with self._lock:
             annotations = raw["metadata"].get("annotations") or {}
@@ -77,8 +77,8 @@ class NodePods:
             if amended.items() <= annotations.items():
                 self._amended.pop(uid, None)
             before = self._pods.get(uid)
-            # Most updates of a running pod change nothing that is read of it. Reading it again would cost the agent
-            # milliseconds for each update, and wake everything that waits for changes.
+            # Most updates of a running pod change no field that the agent reads. Reading the pod again would cost the
+            # agent milliseconds for each update, and wake all parts that wait for changes.
             if unchanged and not amended and before is not None and before.fingerprint == fingerprint(raw, MIRROR):
                 return
             gpu_pod = read_gpu_pod(raw, self._settings, amended, self._records, before.verdict if before else None)
@@ -90,9 +90,10 @@ class NodePods:
         self._changed()
 
     def drop(self, raw: dict[str, Any]) -> None:
-        """Forget a pod that the API no longer has.
+        """Remove a pod that the API does not have any more.
 
-        After an interruption of the watch only its name and UID are known.
+        Args:
+            raw: the last object, or only its name and UID if the watch was interrupted.
         """
         uid = raw["metadata"]["uid"]
         with self._lock:
@@ -103,7 +104,7 @@ class NodePods:
             present = self._present.pop(uid, None)
             gpu_pod = self._pods.pop(uid, None)
             final = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            # A pod that the watch drops without a final phase was deleted by force, or its end was missed.
+            # A pod that disappears without a final phase was deleted by force, or the watch has missed its end.
             if gpu_pod is not None and gpu_pod.started_containers and not gpu_pod.pod.ended and not final:
                 self._vanished[uid] = gpu_pod
             if (present is not None and present[1].ended) or had_ended(raw):
@@ -111,10 +112,7 @@ class NodePods:
         self._changed()
 
     def amend(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
-        """Let the pod's record say this from now on, although the API server does not say so yet.
-
-        Does nothing where the pod has ended or gone meanwhile.
-        """
+        """Apply these annotations to the pod before the API server has them. Ignored if the pod has ended or gone."""
         uid = gpu_pod.pod.uid
         with self._lock:
             now = self._pods.get(uid)
@@ -127,16 +125,14 @@ class NodePods:
         self._changed()
 
     def by_uid(self, uid: str) -> GpuPod | None:
-        """Return the GPU pod that the kubelet knows by this UID: of a static pod the hash, which its mirror names."""
+        """Return the GPU pod that the kubelet knows by this UID, or None. For a static pod the UID is a hash."""
         with self._lock:
             if uid in self._pods or not is_static(uid):
                 return self._pods.get(uid)
-            return next(
-                (gpu_pod for gpu_pod in self._pods.values() if gpu_pod.pod.annotations.get(MIRROR) == uid), None
-            )
+            return next((mirror for mirror in self._pods.values() if mirror.pod.annotations.get(MIRROR) == uid), None)
 
     def all(self) -> tuple[GpuPod, ...]:
-        """Return the GPU pods, oldest first, then by namespace, name and UID."""
+        """Return the GPU pods, sorted by creation time, namespace, name and UID."""
         with self._lock:
             if self._ordered is None:
                 key = attrgetter("pod.created", "pod.namespace", "pod.name", "pod.uid")
@@ -149,7 +145,7 @@ class NodePods:
         return gpu_pod is not None and not gpu_pod.pod.ended
 
     def presences(self) -> Mapping[str, Presence]:
-        """Return all pods of the node, also those without GPUs, by the kubelet's UID."""
+        """Return all pods of the node, also those without GPUs, by the UID by which the kubelet knows them."""
         with self._lock:
             return dict(self._present.values())
 
@@ -159,39 +155,39 @@ class NodePods:
             return tuple(sorted(self._limited.values()))
 
     def held_amount(self, resource: str) -> int:
-        """Return how much of the resource is held by pods that the kubelet has admitted and that have not ended.
+        """Return how much of the resource the pods hold that the kubelet has admitted and that have not ended.
 
-        The kubelet sets `status.startTime` when it admits a pod. Other pods must not count: any user can create a pod
-        that names this node and requests more than any node has, and the Node would report that much capacity.
+        The kubelet sets `status.startTime` when it admits a pod. Other pods do not count, because any user can create a
+        pod that names this node and requests more than it has, and the Node would report that amount as its capacity.
         """
         with self._lock:
             running = (gpu_pod for gpu_pod in self._pods.values() if gpu_pod.pod.start_time and not gpu_pod.pod.ended)
             return sum(gpu_pod.held.get(resource, 0) for gpu_pod in running)
 
     def vanished_pods(self) -> tuple[GpuPod, ...]:
-        """Return the pods whose objects vanished while they ran, until `forget_vanished`."""
+        """Return the pods whose objects disappeared while they ran; `forget_vanished` removes them from this list."""
         with self._lock:
             return tuple(self._vanished.values())
 
     def forget_vanished(self, uid: str) -> None:
-        """Forget a vanished pod, since nothing of it runs any more."""
+        """Remove a vanished pod whose processes have ended."""
         with self._lock:
             self._vanished.pop(uid, None)
 
     def had_ended_before(self, uid: str) -> bool:
-        """Return whether this pod is gone and its last status said that all of its containers had ended."""
+        """Return whether all containers of this pod had ended when its object disappeared."""
         with self._lock:
             return uid in self._ended_before
 
     def forget_ended_before_except(self, uids: Collection[str]) -> None:
-        """Forget what `ended_before` says of all other pods."""
+        """Limit the data behind `had_ended_before` to these pods."""
         with self._lock:
             self._ended_before &= {*uids}
 
     def _keep_limited(self, raw: Mapping[str, Any], *, ended: bool) -> bool:
-        """Follow the Pod of an MtgpuPod, and return whether it is unchanged.
+        """Store the Pod of an MtgpuPod, and return whether it is unchanged.
 
-        An orphaned one keeps its limits while it runs.
+        A Pod that has lost its owner reference keeps its limits while it runs.
         """
         uid = raw["metadata"]["uid"]
         before = self._limited.pop(uid, None)

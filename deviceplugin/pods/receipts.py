@@ -1,8 +1,9 @@
-"""Receipts: which cards each pod was given, in files that outlive the agent and the pod's object in the API.
+"""Receipts: files that say which cards each pod got. They outlive the agent and the pod's API object.
 
-An API object can vanish while its containers run. `deviceplugin.pods.remnants` writes the receipt before a container
-starts, and holds the cards in it until the container runtime reports that the pod has ended. Agents of different
-versions read each other's files: a field may be added with a default, and none may change its meaning.
+`pods.remnants` writes a receipt before a container starts, because the API object can disappear while the container
+runs. The cards in the receipt stay held until the container runtime reports that the pod has ended. Agents of different
+versions read each other's files, so a new field needs a default, and no field may change its meaning.
+`pods.unrecorded_pods` uses the functions that merge shares and make rows of the Device.
 """
 
 import logging
@@ -22,19 +23,19 @@ from mgpu.model.pods import Stage
 log = logging.getLogger(__name__)
 
 _NAME = "mgpu_{}_receipt"
-"""Without the suffix `.json`, with which the container runtime would read it as a CDI spec. The prefix is that of CDI
-files, so that an agent from before receipts removes them as well (`CdiFiles.keep_only`)."""
+"""Without the suffix `.json` the container runtime does not read the file as a CDI spec. The prefix is that of CDI files,
+so that an agent of a version without receipts removes the file too (`CdiFiles.keep_only`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one pod was given.
+    """The cards that one pod got.
 
     Attributes:
-        uid: the pod's UID in the API; where another plugin gave the cards, the kubelet's.
+        uid: the pod's UID in the API, or `kubelets_uid` if another plugin gave out the cards.
         kubelets_uid: the UID by which the kubelet and the runtime know the pod.
-        grace: seconds that the kubelet lets its containers run after its deletion.
-        shares: its shares; GPUs are named by UUID, since indexes may change.
+        grace: for how many seconds the kubelet lets the containers run after the deletion.
+        shares: name GPUs by UUID, since indexes may change.
     """
 
     uid: str
@@ -44,10 +45,10 @@ class Receipt:
 
 
 def merge_by_card(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
-    """Return what the shares are together at the pod's busiest moment: of each GPU one share, named by UUID.
+    """Return one share for each GPU: the amount that the pod holds there at its busiest moment.
 
-    A pod of hundreds of containers has a receipt of one row for each card, and the Device that repeats it is bounded.
-    Shares of slices, and of cards that are not there, stay as they are.
+    Without this, a pod with hundreds of containers would have hundreds of rows in its receipt and in the Device, whose
+    size is limited. Shares of slices, and of cards that the node does not have, stay as they are.
     """
     held = Holding("", "", "", "", "", tuple(shares))
     gpus = [card for card in cards if card.type == GPU]
@@ -60,35 +61,35 @@ def merge_by_card(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share
 def device_rows(
     uid: str, resource: str, shares: Sequence[Share], container: str | None = None
 ) -> Iterator[CheckpointEntry]:
-    """Yield one row of the Device for all GPUs of which the pod holds the same.
+    """Yield rows for the annotation of the Device: one row for all GPUs of which the pod holds equal shares.
 
     Args:
-        shares: as `summed` has them.
-        container: the name to put into the rows; None: their number.
+        shares: the result of `merge_by_card`.
+        container: the container's name in the rows; None numbers the rows instead.
     """
-    on: dict[Share, list[str]] = {}
+    uuids: dict[Share, list[str]] = {}
     for share in shares:
         if share.type == GPU and isinstance(share.card, str):
-            on.setdefault(replace(share, card=None), []).append(share.card)
-    for i, (share, cards) in enumerate(on.items()):
+            uuids.setdefault(replace(share, card=None), []).append(share.card)
+    for i, (share, cards) in enumerate(uuids.items()):
         yield CheckpointEntry(uid, str(i) if container is None else container, resource, tuple(sorted(cards)), share)
 
 
 class Receipts:
-    """The receipts in `folder`. `read` takes over what is there; from then on they are kept in memory too."""
+    """The receipts in `folder`, cached in memory. Call `read` once before everything else."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, Receipt] = {}
 
     def read(self) -> None:
-        """Take over what another agent has written. A file that is damaged is logged and ignored."""
+        """Read the files, which another agent may have written. A damaged file is logged and ignored."""
         found: dict[str, Receipt] = {}
         for file in sorted(self._folder.glob(_NAME.format("*"))):
             try:
                 receipt = _parsed(orjson.loads(file.read_bytes()))
             except (OSError, ValueError, LookupError, TypeError) as error:
-                log.warning("receipt %s is not readable: %r", file, error)
+                log.warning("ignoring unreadable receipt %s: %r", file, error)
                 continue
             found[receipt.uid] = receipt
         self._known = found
@@ -98,12 +99,12 @@ class Receipts:
         return self._known
 
     def write(self, receipt: Receipt) -> None:
-        """Write the receipt in place of the pod's former one. Raises OSError."""
+        """Write the receipt; it replaces an earlier one of the pod. Raises OSError."""
         if self._known.get(receipt.uid) == receipt:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / _NAME.format(receipt.uid)
-        # Replaced as a whole: the agent may be killed in the middle, and a receipt in pieces would free the cards.
+        # The file is replaced atomically: a truncated one, of an agent that was killed, would free the cards.
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(asdict(receipt), default=tuple))
         os.replace(new, file)
@@ -115,7 +116,7 @@ class Receipts:
         try:
             (self._folder / _NAME.format(uid)).unlink(missing_ok=True)
         except OSError as error:
-            log.warning("receipt not removed: %s", error)
+            log.warning("cannot remove a receipt: %s", error)
 
 
 def _parsed(data: dict[str, Any]) -> Receipt:

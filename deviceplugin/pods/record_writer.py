@@ -1,8 +1,9 @@
-"""Writes changed allocation records back to the API server in the background.
+"""Writes changed allocation records to the API server in the background.
 
-Each pod's record is retried by itself: a pod whose PATCH always fails, since an admission webhook answers 500 for its
-namespace, must not keep the records of the node's other pods from being written. First attempts and retries run on
-threads of their own, so that retries that time out delay no first attempt.
+The agent creates one `RecordWriter`. `delivery.exchange` writes exchanged records through it, and the reconciler and
+the agent the acknowledgement of a start. Each pod's record is retried separately: a pod whose PATCH always fails, for
+example because of an admission webhook, must not delay the records of other pods. First attempts and retries run on
+two threads, so that retries that time out delay no first attempt.
 """
 
 import logging
@@ -21,19 +22,19 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _PASSING = (401, 408, 429)
-"""The 4xx refusals that another attempt may change. The others (the pod is gone, an admission webhook denies the write)
-are final, except for 409: the API server gives it where the pod is another one by now, and also where it has lost five
-races with other writers of the pod. So that write is tried again for as long as the pod is on this node."""
+"""The 4xx statuses that are retried. Others are final: the pod is gone, or an admission webhook denies the write.
+409 is retried while the pod is on this node. The API server returns it if the name belongs to another pod now, and also
+after it has lost five races with other writers of the pod."""
 _CONFLICT = 409
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Annotations of a pod that are still to be written.
+    """Annotations that wait to be written.
 
     Attributes:
-        due: when, on the monotonic clock.
-        pause: seconds before the next retry.
+        due: the time of the next attempt, on the monotonic clock.
+        pause: seconds from that attempt to the following one.
     """
 
     pod: Pod
@@ -46,19 +47,19 @@ class _Record:
 
 
 class Pods(Protocol):
-    """What is needed of `NodePods`."""
+    """The part of `NodePods` that the writer needs."""
 
     def is_active(self, uid: str) -> bool:
         """Return whether the pod is on the node and has not ended."""
 
     def amend(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
-        """Let the pod's record say this before the API server says so."""
+        """Apply these annotations to the pod before the API server has them."""
 
 
 class RecordWriter:
-    """Thread-safe. Writes of one pod take effect in the order in which they were given; those that wait are merged.
+    """Writes of one pod take effect in the order of the calls; waiting ones are merged. Thread-safe.
 
-    What is not written when it stops is derived and written again by the next agent.
+    Annotations that are not written when it stops need not be stored: the next agent derives them again.
     """
 
     def __init__(self, api: Api, pods: Pods) -> None:
@@ -86,7 +87,7 @@ class RecordWriter:
             thread.join(timeout=2)
 
     def write(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
-        """Make the pod's annotations say this, without waiting for it."""
+        """Set these annotations of the pod soon, without waiting for the API server."""
         pod = gpu_pod.pod
         with self._changed:
             lane = self._failed if pod.uid in self._failed else self._fresh
@@ -109,7 +110,7 @@ class RecordWriter:
                 self._changed.notify_all()
 
     def _next(self, lane: dict[str, _Record]) -> _Record | None:
-        """Wait for the record that is due first and that the other thread is not writing. Return None when stopped."""
+        """Wait for the first due record that the other thread is not writing. Return None after `stop`."""
         with self._changed:
             while not self._stopped:
                 ready = [record for uid, record in lane.items() if uid not in self._in_flight]
@@ -122,7 +123,7 @@ class RecordWriter:
         return None
 
     def _put_back(self, record: _Record) -> None:
-        """Retry the record after a pause, merged with what was given meanwhile, which must not overtake it."""
+        """Schedule a retry, merged with newer annotations of the pod, which must not overtake it."""
         newer = self._fresh.pop(record.pod.uid, None)
         annotations = {**record.annotations, **(newer.annotations if newer else {})}
         due = time.monotonic() + record.pause
@@ -132,14 +133,14 @@ class RecordWriter:
     def _attempt(self, record: _Record) -> bool:
         """Write the record, and return whether it must be retried."""
         pod = record.pod
-        # The UID is a precondition: a pod that was created again under the same name is not written.
+        # The UID is a precondition, so that another pod of the same name is not changed.
         patch = {"metadata": {"uid": pod.uid, "annotations": dict(record.annotations)}}
         try:
             self._api.patch(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", patch)
         except (ApiError, Unreachable) as error:
-            log.warning("record not written: %s", error, extra={"pod": pod.uid})
+            log.warning("allocation record not written: %s", error, extra={"pod": pod.uid})
             if isinstance(error, ApiError) and error.status == _CONFLICT:
                 return self._pods.is_active(pod.uid)
             return not isinstance(error, ApiError) or error.status >= 500 or error.status in _PASSING
-        log.info("record written", extra={"pod": pod.uid})
+        log.info("allocation record written", extra={"pod": pod.uid})
         return False

@@ -1,13 +1,13 @@
-"""Remnants: deleted pods whose containers still run. They hold the cards that they were given until they have ended.
+"""Remnants: deleted pods whose containers still run. They hold their cards until the containers have ended.
 
-Deleting a pod and then deleting it by force removes its object at once, while the kubelet lets the containers run for
-the grace period of the first deletion: up to years, if they ignore SIGTERM. A stolen token can mark a pod as ended. So
-the API does not decide when a card is free: the container runtime does. Where it is not asked or does not answer, such
-a pod holds its cards for its grace period, at most `LONGEST_SECONDS`.
+If a pod is deleted and then deleted by force, its object disappears at once, but the kubelet lets the containers run
+for the grace period of the first deletion, which may be years. A stolen token can set a final phase on a running pod.
+So not the API decides when a card is free, but the container runtime. If the runtime does not answer, such a pod holds
+its cards for its grace period, at most `LONGEST_SECONDS`.
 
-`Remnants` knows them, by receipts (`deviceplugin.pods.receipts`). `ForcedStops` kills those whose object has been gone
-for `STOP_SECONDS`: a quota does not count such a pod, nothing can evict it, and it keeps its cards. `remove_gone_pods`
-removes what else the agent keeps of pods, once they are neither in the API nor remnants. The agent runs all three.
+`Remnants` finds these pods by their receipts. `ForcedStops` kills their containers `STOP_SECONDS` after the object has
+disappeared, since a quota does not count such a pod and nothing can evict it. `remove_gone_pods` removes all other data
+of pods that are neither in the API nor remnants. `deviceplugin.reconciler` runs all three.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from mgpu.model.ledger import Holding, Share
 log = logging.getLogger(__name__)
 
 LONGEST_SECONDS = 3600.0
-"""Without an answer of the runtime. The author of a pod chooses its grace period and may have ended its containers
-already: a longer bound would let one second of use hold a card for days."""
+"""The limit if the runtime does not answer. A pod's author chooses its grace period, and the containers may have ended
+already. With a longer limit, one second of use could hold a card for days."""
 STOP_SECONDS = 60.0
-"""After the object has gone. Force deletion promises a pod no time at all; this lets checkpoints be written."""
+"""Counted from the end of the object. Force deletion promises a pod no time; this time is for writing checkpoints."""
 _POLL_SECONDS = 1.0
 _MAX_QUERIES = 8
 """Concurrent queries to the runtime."""
@@ -41,23 +41,20 @@ _LIST_SECONDS = 5.0
 
 
 class Runtime(Protocol):
-    """What is needed of `deviceplugin.pods.container_runtime`."""
+    """The part of `ContainerRuntime` that `Remnants` needs."""
 
     async def is_running(self, uid: str, *, sandbox: bool) -> bool:
-        """Return whether a container of the pod runs, or, with `sandbox`, may still be started. Raises RetryLater."""
+        """Return whether a container of the pod runs, or with `sandbox` may still start. Raises RetryLater."""
 
 
 class Remnants:
-    """Used on one event loop; `holdings`, `rows` and `remains` from any thread.
+    """Used on one event loop; `holdings`, `rows` and `is_remnant` may be called from any thread.
 
     Args:
-        receipts: what pods were given.
-        pods: the pods of this node as the API has them.
-        runtime: the container runtime.
-        changed: is woken when a remnant appears or ends.
+        changed: woken when remnants may have appeared or ended.
 
     Attributes:
-        removed: how often remnants have ended so far.
+        removed: incremented whenever remnants have ended.
     """
 
     def __init__(self, receipts: Receipts, pods: NodePods, runtime: Runtime, changed: Wakeup) -> None:
@@ -66,21 +63,21 @@ class Remnants:
         self._runtime = runtime
         self._changed = changed
         self._resumed = False
-        # When each remnant was first seen here, and when its object was first missing.
+        # UID → when `update` first found the remnant, and when it first found that its object is missing.
         self._since: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._held: tuple[Receipt, ...] = ()
         self.removed = 0
 
     def recover(self) -> None:
-        """Take over the receipts of the agent before this one."""
+        """Read the receipts that earlier agents have written."""
         self._receipts.read()
 
     def resume(self, given: Iterable[tuple[GpuPod, Sequence[Share]]], cards: Sequence[Card]) -> None:
-        """Begin to look for remnants: all pods of the node are known now, so a receipt without a pod is a remnant's.
+        """Start to look for remnants. Call this once all pods are listed: then a receipt without a pod is a remnant.
 
         Args:
-            given: the pods that have run, with what they hold: an agent before receipts may have started them.
+            given: the pods that have run, with their shares. Agents of versions without receipts may have started them.
             cards: all devices of the node.
         """
         for gpu_pod, shares in given:
@@ -90,16 +87,16 @@ class Remnants:
         self._changed.wake()
 
     def write_receipt(self, gpu_pod: GpuPod, shares: Sequence[Share], cards: Sequence[Card]) -> None:
-        """Write down what the pod is given, before any of its containers can start with it. Raises OSError."""
+        """Write the receipt of a pod before a container starts on its cards. Raises OSError."""
         self._write(gpu_pod.pod.uid, shares, cards, gpu_pod)
 
     def try_write_receipt(
         self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None = None
     ) -> None:
-        """Write down what a pod has from others: an earlier agent, another plugin, the controller of MtgpuPods.
+        """Write the receipt of a pod whose cards come from an earlier agent, another plugin or an MtgpuPod.
 
         Args:
-            gpu_pod: the pod, if it requests cards in a vocabulary that this agent serves.
+            gpu_pod: None for pods that request no cards in an enabled vocabulary.
         """
         try:
             self._write(uid, shares, cards, gpu_pod)
@@ -117,29 +114,29 @@ class Remnants:
         self._receipts.write(Receipt(uid, mirrored, grace, merge_by_card(shares, cards)))
 
     def is_remnant(self, uid: str) -> bool:
-        """Return whether this pod may still run although the API has no such pod that runs."""
+        """Return whether this pod may still run although it has ended or is missing in the API."""
         return uid in self._candidates()
 
     def uids(self) -> Collection[str]:
-        """Return the UIDs of all pods that may still run although the API has no such pod that runs."""
+        """Return the UIDs of all pods that may still run although they have ended or are missing in the API."""
         return self._candidates().keys()
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Return what remnants hold, including those about which the runtime has not been asked yet."""
+        """Return what remnants hold. Those that the runtime has not confirmed yet are included."""
         return tuple(Holding(uid, "", "", "", "", receipt.shares) for uid, receipt in self._candidates().items())
 
     def rows(self) -> tuple[CheckpointEntry, ...]:
-        """Return the GPUs of remnants for the scheduler, once the runtime has confirmed them.
+        """Return the GPUs of the remnants that the runtime has confirmed, for the Device.
 
-        Pods that ended as usual are left out, so that not every end of a pod writes the Device.
+        The others are left out, because otherwise the Device would be written at the end of every pod.
         """
         return tuple(row for receipt in self._held for row in device_rows(receipt.uid, DELETED_POD, receipt.shares))
 
     def overdue(self, seconds: float) -> tuple[str, ...]:
-        """Return the UIDs of remnants whose object has been gone for that many seconds.
+        """Return the UIDs of remnants whose object has been missing for that many seconds.
 
-        Static pods are left out: the kubelet runs these without an object in the API. So are pods whose object is still
-        there with a final phase: the kubelet ends these itself, and a stolen token can write a phase.
+        Static pods are left out, because the kubelet runs them without an API object. Pods whose object still exists
+        with a final phase are left out too: the kubelet ends these itself, and a stolen token can write a phase.
         """
         present, now = self._pods.presences(), _now()
         return tuple(
@@ -152,10 +149,10 @@ class Remnants:
         )
 
     async def follow(self, rows_changed: Callable[[], None]) -> None:
-        """Look for the ends of remnants, until cancelled.
+        """Call `update` again and again until cancelled.
 
         Args:
-            rows_changed: is called when `rows` has changed.
+            rows_changed: called when `rows` has changed.
         """
         while True:
             before = self._held
@@ -165,7 +162,7 @@ class Remnants:
             await self._changed.wait(_POLL_SECONDS if self._candidates() else None)
 
     async def update(self) -> None:
-        """Ask the runtime about each remnant, and forget those that have ended."""
+        """Ask the runtime about each remnant, and remove the receipts of those that have ended."""
         self._follow_grace()
         candidates, slots = self._candidates(), asyncio.Semaphore(_MAX_QUERIES)
         self._since = {uid: self._since.get(uid, _now()) for uid in candidates}
@@ -179,7 +176,7 @@ class Remnants:
 
         held = dict(zip(candidates, await asyncio.gather(*map(holds, candidates.values())), strict=True))
         self._held = tuple(receipt for uid, receipt in candidates.items() if held[uid])
-        # Meanwhile a mirror pod may have been created again: its static pod is no remnant then, and keeps its receipt.
+        # A mirror pod may have been created again meanwhile. Then its static pod is no remnant, and the receipt stays.
         ended = [uid for uid, still in held.items() if not still and uid in self._candidates()]
         for uid in ended:
             self._receipts.remove(uid)
@@ -189,7 +186,7 @@ class Remnants:
             self._changed.wake()
 
     def _follow_grace(self) -> None:
-        """Write down the grace period of a deletion where it is longer than the pod's own."""
+        """Update receipts of pods whose deletion has a longer grace period than the pod's spec."""
         for gpu_pod in (*self._pods.all(), *self._pods.vanished_pods()):
             receipt = self._receipts.all().get(gpu_pod.pod.uid)
             if receipt is not None and gpu_pod.grace > receipt.grace:
@@ -207,39 +204,37 @@ class Remnants:
     async def _holds(self, receipt: Receipt) -> bool:
         ended = receipt.kubelets_uid in self._pods.presences()
         try:
-            # The pod of a deleted object may be between two containers. A pod that ended starts none any more, and its
-            # sandbox stays for a moment.
-            asked = {receipt.uid, receipt.kubelets_uid}
-            return any([await self._runtime.is_running(uid, sandbox=not ended) for uid in sorted(asked)])
+            # A pod whose object is gone may be between two containers. A pod with a final phase starts no container any
+            # more, but its sandbox still exists for a moment, and must not count.
+            uids = {receipt.uid, receipt.kubelets_uid}
+            return any([await self._runtime.is_running(uid, sandbox=not ended) for uid in sorted(uids)])
         except RetryLater as error:
-            log.debug("whether pod %s still runs is not known: %s", receipt.uid, error)
+            log.debug("cannot find out whether pod %s still runs: %s", receipt.uid, error)
         if ended or self._pods.had_ended_before(receipt.uid):
             return False
         return _now() - self._since[receipt.uid] < min(receipt.grace, LONGEST_SECONDS)
 
 
 class StoppingRuntime(Protocol):
-    """What is needed of `deviceplugin.pods.container_runtime` to stop pods."""
+    """The part of `ContainerRuntime` that `ForcedStops` needs."""
 
     async def stop_containers(self, uid: str) -> int:
-        """Kill the containers of the pod that run, and return how many. Raises RetryLater."""
+        """Kill the running containers of the pod, and return their number. Raises RetryLater."""
 
 
 class PodList(Protocol):
     """The Reflector that feeds `NodePods`."""
 
     def refresh(self, seconds: float) -> bool:
-        """List the pods again within so many seconds, and return whether that succeeded. Blocks."""
+        """List the pods again, and return whether that succeeded within `seconds`. Blocks."""
 
 
 class ForcedStops:
     """Kills the containers of remnants through CRI. Used on one event loop.
 
     Args:
-        remnants: the pods that hold cards although their object has gone.
-        runtime: the container runtime.
-        pods: lists the pods of the node again.
-        warn: reports what fails, whenever that changes.
+        pods: the watch of the node's pods.
+        warn: called with the failures, whenever there are new ones.
     """
 
     def __init__(
@@ -252,7 +247,7 @@ class ForcedStops:
         self._reported: frozenset[str] = frozenset()
 
     async def follow(self) -> None:
-        """Stop what is overdue, until cancelled. After a failure the pauses grow."""
+        """Stop the containers of overdue remnants until cancelled. After a failure the pauses grow."""
         pause = _STOP_POLL_SECONDS
         while True:
             failures = await self.stop_overdue()
@@ -263,10 +258,10 @@ class ForcedStops:
             await asyncio.sleep(pause)
 
     async def stop_overdue(self) -> frozenset[str]:
-        """Stop what is overdue, and return what failed.
+        """Stop the containers of overdue remnants, and return the failures.
 
-        The watch may be behind, or the API server out of reach for longer than the time that has passed. So the pods
-        are listed again first, and only what the API server itself does not have any more is stopped.
+        The watch may be late, or the API server may have been out of reach. So the pods are listed again first, and
+        only the containers of pods that are not in the list are stopped.
         """
         if not self._remnants.overdue(STOP_SECONDS):
             return frozenset()
@@ -286,14 +281,14 @@ class ForcedStops:
 
 
 class PodStore(Protocol):
-    """A part of the agent that keeps something of each pod: CDI files, grants, MPS clients, answers."""
+    """A part of the agent that stores data of each pod: CDI files, grants, MPS clients, answers."""
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all pods but these."""
+        """Remove the data of all other pods."""
 
 
 class RemainingPods(Protocol):
-    """What is needed of `Remnants` to remove what is kept of other pods."""
+    """The part of `Remnants` that `remove_gone_pods` needs."""
 
     removed: int
 
@@ -303,10 +298,10 @@ class RemainingPods(Protocol):
 async def remove_gone_pods(
     pods: NodePods, remnants: RemainingPods, stores: Sequence[PodStore], changed: Wakeup
 ) -> None:
-    """Remove from the stores the pods that are gone and no remnants, until cancelled.
+    """Remove pods that are neither in the API nor remnants from the stores, until cancelled.
 
-    The agent starts it once all pods are known, so it also removes what earlier agents left. A pod may come, be served
-    and go between two looks, so counters of removals are compared and not sets of pods.
+    Start it once all pods are listed, since it also removes the data that earlier agents have stored. It compares
+    counters of removals and not sets of pods, because a pod may come and go between two passes.
     """
     done = None
     while True:

@@ -1,7 +1,8 @@
-"""Which pod has which slice: by allocation records, by CDI files, and by the kubelet's checkpoint. Pure.
+"""Finds out which pod uses which slice, from allocation records, CDI files and the kubelet's checkpoint.
 
-The partition worker combines the three, so that a slice in use is never destroyed: the checkpoint overrides CDI files,
-and these override records, which users with the right to edit pods could change. A place is a slice without UUID.
+The functions are pure. `partitioning.partition_worker` combines the three sources, so that it never destroys a slice in
+use. The checkpoint overrides CDI files, and these override records, which users with the right to edit pods can change.
+`capacity_check` and `identity` read the environment of CDI files here. A place is a slice without its UUID.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,7 +13,7 @@ from mgpu.model.node_slices import SOMEBODY
 from mgpu.model.slice_names import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_named
 
 PLACES_VARIABLE = "MGPU_PLACES"
-"""`0:4,0:2`: card and start of each slice in MGPU_SLICES. Under MPS all slices of a card have the card's UUID."""
+"""Card and start of each slice in MGPU_SLICES, such as `0:4,0:2`. Under MPS all slices of a card have its UUID."""
 _NAMES_VARIABLE, _VISIBLE = "MGPU_SLICES", "NVIDIA_VISIBLE_DEVICES"
 
 Users = dict[Slice, str]
@@ -22,19 +23,19 @@ Environments = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 def place_at(type_: str, index: int) -> Slice | None:
-    """Return the place of the device of this type and index; None: it is no slice."""
+    """Return the place of the device of this type and index; None if it is no slice."""
     name = slice_named(RESOURCE_PREFIX + type_)
     return None if name is None else Slice(*place_of(index), name)
 
 
 def places_of(shares: Iterable[Share]) -> tuple[Slice, ...]:
-    """Return the places that shares name; a record of slices names nothing else."""
+    """Return the places that these shares name."""
     found = (place_at(share.type, share.card) for share in shares if isinstance(share.card, int))
     return tuple(place for place in found if place)
 
 
 def places_in(env: Mapping[str, str]) -> tuple[Slice, ...]:
-    """Return the places that a container was handed; none where its environment does not say."""
+    """Return the places that the environment of a container names; none if it names no slices."""
     names = [read_name(name) for name in env.get(_NAMES_VARIABLE, "").split(",")]
     places = [place.split(":") for place in env.get(PLACES_VARIABLE, "").split(",")]
     if len(names) != len(places) or any(len(p) != 2 or not all(map(str.isdecimal, p)) for p in places):
@@ -43,19 +44,19 @@ def places_in(env: Mapping[str, str]) -> tuple[Slice, ...]:
 
 
 def visible_cards(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the UUIDs of the cards that a container was handed in another vocabulary."""
+    """Return the UUIDs of the cards that the environment of a container names; none if it names slices."""
     return () if _NAMES_VARIABLE in env else tuple(filter(None, env.get(_VISIBLE, "").split(",")))
 
 
 def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the UUIDs of the cards or slices that a container was handed, as `mgpu.model.node_slices` has them."""
+    """Return the UUIDs of the cards or slices in a container's environment, as `mgpu.model.node_slices` forms them."""
     visible = tuple(filter(None, env.get(_VISIBLE, "").split(",")))
     shares = [place for place in places_in(env) if mode_of(place.name) == MPS]
     return tuple(f"{visible[0]}/{s.name}/{s.start}" for s in shares) if shares and visible else visible
 
 
 def users_by_records(pods: Iterable[GpuPod]) -> Users:
-    """Return the users by the records of pods that have not ended; of several pods the first one."""
+    """Return the users by the records of pods that have not ended. The first of several pods counts."""
     found: Users = {}
     for gpu_pod in pods:
         for place in places_of(gpu_pod.shares or ()) if not gpu_pod.pod.ended else ():
@@ -64,11 +65,11 @@ def users_by_records(pods: Iterable[GpuPod]) -> Users:
 
 
 def users_by_cdi_files(environments: Environments, made: Iterable[Slice], alive: Callable[[str], bool]) -> Users:
-    """Return the users by CDI files, which name places or else the UUIDs of MIG devices.
+    """Return the users by CDI files, which name places or the UUIDs of MIG devices.
 
     Args:
         made: the slices that exist.
-        alive: whether the pod with this UID may still run.
+        alive: returns whether the pod with this UID may still run.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
     found: Users = {}
@@ -80,10 +81,10 @@ def users_by_cdi_files(environments: Environments, made: Iterable[Slice], alive:
 
 
 def users_by_checkpoint(rows: Iterable[tuple[str, Collection[str]]], made: Iterable[Slice]) -> Users:
-    """Return the users of what another plugin gave out, which names MIG devices by their UUIDs.
+    """Return the users of MIG devices that another plugin gave out. Its device ids are the UUIDs of MIG devices.
 
     Args:
-        rows: pod UID and device ids, of pods that may still run.
+        rows: (pod UID, device ids) of the pods that may still run.
         made: the slices that exist.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
@@ -91,10 +92,10 @@ def users_by_checkpoint(rows: Iterable[tuple[str, Collection[str]]], made: Itera
 
 
 def with_users(made: Iterable[Slice], users: Mapping[Slice, str], busy: Iterable[Slice]) -> tuple[Slice, ...]:
-    """Return the slices with their pods.
+    """Return the slices, each with the pod that uses it.
 
     Args:
-        busy: places where processes run. Such a slice is in use also where no pod is known to have it.
+        busy: the places where processes run. Such a slice is in use even if no source names its pod.
     """
     somebody = dict.fromkeys(busy, SOMEBODY)
     return tuple(

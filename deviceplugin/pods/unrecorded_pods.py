@@ -1,11 +1,11 @@
-"""Pods that run without an allocation record, and which cards they have nevertheless.
+"""Finds out which cards pods have that run without an allocation record.
 
-Such a pod may have cards: from another plugin, from before mgpu was installed, or from this agent, where its record was
-lost since. Or it is a bare pod that has none, since the kubelet starts a container whose resource no plugin offers
-without calling a plugin. The agent finds out which it is and reports it in the Device
-(`mgpu.model.device_checkpoints.OTHERS`): by the kubelet's checkpoint, by what the agent handed out, and by the
-container runtime, which knows the environment of containers. A pod about which nothing is known counts on every card,
-since what a pod was handed must never be given to another one.
+Such a pod may have cards from another plugin, from the time before mgpu was installed, or from this agent if its record
+was lost later. Or it is a bare pod, which has none: the kubelet starts a container whose resource no plugin offers
+without calling a plugin. The sources are the kubelet's checkpoint, the CDI files, and the container runtime, which
+knows the environments of containers. A pod whose cards cannot be found out counts on every card, so that no card is
+given out twice. `allocation.whole_cards` calls this, and the agent reports the rows in the Device
+(`mgpu.model.device_checkpoints.OTHERS`).
 """
 
 import asyncio
@@ -33,28 +33,28 @@ _NONE = ("", "none", "void")
 
 
 class Environments(Protocol):
-    """What is needed of `deviceplugin.pods.container_runtime`."""
+    """The part of `ContainerRuntime` that is needed here."""
 
     async def environments(self, uid: str) -> Mapping[str, Mapping[str, str]]:
-        """Return container → environment of a pod's containers that run or have run. Raises RetryLater."""
+        """Return container → environment, for containers that run or have run. Raises RetryLater."""
 
 
 class SliceReports(Protocol):
-    """What is needed of `deviceplugin.partitioning.node_partitions`."""
+    """The part of `NodePartitions` that is needed here."""
 
     @property
     def reports_users(self) -> bool:
-        """Whether the Node's annotations say which pods have which slices, since its cards are cut."""
+        """Whether the Node's annotations say which pods use which slices, because its cards are partitioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What was found out about a pod.
+    """The cards that were found for a pod.
 
     Attributes:
-        ran: its containers that had run by then.
-        shares: what it has; empty: nothing; None: not known.
-        checked: whether the kubelet's checkpoint could be read then. Without it no pod is called bare.
+        ran: the containers that had run at that time.
+        shares: empty if the pod has no cards; None if its cards could not be found out.
+        checked: whether the kubelet's checkpoint could be read. Otherwise the pod does not count as bare.
     """
 
     ran: frozenset[str]
@@ -62,24 +62,21 @@ class _Answer:
     checked: bool
 
     def is_final(self, gpu_pod: GpuPod, *, checkable: bool) -> bool:
-        """Return whether the answer is final, so that asking again is of no use."""
+        """Return whether another query would give the same answer."""
         if self.ran != gpu_pod.started_containers or self.shares is None:
             return False
         return bool(self.shares) or self.checked or not checkable
 
 
 class UnrecordedPods:
-    """Used on one event loop; the attributes from any thread.
+    """Used on one event loop; the attributes may be read from any thread.
 
-    A pod is asked about until its cards are found, and again when another container of it has run. What was found
-    stays while the pod has no record.
+    A pod is examined until its cards are found, and again when another of its containers has run. The result is stored
+    while the pod has no record.
 
     Args:
-        runtime: the container runtime.
-        pods: the pods of the node.
-        gpus: the GPUs of the node, also those that are cut into slices.
-        grants: what this agent and those before it handed out. Its `bare` is kept current.
-        slices: what the Node reports of its slices.
+        gpus: the GPUs of the node, partitioned ones included.
+        grants: the devices that agents have delivered. Its attribute `bare` is set here.
 
     Attributes:
         bare: the UIDs of bare pods.
@@ -107,10 +104,10 @@ class UnrecordedPods:
         self.possible_rows: tuple[CheckpointEntry, ...] = ()
 
     def has_unchecked(self, given: Collection[str]) -> bool:
-        """Return whether there is such a pod that has not been asked about yet.
+        """Return whether there is such a pod that has not been examined yet.
 
         Args:
-            given: as in `look`.
+            given: as in `update`.
         """
         missing = ((uid, gpu_pod) for uid, gpu_pod in self.pods_without_record().items() if uid not in given)
         return any(
@@ -118,27 +115,27 @@ class UnrecordedPods:
         )
 
     def rows(self) -> tuple[CheckpointEntry, ...]:
-        """Return the rows for the scheduler: what such pods have, may have, or that they have nothing."""
+        """Return the rows for the Device: the cards that pods have or may have, and which pods have none."""
         return (*self.certain_rows, *self.possible_rows, *(no_devices_entry(uid) for uid in sorted(self.bare)))
 
     def pods_without_record(self) -> dict[str, GpuPod]:
         """Return the pods that run without a record, by UID.
 
-        Call it before reading the checkpoint: the kubelet writes what a pod is given before the pod runs, so a pod that
-        runs here and is not in a checkpoint that is read later was given nothing.
+        Call this before reading the checkpoint. The kubelet writes the devices of a pod into the checkpoint before the
+        pod runs, so a pod that runs now and is not in a checkpoint that is read later got no devices.
         """
         return {gpu_pod.pod.uid: gpu_pod for gpu_pod in self._pods.all() if _runs_without_record(gpu_pod)}
 
     async def update(
         self, missing: Mapping[str, GpuPod], given: Collection[str], sliced: Collection[str] | None
     ) -> None:
-        """Find out what such pods have.
+        """Find out the cards of such pods.
 
         Args:
-            missing: what `missing` returned before the kubelet's checkpoint was read.
+            missing: the result of `pods_without_record` before the kubelet's checkpoint was read.
             given: the UIDs of pods to which another plugin gave cards, by the checkpoint.
-            sliced: the UIDs of pods to which another plugin gave slices; None: the checkpoint cannot be read, so that
-                no pod can be called bare.
+            sliced: the UIDs of pods to which another plugin gave slices, by the checkpoint. None if the checkpoint
+                cannot be read; then no pod counts as bare.
         """
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in missing}
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if uid in missing}
@@ -173,7 +170,7 @@ class UnrecordedPods:
         self.bare = self._grants.bare = frozenset(bare)
 
     def _possible_shares(self, gpu_pod: GpuPod) -> tuple[Share, ...]:
-        """Return what a pod of which nothing is known may hold: its share on every card."""
+        """Return what a pod may hold whose cards could not be found out: a share on any card."""
         if gpu_pod.request is None or (self._slices.reports_users and not gpu_pod.request.containers):
             return ()
         if not gpu_pod.request.containers:
@@ -181,7 +178,7 @@ class UnrecordedPods:
         return unknown_shares(replace(gpu_pod.request, others=()), gpu_pod.pod)
 
     def _rows(self, gpu_pod: GpuPod, shares: Sequence[Share]) -> Iterator[CheckpointEntry]:
-        """Yield one row for all cards of which the pod holds the same, however many containers it has."""
+        """Yield one row for all cards of which the pod holds equal shares, however many containers it has."""
         resource = next(
             (gpu_pod.carriers[name] for name in sorted(gpu_pod.started_containers) if name in gpu_pod.carriers),
             WHOLE_CARDS,
@@ -190,14 +187,14 @@ class UnrecordedPods:
         return device_rows(gpu_pod.pod.uid, resource, merge_by_card(shares, self._node.gpus), container)
 
     async def _shares(self, gpu_pod: GpuPod, sliced: Collection[str]) -> tuple[Share, ...] | None:
-        """Return what the pod has; empty: nothing; None: not known."""
+        """Return the pod's shares; empty if it has no cards, None if that cannot be found out."""
         request, uid = gpu_pod.request, gpu_pod.pod.uid
         if request is None:
             return None
         if kept := self._grants.delivered_shares(gpu_pod, self._node.gpus):
             return kept
         if not request.containers:
-            # Only this agent hands out slices, or another plugin, which the kubelet's checkpoint shows.
+            # Slices come from this agent, or from another plugin, whose answers are in the kubelet's checkpoint.
             given = self._grants.has_delivered(uid) or uid in sliced
             return None if given else ()
         return await self._query_runtime(gpu_pod, request)
@@ -207,12 +204,12 @@ class UnrecordedPods:
         try:
             environments = await self._runtime.environments(kubelets_uid(gpu_pod.pod.annotations, uid))
         except RetryLater as error:
-            log.warning("%s runs without a record, on cards that are not known: %s", gpu_pod.pod.key, error)
+            log.warning("cannot find out the cards of %s, which has no record: %s", gpu_pod.pod.key, error)
             return None
         shares = tuple(
             share for name, env in environments.items() for share in self._shares_in_environment(request, name, env)
         )
-        # A container that the runtime does not list may be about to start again, with what it had.
+        # A container that the runtime does not list may be about to start again, on the cards that it had.
         return (
             shares
             if shares or gpu_pod.started_containers <= {*environments, *gpu_pod.completed_init_containers}
@@ -222,17 +219,17 @@ class UnrecordedPods:
     def _shares_in_environment(self, request: GpuRequest, container: str, env: Mapping[str, str]) -> Iterator[Share]:
         """Yield the container's shares of the cards in its environment.
 
-        More cards than it requests were not handed to it: images and ConfigMaps set such a variable too.
+        An environment with more cards than the container requests comes from an image or a ConfigMap, and is ignored.
         """
-        wanted = next((one for one in request.containers if one.container == container), None)
+        requested = next((one for one in request.containers if one.container == container), None)
         visible = env.get(VISIBLE, "")
-        if wanted is None or visible in _NONE:
+        if requested is None or visible in _NONE:
             return
         cards = self._node.gpus
         names = [card.uuid for card in cards] if visible == "all" else visible.split(",")
         found = {card.uuid for card in cards if {card.uuid, str(card.index), f"minor:{card.minor}"} & {*names}}
-        if len(names) <= wanted.cards:
-            yield from (share_of(wanted, uuid) for uuid in sorted(found))
+        if len(names) <= requested.cards:
+            yield from (share_of(requested, uuid) for uuid in sorted(found))
 
 
 def _runs_without_record(gpu_pod: GpuPod) -> bool:
