@@ -1,1 +1,1 @@
-"""The node agent: hands exactly the decided cards to each container."""
+"""The node agent: a device plugin that gives each container exactly the cards of its allocation record."""

@@ -1,8 +1,8 @@
-"""The resources that the agent advertises to the kubelet as device ids, and their registrations.
+"""The resources that the agent advertises to the kubelet as device ids, with their registrations.
 
-`deviceplugin.agent` creates one `AdvertisedResources`. The resources of the dialects exist from the start; those of
-slices come and go with the partitions (`deviceplugin.partitioning.slice_plugins`). `deviceplugin.handover` passes all
-of them on to another agent.
+`deviceplugin.agent` creates one `AdvertisedResources`. The resources of the dialects exist from the start, and those of
+slices appear with the partitions (`partitioning.slice_plugins`). `handover.node_ownership` withdraws and renews their
+registrations, and `deviceplugin.reconciler` updates the device list of whole cards.
 """
 
 import asyncio
@@ -68,13 +68,13 @@ class AdvertisedResources:
         return [r for r in self.registrations if not (is_certain and r.not_served_reason())]
 
     def update_whole_cards_stream(self) -> None:
-        """Send no device list of whole cards while another plugin serves them."""
+        """Stop sending the device list of whole cards while another plugin serves them."""
         plugin = self.plugins.get(WHOLE_CARDS)
         if plugin is None:
             return
         silent = self._state.whole_cards.not_served_reason() is not None
         if plugin.device_list.silent and not silent:
-            plugin.end_streams()  # the other plugin's registration has taken the place of this one's
+            plugin.end_streams()  # the kubelet follows the other plugin, so this one must register again
         plugin.device_list.silent = silent
 
     async def serve(self) -> None:

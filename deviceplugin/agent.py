@@ -270,7 +270,7 @@ class Agent:
         if not self._state.devices.are_read:
             return f"cards: {self._state.cards.problem}"
         if not self._state.pod_watch.synced:
-            return "the pods of this node are not known yet"
+            return "the pods of this node have not been listed yet"
         if self._ownership.phase is Phase.STANDING_BY:
             return "another agent serves this node; this one stands by"
         if self._ownership.phase is Phase.WAITING:
@@ -298,13 +298,13 @@ class Agent:
         whole = state.devices.whole()
         server = state.whole_cards.server
         if not state.devices.are_read:
-            raise RetryLater("the cards are not known yet")
+            raise RetryLater("the cards have not been read yet")
         if not state.pod_watch.synced:
-            raise RetryLater("the pods of this node are not known yet")
+            raise RetryLater("the pods of this node have not been listed yet")
         if server is None:
-            raise RetryLater("who serves whole cards is not known yet")
+            raise RetryLater("it is not certain yet which plugin serves whole cards")
         if whole is None:
-            raise RetryLater("which cards are partitioned is not known yet")
+            raise RetryLater("the partitions of the cards have not been read yet")
         given = state.whole_cards.given
         rows = (*(given or ()), *state.remnants.rows())
         return NodeFacts(

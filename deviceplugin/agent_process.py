@@ -1,7 +1,7 @@
-"""The agents of one process, one after the other: an agent that has handed the node over is followed by a new one.
+"""Runs the agents of one process one after the other, since an agent that has handed the node over runs no more.
 
-`deviceplugin.main` runs an `AgentProcess`; its probes and metrics read the present agent through it. The process stays
-after a handover because a rolling update may be reverted half-way: then the node comes back to it.
+`deviceplugin.main` runs an `AgentProcess`; probes and metrics read the present agent through it. The process does not
+end after a handover, because a rolling update may be reverted half-way. Then the node comes back to this process.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from mgpu.kube.reflector import Reflector
 
 
 class AgentProcess:
-    """Call `run` once; everything else may be called from any thread and concerns the present agent.
+    """Call `run` once; everything else may be called from any thread, and concerns the present agent.
 
     Args:
-        make_agent: makes a new agent with each call, since an agent runs only once.
+        make_agent: creates a new agent at each call, since an agent runs only once.
     """
 
     def __init__(self, make_agent: Callable[[], Agent]) -> None:
@@ -27,8 +27,8 @@ class AgentProcess:
     async def run(self) -> None:
         """Serve the node whenever no other agent does, until `stop`.
 
-        Only the first agent requests the node from the one that serves it. Those after it have been replaced, and take
-        over only from an agent that ends: otherwise two processes would replace each other forever.
+        Only the first agent requests the node from the agent that serves it. Later agents only take over from an agent
+        that ends: otherwise two processes would replace each other forever.
         """
         outcome = await self.agent.run()
         while outcome is Outcome.HANDED_OVER and not self._stopped:

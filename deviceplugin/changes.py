@@ -1,8 +1,8 @@
 """Typed events between the parts of the agent.
 
-A part publishes that something has changed, and does not know who reads it; `deviceplugin.agent` subscribes the readers
-in one place. An event carries no data: a reader that is woken reads the present state of the part that owns it, so it
-does not matter whether two events arrive as one.
+`deviceplugin.node_state` creates one `Changes`. A part publishes that something has changed, without reference to the
+readers, and `deviceplugin.agent` subscribes all readers in one place. An event has no data. A reader reads the present
+state of the part that owns it, so it does not matter if two events arrive as one.
 """
 
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from enum import Enum, auto
 
 
 class Change(Enum):
-    """What has changed."""
+    """The kinds of events."""
 
     CARDS = auto()
     """The GPUs of the node, or their health."""
     PODS = auto()
-    """A pod of the node, or whether all of them are known."""
+    """A pod of the node, or whether all of them have been listed."""
     PARTITIONS = auto()
-    """Which cards are whole, or which slices there are."""
+    """Which cards are whole, or which slices exist."""
     HOLDINGS = auto()
-    """What pods hold without an allocation record, or anything else that only the Node reports."""
+    """The cards of pods without allocation records, or another fact that only the reporter reads."""
     RECONCILED = auto()
-    """The reconciler has looked at the pods, all of which are known."""
+    """The reconciler has gone through the pods, all of which have been listed."""
 
 
 class Changes:

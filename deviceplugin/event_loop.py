@@ -1,7 +1,7 @@
-"""The agent's asyncio event loop as other threads see it: how they wake coroutines, and whether the loop still runs.
+"""Connects the agent's asyncio event loop with its threads: wakes coroutines, and detects a loop that is blocked.
 
-The kubelet's calls are answered on one event loop; informers, the card watch and the probes run on threads. Every part
-of the agent that waits for a change waits on a `Wakeup`.
+The kubelet's calls are answered on one event loop; informers, the card watch and the probes run on threads. All parts
+of the agent that wait for changes use a `Wakeup`. `deviceplugin.agent` runs the `Heartbeat`, which the probes read.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 _BEAT_SECONDS = 0.5
 UNRESPONSIVE_SECONDS = 3.0
-"""After so many seconds without a beat the agent is not ready: no pod should be sent to the node."""
+"""After this time without a beat the agent is not ready, so that no pod is scheduled to the node."""
 HANGING_SECONDS = 30.0
-"""After so many seconds without a beat only a restart helps."""
+"""After this time without a beat the agent is unhealthy, since only a restart helps."""
 
 
 class Wakeup:
-    """A condition that coroutines of one event loop wait for, and that any thread may signal.
+    """A signal that coroutines of one event loop wait for, and that any thread may send.
 
-    No wakeup is lost if a coroutine checks its condition and then calls `wait` with no `await` in between: signals are
-    delivered on the loop, so none can arrive between the two. Before `bind` and after `unbind` signals are ignored.
+    No signal is lost if a coroutine checks its condition and then calls `wait` with no `await` in between: signals are
+    delivered on the loop, so none can arrive between the two. Before `bind` and after `unbind`, signals are ignored.
     """
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Wakeup:
 class Heartbeat:
     """Measures how long the event loop has been blocked. Run `run` on the loop; read `silence` from any thread.
 
-    The probes are answered on threads. Without a heartbeat an agent whose loop hangs would look healthy, and the
-    kubelet, whose Allocate has no timeout, would hang with it.
+    The probes are answered on threads, so without a heartbeat an agent with a blocked loop would look healthy. The
+    kubelet would hang too, because its Allocate call has no timeout.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,9 +1,9 @@
 """The agent's HTTP server: `/healthz` and `/readyz` for the kubelet's probes, `/metrics` for Prometheus.
 
-A tenant can flood this port. The probes of a pod may name any host, and the kubelet sends them from the node's own
-address, so neither a NetworkPolicy nor a list of addresses keeps them away. Therefore connections, bytes and seconds
-are bounded here; `prometheus_client.start_http_server`, which bounds none of them, would let a tenant exhaust the
-agent's memory (docs/security.md). The standard library does the rest, since the agent has to stay small.
+`deviceplugin.main` creates one `HealthServer`. Tenants can flood its port: the probes of a pod may name any host, and
+the kubelet sends them from the node's own address, so neither a NetworkPolicy nor a list of addresses stops them.
+Therefore this server limits connections, bytes and seconds. `prometheus_client.start_http_server` limits none of them,
+so a tenant could exhaust the agent's memory (docs/security.md).
 """
 
 import sys
@@ -19,16 +19,16 @@ from typing import Any
 from mgpu.serving.connection_limit import ConnectionLimit
 
 PATIENCE_SECONDS = 10.0
-"""How long a client may take to send its request, and to take the answer: each connection holds a thread."""
+"""How long a client may take to send its request, and to receive the answer. Each connection has a thread."""
 
 REQUEST_BYTES = 16 << 10
-"""How long a request may be. The kubelet and Prometheus send less than 2 KiB. http.client itself allows 100 lines of
-64 KiB, which stay in memory until the last one has come: 35 such requests would exceed the agent's limit.
+"""The maximum size of a request. The kubelet and Prometheus send less than 2 KiB. http.client allows 100 lines of 64
+KiB, which stay in memory until the last one has arrived; 35 such requests would exceed the agent's memory limit.
 """
 
 
 class _Request(RawIOBase):
-    """A request as it is read, with one deadline: a byte now and then would keep any limit for each read."""
+    """The stream of one request, with a deadline for all of it, since a client could send single bytes forever."""
 
     def __init__(self, connection: socket) -> None:
         self._connection = connection
@@ -51,10 +51,10 @@ class _Request(RawIOBase):
 
 
 MOST_CONNECTIONS = 256
-"""How many connections there may be at a time. A further one replaces the oldest: the kubelet's own probe is answered
-long before it is the oldest."""
+"""The maximum number of connections. A further one replaces the oldest. The kubelet's own probe is answered long before
+it is the oldest."""
 _METRICS_SECONDS = 1.0
-"""How long a page of metrics is served again without being made again."""
+"""How long a page of metrics is cached."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -71,7 +71,7 @@ class _Server(ThreadingHTTPServer):
         replaced = self._room.add(request, client_address[0])
         if replaced is not None:
             with suppress(OSError):
-                replaced.shutdown(SHUT_RDWR)  # its thread reads the end of the request, and closes the connection
+                replaced.shutdown(SHUT_RDWR)  # its thread then reads the end of the request, and closes the connection
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -79,7 +79,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore connections that break: a client that has gone is no error of this process."""
+        """Log errors, except those of connections that clients have closed."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -102,7 +102,7 @@ class _CachedPage:
 
 
 class _Everywhere(_Server):
-    """Listens on all addresses of both families, since there are clusters with IPv6 only."""
+    """Listens on all IPv4 and IPv6 addresses, since some clusters have IPv6 only."""
 
     address_family = AF_INET6
 
@@ -115,10 +115,10 @@ class HealthServer:
     """Serves on threads, from `start` to `stop`.
 
     Args:
-        port: 0 takes a free one.
-        healthy, ready: return why not (answered with 503 and the reason), or None (200 and `ok`).
+        port: 0 selects a free port.
+        healthy, ready: return a reason (answered with 503 and the reason), or None (answered with 200 and `ok`).
         host: "" listens on all addresses.
-        metrics: makes the page of metrics, of `content_type`; None serves none.
+        metrics: returns the page of metrics, of type `content_type`. With None there is no such page.
 
     Attributes:
         port: the port that the server listens on.
@@ -161,7 +161,7 @@ class HealthServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Log nothing: there are several probes a second."""
+                """Log nothing, since there are several probes per second."""
 
         kind = _Everywhere if not host and has_dualstack_ipv6() else _Server
         self._server = kind((host, port), Handler)

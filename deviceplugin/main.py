@@ -1,6 +1,7 @@
-"""The command `mgpu deviceplugin`: reads the settings, checks what can be checked before the start, runs the agent.
+"""The command `mgpu deviceplugin`: reads the settings, validates them, and runs the agent.
 
-Only this module reads flags and environment variables.
+An entry point in `pyproject.toml` names `command`. Only this module of the agent reads flags and environment variables.
+It must report invalid settings before it connects to the cluster.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from mgpu.settings import DevicePluginSettings, Settings
 _log = logging.getLogger(__name__)
 _LONGEST_SLICE = "nvidia.com/mig-1g.100gb.me"
 _MAX_PATH = 107
-"""The longest path of a unix socket in bytes: `sun_path` has 108, with the terminating zero."""
+"""The maximum length of a unix socket's path in bytes. `sun_path` has 108, including the terminating zero."""
 
 EXAMPLES = """
 \b
@@ -67,27 +68,29 @@ Examples:
 @click.option("--kubelet-dir", help="The kubelet's folder.  [default: /var/lib/kubelet]")
 @click.option("--pod-resources", help="PodResources socket.  [default: pod-resources/kubelet.sock in --kubelet-dir]")
 @click.option("--cdi-dir", help="Where the runtime looks for CDI specs.  [default: /var/run/cdi]")
-@click.option("--cri-socket", help="The container runtime's.  [default: /run/containerd/containerd.sock]")
+@click.option("--cri-socket", help="CRI socket of the runtime.  [default: /run/containerd/containerd.sock]")
 @click.option("--cdi/--no-cdi", default=None, help="Whether the runtime has CDI.  [default: --cdi]")
 @click.option(
     "--whole-cards",
     type=click.Choice(["auto", "mgpu", "nvidia"]),
-    help="Who serves nvidia.com/gpu here: this agent or NVIDIA's plugin.  [default: auto, as it is found]",
+    help="Which plugin serves nvidia.com/gpu: this agent or NVIDIA's.  [default: auto, detect it]",
 )
-@click.option("--enforce", type=click.Choice(["none", "mps"]), help="Hold shares to their limits.  [default: none]")
-@click.option("--memory-unit", type=click.Choice(["GiB", "MiB"], case_sensitive=False), help="Of aliyun.com/gpu-mem.")
-@click.option("--health-port", type=int, help="Serve /healthz, /readyz and /metrics here; 0: not at all.  [default: 0]")
-@click.option("--kubeconfig", default="", help="The cluster.  [default: the one this runs in]")
+@click.option("--enforce", type=click.Choice(["none", "mps"]), help="Enforce the limits of shares.  [default: none]")
+@click.option(
+    "--memory-unit", type=click.Choice(["GiB", "MiB"], case_sensitive=False), help="Unit of aliyun.com/gpu-mem."
+)
+@click.option("--health-port", type=int, help="Port of /healthz, /readyz and /metrics; 0: none.  [default: 0]")
+@click.option("--kubeconfig", default="", help="Kubeconfig of the cluster.  [default: in-cluster]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
     """Run the node agent.
 
-    Offers the node's cards to the kubelet, hands each container exactly the cards that were decided for its pod, and
-    reports the cards as the node's Device object. Stops on SIGTERM; logs are JSON lines on stderr.
+    Offers the node's cards to the kubelet, gives each container exactly the cards of its pod's allocation record, and
+    reports the cards as the node's Device object. Stops on SIGTERM. Writes its log as JSON lines to stderr.
     """
     logs.set_up_logging(log_level)
     settings = _settings(config, flags)
-    _simulated(settings.deviceplugin)  # reports an invalid file before the cluster is connected
+    _simulated(settings.deviceplugin)  # reports an invalid file before the agent connects to the cluster
     records = make_record_verifier(settings, signing=False)
     api = Api.connect(kubeconfig)
     agents = AgentProcess(lambda: _agent(settings, api, records))
@@ -100,7 +103,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 
 
 def _agent(settings: Settings, api: Api, records: RecordVerifier) -> Agent:
-    """Make an agent with real or simulated cards. Raises BadObject."""
+    """Create an agent with real or simulated cards. Raises BadObject."""
     own = settings.deviceplugin
     objects = NodeObjects(api, own.node)
     simulated = _simulated(own)
@@ -129,16 +132,16 @@ def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settin
 
 
 def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
-    """Check what would otherwise fail only when the first socket is made. Raises BadObject."""
+    """Check the dialects, the MPS command and the lengths of socket paths. Raises BadObject."""
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
     _check_command(own.mps_control)
-    served = {r.name for r in id_resources((), settings)} | (
-        {_LONGEST_SLICE} if settings.dialects.slices.enabled else set()
-    )
+    resources = {r.name for r in id_resources((), settings)}
+    if settings.dialects.slices.enabled:
+        resources.add(_LONGEST_SLICE)
     folder = Path(own.kubelet_dir) / "device-plugins"
-    # Agents alternate between two names for each resource; this is the longer one.
-    own_sockets = (socket_name(name, second=True) for name in sorted(served))
+    # Agents alternate between two names for each resource. The second one is longer.
+    own_sockets = (socket_name(name, second=True) for name in sorted(resources))
     sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", SOCKET, *own_sockets)]
     sockets.append(("podResources", pod_resources_socket(own)))
     problems = [

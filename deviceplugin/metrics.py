@@ -1,8 +1,8 @@
 """The agent's metrics: how it answers the kubelet, and what pods hold of each card.
 
-`deviceplugin.health` serves the page. Counters and histograms are observed where the events happen (plugin server,
-allocator); what is a state is collected when Prometheus asks, by `NodeCards`. To add a metric, define it here and add
-it to docs/operations.md.
+`deviceplugin.main` registers `NodeCards`, and `deviceplugin.health` serves the page. The plugin server and allocators
+update counters and histograms; `NodeCards` collects gauges when Prometheus asks for them. To add a metric, define it
+here and add a row to docs/metrics.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,22 +23,22 @@ add_version_metric(REGISTRY, "deviceplugin")
 
 ALLOCATE = Histogram(
     "mgpu_allocate_seconds",
-    "Time that the answer to Allocate took. result void: PreStartContainer finds out which container it was for.",
+    "Duration of Allocate. result void: PreStartContainer finds out which container the call was for.",
     ["result"],
     registry=REGISTRY,
     buckets=SECONDS,
 )
 PRESTART = Histogram(
     "mgpu_prestart_seconds",
-    "Time that the answer to PreStartContainer took, the wait for a decision included.",
+    "Duration of PreStartContainer, including the wait for a decision.",
     ["result"],
     registry=REGISTRY,
     buckets=SECONDS,
 )
 CORRECTIONS = Counter(
     "mgpu_identity_corrections",
-    "Containers for which Allocate had named other cards than were decided for their pod, and what was put right: "
-    "the answer (CDI), or the records of the pods (without).",
+    "Containers for which Allocate had named other cards than the record of their pod, by what was corrected: the "
+    "answer (with CDI), or the records of the pods (without CDI).",
     ["corrected"],
     registry=REGISTRY,
 )
@@ -57,9 +57,10 @@ _MILLI = 1000
 class CardHoldings(NamedTuple):
     """The cards of a node, and what pods hold of them.
 
-    gpus: all GPUs of the node.
-    devices: what containers can be started on, cards and slices.
-    held: by pod.
+    Attributes:
+        gpus: all GPUs of the node.
+        devices: the devices on which containers can start: whole cards and slices.
+        held: one holding for each pod.
     """
 
     gpus: Sequence[Card]
@@ -84,7 +85,7 @@ class Agent(Protocol):
 
 
 class NodeCards(Collector):
-    """Collects the state of the agent and its cards when Prometheus asks. A node has few cards."""
+    """Collects the state of the agent and its cards at each scrape."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -107,12 +108,12 @@ class NodeCards(Collector):
 
 def _of_cards(node: str, uses: Sequence[CardUse]) -> Iterator[Metric]:
     labels = ["node", "index", "uuid", "model"]
-    healthy = GaugeMetricFamily("mgpu_card_healthy", "1 where the card is healthy, else 0.", labels=labels)
-    text = "Compute of the card that can be given out; 1 is all of a card."
+    healthy = GaugeMetricFamily("mgpu_card_healthy", "1 if the card is healthy, else 0.", labels=labels)
+    text = "Compute capacity of the card; 1 is a whole card."
     core = GaugeMetricFamily("mgpu_card_core_capacity_ratio", text, labels=labels)
-    core_used = GaugeMetricFamily("mgpu_card_core_used_ratio", "Compute of it that pods hold.", labels=labels)
-    memory = GaugeMetricFamily("mgpu_card_memory_capacity_bytes", "Memory of the card.", labels=labels)
-    memory_used = GaugeMetricFamily("mgpu_card_memory_used_bytes", "Memory of it that pods hold.", labels=labels)
+    core_used = GaugeMetricFamily("mgpu_card_core_used_ratio", "Compute of the card that pods hold.", labels=labels)
+    memory = GaugeMetricFamily("mgpu_card_memory_capacity_bytes", "Memory capacity of the card.", labels=labels)
+    memory_used = GaugeMetricFamily("mgpu_card_memory_used_bytes", "Memory of the card that pods hold.", labels=labels)
     for use in uses:
         card = use.card
         values = [node, str(card.index), card.uuid, card.model]
@@ -125,13 +126,15 @@ def _of_cards(node: str, uses: Sequence[CardUse]) -> Iterator[Metric]:
 
 
 def _of_agent(agent: Agent | None) -> Iterator[Metric]:
-    ready = GaugeMetricFamily("mgpu_agent_ready", "1 where pods can start on this node (/readyz), else 0.")
-    text = "1 where the API server knows the node's cards as they are, else 0."
+    ready = GaugeMetricFamily("mgpu_agent_ready", "1 if pods can start on this node (/readyz), else 0.")
+    text = "1 if the API server has the present state of the node's cards, else 0."
     reported = GaugeMetricFamily("mgpu_agent_reported", text)
-    synced = GaugeMetricFamily("mgpu_agent_watch_synced", "1 once the node's pods are known.")
-    text = "Seconds since the watch of the node's pods last heard from the API server; 0 while it runs."
+    synced = GaugeMetricFamily("mgpu_agent_watch_synced", "1 once the node's pods have been listed, else 0.")
+    text = "Seconds since the watch of the node's pods was interrupted; 0 while it runs."
     broken = GaugeMetricFamily("mgpu_agent_watch_broken_seconds", text)
-    restarts = CounterMetricFamily("mgpu_agent_watch_restarts", "Times that this watch broke and was started again.")
+    restarts = CounterMetricFamily(
+        "mgpu_agent_watch_restarts", "How often this watch was interrupted and started again."
+    )
     if agent is not None:
         ready.add_metric([], not agent.not_ready_reason())
         reported.add_metric([], agent.unreported_reason() is None)

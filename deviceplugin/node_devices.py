@@ -1,4 +1,8 @@
-"""The devices of the node as the agent's parts read them: its GPUs, and the slices that they are partitioned into."""
+"""The devices of the node: its GPUs, and the slices into which they are partitioned.
+
+`deviceplugin.node_state` creates one `NodeDevices`. Allocation, the reconciler and the advertised resources read it. It
+stores nothing: `CardWatch` owns the GPUs and `NodePartitions` the slices.
+"""
 
 from typing import Protocol
 
@@ -7,14 +11,14 @@ from mgpu.model.cards import Card
 
 
 class CardReader(Protocol):
-    """The part of `deviceplugin.cards.card_watch.CardWatch` that is used here."""
+    """The part of `deviceplugin.cards.card_watch.CardWatch` that is needed here."""
 
     @property
     def cards(self) -> tuple[Card, ...] | None: ...
 
 
 class NodeDevices:
-    """Joins the card watch and the partition worker, each of which owns its part. Thread-safe."""
+    """Combines the cards with the partitions. Thread-safe."""
 
     def __init__(self, cards: CardReader, partitions: NodePartitions) -> None:
         self._cards = cards
@@ -26,13 +30,13 @@ class NodeDevices:
         return self._cards.cards is not None
 
     def gpus(self) -> tuple[Card, ...]:
-        """Return all GPUs of the node, partitioned ones included; none if they have not been read yet."""
+        """Return all GPUs of the node, partitioned ones included; empty if they have not been read yet."""
         return self._cards.cards or ()
 
     def devices(self) -> tuple[Card, ...]:
-        """Return what containers can be started on: the GPUs from which no slice is made, and the slices."""
+        """Return the devices on which containers can start: the GPUs without slices, and the slices."""
         return self._partitions.devices(self.gpus())
 
     def whole(self) -> tuple[Card, ...] | None:
-        """Return the GPUs that are offered whole; None before the first look at the partitions."""
+        """Return the GPUs that are offered whole; None if the partitions have not been read yet."""
         return self._partitions.whole(self.gpus())

@@ -1,4 +1,7 @@
-"""Events of the node and of its pods, each also a line in the log."""
+"""Writes Kubernetes Events about the node and its pods.
+
+`deviceplugin.node_state` creates one `NodeEvents`; `deviceplugin.agent` passes its methods to the parts that warn.
+"""
 
 import logging
 
@@ -16,12 +19,12 @@ class NodeEvents:
         self._node = node
 
     def warn_node(self, problem: str, reason: str = "MgpuCards") -> None:
-        """Warn of a problem of the node as a whole."""
+        """Write an Event of the Node, and a line to the log."""
         log.warning("%s", problem, extra={"node": self._node})
         self._recorder.warn(node_reference(self._node), reason, problem)
 
     def warn_pod(self, gpu_pod: GpuPod, problem: str, reason: str) -> None:
-        """Warn of a problem of one pod. The plugin server logs refused starts, so this does not."""
+        """Write an Event of the pod. It is not logged here, since the plugin server logs refused starts."""
         pod = gpu_pod.pod
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 

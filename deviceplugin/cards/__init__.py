@@ -1,4 +1,7 @@
-"""Where a node's cards come from: NVML, or a file of simulated ones, behind one interface."""
+"""The interface to the cards of a node, which come from NVML or from a file of simulated cards.
+
+`deviceplugin.main` chooses the source, and `cards.card_watch` reads it.
+"""
 
 import threading
 from typing import Protocol
@@ -10,24 +13,24 @@ class CardSource(Protocol):
     """Reads the cards of the node. `CardWatch` calls it on one thread.
 
     Attributes:
-        driver: the driver's version; "" where there is none.
+        driver: the driver's version; "" if there is none.
     """
 
     driver: str
 
     def read(self) -> tuple[Card, ...]:
-        """Return the cards as they are now. Raises RetryLater (no answer yet) and BadObject (an invalid answer)."""
+        """Return the present cards. Raises RetryLater (no answer yet) and BadObject (an invalid answer)."""
 
     def wait(self, stop: threading.Event) -> None:
-        """Return when something may have changed: after a few seconds at most, and soon after `stop` is set."""
+        """Wait until the cards may have changed: at most a few seconds, and not after `stop` is set."""
 
     def close(self) -> None:
-        """Release what `read` has opened."""
+        """Release the resources that `read` has opened."""
 
 
 class NodeGpus(Protocol):
-    """The GPUs of the node, for those who need nothing else of `CardWatch`."""
+    """The part of `CardWatch` that most packages need."""
 
     @property
     def gpus(self) -> tuple[Card, ...]:
-        """All GPUs, also those that are cut into slices; empty until they are known. Thread-safe."""
+        """All GPUs, partitioned ones included; empty if they have not been read yet. Thread-safe."""

@@ -1,4 +1,7 @@
-"""Follows the node's cards on a thread of its own, so that a driver that hangs blocks nothing else."""
+"""Follows the node's cards on its own thread, so that a driver that hangs blocks nothing else.
+
+`deviceplugin.node_state` creates one `CardWatch`. Health probes, allocation, partitioning and the reporter read it.
+"""
 
 import logging
 import threading
@@ -21,14 +24,14 @@ class CardWatch:
     """Reads a card source again and again, from `start` to `stop`. The attributes may be read from any thread.
 
     Args:
-        source: is used by the thread of this object alone.
-        changed: is called on that thread with every new state.
-        failed: is called on that thread with every new problem.
-        first_pause: seconds after the first failure; doubled with every further one.
+        source: used on the thread of this object only.
+        changed: called on that thread when the cards have changed.
+        failed: called on that thread with each new problem.
+        first_pause: seconds after the first failure. Each further failure doubles the pause.
 
     Attributes:
-        cards: the last good state; None: not known yet.
-        problem: why `cards` may not be current; "" where the last reading succeeded.
+        cards: the cards that were read last; None if they have not been read yet.
+        problem: why `cards` may be out of date; "" if the last reading succeeded.
     """
 
     def __init__(
@@ -52,13 +55,13 @@ class CardWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. A source that hangs is left behind after two seconds: the thread is a daemon."""
+        """End the thread. Wait at most two seconds for it: a driver may hang, and the thread is a daemon."""
         self._stop.set()
         self._thread.join(timeout=2)
 
     @property
     def gpus(self) -> tuple[Card, ...]:
-        """The last good state; empty where the cards are not known yet."""
+        """The cards that were read last; empty if they have not been read yet."""
         return self.cards or ()
 
     @property
@@ -95,9 +98,9 @@ class CardWatch:
 
 
 def with_missing_cards(before: tuple[Card, ...], now: tuple[Card, ...]) -> tuple[Card, ...]:
-    """Return the cards of `now`, and as unhealthy those of `before` that are gone, unless another has their index.
+    """Return the cards of `now`, and the missing ones of `before` as unhealthy, unless another card has their index.
 
-    What pods hold on a card stays held while the card is missing, and new pods do not get it.
+    So the shares of pods on a missing card stay held, and new pods do not get that card.
     """
     uuids, indexes = {card.uuid for card in now}, {card.index for card in now}
     gone = (replace(c, healthy=False) for c in before if c.uuid not in uuids and c.index not in indexes)

@@ -1,8 +1,8 @@
-"""The card source of real cards, through NVML (nvidia-ml-py, the `pynvml` module).
+"""The card source of real cards, which reads NVML (nvidia-ml-py, the `pynvml` module).
 
-The driver may be missing, a card may stop answering or be pulled out at any time, so every call may fail. A card counts
-as healthy only where NVML has just answered about it and no error was reported for `QUIET_SECONDS`. `CardWatch` calls
-`read` and `wait` in turn.
+The driver may be missing, and a card may stop answering or be pulled out at any time, so every call may fail. A card is
+healthy only if NVML has just answered for it and no error was reported for `QUIET_SECONDS`. `deviceplugin.main` creates
+the source, and `CardWatch` calls `read` and `wait` in turn.
 """
 
 import logging
@@ -24,18 +24,18 @@ from mgpu.model.slice_names import MPS
 log = logging.getLogger(__name__)
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""XIDs that an application causes, and not the card (docs/design/koordinator.md, "Reporter")."""
+"""XIDs of errors that applications cause, and not the card (docs/design/koordinator.md, "Reporter")."""
 QUIET_SECONDS = 60.0
-"""A card that reported an error is healthy again after this time without another one."""
+"""A card that has reported an error is healthy again after this time without another error."""
 RESTART_SECONDS = 30.0
-"""NVML is initialized again this often while a card is missing, since its handle of a lost card stays invalid."""
+"""While a card is missing, NVML is initialized again this often, since its handle of a lost card stays invalid."""
 _EVENT_WAIT_MS = 1000
 _EVENT_WAITS = 5
-"""One `wait` consists of this many short ones, so that the agent can stop in between."""
+"""`NvmlCards.wait` waits this often for an event, so that the agent can stop in between."""
 
 
 class Nvml(Protocol):
-    """The functions of the `pynvml` module that the card source needs. Each may raise pynvml.NVMLError."""
+    """The functions of the `pynvml` module that are called here. Each may raise pynvml.NVMLError."""
 
     def nvmlInit(self) -> None: ...  # noqa: N802
     def nvmlShutdown(self) -> None: ...  # noqa: N802
@@ -57,20 +57,20 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Folders of the proc and sys file systems in which the host lists its cards."""
+    """The folders of /proc and /sys in which the host lists its cards."""
 
     gpus: Path = Path("/proc/driver/nvidia/gpus")
     pci: Path = Path("/sys/bus/pci/devices")
 
     def pci_addresses(self) -> frozenset[str]:
-        """Return the PCI addresses that the driver serves. They change when a card is plugged in or pulled out."""
+        """Return the PCI addresses of the driver's cards. They change when a card is plugged in or pulled out."""
         try:
             return frozenset(entry.name for entry in self.gpus.iterdir())
         except OSError:
             return frozenset()
 
     def numa_node(self, bus_id: str) -> int | None:
-        """Return the NUMA node of a PCI device; None: not known.
+        """Return the NUMA node of a PCI device, or None if the host does not say.
 
         NVML writes the domain of the address with eight digits, the host with four.
         """
@@ -83,17 +83,17 @@ class Host:
 
 
 class NvmlCards:
-    """A card that stops answering, or whose driver goes away, is reported as unhealthy until it answers again.
+    """The source of real cards.
 
-    A card in MIG mode is left out on nodes whose cards are not cut by mgpu. On a node for MPS it is unhealthy until the
-    partitioner has switched its MIG mode off.
+    A card that stops answering is reported as unhealthy until it answers again. A card in MIG mode is not reported if
+    mgpu does not partition the node's cards. If the node's mode is MPS, such a card is unhealthy until the partitioner
+    has switched MIG off.
 
     Args:
-        nvml: the `pynvml` module, or a stand-in.
-        host: where the host lists its cards.
+        nvml: the `pynvml` module, or a fake.
         clock: the monotonic time in seconds.
-        indexes: returns UUID → index of the cards as an earlier agent reported them. Called once.
-        partition_mode: returns how this node's cards are cut: MIG, MPS, or "".
+        indexes: returns UUID → index, as an earlier agent has reported the cards. Called once.
+        partition_mode: returns the partitioning mode of the node: MIG, MPS, or "".
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class NvmlCards:
             self._cards = self._enumerate()
         except pynvml.NVMLError as error:
             self.close()
-            # Cards that were known stay, as unhealthy: pods on them keep what they hold.
+            # Cards that were read before stay, as unhealthy ones, so that the shares of pods on them stay held.
             if not self._cards:
                 raise RetryLater(f"NVML: {error}") from error
-            log.warning("NVML no longer answers: %s", error)
+            log.warning("NVML does not answer any more: %s", error)
             self._cards = {uuid: replace(card, healthy=False) for uuid, card in self._cards.items()}
         return tuple(sorted(self._cards.values(), key=lambda card: card.index))
 
@@ -155,7 +155,7 @@ class NvmlCards:
             self._events = None
 
     def _must_restart(self) -> bool:
-        """Return whether NVML must be initialized again: it never sees cards that were plugged in later."""
+        """Return whether NVML must be initialized again: it does not find cards that were plugged in later."""
         if self._host.pci_addresses() != self._pci_addresses:
             return True
         return self._has_missing_cards and self._clock() - self._started >= RESTART_SECONDS
@@ -189,7 +189,7 @@ class NvmlCards:
                     card = self._card(handle, uuid, position, found)
                     found[uuid] = replace(card, healthy=card.healthy and mode != MPS)
                 elif uuid not in self._in_mig_mode:
-                    log.warning("card %s is in MIG mode: it is not shared out", uuid)
+                    log.warning("ignoring card %s, which is in MIG mode", uuid)
                     self._in_mig_mode.add(uuid)
             except pynvml.NVMLError as error:
                 log.warning("card %d does not answer: %s", position, error)
@@ -198,7 +198,7 @@ class NvmlCards:
         return found | missing
 
     def _in_mig(self, handle: Any) -> bool:
-        """Return whether MIG mode is on. A card or a driver without MIG answers with an error."""
+        """Return whether MIG mode is on. Cards and drivers without MIG answer with an error."""
         try:
             current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
         except pynvml.NVMLError as error:
@@ -225,16 +225,17 @@ class NvmlCards:
     def _index(self, uuid: str, position: int, found: Mapping[str, Card]) -> int:
         """Return the index of a new card.
 
-        NVML renumbers when a card is pulled out. Allocation records name indexes, so a card keeps the one that it had.
+        NVML renumbers when a card is pulled out. Records name indexes, so a card keeps the index that it had.
         """
-        used, before = {card.index for card in (*self._cards.values(), *found.values())}, self._indexes or {}
+        used = {card.index for card in (*self._cards.values(), *found.values())}
+        before = self._indexes or {}
         if uuid in before and before[uuid] not in used:
             return before[uuid]
         used.update(before.values())
         return position if position not in used else max(used) + 1
 
     def _wait_for_event(self, stop: threading.Event) -> bool:
-        """Wait for an event for a second, and return whether one came that concerns a card's health."""
+        """Wait up to a second for an event. Return whether the cards must be read again."""
         if not self._open:
             stop.wait(_EVENT_WAIT_MS / 1000)
             return False
@@ -255,7 +256,7 @@ class NvmlCards:
         try:
             uuids = [self._nvml.nvmlDeviceGetUUID(event.device)]
         except pynvml.NVMLError:
-            # The card of the event does not answer for its UUID, so it may be any.
+            # The card does not even tell its UUID, so the error may be of any card.
             uuids = sorted(self._cards)
         log.error("XID %d on %s", event.eventData, ", ".join(uuids), extra={"xid": event.eventData})
         self._errors.update(dict.fromkeys(uuids, self._clock()))

@@ -1,8 +1,8 @@
-"""Simulated cards: a file lists them (setting `deviceplugin.cards`), for clusters without GPUs.
+"""Simulated cards for clusters without GPUs: a file lists them (setting `deviceplugin.cards`).
 
-The cards are part of the agent, so that the production image offers them too. Their MIG mode and instances are
-simulated by the playground, which that image does not contain: `simulated_mig` finds it by the entry point group
-`mgpu.simulated_mig`. Where it is not installed, simulated cards behave as cards without MIG.
+`deviceplugin.main` uses this module if the setting is set. The production image has these cards too, but not the
+playground, which simulates their MIG mode and instances. `simulated_mig` finds the playground by the entry point group
+`mgpu.simulated_mig`. If it is not installed, simulated cards behave as cards without MIG.
 """
 
 import logging
@@ -28,11 +28,11 @@ _NO_MIG = "MIG of simulated cards needs the Python package `playground` of mgpu,
 
 
 class SimulatedCards:
-    """The card source that reads a YAML or JSON file again whenever the file changes.
+    """The card source that reads a YAML or JSON file, and reads it again when it has changed.
 
     Args:
-        file: a list of cards as `read_card_list` describes it. Paths of errors begin with the file's path.
-        node: the node's name, which the UUIDs of cards without one contain.
+        file: has a list of cards in the form that `read_card_list` describes.
+        node: the node's name. Cards without a UUID get one that contains this name.
     """
 
     driver = ""
@@ -53,7 +53,7 @@ class SimulatedCards:
         stop.wait(_CHECK_SECONDS)
 
     def close(self) -> None:
-        """Do nothing: the file is not kept open."""
+        """Do nothing, since the file is not open."""
 
     def _content(self) -> bytes:
         try:
@@ -70,7 +70,7 @@ class SimulatedCards:
 
 
 class NoMig:
-    """The MIG driver of simulated cards where no simulator is installed: no card can be put into MIG mode."""
+    """The MIG driver of simulated cards if no simulator is installed. It switches no card to MIG mode."""
 
     def __init__(self, source: SimulatedCards) -> None:
         self._source = source
@@ -92,7 +92,7 @@ class NoMig:
 
 
 def simulated_mig(file: Path, node: str) -> MigDriver:
-    """Return the installed simulator of the cards in `file`, or a driver without MIG where none is installed."""
+    """Return the installed MIG simulator for the cards in `file`, or `NoMig` if none is installed."""
     for entry in entry_points(group=MIG_GROUP):
         # The metadata of the production image names the entry point, but the package is not there.
         if find_spec(entry.module.partition(".")[0]) is not None:

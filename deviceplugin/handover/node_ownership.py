@@ -1,9 +1,9 @@
-"""Which agent serves the node: it stands by, takes over from its predecessor, serves, and hands over to its successor.
+"""Decides when an agent serves its node: after it has taken the node over, and until it hands the node over.
 
 Two agents that serve one node would remove each other's sockets and CDI files, and both would partition cards. So a
-lock decides which one serves, and `deviceplugin.handover.takeover` describes how it passes from one agent to the next
-while the kubelet goes on admitting pods. That module has the order of the steps and the messages; this one carries the
-steps out. `deviceplugin.agent` is the caller.
+lock decides which one serves. The lock passes from one agent to the next while the kubelet goes on admitting pods:
+`handover.takeover` describes the steps and has the messages, and this module carries the steps out. The caller is
+`deviceplugin.agent`. Do not change the order of the steps without reading `handover.takeover`.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 _LOCK_RETRY_SECONDS = 0.05
 _RESIGNED_LOCK_RETRY_SECONDS = 0.2
-"""Longer for an agent that has handed the node over, so that one that requests the node gets the lock first."""
+"""For an agent that has handed the node over: longer, so that an agent that requests the node gets the lock first."""
 _UNANSWERED_SECONDS = 5.0
 _HOLD_SECONDS = 6.0
-"""Limit for calls of the kubelet that are in progress: a start waits at most `allocator.WAIT_SECONDS`."""
+"""The limit for calls of the kubelet that are in progress. A start waits at most `allocator.WAIT_SECONDS`."""
 _REGISTERED_SECONDS = 15.0
 _STAND_BY_SECONDS = 5.0
-"""How long a predecessor may take, after a takeover, to make another agent that reads pods and cards."""
+"""How long a predecessor may take after a takeover to create another agent that has read pods and cards."""
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 
@@ -39,10 +39,10 @@ Work = Coroutine[Any, Any, None]
 
 
 class NodeLock:
-    """An advisory lock that at most one process on the node holds. The end of the process, even a crash, releases it.
+    """An advisory lock that at most one process on the node holds. It is released when the process ends or crashes.
 
-    The lock is taken on the kubelet's device-plugins folder itself. The kubelet removes the files in it when it starts,
-    so a lock file would be lost; and every version of the agent locks this same object.
+    The kubelet's device-plugins folder itself is locked. The kubelet removes the files in this folder when it starts,
+    so a lock file would be lost. All versions of the agent lock the folder, so this must not change.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class NodeLock:
         return True
 
     def release(self) -> None:
-        """Let another process take the lock; do nothing if this object does not hold it."""
+        """Release the lock, if this object holds it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -81,11 +81,11 @@ class Outcome(Enum):
 
 
 class Phase(Enum):
-    """Where an agent stands with its node.
+    """The relation of an agent to its node.
 
-    `STANDING_BY` agents are not ready, `WAITING` agents are, although neither serves. A waiting agent cannot get the
-    node before the serving one ends, and a rolling update ends the old agent only once the new one is ready: an agent
-    that waits for an old version, or that has handed the node over, must therefore count as ready.
+    Neither `STANDING_BY` nor `WAITING` agents serve the node, but only `WAITING` agents are ready. A waiting agent gets
+    the node only when the serving one ends, and a rolling update ends the old agent only once the new one is ready. So
+    an agent that waits for an old version, or that has handed the node over, must count as ready.
     """
 
     STARTING = auto()
@@ -103,7 +103,7 @@ class NodeOwnership:
         node: the node's name, for logs.
 
     Attributes:
-        phase: may be read from any thread.
+        phase: the present phase; may be read from any thread.
     """
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -119,7 +119,7 @@ class NodeOwnership:
 
     @property
     def serves(self) -> bool:
-        """Whether this agent is the one that serves the node."""
+        """Whether this agent serves the node."""
         return self.phase in (Phase.TAKING_OVER, Phase.SERVING)
 
     def stop(self) -> None:
@@ -128,14 +128,15 @@ class NodeOwnership:
         self._stopping.wake()
 
     async def acquire(self, *, requests: bool, is_prepared: Callable[[], bool]) -> bool:
-        """Wait for the lock of the node; return whether this agent got it, False if it was stopped instead.
+        """Wait for the lock of the node. Return True if this agent got it, or False if it was stopped first.
 
-        An agent that is stopped after its predecessor has said "yours" still takes over: the predecessor serves nothing
-        any more, and the kubelet would fail pods until another agent has registered. `serve` then gives the node back.
+        An agent that is stopped after its predecessor has agreed ("yours") still takes over: the predecessor does not
+        serve any more, and the kubelet would fail pods until another agent has registered. `serve` then gives the node
+        back.
 
         Args:
             requests: whether to ask the serving agent to hand over. Otherwise this agent waits until that one ends.
-            is_prepared: returns whether this agent knows enough to serve at once. It asks for nothing before.
+            is_prepared: returns whether this agent could serve at once. It does not request the node before.
         """
         self._stopping.bind()
         loop = asyncio.get_running_loop()
@@ -146,8 +147,8 @@ class NodeOwnership:
                 self.phase = Phase.STANDING_BY if requests else Phase.WAITING
                 log.info("standing by", extra={"node": self._node})
             if self._predecessor is None and is_prepared():
-                asking = request(self._folder) if requests else stand_by(self._folder)
-                self._predecessor = await self._unless_stopped(asking)
+                answer = request(self._folder) if requests else stand_by(self._folder)
+                self._predecessor = await self._unless_stopped(answer)
                 given_at = loop.time()
                 if self._predecessor is not None:
                     continue
@@ -155,7 +156,7 @@ class NodeOwnership:
                 if loop.time() - began > _UNANSWERED_SECONDS:
                     self.phase = Phase.WAITING
             elif self._predecessor is not None and loop.time() - given_at > _UNANSWERED_SECONDS:
-                # A third agent took the lock in the moment between the two. It serves now, and is the one to ask.
+                # A third agent has taken the lock in between. It serves now, so ask it next.
                 self._predecessor.hang_up()
                 self._predecessor = None
             await asyncio.sleep(_LOCK_RETRY_SECONDS if requests else _RESIGNED_LOCK_RETRY_SECONDS)
@@ -177,31 +178,31 @@ class NodeOwnership:
         """Serve the node until `stop`, or until another agent takes over.
 
         Args:
-            resources: what is registered with the kubelet.
+            resources: the resources that are registered with the kubelet.
             serving: coroutines that keep the device lists open. They run until the successor has registered.
             works: all other coroutines. They are cancelled before the successor begins.
-            stop_writers: blocks until nothing is written any more, to the API server or to the node.
+            stop_writers: stops all writes to the API server and to the node; it blocks until they have ended.
         """
         if self._predecessor is not None:
             works = (*works, self._take_over(self._predecessor, resources))
-        kept = [asyncio.create_task(work) for work in serving]
-        own = [asyncio.create_task(work) for work in works]
+        serving_tasks = [asyncio.create_task(work) for work in serving]
+        work_tasks = [asyncio.create_task(work) for work in works]
         ending = asyncio.create_task(self._until_it_may_end())
         outcome = Outcome.STOPPED
         try:
             async with listening(self._folder) as others:
                 self._other_agents = others
-                awaited: list[asyncio.Future[Any]] = [*kept, *own, ending, others.successor]
+                awaited: list[asyncio.Future[Any]] = [*serving_tasks, *work_tasks, ending, others.successor]
                 done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {ending, others.successor}:
-                    task.result()  # raises the error of a coroutine that has failed: the process must end with it
+                    task.result()  # raises the error of a coroutine that has failed, so that the process ends
                 if ending not in done:
                     outcome = Outcome.HANDED_OVER
                 successor = others.successor.result() if others.successor.done() else others.standing_by()
                 if successor is not None:
-                    await self._hand_over(successor, resources, own, stop_writers)
+                    await self._hand_over(successor, resources, work_tasks, stop_writers)
         finally:
-            await self._end([*kept, *own, ending])
+            await self._end([*serving_tasks, *work_tasks, ending])
         return outcome
 
     def release(self) -> None:
@@ -209,13 +210,13 @@ class NodeOwnership:
         self._stopping.unbind()
         self._lock.release()
 
-    async def _unless_stopped(self, asking: Coroutine[Any, Any, Predecessor | None]) -> Predecessor | None:
+    async def _unless_stopped(self, answer: Coroutine[Any, Any, Predecessor | None]) -> Predecessor | None:
         """Return the answer of the serving agent; None if it does not hand over, or if this agent is stopped first."""
-        given = asyncio.create_task(asking)
+        answering = asyncio.create_task(answer)
         ending = asyncio.create_task(self._until_stopped())
-        await asyncio.wait([given, ending], return_when=asyncio.FIRST_COMPLETED)
-        predecessor = given.result() if given.done() else None
-        await self._end([given, ending])
+        await asyncio.wait([answering, ending], return_when=asyncio.FIRST_COMPLETED)
+        predecessor = answering.result() if answering.done() else None
+        await self._end([answering, ending])
         return predecessor
 
     async def _until_stopped(self) -> None:
@@ -223,10 +224,10 @@ class NodeOwnership:
             await self._stopping.wait()
 
     async def _until_it_may_end(self) -> None:
-        """Wait until this agent is stopped and, shortly after a takeover, until its predecessor stands by.
+        """Wait until this agent is stopped, and shortly after a takeover also until its predecessor stands by.
 
-        The predecessor then takes the node back, and no resource is without devices at any time. A predecessor that has
-        ended, or that was stopped as well, does not come back; waiting for it stays within a pod's grace period (30 s).
+        The predecessor then takes the node back, so that no resource is ever without devices. A predecessor that has
+        ended does not come back. The wait is shorter than a pod's default grace period (30 s).
         """
         await self._until_stopped()
         if self._predecessor is None:
@@ -240,13 +241,13 @@ class NodeOwnership:
         return self._other_agents is not None and self._other_agents.standing_by() is not None
 
     async def _take_over(self, predecessor: Predecessor, resources: AdvertisedResources) -> None:
-        """Carry out steps 4 to 6 of the takeover, once all resources are registered."""
+        """Carry out steps 4 to 6 of the takeover as the new agent, once all resources are registered."""
         deadline = asyncio.get_running_loop().time() + _REGISTERED_SECONDS
         await _until(lambda: all(r.is_registered for r in resources.required()), deadline)
         registered = [r for r in resources.required() if r.is_registered]
         await asyncio.gather(*(r.withdraw() for r in registered))
         if not await predecessor.finish({r.resource: r.socket for r in registered}):
-            log.warning("the predecessor did not confirm that it has ended", extra={"node": self._node})
+            log.warning("the previous agent did not confirm that it has ended", extra={"node": self._node})
         await asyncio.gather(*(r.renew() for r in registered))
         self.phase = Phase.SERVING
         self._taken_over_at = asyncio.get_running_loop().time()
@@ -261,7 +262,7 @@ class NodeOwnership:
         works: Sequence[asyncio.Task[None]],
         stop_writers: Callable[[], None],
     ) -> None:
-        """Carry out steps 2 and 5 of the takeover, as the agent that gives the node away."""
+        """Carry out steps 2 and 5 of the takeover as the old agent."""
         log.info("handing over", extra={"node": self._node})
         plugins = tuple(resources.plugins.values())
         for registration in resources.registrations:
@@ -288,9 +289,9 @@ class NodeOwnership:
     async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
         for task in tasks:
             task.cancel()
-        # A task that does not end in time is left behind, and cancelled once more when the loop is closed.
-        _, left = await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=_STOP_SECONDS)
-        if left:
+        # A task that does not end in time is cancelled once more when the loop is closed.
+        _, running = await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=_STOP_SECONDS)
+        if running:
             log.warning("some tasks did not end in time", extra={"node": self._node})
 
 

@@ -5,26 +5,26 @@ a resource has no healthy device. It marks all devices of a resource as unhealth
 *any* agent ends, because it then disconnects the agent that is registered last
 (devicemanager/plugin/v1beta1/handler.go, `runClient`). So the order of the steps matters:
 
-1. The new agent reads cards and pods, and asks for the node ("take over").
-2. The old agent stops writing and holds calls of the kubelet back. It releases the lock of the node and says "yours".
-   Its device lists stay open, so the kubelet goes on admitting pods.
-3. The new agent takes the lock, reads what was handed out (CDI files, checkpoint), and registers. The kubelet sends it
-   all new calls from here on; the devices stay healthy, since both offer the same ones.
-4. The new agent withdraws each resource: it registers once more and refuses to tell its options. The kubelet drops its
-   note of which agent to disconnect, and nothing else, so the end of a device list now has no effect.
-5. It says "registered" with its sockets. The old agent hands the calls that it held back to them, ends its device
-   lists, and says "ended".
-6. The new agent ends its own device lists, which has no effect either, and registers again: from now on the kubelet
+1. The new agent reads cards and pods, and then sends "take over".
+2. The old agent stops writing, and holds new calls of the kubelet back. It releases the lock of the node and answers
+   "yours". Its device lists stay open, so the kubelet goes on admitting pods.
+3. The new agent takes the lock, reads which cards were delivered (CDI files, checkpoint), and registers. From here on
+   the kubelet sends new calls to it. The devices stay healthy, since both agents offer the same ones.
+4. The new agent withdraws each resource: it registers once more and refuses to report its options. The kubelet then
+   forgets which agent to disconnect, and nothing else, so the end of a device list has no effect.
+5. The new agent sends "registered" with its sockets. The old agent forwards the calls that it held back to these
+   sockets, ends its device lists, and answers "ended".
+6. The new agent ends its own device lists, which has no effect either, and registers again. From now on the kubelet
    notices when this agent ends.
 
-An agent that has handed the node over stands by: it says "stand by". The agent that serves answers "yours" if it is
-stopped before another one has replaced it (a rolling update that is reverted half-way). The steps from 2 on are the
-same.
+An agent that has handed the node over sends "stand by". The agent that serves answers "yours" if it is stopped before
+it is replaced, as in a rolling update that is reverted half-way. Then steps 2 to 6 follow in the same way.
 
 If a step fails, the lock decides: it is free as soon as its holder has ended, and an agent that stands by takes it. The
-resources are then without healthy devices until that agent has registered.
+resources then have no healthy devices until that agent has registered.
 
-This module has the messages; `deviceplugin.handover.node_ownership` carries out the steps.
+This module has the messages, and `handover.node_ownership` carries out the steps. Agents of different versions talk to
+each other, so neither the messages nor their order may change.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOCKET = "mgpu-agent.sock"
-"""In the kubelet's folder. A kubelet that starts removes it, upon which the agent makes it again."""
+"""In the kubelet's device-plugins folder. The kubelet removes it when it starts, and the agent creates it again."""
 _TAKE_OVER = "take over"
 _STAND_BY = "stand by"
 _YOURS = "yours"
@@ -53,7 +53,7 @@ Sockets = Mapping[str, str]
 
 
 class Peer:
-    """The other agent of the node, over a connection that ends with it."""
+    """A connection to another agent of the node. It ends with that agent."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -90,14 +90,14 @@ class Predecessor:
         self._peer = peer
 
     async def finish(self, sockets: Sockets) -> bool:
-        """Tell that all resources are registered; return whether the predecessor has ended its device lists."""
+        """Say that all resources are registered. Return whether the predecessor has ended its device lists."""
         await self._peer.send(_REGISTERED, json.dumps(dict(sockets)))
         answer = await self._peer.receive()
         self._peer.close()
         return answer is not None and answer[0] == _ENDED
 
     def hang_up(self) -> None:
-        """Tell the predecessor, by the end of the connection, that this agent does not take over."""
+        """Close the connection: this agent does not take over."""
         self._peer.close()
 
 
@@ -112,7 +112,7 @@ class Successor:
         return self._peer.has_ended
 
     async def hand_over(self) -> Sockets | None:
-        """Tell that the node is free; return the successor's sockets once it has registered, None if it failed."""
+        """Say that the node is free. Return the successor's sockets once it has registered, or None if it failed."""
         await self._peer.send(_YOURS)
         answer = await self._peer.receive()
         try:
@@ -123,22 +123,22 @@ class Successor:
         return None
 
     async def confirm_end(self) -> None:
-        """Tell that the device lists of this agent have ended."""
+        """Say that the device lists of this agent have ended."""
         await self._peer.send(_ENDED)
         self._peer.close()
 
     def hang_up(self) -> None:
-        """Tell the successor, by the end of the connection, that this agent hands nothing over."""
+        """Close the connection: this agent hands nothing over."""
         self._peer.close()
 
 
 async def request(folder: Path) -> Predecessor | None:
-    """Request the node from the agent that serves it; None if it does not hand over, as old versions do not."""
+    """Request the node from the agent that serves it. Return None if it does not hand over, as old versions do not."""
     return await _connect(folder, _TAKE_OVER, _ANSWER_SECONDS)
 
 
 async def stand_by(folder: Path) -> Predecessor | None:
-    """Wait until the agent that serves the node ends and hands it over; None if it ends without doing so."""
+    """Wait until the agent that serves the node hands it over. Return None if that agent ends without doing so."""
     return await _connect(folder, _STAND_BY, None)
 
 
@@ -161,7 +161,7 @@ async def _connect(folder: Path, word: str, seconds: float | None) -> Predecesso
 
 
 class OtherAgents:
-    """The other agents that have connected to the one that serves.
+    """The agents that have connected to this agent, which serves the node.
 
     Attributes:
         successor: resolves to the first agent that requests the node.
@@ -172,20 +172,20 @@ class OtherAgents:
         self._standing_by: list[Successor] = []
 
     def standing_by(self) -> Successor | None:
-        """Return the agent that takes the node over when this one ends; None if none stands by."""
+        """Return the agent that takes the node over when this agent ends; None if none stands by."""
         return next((other for other in reversed(self._standing_by) if not other.has_ended), None)
 
     def hang_up(self) -> None:
-        """End all connections, so that agents that stand by turn to the agent that serves from now on.
+        """Close all connections, so that agents that stand by connect to the agent that serves from now on.
 
-        They wait without a limit. Without this they would wait for an agent that has handed the node over for as long
-        as its process exists.
+        They wait without a limit. They would otherwise wait for this agent, which serves no longer, until its process
+        ends.
         """
         for other in (*self._standing_by, *([self.successor.result()] if self.successor.done() else ())):
             other.hang_up()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle a new connection of another agent."""
+        """Read the first message on a new connection, and register the agent as successor or as standing by."""
         peer = Peer(reader, writer)
         message = await peer.receive(_GREETING_SECONDS)
         if message == [_TAKE_OVER] and not self.successor.done():
@@ -198,7 +198,7 @@ class OtherAgents:
 
 @asynccontextmanager
 async def listening(folder: Path) -> AsyncIterator[OtherAgents]:
-    """Listen to the other agents of the node."""
+    """Accept connections of the other agents of the node."""
     others = OtherAgents()
     task = asyncio.create_task(_listen(folder / SOCKET, others))
     try:
@@ -210,16 +210,16 @@ async def listening(folder: Path) -> AsyncIterator[OtherAgents]:
 
 
 async def _listen(path: Path, others: OtherAgents) -> None:
-    """Listen on the path until cancelled; again whenever a kubelet that starts has removed it.
+    """Listen on the path until cancelled. Create the socket again whenever a kubelet that starts has removed it.
 
-    A socket that another agent has put there is left alone, since that agent serves the node.
+    A socket that another agent has created at this path is not replaced, since that agent serves the node.
     """
     while True:
         try:
             path.unlink(missing_ok=True)
             server = await asyncio.start_unix_server(others.accept, path)
         except OSError as error:
-            log.warning("no agent can request the node: %s: %s", path, error)
+            log.warning("cannot listen for agents that request the node: %s: %s", path, error)
             await asyncio.sleep(_CHECK_SECONDS)
             continue
         inode = _inode(path)

@@ -1,7 +1,8 @@
 """The Node and its Device object as the API server has them, kept current by watches.
 
-The agent writes both (`deviceplugin.inventory.reporter`, `deviceplugin.partitioning.node_status`), and so may anybody
-else. An own write is taken over at once, so that the writer does not repeat it before the watch delivers it.
+`deviceplugin.main` creates one `NodeObjects` for each agent. `inventory.reporter` and `partitioning.node_status` read
+the objects and write them, and other clients may write them too. The answer to an own write is stored at once, so that
+the writer does not repeat the write before the watch delivers it.
 """
 
 import logging
@@ -26,14 +27,14 @@ _NODE_SECONDS = 5.0
 
 
 class NodeObjects:
-    """Thread-safe. Listeners are called on the watches' threads; add them before `start`.
+    """Thread-safe.
 
     Args:
-        node: the node's name, which is also the name of its Device.
+        node: the name of the node, and of its Device.
 
     Attributes:
-        on_node_change: listeners that are called when the Node has changed.
-        on_device_change: listeners that are called when the Device has changed.
+        on_node_change: called on the watch's thread when the Node has changed. Add listeners before `start`.
+        on_device_change: the same for the Device.
     """
 
     def __init__(self, api: Api, node: str) -> None:
@@ -49,73 +50,73 @@ class NodeObjects:
         self._devices = Reflector(api, DEVICES, self._take_device, lambda _: self._take_device(None), query)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watches."""
         self._nodes.start()
         self._devices.start()
 
     def stop(self) -> None:
-        """End the watches. Nothing if they were not started."""
+        """End the watches, if they were started."""
         self._nodes.stop()
         self._devices.stop()
 
     @property
     def node(self) -> Raw | None:
-        """The Node; None if it is not known yet, or gone."""
+        """The Node; None if it has not been listed yet, or does not exist."""
         with self._lock:
             return self._node
 
     @property
     def device(self) -> Raw | None:
-        """The Device; None if there is none. Meaningful once `devices_synced`."""
+        """The Device; None if it does not exist, or while `devices_synced` is false."""
         with self._lock:
             return self._device
 
     @property
     def devices_synced(self) -> bool:
-        """Whether Devices have been listed, which fails without their CRD."""
+        """Whether Devices have been listed. This fails if their CRD is not installed."""
         return self._devices.synced
 
     def capacity(self, resource: str) -> int | None:
-        """Return how much of the resource the Node has now, 0 for none; None if the Node is not known yet."""
+        """Return the Node's capacity of the resource, 0 if it has none; None if the Node has not been listed yet."""
         node = self.node
         return None if node is None else amount_of(((node.get("status") or {}).get("capacity") or {}).get(resource, 0))
 
     def not_drained_reason(self, resource: str, *, pods_synced: bool, held: int) -> str | None:
-        """Return why a resource that was published in node status cannot be served as ids yet; None if it can.
+        """Return why the resource, which was published in node status, cannot be offered as ids yet; None if it can.
 
-        Its publisher changes on a drained node only. Ids may stand for larger units than the status had (GiB instead of
-        MiB), so there would be fewer than running pods hold.
+        The change needs a node without pods that hold the resource. Ids may stand for larger units than the status (GiB
+        instead of MiB), so there could be fewer ids than running pods hold.
 
         Args:
-            held: how much of it pods hold, if all pods are known.
+            held: how much of the resource pods hold; meaningful if `pods_synced`.
         """
         node = self.node
         if node is None:
-            return f"node {self.name} is not known yet"
+            return f"node {self.name} has not been listed yet"
         if resource not in published_resources(node):
             return None
         if not pods_synced:
-            return "the pods of this node are not known yet"
-        return f"pods hold {resource} as it was published before; it changes when they have ended" if held else None
+            return "the pods of this node have not been listed yet"
+        return f"pods still hold {resource} as it was published before" if held else None
 
     def partition_mode(self) -> str:
-        """Return how the node's cards are partitioned by its label (MIG, MPS or ""); wait for the Node at first."""
+        """Return the partitioning mode in the Node's label (MIG, MPS or ""). Wait for the first list of the Node."""
         self._node_listed.wait(_NODE_SECONDS)
         mode = (((self.node or {}).get("metadata") or {}).get("labels") or {}).get(LABEL)
         return mode if mode in (MIG, MPS) else ""
 
     def wrote_node(self, before: Raw, after: Raw) -> None:
-        """Take over the answer to an own write of the Node, unless the watch has delivered something newer.
+        """Store the answer to an own write of the Node, unless the watch has delivered a newer object.
 
         Args:
-            before: the object for which the write was made, as `node` returned it.
+            before: the object that `node` returned before the write.
         """
         with self._lock:
             if self._node is before:
                 self._node = after
 
     def wrote_device(self, before: Raw | None, after: Raw) -> None:
-        """Take over the answer to an own write of the Device, unless the watch has delivered something newer."""
+        """Store the answer to an own write of the Device, unless the watch has delivered a newer object."""
         with self._lock:
             if self._device is before:
                 self._device = after
@@ -136,7 +137,7 @@ class NodeObjects:
 
 
 def amount_of(value: object) -> int | None:
-    """Return an amount in node status as a number; None if it is missing or no whole number."""
+    """Return an amount in node status as an integer; None if it is missing or not an integer."""
     try:
         return None if value is None else whole_number(value)
     except QuantityError:
@@ -149,13 +150,13 @@ def published_resources(node: Raw) -> frozenset[str]:
     return frozenset(text.split(",")) - {""}
 
 
-def _is_older(delivered: Raw, known: Raw) -> bool:
+def _is_older(delivered: Raw, stored: Raw) -> bool:
     """Return whether the watch delivers a state from before an own write.
 
-    resourceVersions are opaque by the API conventions; etcd-backed servers make them numbers, others are not compared.
+    By the API conventions a resourceVersion is opaque. With etcd it is a number; other values are not compared.
     """
-    one, other = delivered["metadata"], known["metadata"]
-    versions = [str(meta.get("resourceVersion", "")) for meta in (one, other)]
-    return (
-        one.get("uid") == other.get("uid") and all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
-    )
+    metas = delivered["metadata"], stored["metadata"]
+    if metas[0].get("uid") != metas[1].get("uid"):
+        return False
+    versions = [str(meta.get("resourceVersion", "")) for meta in metas]
+    return all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])

@@ -1,12 +1,12 @@
-"""What a node offers of each resource: as device ids, or as an amount in its status. Pure.
+"""Computes how much of each resource a node offers: as device ids, or as an amount in its status.
 
-All ids of a node together have a limit (`deviceplugin.kubelet.device_ids.MAX_IDS`). If its cards have more units, the
-ids are divided evenly among the vocabularies, and what one does not need goes to the others. `mgpu.io/share` and whole
-cards come first: they are few, and several vocabularies use them.
+The functions are pure. `deviceplugin.advertised_resources` and `inventory.reporter` call them. The number of ids of a
+node is limited (`kubelet.device_ids.MAX_IDS`). If its cards have more units, the ids are divided evenly among the
+vocabularies; ids that one vocabulary does not need go to the others. `mgpu.io/share` and whole cards come first, since
+they need few ids and several vocabularies use them.
 
-A resource that gets fewer ids than its cards have units is not published in node status instead: a container that
-requests nothing else would then start without an Allocate, and so without its cards. The node takes fewer such pods,
-and an Event says so; disabling the vocabularies that are not used leaves room for all units.
+A resource with too few ids is not published in node status instead: a container that requests nothing else would then
+start without an Allocate call, and so without its cards. The node takes fewer such pods, and an Event says so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ WHOLE_CARDS = "nvidia.com/gpu"
 
 
 def id_resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Return the resources that are served as device ids, each once. Their names do not depend on the cards."""
+    """Return the resources that are offered as device ids, each once. Their names do not depend on the cards."""
     return tuple(resource for _, resource in _by_vocabulary(cards, settings))
 
 
 def status_amounts(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
-    """Return resource → amount in node status, summed over the healthy ones of `cards` (devices of all types)."""
+    """Return resource → amount in node status, summed over the healthy devices in `cards` (of all types)."""
     found: dict[str, int] = {}
     healthy = {(card.type, card.index) for card in cards if card.healthy}
     for dialect in dialects.enabled(settings):
@@ -37,20 +37,20 @@ def status_amounts(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
 
 
 def id_limits(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str, int]:
-    """Return resource → how many ids it has, `limit` in all."""
+    """Return resource → number of its ids; at most `limit` in total."""
     needs: dict[str, dict[str, int]] = {}
     for vocabulary, resource in _by_vocabulary(cards, settings):
         needs.setdefault(vocabulary, {})[resource.name] = sum(amount for _, amount in resource.amounts)
     found = _divide(needs.pop("", {}), limit)
-    left = limit - sum(found.values())
-    shares = _divide({name: sum(own.values()) for name, own in needs.items()}, left)
+    remaining = limit - sum(found.values())
+    shares = _divide({name: sum(own.values()) for name, own in needs.items()}, remaining)
     for vocabulary, own in needs.items():
         found |= _divide(own, shares[vocabulary])
     return found
 
 
 def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[str, NodeResource]]:
-    """Yield vocabulary and resource, each resource once; "" for resources that several vocabularies use."""
+    """Yield each resource once, with its vocabulary, or with "" if several vocabularies use it."""
     gpus, seen = [card for card in cards if card.type == GPU], {SHARE}
     yield "", NodeResource(SHARE, tuple((card.index, SHARES_PER_CARD) for card in gpus), as_ids=True)
     for dialect in dialects.enabled(settings):
@@ -61,13 +61,9 @@ def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[
 
 
 def _divide(needs: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Give each what it needs. If that is too much, divide evenly; what small ones do not need goes to the others."""
+    """Divide `limit` evenly, but give none more than it needs. The smallest needs come first."""
     found = {}
-    for left, (name, need) in zip(range(len(needs), 0, -1), sorted(needs.items(), key=_by_need), strict=True):
-        found[name] = min(need, limit // left)
+    for position, (need, name) in enumerate(sorted((need, name) for name, need in needs.items())):
+        found[name] = min(need, limit // (len(needs) - position))
         limit -= found[name]
     return found
-
-
-def _by_need(row: tuple[str, int]) -> tuple[int, str]:
-    return row[1], row[0]

@@ -1,8 +1,9 @@
-"""Reports the node to the API server: its Device object, and the resources that mgpu itself writes to node status.
+"""Reports the node to the API server: its Device object, labels, and the resources that mgpu writes to node status.
 
-The kubelet sets extended resources to zero when it registers the node, and anybody may edit or delete a Device. Both
-are watched (`deviceplugin.inventory.node_objects`) and written again on every change, never by polling. The functions
-that make patches are pure; `Reporter` sends them from a thread of its own.
+`deviceplugin.agent` starts one `Reporter`. The kubelet sets extended resources to zero when it registers the node, and
+other clients may edit or delete a Device. So both objects are watched (`inventory.node_objects`) and written again on
+every change. The functions that make patches are pure; `Reporter` sends the patches from its own thread.
+`deviceplugin.main` calls `known_indexes` before the agent starts.
 """
 
 import logging
@@ -38,22 +39,23 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 30.0
 
 
-def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any], given: str | None = None) -> Raw | None:
-    """Return a merge patch that makes the Device `seen` say what `wanted` does; None if it does already.
+def device_patch(device: Mapping[str, Any], desired: Mapping[str, Any], given: str | None = None) -> Raw | None:
+    """Return a merge patch that brings the Device to the desired state; None if it is in that state.
 
     Devices of other types, other owners, labels and annotations stay. The resourceVersion is a precondition: a merge
-    patch replaces the list of devices as a whole, so what another writer added meanwhile would be lost.
+    patch replaces the whole list of devices, so devices that another client adds in the meantime would be lost.
 
     Args:
         given: as in `NodeFacts`; with None the annotation stays as it is.
     """
-    meta, patch = seen["metadata"], Raw()
-    devices = (seen.get("spec") or {}).get("devices") or []
+    meta = device["metadata"]
+    patch: Raw = {}
+    devices = (device.get("spec") or {}).get("devices") or []
     others = [d for d in devices if d.get("type", d.get("deviceType")) != "gpu"]
-    if devices != wanted["spec"]["devices"] + others:
-        patch["spec"] = {"devices": wanted["spec"]["devices"] + others}
+    if devices != desired["spec"]["devices"] + others:
+        patch["spec"] = {"devices": desired["spec"]["devices"] + others}
     owners = meta.get("ownerReferences") or []
-    ours = wanted["metadata"].get("ownerReferences", [])
+    ours = desired["metadata"].get("ownerReferences", [])
     if any(owner not in owners for owner in ours):
         kept = [owner for owner in owners if (owner.get("kind"), owner.get("name")) != ("Node", meta["name"])]
         patch["metadata"] = {"ownerReferences": [*kept, *ours]}
@@ -66,56 +68,56 @@ def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any], given: str 
 
 
 def capacity_patch(
-    seen: Mapping[str, Any], cards: Sequence[Card], settings: Settings, held: Callable[[str], int]
+    node: Mapping[str, Any], cards: Sequence[Card], settings: Settings, held_amount: Callable[[str], int]
 ) -> Raw | None:
-    """Return a merge patch of node status for resources that have no device ids; None if it is up to date.
+    """Return a merge patch of the Node's status for resources that have no device ids; None if it is up to date.
 
-    Amounts are summed over healthy devices, but are never less than what pods hold: otherwise the kubelet would fail
-    running pods. A resource that is no longer published (its dialect was disabled, or its last device was removed)
-    is removed once no pod holds it, unless it is now served as device ids: then it belongs to the kubelet.
+    An amount is the sum over healthy devices, but at least the amount that pods hold, because the kubelet would
+    otherwise fail running pods. A resource that is not published any more (its dialect was disabled, or its last device
+    was removed) is removed once no pod holds it. If it is now offered as device ids, it belongs to the kubelet instead.
 
     Args:
         cards: devices of all types.
-        held: returns how much of a resource pods hold.
+        held_amount: returns how much of a resource pods hold.
     """
-    capacity = (seen.get("status") or {}).get("capacity") or {}
-    before = published_resources(dict(seen))
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    before = published_resources(dict(node))
     by_kubelet = {resource.name for resource in id_resources((), settings)}
-    wanted = {name: max(amount, held(name)) for name, amount in status_amounts(cards, settings).items()}
-    dropped = before - {*wanted}
+    desired = {name: max(amount, held_amount(name)) for name, amount in status_amounts(cards, settings).items()}
+    dropped = before - {*desired}
     leaving = sorted(dropped - by_kubelet)
-    wanted |= {name: amount for name in leaving if (amount := held(name))}
+    desired |= {name: amount for name in leaving if (amount := held_amount(name))}
     changed: dict[str, str | None] = {
-        n: str(amount) for n, amount in wanted.items() if amount_of(capacity.get(n)) != amount
+        n: str(amount) for n, amount in desired.items() if amount_of(capacity.get(n)) != amount
     }
-    changed |= {name: None for name in leaving if name not in wanted and name in capacity}
+    changed |= {name: None for name in leaving if name not in desired and name in capacity}
     patch: Raw = {"status": {"capacity": changed}} if changed else {}
-    still_held = {name for name in dropped & by_kubelet if held(name)}
-    if (published := ",".join(sorted({*wanted, *still_held}))) != ",".join(sorted(before)):
+    still_held = {name for name in dropped & by_kubelet if held_amount(name)}
+    if (published := ",".join(sorted({*desired, *still_held}))) != ",".join(sorted(before)):
         patch["metadata"] = {"annotations": {PUBLISHED_ANNOTATION: published or None}}
     return patch or None
 
 
-def labels_patch(seen: Mapping[str, Any], cards: Sequence[Card], driver: str, server: str = "") -> Raw | None:
-    """Return a merge patch with the labels of the Node (model of the first card, driver); None if it has them.
+def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, server: str = "") -> Raw | None:
+    """Return a merge patch with the Node's labels (model of the first card, driver); None if they are up to date.
 
     Args:
-        server: who serves whole cards on the node; "" leaves that label as it is.
+        server: which plugin serves whole cards on the node; "" leaves that label as it is.
     """
-    labels = seen["metadata"].get("labels") or {}
-    wanted = {
+    labels = node["metadata"].get("labels") or {}
+    desired = {
         MODEL_LABEL: _label_value(cards[0].model if cards else ""),
         DRIVER_LABEL: _label_value(driver),
         WHOLE_CARDS_LABEL: server,
     }
-    changed = {name: value for name, value in wanted.items() if value and labels.get(name) != value}
+    changed = {name: value for name, value in desired.items() if value and labels.get(name) != value}
     return {"metadata": {"labels": changed}} if changed else None
 
 
-def agent_patch(seen: Mapping[str, Any], said: AgentSaid) -> Raw | None:
-    """Return a merge patch of the Node with what its agent says of itself; None if it says so already."""
-    text = write_agent(said)
-    now = (seen["metadata"].get("annotations") or {}).get(AGENT)
+def agent_patch(node: Mapping[str, Any], report: AgentSaid) -> Raw | None:
+    """Return a merge patch of the Node with the agent's report on itself; None if it is up to date."""
+    text = write_agent(report)
+    now = (node["metadata"].get("annotations") or {}).get(AGENT)
     return None if now == text else {"metadata": {"annotations": {AGENT: text}}}
 
 
@@ -125,9 +127,9 @@ def _label_value(text: str) -> str:
 
 
 def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
-    """Return UUID → index as in the node's Device; an empty mapping if it does not exist or cannot be read in time.
+    """Return UUID → index from the node's Device; empty if the Device does not exist or cannot be read in time.
 
-    NVML renumbers cards when one is removed. Records name indexes, so each card keeps the one that it had.
+    NVML renumbers cards when one is removed. Records name indexes, so each card keeps the index that it had.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -136,7 +138,7 @@ def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
         except (ApiError, Unreachable, BadObject) as error:
             if isinstance(error, ApiError) and error.status == 404:
                 return {}
-            log.warning("the previous indexes of the cards are not known: %s", error)
+            log.warning("cannot read the previous indexes of the cards: %s", error)
             if isinstance(error, BadObject) or time.monotonic() > deadline:
                 return {}
             time.sleep(0.2)
@@ -144,16 +146,18 @@ def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the agent knows of its node at one moment.
+    """The facts about the node that are reported.
 
-    cards: all GPUs.
-    driver: the driver's version; "" if there is none.
-    whole: the GPUs that are not partitioned.
-    whole_cards_server: who serves whole cards.
-    given: the annotation that says what another plugin gave out, "" for nothing; None if that is not known yet.
-    has_cdi: whether the container runtime has CDI; None if it does not say.
-    toolkit: which requests NVIDIA's container toolkit follows; None if that is not known.
-    mps_unbounded: whether MPS directories that containers write to lie on the node's own file system.
+    Attributes:
+        cards: all GPUs.
+        driver: the driver's version; "" if there is none.
+        whole: the GPUs that are not partitioned.
+        whole_cards_server: which plugin serves whole cards.
+        given: the annotation with the cards of pods without records; "" if there are none, None if that cannot be said
+            yet.
+        has_cdi: whether the container runtime has CDI; None if it does not say.
+        toolkit: which requests NVIDIA's container toolkit follows; None if its configuration cannot be read.
+        mps_unbounded: whether containers can write to MPS directories on the node's own file system.
     """
 
     cards: tuple[Card, ...]
@@ -167,17 +171,17 @@ class NodeFacts:
 
 
 class Reporter:
-    """Writes on a thread of its own, from `start` to `stop`. Call `update` whenever facts may have changed.
+    """Writes from its own thread, from `start` to `stop`. Call `update` whenever facts may have changed.
 
     Args:
-        facts: returns what is known now, or raises RetryLater if that is not enough to write anything: what pods hold
-            must not be taken away before they are known. Called on the reporter's thread.
-        held: returns how much of a resource pods hold that the kubelet has admitted.
+        facts: returns the present facts. It raises RetryLater while too little has been read: a capacity that is
+            written before all pods are listed could be less than what pods hold. Called on the reporter's thread.
+        held_amount: returns how much of a resource the pods hold that the kubelet has admitted.
 
     Attributes:
-        problem: why the API server does not have everything; None if it has.
-        reported: whether it has had everything at least once. A later failure does not change which containers can
-            start, so it must not take the node away from the scheduler.
+        problem: why the API server does not have the present facts; None if it has them.
+        reported: whether the API server has had all facts at least once. A later failure does not change which
+            containers can start, so it must not make the node unready.
     """
 
     def __init__(
@@ -186,13 +190,13 @@ class Reporter:
         objects: NodeObjects,
         settings: Settings,
         facts: Callable[[], NodeFacts],
-        held: Callable[[str], int],
+        held_amount: Callable[[str], int],
     ) -> None:
         self._api = api
         self._objects = objects
         self._settings = settings
         self._facts = facts
-        self._held = held
+        self._held_amount = held_amount
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -203,14 +207,14 @@ class Reporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write nothing more. Returns after two seconds if the API server hangs."""
+        """End the thread. Wait at most two seconds for a write in progress."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=2)
 
     def update(self) -> None:
-        """Make the thread compare the facts with the API objects soon. Thread-safe."""
+        """Let the thread compare the facts with the API objects. Thread-safe."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -225,21 +229,21 @@ class Reporter:
             except (ApiError, Unreachable) as error:
                 problem = _describe(error)
             self._set_problem(problem)
-            # After a failure the API server gets a pause even if the facts keep changing.
+            # After a failure the thread pauses even if the facts keep changing, to spare the API server.
             self._stop.wait(_FIRST_PAUSE if problem else 0)
             pause = min(pause * 2, _LONGEST_PAUSE) if problem else _FIRST_PAUSE
 
     def _report(self) -> str | None:
-        """Bring the Node and the Device up to date. Return what prevents it, or None."""
+        """Write the Node and the Device if they are not up to date. Return why that is not possible yet, or None."""
         facts = self._facts()
         node = self._objects.node
         device = self._objects.device
         if node is None:
-            return f"node {self._objects.name} is not known yet"
+            return f"node {self._objects.name} has not been listed yet"
         if not self._objects.devices_synced:
             return f"Devices cannot be listed yet (is the CRD, {DEVICE_API}, installed?)"
-        # The Node before the Device: the scheduler decides about whole cards as soon as there is a Device, and must
-        # know by then who serves them.
+        # The Node is written first: as soon as there is a Device, the scheduler decides about whole cards, and then it
+        # must know which plugin serves them.
         self._report_node(node, device, facts)
         return self._report_device(device, write_device(read_node(node), node["metadata"]["uid"], facts.cards), facts)
 
@@ -247,24 +251,24 @@ class Reporter:
         server = facts.whole_cards_server
         about = AgentSaid(own_version(), facts.has_cdi, len(facts.cards), server, facts.toolkit, facts.mps_unbounded)
         patch = _merged(
-            capacity_patch(node, (*facts.whole, *_other_devices(device)), self._settings, self._held),
+            capacity_patch(node, (*facts.whole, *_other_devices(device)), self._settings, self._held_amount),
             labels_patch(node, facts.cards, facts.driver, server),
             agent_patch(node, about),
         )
         if patch:
-            # The labels are written through the status subresource too: one request, and one RBAC permission.
+            # Labels can be written through the status subresource too, which saves a request and a permission.
             answer = self._api.patch(f"/api/v1/nodes/{self._objects.name}/status", patch)
             log.info("node updated", extra=patch)
             self._objects.wrote_node(node, answer)
 
-    def _report_device(self, device: Raw | None, wanted: Raw, facts: NodeFacts) -> str | None:
+    def _report_device(self, device: Raw | None, desired: Raw, facts: NodeFacts) -> str | None:
         if device is None and facts.given is None:
-            return "which cards another plugin gave out is not known yet"
+            return "the cards that another plugin gave out have not been read yet"
         if device is None:
-            wanted["metadata"]["annotations"] = {CHECKPOINTS: facts.given} if facts.given else {}
-            self._objects.wrote_device(device, self._api.create(DEVICES, wanted))
+            desired["metadata"]["annotations"] = {CHECKPOINTS: facts.given} if facts.given else {}
+            self._objects.wrote_device(device, self._api.create(DEVICES, desired))
             log.info("Device created", extra={"node": self._objects.name})
-        elif patch := device_patch(device, wanted, facts.given):
+        elif patch := device_patch(device, desired, facts.given):
             self._objects.wrote_device(device, self._api.patch(f"{DEVICES}/{self._objects.name}", patch))
             log.info("Device updated", extra={"node": self._objects.name})
         return None
@@ -274,11 +278,11 @@ class Reporter:
             self.problem = problem
             self.reported = self.reported or problem is None
             if problem:
-                log.warning("node not reported: %s", problem, extra={"node": self._objects.name})
+                log.warning("cannot report the node: %s", problem, extra={"node": self._objects.name})
 
 
 def _other_devices(device: Raw | None) -> tuple[Card, ...]:
-    """Return the devices of other types, which others write; none if the object is invalid."""
+    """Return the devices of other types, which other clients write; none if the object is invalid."""
     try:
         return tuple(card for card in read_device(device or {}) if card.type != GPU)
     except BadObject as error:
@@ -287,7 +291,7 @@ def _other_devices(device: Raw | None) -> tuple[Card, ...]:
 
 
 def _merged(*patches: Raw | None) -> Raw:
-    """Join patches of a Node, which have nothing in common but `metadata` and its maps."""
+    """Merge patches of a Node. They may all have `metadata`; their other keys differ."""
     found: Raw = {}
     metadata: dict[str, Raw] = {}
     for patch in filter(None, patches):

@@ -1,8 +1,8 @@
-"""The kubelet's device manager checkpoint: which container holds which ids, and what Allocate answered for it.
+"""Reads the checkpoint of the kubelet's device manager: which container holds which ids, and the answer to Allocate.
 
-It is a private file of the kubelet, but nothing else has all of it: the pod's UID, init containers, and the answer with
-the fresh name that this agent put into it. A name that is read here belongs to its container for good, however old the
-file is; the only harm that an old file can do is to lack a name.
+`allocation`, `partitioning.slice_plugins` and `deviceplugin.advertised_resources` call it. The file is private to the
+kubelet, but no API has the same data: the pod's UID, init containers, and the answer with the unique name that this
+agent put into it. A name belongs to its container forever, so an old file can lack a name but never has a wrong one.
 """
 
 import base64
@@ -28,12 +28,13 @@ FILE = "kubelet_internal_checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class PodDevicesEntry:
-    """What a container was given of one resource at its admission.
+    """The devices of one resource that a container got at its admission.
 
-    uid: the UID by which the kubelet knows the pod.
-    name: the name of the answer to Allocate; "" if another plugin gave it.
-    device: whether the answer names a CDI device, by that name.
-    env: the environment in the answer.
+    Attributes:
+        uid: the UID by which the kubelet knows the pod.
+        name: the name of the answer to Allocate; "" if another plugin answered.
+        device: whether the answer names a CDI device of that name.
+        env: the environment in the answer.
     """
 
     uid: str
@@ -45,7 +46,7 @@ class PodDevicesEntry:
 
 
 def read_checkpoint(file: Path, resource: str, ids: frozenset[str] | None = None) -> list[PodDevicesEntry]:
-    """Return the entries of a resource, or those that hold exactly `ids`; none if the file cannot be read."""
+    """Return the entries of a resource, or those with exactly these ids; none if the file cannot be read."""
     try:
         return read_entries(file, resource, ids)[0]
     except RetryLater as error:
@@ -57,13 +58,13 @@ def read_checkpoint(file: Path, resource: str, ids: frozenset[str] | None = None
 def read_entries(
     file: Path, resource: str, ids: frozenset[str] | None = None
 ) -> tuple[list[PodDevicesEntry], frozenset[str] | None]:
-    """Return the entries of a resource, or those that hold exactly `ids`, and the healthy ids that the kubelet knows.
+    """Return the entries of a resource, or those with exactly these ids, and the resource's registered healthy ids.
 
-    The ids are None if no plugin has registered the resource. Raises RetryLater if the file is missing, half written or
-    damaged.
+    The registered ids are None if no plugin has registered the resource. Raises RetryLater if the file is missing,
+    half written or damaged.
     """
     try:
-        data = _data(file.read_bytes())
+        data = _parse(file.read_bytes())
         rows = data["PodDeviceEntries"] or ()
         entries = [_entry(row, own) for row in rows if row["ResourceName"] == resource and (own := _ids(row, ids))]
         registered = data.get("RegisteredDevices") or {}
@@ -73,19 +74,19 @@ def read_entries(
 
 
 @lru_cache(maxsize=1)
-def _data(content: bytes) -> Any:
-    """Parse the file, once for the same content: each type of slices is looked up in it. Do not change the result."""
+def _parse(content: bytes) -> Any:
+    """Parse the file. Cached, since each type of slices is looked up in the same file. Do not modify the result."""
     return orjson.loads(content)["Data"]
 
 
-def _ids(row: Mapping[str, Any], wanted: frozenset[str] | None) -> frozenset[str] | None:
-    """Return the row's ids, which it lists by NUMA node, if they are the wanted ones; None otherwise."""
+def _ids(row: Mapping[str, Any], required: frozenset[str] | None) -> frozenset[str] | None:
+    """Return the row's ids, which it lists by NUMA node; None if other ids are required."""
     own = frozenset(i for part in row["DeviceIDs"].values() for i in part)
-    return own if wanted in (None, own) else None
+    return own if required in (None, own) else None
 
 
 def _entry(row: Mapping[str, Any], ids: frozenset[str]) -> PodDevicesEntry:
-    """Read a row, whose `AllocResp` is the answer to Allocate as protobuf in base64."""
+    """Read a row. Its `AllocResp` is the answer to Allocate, a protobuf message in base64."""
     try:
         answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(base64.b64decode(row["AllocResp"] or ""))
     except binascii.Error as error:

@@ -1,7 +1,7 @@
-"""The device ids that stand for a resource's units: short names of no particular card, each healthy or not.
+"""Chooses the device ids of a resource, one for each unit, and which of them are unhealthy.
 
-Which id a pod gets says nothing about its cards. Only two numbers matter: how many ids there are, and how many of them
-are unhealthy. Pure.
+`deviceplugin.advertised_resources` calls `device_ids`, which is pure. An id stands for no particular card: which id a
+pod gets says nothing about its cards. Only the number of ids and the number of unhealthy ids matter.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import Card
 
 MAX_IDS = 4000
-"""The most ids of a node. The number is limited because each id is written into the status of the pod that holds it.
+"""The maximum number of ids of a node, since each id is written into the status of the pod that holds it.
 
 Source: docs/design/kubernetes.md, "Device manager".
 """
@@ -25,15 +25,15 @@ def device_ids(
     taken: Collection[str] = (),
     before: Collection[str] = (),
 ) -> dict[str, bool]:
-    """Return every id and whether it is healthy: one per unit of all cards, at most `limit`.
+    """Return id → whether it is healthy, with one id for each unit of all cards, at most `limit`.
 
-    Ids that pods hold are always among them, even if there were more before: the kubelet fails a pod whose id is gone.
-    As many are unhealthy as the unhealthy cards have units. Those are, for each such card: first ids that its own pods
-    hold, since the kubelet reports them in the status of these pods; then ids that were unhealthy before, so that few
-    change; then free ids; then any.
+    Ids that pods hold come first, because the kubelet fails a pod whose id disappears. As many ids are unhealthy as the
+    unhealthy cards have units. For each such card the order of preference is: ids that pods on this card hold, since
+    the kubelet reports them in the status of these pods; ids that were unhealthy before, so that few change; free ids;
+    all others.
 
     Args:
-        held: card index → ids of the pods on that card.
+        held: card index → ids that pods on that card hold.
         taken: all ids that pods hold.
         before: the ids that are unhealthy now.
     """

@@ -1,7 +1,7 @@
-"""The owners of device ids by the kubelet's PodResources API.
+"""Finds the owners of device ids through the kubelet's PodResources API.
 
-The API names pods without their UIDs, and leaves regular init containers out. So the checkpoint is the first source
-(`deviceplugin.kubelet.checkpoint`), and this is asked where the checkpoint may be out of date or cannot be read.
+The API names pods without their UIDs, and leaves regular init containers out. So `allocation` prefers the checkpoint
+(`kubelet.checkpoint`), and asks this API only if the checkpoint may be out of date or cannot be read.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from proto import podresources_pb2_grpc
 
 _QUERY_SECONDS = 2.0
 _LARGEST = 16 << 20
-"""The largest answer in bytes. It lists every container of the node; users choose how many there are and how long their
-names are, and decoding takes three times the memory, of which the agent has 256 MiB. 250 pods of 20 containers take
+"""The size limit of an answer in bytes. An answer lists all containers of the node. Users choose their number and the
+length of their names, and decoding takes three times the size; the agent has 256 MiB. 250 pods of 20 containers take
 less than 1 MiB.
 """
 _OPTIONS = [
@@ -31,7 +31,7 @@ _OPTIONS = [
 
 
 def pod_resources_socket(own: DevicePluginSettings) -> Path:
-    """Return the socket of the setting, or else the one below the kubelet's folder."""
+    """Return the socket that the settings name, or the default one in the kubelet's folder."""
     return Path(own.pod_resources or Path(own.kubelet_dir) / "pod-resources" / "kubelet.sock")
 
 
@@ -50,7 +50,7 @@ OwnersByResource = Mapping[str, Sequence[Owner]]
 
 
 def owners_by_resource(answer: api.ListPodResourcesResponse) -> OwnersByResource:
-    """Return the part of an answer that is kept."""
+    """Return the part of an answer that callers need."""
     found: dict[str, list[Owner]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
@@ -65,9 +65,10 @@ def owners_by_resource(answer: api.ListPodResourcesResponse) -> OwnersByResource
 
 
 class PodResources:
-    """Asks the kubelet, with one query at a time for all callers that wait: it answers at most 100 a second.
+    """A client that makes one query for all callers that wait, since the kubelet answers at most 100 per second.
 
-    Used on one event loop. An answer that is too large counts as none; a container that depends on it does not start.
+    Used on one event loop. An answer that is too large raises RetryLater, and a container that depends on it does not
+    start.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -78,7 +79,7 @@ class PodResources:
         self._answer: OwnersByResource | None = None
 
     async def owners(self, resource: str) -> list[Owner]:
-        """Return all containers that hold ids of the resource now. Raises RetryLater if the kubelet does not answer."""
+        """Return the containers that hold ids of the resource. Raises RetryLater if the kubelet does not answer."""
         return list((await self._list()).get(resource, ()))
 
     async def close(self) -> None:
@@ -90,8 +91,8 @@ class PodResources:
         asked = loop.time()
         async with self._lock:
             if self._answer is None or self._began < asked:
-                # If this query fails, callers that wait must not take the answer of the previous one.
                 self._began = loop.time()
+                # If this query fails, callers that wait must not get the answer of the previous query.
                 self._answer = None
                 self._answer = await self._query()
             return self._answer
@@ -106,6 +107,5 @@ class PodResources:
             )
         except grpc.aio.AioRpcError as error:
             raise RetryLater(f"PodResources: {error.code().name}: {error.details()}") from error
-        return await asyncio.to_thread(
-            owners_by_resource, answer
-        )  # a large answer must not block the loop, which answers the kubelet
+        # On a thread, because a large answer must not block the event loop, which answers the kubelet.
+        return await asyncio.to_thread(owners_by_resource, answer)

@@ -1,7 +1,8 @@
 """The DevicePlugin service (v1beta1) of one resource, on grpc.aio.
 
-The kubelet is the only client. `Plugin` translates its calls for the resource's allocator, and holds them back while
-another agent takes over (`deviceplugin.handover.takeover`). `DeviceList` is what the kubelet follows by ListAndWatch.
+`plugin.plugin_set` creates a `Plugin` for each resource, and `plugin.registration` serves it. The kubelet is the only
+client. `Plugin` translates its calls for the resource's allocator, and holds them back while another agent takes over
+(`handover.takeover`). `DeviceList` has the device ids that the kubelet reads by ListAndWatch.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ from proto import deviceplugin_pb2_grpc as services
 log = logging.getLogger(__name__)
 
 CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-"""Options of a channel to a socket. A pooled connection could lead to the process that listened there before."""
+"""Options of a channel to a unix socket. A pooled connection could lead to an earlier process at this path."""
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
 
 class Allocator(Protocol):
-    """`deviceplugin.allocation.allocator.Allocator`."""
+    """The part of `allocation.allocator.Allocator` that answers the kubelet."""
 
     async def allocate(self, ids: Sequence[str]) -> Answer: ...
     async def pre_start(self, ids: Sequence[str]) -> GpuPod: ...
@@ -40,9 +41,9 @@ class DeviceList:
     """The device ids of a resource that are offered to the kubelet. Used on one event loop.
 
     Attributes:
-        ids: each id, and whether it is healthy.
-        silent: send nothing more. Ending the stream instead would disconnect the plugin that serves the resource now
-            (`deviceplugin.plugin.registration`).
+        ids: device id → whether it is healthy.
+        silent: set this to send nothing more. If the stream ended instead, the kubelet would disconnect the plugin that
+            serves the resource now (`plugin.registration`).
         changed: wakes the streams.
     """
 
@@ -54,29 +55,29 @@ class DeviceList:
 
     @property
     def version(self) -> tuple[int, dict[str, bool]]:
-        """What a stream compares to find out whether it must send the list."""
+        """A value that changes whenever the streams must send the list."""
         return self._resends, self.ids
 
     def offer(self, ids: Mapping[str, bool]) -> None:
-        """Offer these ids from now on."""
+        """Replace the ids, and send them."""
         self.ids = dict(ids)
         self.changed.wake()
 
     def resend(self) -> None:
-        """Send the list once more although nothing has changed: with every list the kubelet writes its checkpoint."""
+        """Send the list again, because the kubelet writes its checkpoint for every list that it gets."""
         self._resends += 1
         self.changed.wake()
 
 
 class Plugin:
-    """Used on one event loop.
+    """The service of one resource. Used on one event loop.
 
     Attributes:
         streams: how many ListAndWatch streams are open now.
-        opened: how many were opened since `open`.
-        stream_ended: wakes whenever one has ended.
-        withdrawing: refuse to tell the options, upon which the kubelet drops its registration
-            (`deviceplugin.handover.takeover`).
+        opened: how many of them were opened since `open`.
+        stream_ended: wakes whenever a stream has ended.
+        withdrawing: set this to refuse to report the options, so that the kubelet drops the registration
+            (`handover.takeover`).
         held_calls: how many calls wait for the successor, or for its answer.
     """
 
@@ -96,44 +97,46 @@ class Plugin:
         self.held_calls = 0
 
     def open(self) -> None:
-        """Serve streams from now on. Call this on the event loop."""
+        """Allow streams. Call this on the event loop."""
         self._ended = False
         self.opened = 0
         for wakeup in (self.device_list.changed, self.stream_ended, self._idle):
             wakeup.bind()
 
     def end_streams(self) -> None:
-        """End all streams, so that the kubelet notices their end before anything else is served."""
+        """End all streams, and every new one at once, until `open`."""
         self._ended = True
         self.device_list.changed.wake()
 
     @property
     def has_ended(self) -> bool:
-        """Whether every stream ends at once, until `open`."""
+        """Whether `end_streams` was called since `open`."""
         return self._ended
 
     def renew_streams(self) -> None:
-        """End the streams that are open now, and serve new ones."""
+        """End the open streams; new ones are allowed."""
         self._generation += 1
         self.device_list.changed.wake()
 
     async def hold_calls(self) -> None:
-        """Hold back calls from now on; return once those in progress are answered.
+        """Hold back new calls, and wait until those in progress are answered.
 
-        What PreStartContainer waits for has a limit of its own (`allocator.WAIT_SECONDS`).
+        PreStartContainer takes at most `allocator.WAIT_SECONDS`.
         """
         self._successor = asyncio.get_running_loop().create_future()
         while self._calls:
             await self._idle.wait(1.0)
 
     def forward_calls_to(self, socket: Path | None) -> None:
-        """Pass held calls, and all later ones, on to the successor's socket; None if there is no successor."""
+        """Forward held calls and all later ones to the successor's socket. With None they fail."""
         if self._successor is not None and not self._successor.done():
             self._successor.set_result(socket)
 
     async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
         if self.withdrawing:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the registration is withdrawn for a moment")
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "the agent withdraws this registration to take over the node"
+            )
         return OPTIONS
 
     async def ListAndWatch(self, request: api.Empty, context: Any) -> AsyncIterator[api.ListAndWatchResponse]:  # noqa: N802, ARG002
@@ -153,7 +156,7 @@ class Plugin:
             self.stream_ended.wake()
 
     async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not offered: ids stand for no card")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not implemented: device ids stand for no particular card")
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
         if self._successor is not None:
@@ -218,7 +221,7 @@ class Plugin:
     async def _forward(self, method: str, request: Any, context: Any) -> Any:
         """Wait for the successor, and return its answer.
 
-        The kubelet has no retry for Allocate: an error here would fail the pod for good, so the call waits instead.
+        The kubelet does not repeat Allocate. An error here would fail the pod for good, so the call waits instead.
         """
         assert self._successor is not None
         self.held_calls += 1
@@ -239,7 +242,7 @@ class Plugin:
 def _response_of(answer: Answer) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=answer.env,
-        mounts=[api.Mount(host_path=at, container_path=to) for at, to in answer.mounts],
+        mounts=[api.Mount(host_path=source, container_path=target) for source, target in answer.mounts],
         devices=[api.DeviceSpec(host_path=n, container_path=n, permissions=PERMISSIONS) for n in answer.nodes],
         annotations=answer.annotations,
         cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi],
@@ -247,6 +250,6 @@ def _response_of(answer: Answer) -> api.ContainerAllocateResponse:
 
 
 def _response_of_list(ids: Mapping[str, bool]) -> api.ListAndWatchResponse:
-    """Without topology, because an id stands for no card."""
+    """Return the message. It has no topology, because an id stands for no particular card."""
     rows = [api.Device(ID=i, health="Healthy" if healthy else "Unhealthy") for i, healthy in ids.items()]
     return api.ListAndWatchResponse(devices=rows)

@@ -1,4 +1,8 @@
-"""The plugins of all resources that the agent serves, those of slices included, each with its allocator."""
+"""The plugins of all resources that the agent offers, each with its allocator.
+
+`deviceplugin.agent` creates one `PluginSet`. `advertised_resources` adds the plugins of the dialects' resources, and
+`partitioning.slice_plugins` those of slices.
+"""
 
 from collections.abc import Collection
 
@@ -11,7 +15,7 @@ class PluginSet:
     """The plugins of the agent and their allocators. Used on one event loop.
 
     Attributes:
-        plugins: by resource. A plugin is never removed: the kubelet keeps a registered resource for minutes.
+        plugins: by resource. A plugin is never removed, since the kubelet keeps a registered resource for minutes.
     """
 
     def __init__(self, context: AllocationContext) -> None:
@@ -21,7 +25,7 @@ class PluginSet:
         self.plugins: dict[str, Plugin] = {}
 
     def add(self, resource: str) -> Plugin:
-        """Make the plugin of a resource that is not served yet."""
+        """Create the plugin of a resource that has none yet."""
         device_list = DeviceList()
         allocator = make_allocator(resource, self._context, device_list.resend)
         if self._resumed:
@@ -31,12 +35,12 @@ class PluginSet:
         return self.plugins[resource]
 
     def resume(self) -> None:
-        """Let containers start: all pods of the node and its cards are known now."""
+        """Allow containers to start. Call this once the pods and cards of the node have been read."""
         self._resumed = True
         for allocator in self._allocators.values():
             allocator.resume()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget what was answered for all other pods."""
+        """Remove what the allocators store of all other pods."""
         for allocator in self._allocators.values():
             allocator.keep_only(uids)

@@ -1,10 +1,11 @@
-"""Keeps one plugin registered with the kubelet, whatever happens to either of them.
+"""Keeps one plugin registered with the kubelet, also after either of them has restarted.
 
-The kubelet removes every socket of its folder when it starts. When a device list (ListAndWatch) ends, it disconnects
-whichever plugin of that resource is registered at that time, even if the list was another plugin's
-(docs/design/kubernetes.md, "Device manager"). So whenever the kubelet's socket is a new one
-or the plugin's own socket is gone, `Registration.run` ends the streams, starts a new server and registers it. When only
-a device list has ended, it first tries once to register the same server again, which is faster.
+`deviceplugin.advertised_resources` and `partitioning.slice_plugins` create a `Registration` for each plugin;
+`handover.node_ownership` withdraws and renews them. The kubelet removes all sockets in its folder when it starts. When
+a device list (ListAndWatch) ends, it disconnects the plugin of that resource that is registered at that time, even if
+the list was another plugin's (docs/design/kubernetes.md, "Device manager"). So whenever the kubelet's socket is new or
+the plugin's own socket is gone, `Registration.run` ends the streams, starts a new server and registers it. If only a
+device list has ended, it first tries once to register the same server again, which is faster.
 """
 
 import asyncio
@@ -26,15 +27,15 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
 _POLL_SECONDS = 0.1
-"""A kubelet (1.36) that starts fails the pods that were bound meanwhile 0.4 s after it has made its socket, unless the
-plugin has registered by then."""
+"""Short, because a kubelet (1.36) that starts fails the pods that were bound in the meantime 0.4 s after it has created
+its socket, unless the plugin has registered by then."""
 _REGISTER_SECONDS = 15.0
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _STABLE_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
 _SETTLE_SECONDS = 0.5
-"""Time for the kubelet to notice the end of a stream, before the plugin registers again."""
+"""The time that the kubelet gets to notice the end of a stream before the plugin registers again."""
 
 FileStamp = tuple[int, int, int]
 
@@ -43,7 +44,7 @@ def socket_name(resource: str, *, second: bool = False) -> str:
     """Return the file name of a resource's plugin socket, such as `mgpu-core.sock` or `mgpu-gpu-mem.sock`.
 
     Args:
-        second: whether the agent takes over from one that still serves on the first name.
+        second: return the second of the two names, for an agent whose predecessor still serves on the first one.
     """
     name = resource.rpartition("/")[2]
     return f"{name if name.startswith('mgpu-') else f'mgpu-{name}'}{'.2' if second else ''}.sock"
@@ -54,10 +55,10 @@ class Registration:
 
     Args:
         folder: the kubelet's device-plugins folder.
-        check_seconds: how often the sockets are compared.
-        not_served_reason: returns why another plugin serves the resource now, or None. While it returns a reason,
-            nothing is registered again; a device list that is open stays open.
-        changed: wakes when `not_served_reason` may return something else.
+        check_seconds: the interval at which the sockets are checked.
+        not_served_reason: returns why this agent does not serve the resource now, or None. While it returns a reason,
+            the plugin does not register again, but an open device list stays open.
+        changed: wakes when the result of `not_served_reason` may have changed.
 
     Attributes:
         problem: why the plugin is not registered; None if it is.
@@ -94,19 +95,18 @@ class Registration:
 
     @property
     def socket(self) -> str:
-        """The name of the socket that the resource is served on."""
+        """The file name of the plugin's socket."""
         return self._socket.name
 
     def retire(self) -> None:
-        """Leave the resource to another agent: register nothing again, whatever ends."""
+        """Leave the resource to another agent: do not register again, even if a stream or the kubelet ends."""
         self._retired = True
 
     async def withdraw(self) -> None:
-        """Make the kubelet forget which plugin it would disconnect when a device list ends.
+        """Make the kubelet forget which plugin it would disconnect when a device list ends (step 4 of the takeover).
 
-        On a registration the kubelet asks the plugin for its options. The plugin refuses, upon which the kubelet drops
-        its note of the registered client, and nothing else: calls still come here, and devices stay healthy. Step 4 of
-        `deviceplugin.handover.takeover`.
+        When a plugin registers, the kubelet asks it for its options. If the plugin refuses, the kubelet only drops its
+        entry for the registered client: calls still come here, and devices stay healthy.
         """
         self._plugin.withdrawing = True
         try:
@@ -117,9 +117,9 @@ class Registration:
             log.warning("the kubelet did not withdraw the registration", extra={"resource": self.resource})
 
     async def renew(self) -> None:
-        """End the device list while that has no effect, and register again, so that the kubelet notices a later end.
+        """End the device list after `withdraw`, and register again, so that the kubelet notices a later end.
 
-        A kubelet may refuse, or end after it has agreed and before it asks for the list. Then `run` begins again.
+        The kubelet may refuse, or end before it asks for the list. Then `run` starts a new server.
         """
         loop = asyncio.get_running_loop()
         self._renewing = True
@@ -139,7 +139,7 @@ class Registration:
             self._renewing = False
 
     async def run(self) -> None:
-        """Keep the plugin registered until cancelled, or until `retire`. After failures the pauses grow."""
+        """Keep the plugin registered until cancelled or until `retire`. After failures the pauses grow."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
         while not self._retired:
@@ -154,7 +154,7 @@ class Registration:
                     if await self._register():
                         self._set_problem(await self._until_lost(kubelet))
             except OSError as error:
-                self._set_problem(f"no socket can be made or removed at {self._socket}: {error}")
+                self._set_problem(f"cannot create or remove the socket {self._socket}: {error}")
             if loop.time() - began > _STABLE_SECONDS:
                 pause = _FIRST_PAUSE
             another = await self._another_kubelet(kubelet, pause)
@@ -167,28 +167,28 @@ class Registration:
         return stamp
 
     async def _another_kubelet(self, kubelet: FileStamp, seconds: float) -> bool:
-        """Wait up to `seconds`. Return True as soon as a new kubelet has made its socket, otherwise False.
+        """Wait up to `seconds`. Return True as soon as a new kubelet has created its socket, otherwise False.
 
-        The socket's existence says nothing, since a kubelet that is killed leaves it behind.
+        The file's identity is compared, because a kubelet that is killed leaves its socket behind.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while _file_stamp(self._kubelet) == kubelet:
-            if (left := deadline - loop.time()) <= 0:
+            if (remaining := deadline - loop.time()) <= 0:
                 return False
-            await asyncio.sleep(min(left, _POLL_SECONDS))
+            await asyncio.sleep(min(remaining, _POLL_SECONDS))
         return True
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
         self._socket = next((path for path in self._sockets if not _is_listening(path)), self._sockets[0])
         self._socket.unlink(missing_ok=True)
-        # With SO_REUSEPORT, gRPC's default, two servers on one path would share its calls.
+        # With SO_REUSEPORT, which is gRPC's default, two servers on one path would share the calls.
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
         try:
             server.add_insecure_port(f"unix:{self._socket}")
-        except RuntimeError as error:  # the only error that grpc raises here
+        except RuntimeError as error:  # grpc raises no other error here
             raise OSError(str(error)) from error
         self._plugin.open()
         await server.start()
@@ -202,7 +202,7 @@ class Registration:
                 self._socket.unlink(missing_ok=True)
 
     async def _ask_to_register(self) -> grpc.aio.AioRpcError | None:
-        """Ask the kubelet to register the plugin; return its refusal, None where it agrees."""
+        """Ask the kubelet to register the plugin. Return its refusal, or None if it agrees."""
         request = api.RegisterRequest(
             version="v1beta1", endpoint=self._socket.name, resource_name=self._plugin.resource, options=OPTIONS
         )
@@ -224,7 +224,7 @@ class Registration:
         return True
 
     async def _until_lost(self, kubelet: FileStamp) -> str:
-        """Wait until the plugin has to register again; return why.
+        """Wait until the plugin must register again, and return the reason.
 
         The kubelet opens the stream only after it has answered the registration.
         """
@@ -244,8 +244,8 @@ class Registration:
             if own is None or _file_stamp(self._socket) != own:
                 return f"the plugin's socket {self._socket} was removed"
             if self._plugin.opened and not self._plugin.streams:
-                # Until the kubelet has the list again it fails every pod: so register at once, on the same socket. A
-                # kubelet that ends stream after stream gets the pauses of `run`.
+                # Without a device list the kubelet fails every pod, so register at once, on the same socket. If the
+                # kubelet ends the next stream soon after that, `run` pauses before it registers again.
                 has_just_registered = loop.time() - repaired < _STABLE_SECONDS
                 self._plugin.opened = 0
                 if (
@@ -269,14 +269,14 @@ class Registration:
 
 
 def _no_reason() -> None:
-    """Return no reason: nothing else serves the resource."""
+    """Return None: this agent always serves the resource."""
 
 
 async def _stop(server: grpc.aio.Server) -> None:
     """Stop the server, even if this coroutine is cancelled meanwhile; then raise the cancellation.
 
     `Server.stop` awaits `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives as it ends. A caller
-    that awaited it directly would go on as if it had not been cancelled.
+    that awaits it directly would continue although it was cancelled.
     """
     stopping = asyncio.create_task(server.stop(_GRACE_SECONDS))
     try:
@@ -287,7 +287,7 @@ async def _stop(server: grpc.aio.Server) -> None:
 
 
 def _is_listening(path: Path) -> bool:
-    """Return whether a process listens on the socket. A process that has ended leaves its file behind."""
+    """Return whether a process listens on the socket. The file alone may be that of a process that was killed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
@@ -300,7 +300,7 @@ def _is_listening(path: Path) -> bool:
 
 
 def _file_stamp(path: Path) -> FileStamp | None:
-    """Return what distinguishes a file from another one that takes its place; None if there is none."""
+    """Return a value that identifies this file, as opposed to a later one at the same path; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:

@@ -23,8 +23,8 @@ from mgpu.model.pods import Stage
 log = logging.getLogger(__name__)
 
 _NAME = "mgpu_{}_receipt"
-"""Without the suffix `.json` the container runtime does not read the file as a CDI spec. The prefix is that of CDI files,
-so that an agent of a version without receipts removes the file too (`CdiFiles.keep_only`)."""
+"""Without the suffix `.json`, the container runtime does not read the file as a CDI spec. The prefix is that of CDI
+files, so that an agent of a version without receipts removes the file too (`CdiFiles.keep_only`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def test_card_in_mig_mode_is_left_out(source: NvmlCards, nvml: FakeNvml, caplog:
     nvml.cards[1].mig = pynvml.NVML_DEVICE_MIG_DISABLE
     for _ in range(2):
         assert [(card.index, card.uuid) for card in source.read()] == [(1, "GPU-b")]
-    assert caplog.messages == ["card GPU-a is in MIG mode: it is not shared out"]
+    assert caplog.messages == ["ignoring card GPU-a, which is in MIG mode"]
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_DISABLE
     assert [card.index for card in source.read()] == [0, 1]
 

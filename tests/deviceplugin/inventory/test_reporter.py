@@ -233,7 +233,7 @@ def test_amount_held_before_the_pods_are_known_is_not_taken_away(node: Node) -> 
 
     def facts() -> NodeFacts:
         if not pods_synced.is_set():
-            raise RetryLater("the pods of this node are not known yet")
+            raise RetryLater("the pods of this node have not been listed yet")
         return NodeFacts(cards(2), "", cards(2), "mgpu", "")
 
     def not_drained_reason() -> str:
@@ -244,12 +244,12 @@ def test_amount_held_before_the_pods_are_known_is_not_taken_away(node: Node) -> 
     reporter = Reporter(api, objects, load_settings(), facts, lambda name: held.get(name, 0))
     objects.on_node_change.append(reporter.update)
     objects.on_device_change.append(reporter.update)
-    assert "n1 is not known yet" in not_drained_reason()
+    assert "n1 has not been listed yet" in not_drained_reason()
     objects.start()
     reporter.start()
     try:
-        until(lambda: "pods of this node are not known" in str(reporter.problem) and objects.node)
-        assert "not known" in not_drained_reason()
+        until(lambda: "have not been listed" in str(reporter.problem) and objects.node)
+        assert "not been listed" in not_drained_reason()
         assert published(node) == [gpushare.MEMORY]
         assert read_agent(api.get(NODE)) is None
         held[gpushare.MEMORY] = 8138
@@ -257,7 +257,7 @@ def test_amount_held_before_the_pods_are_known_is_not_taken_away(node: Node) -> 
         until(lambda: not reporter.problem)
         assert gpushare.MEMORY in published(node)
         assert read_agent(api.get(NODE)) == AgentSaid(own_version(), None, 2, "mgpu")
-        assert "pods hold" in not_drained_reason()
+        assert "pods still hold" in not_drained_reason()
         held.clear()
         assert not_drained_reason() == "None"
     finally:
