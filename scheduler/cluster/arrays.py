@@ -1,8 +1,8 @@
-"""All nodes and their cards as arrays, kept up to date node by node.
+"""All nodes and their cards as arrays, updated node by node.
 
-The filter evaluates a snapshot of these arrays without any lock. A copy for each call would cost as much as the
-evaluation, and nearly always the call has ended before anything changes. So a snapshot shares the arrays, and they are
-copied before a change only while a snapshot of them is in use (copy on write).
+`NodeSnapshots` updates the arrays, and the filter evaluates a snapshot of them without any lock. To copy the arrays for
+each call would take as long as the evaluation, and nearly every call has ended before anything changes. So a snapshot
+shares the arrays, and they are copied before a change only while a snapshot is in use (copy on write).
 """
 
 import weakref
@@ -22,96 +22,103 @@ from scheduler.cluster.eligibility import Eligibility
 from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, NodeArrays, NodeTable, described
 
 UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (yet)", hopeless=True)
-_REQUIREMENTS_KEPT = 64
-_NOBODY, _NOWHERE = Node(""), 0
-"""The node and the row of every name that no node has."""
+_MAX_REQUIREMENTS = 64
+_NO_NODE = Node("")
+_NO_ROW = 0
+"""The row of all unknown names; its node is `_NO_NODE`."""
 
 
 @dataclass(slots=True)
-class _Met:
-    """For one pod's requirements: which rows meet them, and why the others do not."""
+class _RequirementResults:
+    """Which rows meet the requirements of a pod, and for each other row the rejection."""
 
-    met: Mask
-    reasons: list[Rejection]
+    is_met: Mask
+    rejections: list[Rejection]
 
 
-class _Row(dict[str, int]):
+class _RowByName(dict[str, int]):
     def __missing__(self, name: str) -> int:
-        return _NOWHERE
+        return _NO_ROW
 
 
 class ClusterArrays:
     """Not thread-safe. The tables that it returns are immutable and may be read by any thread."""
 
     def __init__(self) -> None:
-        self._row = _Row()
-        self._scattered = 0
-        self._free: list[int] = []
-        self._guests: list[int] = []
-        self._nodes = [_NOBODY]
+        self._rows = _RowByName()
+        self._names_since_compaction = 0
+        self._free_rows: list[int] = []
+        self._temporary_rows: list[int] = []  # The rows that the last table had instead of those of its nodes.
+        self._nodes = [_NO_NODE]
         self._cards: list[tuple[CardState, ...]] = [()]
         self._data: Ints = np.zeros((len(FIELDS), 1, 1), np.int64)
         self._totals: Ints = np.zeros((len(TOTALS), 1), np.int64)
-        self._odd: Mask = np.zeros(1, np.bool_)
-        self._met: OrderedDict[tuple[Requirement, ...], _Met] = OrderedDict()
+        self._odd: Mask = np.zeros(1, np.bool_)  # Rows that arrays cannot describe.
+        self._results: OrderedDict[tuple[Requirement, ...], _RequirementResults] = OrderedDict()
         self._eligibility = Eligibility()
-        self._eligibility.put(_NOWHERE, ())
-        self._in_use: weakref.WeakSet[NodeArrays] = weakref.WeakSet()
+        self._eligibility.put(_NO_ROW, ())
+        self._shared: weakref.WeakSet[NodeArrays] = weakref.WeakSet()
 
     def put(self, node: Node, cards: tuple[CardState, ...]) -> None:
-        """The node as it is now."""
-        row = self._row.get(node.name)
+        """Store a node and its cards in place of their last state."""
+        row = self._rows.get(node.name)
         if row is None:
-            row = self._row[node.name] = self._new_row()
-            self._scattered += 1
+            row = self._rows[node.name] = self._new_row()
+            self._names_since_compaction += 1
         before = self._nodes[row]
         self._set(row, node, cards)
-        if before is _NOBODY or before.labels != node.labels:
-            for requirements, known in self._met.items():
-                self._judge(requirements, known, row)
+        if before is _NO_NODE or before.labels != node.labels:
+            for requirements, results in self._results.items():
+                self._check_requirements(requirements, results, row)
 
     def drop(self, name: str) -> None:
-        row = self._row.pop(name, None)
+        """Remove a node."""
+        row = self._rows.pop(name, None)
         if row is not None:
-            self._set(row, _NOBODY, ())
-            self._free.append(row)
+            self._set(row, _NO_NODE, ())
+            self._free_rows.append(row)
 
     def table(
         self, names: Sequence[str], request: GpuRequest, instead: Mapping[str, tuple[CardState, ...]]
     ) -> NodeTable:
-        """Return a snapshot of the nodes of these names.
+        """Return a snapshot of these nodes for a request.
 
         Args:
-            instead: by node the cards to assume in place of those put here.
+            instead: By node, the cards that replace the stored ones in the snapshot.
         """
-        if 2 * self._scattered > len(self._row):
-            self._gather()
-        at = np.fromiter(map(self._row.__getitem__, names), np.intp, len(names))
-        known = self._judged(request.requirements)
-        unmet = {i: known.reasons[at[i]] for i in np.flatnonzero(~known.met[at]).tolist()}
-        self._dismiss_guests()
+        if 2 * self._names_since_compaction > len(self._rows):
+            self._compact_names()
+        rows = np.fromiter(map(self._rows.__getitem__, names), np.intp, len(names))
+        results = self._results_of(request.requirements)
+        unmet = {i: results.rejections[rows[i]] for i in np.flatnonzero(~results.is_met[rows]).tolist()}
+        self._free_temporary_rows()
         for name, cards in instead.items():
-            row = self._row.get(name)
+            row = self._rows.get(name)
             if row is not None:
-                guest = self._new_row()
-                self._guests.append(guest)
-                self._set(guest, self._nodes[row], cards)
-                at[at == row] = guest
+                temporary = self._new_row()
+                self._temporary_rows.append(temporary)
+                self._set(temporary, self._nodes[row], cards)
+                rows[rows == row] = temporary
         used = len(self._nodes)
-        data, totals, odd = self._data[:, :used], self._totals[:, :used], self._odd[:used]
-        rows = NodeArrays(data, totals, odd, self._bars(request.constraints), self._eligibility.exclusions)
-        self._in_use.add(rows)
-        return NodeTable(rows, self._nodes, self._cards, at, unmet)
+        arrays = NodeArrays(
+            self._data[:, :used],
+            self._totals[:, :used],
+            self._odd[:used],
+            self._exclusion_codes(request.constraints),
+            self._eligibility.exclusions,
+        )
+        self._shared.add(arrays)
+        return NodeTable(arrays, self._nodes, self._cards, rows, unmet)
 
     def _unshare(self) -> None:
-        """Copy what this matrix shares with tables that somebody still reads, before the first change after them."""
-        if self._in_use:
+        """Copy the arrays before a change, if a table that shares them is still in use."""
+        if self._shared:
             self._data = self._data.copy()
             self._totals = self._totals.copy()
             self._odd = self._odd.copy()
             self._nodes = self._nodes.copy()
             self._cards = self._cards.copy()
-            self._in_use.clear()  # those tables have what was copied to themselves now
+            self._shared.clear()  # The tables keep the old arrays, and nothing shares the new ones.
 
     def _set(self, row: int, node: Node, cards: tuple[CardState, ...]) -> None:
         self._unshare()
@@ -119,68 +126,76 @@ class ClusterArrays:
         self._cards[row] = cards
         self._data[:, row] = 0
         self._totals[:, row] = 0
-        made = described(cards)
-        self._odd[row] = made is None
-        if made is None:
+        description = described(cards)
+        self._odd[row] = description is None
+        if description is None:
             self._eligibility.drop(row)
             return
         self._widen(len(cards))
         self._eligibility.put(row, cards)
-        self._data[:, row, : len(cards)], self._totals[:, row] = made
+        self._data[:, row, : len(cards)], self._totals[:, row] = description
 
-    def _gather(self) -> None:
-        """All names are looked up in every call, and many times as fast where they and their numbers stand together in
-        memory: so they are made anew, one after the other.
+    def _compact_names(self) -> None:
+        """Copy all names and row numbers one after the other, so that they lie together in memory.
+
+        Every call looks up all names, which is many times as fast then.
         """
-        rows = np.fromiter(self._row.values(), np.intp, len(self._row)).tolist()
-        names = [name.encode().decode() for name in self._row]
-        self._row, self._scattered = _Row(zip(names, rows, strict=True)), 0
+        rows = np.fromiter(self._rows.values(), np.intp, len(self._rows)).tolist()
+        names = [name.encode().decode() for name in self._rows]
+        self._rows = _RowByName(zip(names, rows, strict=True))
+        self._names_since_compaction = 0
 
-    def _dismiss_guests(self) -> None:
-        for row in self._guests:
-            self._set(row, _NOBODY, ())
-        self._free += self._guests
-        self._guests.clear()
+    def _free_temporary_rows(self) -> None:
+        for row in self._temporary_rows:
+            self._set(row, _NO_NODE, ())
+        self._free_rows += self._temporary_rows
+        self._temporary_rows.clear()
 
-    def _bars(self, constraints: Constraints) -> Ints | None:
-        codes = self._eligibility.bars(constraints)
+    def _exclusion_codes(self, constraints: Constraints) -> Ints | None:
+        """Return the codes of the eligibility in the size of these arrays, or None if no card is excluded."""
+        codes = self._eligibility.exclusion_codes(constraints)
         if codes is None:
             return None
-        bars = np.zeros((len(self._nodes), self._data.shape[2]), np.int64)
-        known = codes[: len(bars), : bars.shape[1]]
-        bars[: known.shape[0], : known.shape[1]] = known
-        return bars
+        resized = np.zeros((len(self._nodes), self._data.shape[2]), np.int64)
+        common = codes[: len(resized), : resized.shape[1]]
+        resized[: common.shape[0], : common.shape[1]] = common
+        return resized
 
-    def _judged(self, requirements: tuple[Requirement, ...]) -> _Met:
-        known = self._met.get(requirements)
-        if known is None:
-            known = self._met[requirements] = _Met(np.zeros(len(self._odd), np.bool_), [UNKNOWN] * len(self._odd))
-            for row in self._row.values():
-                self._judge(requirements, known, row)
-            if len(self._met) > _REQUIREMENTS_KEPT:
-                self._met.popitem(last=False)
-        self._met.move_to_end(requirements)
-        return known
+    def _results_of(self, requirements: tuple[Requirement, ...]) -> _RequirementResults:
+        results = self._results.get(requirements)
+        if results is None:
+            size = len(self._odd)
+            results = _RequirementResults(np.zeros(size, np.bool_), [UNKNOWN] * size)
+            self._results[requirements] = results
+            for row in self._rows.values():
+                self._check_requirements(requirements, results, row)
+            if len(self._results) > _MAX_REQUIREMENTS:
+                self._results.popitem(last=False)
+        self._results.move_to_end(requirements)
+        return results
 
-    def _judge(self, requirements: tuple[Requirement, ...], known: _Met, row: int) -> None:
+    def _check_requirements(
+        self, requirements: tuple[Requirement, ...], results: _RequirementResults, row: int
+    ) -> None:
         node = self._nodes[row]
         reason = next((text for r in requirements if (text := r.unmet(node)) is not None), None)
-        known.met[row] = reason is None
+        results.is_met[row] = reason is None
         if reason is not None:
-            known.reasons[row] = Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True)
+            results.rejections[row] = Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True)
 
     def _new_row(self) -> int:
-        if self._free:
-            return self._free.pop()
+        if self._free_rows:
+            return self._free_rows.pop()
         row = len(self._nodes)
-        self._nodes.append(_NOBODY)
+        self._nodes.append(_NO_NODE)
         self._cards.append(())
         if row >= len(self._odd):
-            self._data, self._totals = _doubled(self._data, 1), _doubled(self._totals, 1)
+            self._data = _doubled(self._data, 1)
+            self._totals = _doubled(self._totals, 1)
             self._odd = _doubled(self._odd, 0)
-            for known in self._met.values():
-                known.met = _doubled(known.met, 0)
-                known.reasons += [UNKNOWN] * len(known.reasons)
+            for results in self._results.values():
+                results.is_met = _doubled(results.is_met, 0)
+                results.rejections += [UNKNOWN] * len(results.rejections)
         return row
 
     def _widen(self, columns: int) -> None:

@@ -1,9 +1,11 @@
-"""Which cards of all nodes are out for a pod: those with a GPUID, and by the model and the UUID of each those that its
-wishes rule out; kept up to date row by row.
+"""Which cards of all nodes a pod must not use: those that MtgpuPods share, and those that its constraints exclude.
+
+`ClusterArrays` updates it row by row, and the filter combines the result with its arrays. Models and UUIDs come from
+Devices and pods, which others write, so everything that is not in use any more must be dropped.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +16,17 @@ from scheduler.engine.card_constraints import IN_USE_BY_MTGPUPODS, Exclusion
 
 Codes = npt.NDArray[np.int64]
 
-
-_TEXTS_KEPT = 4096
+_MAX_EXCLUSIONS = 4096
 _SPARE_MODELS = 64
-"""Numbers of models that no card has any more, which are kept until they outnumber those in use, too."""
+"""Numbers of models without cards, which may exist in addition to as many as there are numbers in use."""
 
 
 class Eligibility:
-    """Not thread-safe. NodeArrays are nodes, columns their cards by position; row 0 is there from the start.
+    """The excluded cards, with a row for each node and a column for each card of the node. Not thread-safe.
 
-    exclusions: what codes stand for; a card that is not excluded has the code 0, which is no key. A code never gets
-    another meaning: answers that were worked out for a row are kept under its codes. Models and texts come from Devices
-    and pods, which others write, so those out of use are forgotten.
+    Attributes:
+        exclusions: The exclusions by code. A card that is not excluded has the code 0, which is not in this mapping. A
+            code never changes its meaning, since results for a row are cached with its codes.
     """
 
     def __init__(self) -> None:
@@ -33,80 +34,82 @@ class Eligibility:
         self._exclusions: dict[int, Exclusion]
         self._code: dict[Exclusion, int]
         self._next_code = 1
-        self._forget_exclusions()
-        self._in_models: Counter[str] = Counter()
+        self._reset_exclusions()
         self._cards: list[tuple[Card, ...]] = [()]
+        self._cards_of_model: Counter[str] = Counter()
         self._models: list[str] = []
-        self._number: dict[str, int] = {}  # of a model: its position in _models
-        self._numbers: Codes = np.full((1, 0), -1)  # of each card's model; -1: no card
-        self._places: dict[str, set[tuple[int, int]]] = {}  # UUID → (row, column)
-        self._rows_in_use: set[int] = set()  # where any card has a GPUID
-        self._in_use = np.zeros((1, 0), np.bool_)  # which ones have
+        self._model_number: dict[str, int] = {}  # The position of a model in _models.
+        self._model_numbers: Codes = np.full((1, 0), -1)  # The number of each card's model; -1 for no card.
+        self._places: dict[str, set[tuple[int, int]]] = {}  # By UUID, the rows and columns.
+        self._has_gpuid = np.zeros((1, 0), np.bool_)
+        self._rows_with_gpuids: set[int] = set()
 
     def put(self, row: int, cards: Sequence[CardState]) -> None:
-        """The cards of a row as they are now."""
+        """Store the cards of a row in place of their last state."""
         now = tuple(state.card for state in cards)
-        self._make_room(row + 1, len(now))
-        self._put_in_use(row, [column for column, state in enumerate(cards) if state.gpuid])
+        self._resize(row + 1, len(now))
+        self._put_gpuids(row, [column for column, state in enumerate(cards) if state.gpuid])
         if now == self._cards[row]:
             return
-        self._leave(row)
+        self._clear(row)
         self._cards[row] = now
         for column, card in enumerate(now):
             self._places.setdefault(card.uuid, set()).add((row, column))
-            self._numbers[row, column] = self._number_of(card.model)
-            self._in_models[card.model] += 1
-        if len(self._models) > 2 * len(self._in_models) + _SPARE_MODELS:
+            self._model_numbers[row, column] = self._number_of(card.model)
+            self._cards_of_model[card.model] += 1
+        if len(self._models) > 2 * len(self._cards_of_model) + _SPARE_MODELS:
             self._renumber_models()
 
     def drop(self, row: int) -> None:
+        """Remove the cards of a row."""
         self.put(row, ())
 
-    def bars(self, constraints: Constraints) -> Codes | None:
-        """rows × cards: 0, or the key in `exclusions` of why the card is excluded. None: no card can be out.
+    def exclusion_codes(self, constraints: Constraints) -> Codes | None:
+        """Return the code of each card under these constraints, or None if no card can be excluded.
 
-        At least as large as all that was put.
+        The array has at least all stored rows and columns.
         """
-        if not constraints.limits_cards and not self._rows_in_use:
+        if not constraints.limits_cards and not self._rows_with_gpuids:
             return None
-        if len(self._exclusions) > _TEXTS_KEPT:
-            self._forget_exclusions()
-        codes = self._by_wishes(constraints) if constraints.limits_cards else np.zeros(self._numbers.shape, np.int64)
-        if self._rows_in_use:
-            codes[self._in_use] = self._code_of(IN_USE_BY_MTGPUPODS)
+        if len(self._exclusions) > _MAX_EXCLUSIONS:
+            self._reset_exclusions()
+        if constraints.limits_cards:
+            codes = self._codes_of_constraints(constraints)
+        else:
+            codes = np.zeros(self._model_numbers.shape, np.int64)
+        if self._rows_with_gpuids:
+            codes[self._has_gpuid] = self._code_of(IN_USE_BY_MTGPUPODS)
         return codes
 
-    def _leave(self, row: int) -> None:
+    def _clear(self, row: int) -> None:
         for column, card in enumerate(self._cards[row]):
             self._places[card.uuid].discard((row, column))
             if not self._places[card.uuid]:
                 del self._places[card.uuid]
-            self._in_models[card.model] -= 1
-            if not self._in_models[card.model]:
-                del self._in_models[card.model]
+            self._cards_of_model[card.model] -= 1
+            if not self._cards_of_model[card.model]:
+                del self._cards_of_model[card.model]
         self._cards[row] = ()
-        self._numbers[row] = -1
+        self._model_numbers[row] = -1
 
-    def _put_in_use(self, row: int, columns: Sequence[int]) -> None:
-        if row in self._rows_in_use:
-            self._in_use[row] = False
-            self._rows_in_use.discard(row)
+    def _put_gpuids(self, row: int, columns: Sequence[int]) -> None:
+        if row in self._rows_with_gpuids:
+            self._has_gpuid[row] = False
+            self._rows_with_gpuids.discard(row)
         if columns:
-            self._in_use[row, columns] = True
-            self._rows_in_use.add(row)
+            self._has_gpuid[row, columns] = True
+            self._rows_with_gpuids.add(row)
 
-    def _by_wishes(self, constraints: Constraints) -> Codes:
+    def _codes_of_constraints(self, constraints: Constraints) -> Codes:
         by_model = [self._code_of_reason(constraints.against(model)) for model in self._models]
-        codes = np.array([*by_model, 0], np.int64)[self._numbers]
+        codes = np.array([*by_model, 0], np.int64)[self._model_numbers]
         if constraints.uuids:
-            unlisted = self._numbers >= 0
-            for place in self._listed(constraints.uuids):
-                unlisted[place] = False
+            unlisted = self._model_numbers >= 0
+            for uuid in constraints.uuids:
+                for place in self._places.get(uuid, ()):
+                    unlisted[place] = False
             codes[unlisted] = self._code_of_reason(NOT_LISTED)
         return codes
-
-    def _listed(self, uuids: Iterable[str]) -> Iterable[tuple[int, int]]:
-        return (place for uuid in uuids for place in self._places.get(uuid, ()))
 
     def _code_of_reason(self, reason: str | None) -> int:
         return 0 if reason is None else self._code_of(Exclusion(reason))
@@ -120,36 +123,36 @@ class Eligibility:
             self._exclusions[code] = exclusion
         return code
 
-    def _forget_exclusions(self) -> None:
-        """Begin with a new table. Callers that hold the old one, with codes made of it, can go on reading it."""
+    def _reset_exclusions(self) -> None:
+        """Start a new mapping. Tables that still use old codes keep the old mapping."""
         self._code = {}
         self._exclusions = {}
         self.exclusions = self._exclusions
 
     def _number_of(self, model: str) -> int:
-        number = self._number.get(model)
+        number = self._model_number.get(model)
         if number is None:
-            number = self._number[model] = len(self._models)
+            number = self._model_number[model] = len(self._models)
             self._models.append(model)
         return number
 
     def _renumber_models(self) -> None:
-        new = {model: number for number, model in enumerate(self._in_models)}
+        """Number only the models that have cards."""
+        new = {model: number for number, model in enumerate(self._cards_of_model)}
         renumbered = np.full(len(self._models) + 1, -1)
         for model, number in new.items():
-            renumbered[self._number[model]] = number
-        self._numbers = renumbered[self._numbers]  # -1, for no card, is the last one
-        self._number = new
+            renumbered[self._model_number[model]] = number
+        self._model_numbers = renumbered[self._model_numbers]  # -1, for no card, selects the last element.
+        self._model_number = new
         self._models = list(new)
 
-    def _make_room(self, rows: int, columns: int) -> None:
+    def _resize(self, rows: int, columns: int) -> None:
+        """Make room for this number of rows and columns. The number of rows is doubled, so that it rarely changes."""
         self._cards += [()] * (rows - len(self._cards))
-        have = self._numbers.shape
-        if rows > have[0] or columns > have[1]:
-            shape = (max(2 * rows, have[0]) if rows > have[0] else have[0], max(columns, have[1]))
-            larger = np.full(shape, -1)
-            larger[: have[0], : have[1]] = self._numbers
-            self._numbers = larger
-            in_use = np.zeros(shape, np.bool_)
-            in_use[: have[0], : have[1]] = self._in_use
-            self._in_use = in_use
+        old_rows, old_columns = self._model_numbers.shape
+        if rows > old_rows or columns > old_columns:
+            more_rows = (2 * rows if rows > old_rows else old_rows) - old_rows
+            more_columns = max(columns - old_columns, 0)
+            padding = ((0, more_rows), (0, more_columns))
+            self._model_numbers = np.pad(self._model_numbers, padding, constant_values=-1)
+            self._has_gpuid = np.pad(self._has_gpuid, padding)

@@ -120,7 +120,7 @@ def test_models_that_no_card_has_any_more_are_forgotten() -> None:
     for i in range(10_000):
         kept.put(2, [CardState(replace(b.card(0), model=f"model-{i}"))])
         if i % 100 == 0:
-            codes = kept.bars(Constraints(models=("A100",)))
+            codes = kept.exclusion_codes(Constraints(models=("A100",)))
             assert codes is not None
             found = codes[:3, 0].tolist()
             assert found[:2] == [0, 0]
@@ -132,13 +132,13 @@ def test_models_that_no_card_has_any_more_are_forgotten() -> None:
 def test_texts_of_a_call_stay_what_they_were_when_later_calls_forget_them() -> None:
     kept = Eligibility()
     kept.put(1, [CardState(replace(b.card(0), model="T4"))])
-    exclusions, found = kept.exclusions, kept.bars(Constraints(models=("first",)))
+    exclusions, found = kept.exclusions, kept.exclusion_codes(Constraints(models=("first",)))
     assert found is not None
     code = int(found[1, 0])
     later = set()
     for i in range(5_000):
         kept.put(1, [CardState(replace(b.card(0), model=f"T4-{i}"))])
-        codes = kept.bars(Constraints(models=("H100",)))
+        codes = kept.exclusion_codes(Constraints(models=("H100",)))
         assert codes is not None
         later.add(int(codes[1, 0]))
     assert exclusions[code].reason == "model T4 not among card-models"

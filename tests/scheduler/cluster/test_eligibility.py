@@ -36,7 +36,7 @@ def test_property_codes_are_what_the_engine_says(
         rows[row] = cards
         kept.put(row, cards)
         constraints = several[asked % len(several)]
-        codes = kept.bars(constraints)
+        codes = kept.exclusion_codes(constraints)
         if codes is None:
             assert not constraints.limits_cards
             assert not any(state.gpuid for held in rows.values() for state in held)
@@ -50,10 +50,10 @@ def test_property_codes_are_what_the_engine_says(
 def test_a_row_without_cards_has_codes_too_and_a_dropped_one_none() -> None:
     kept, constraints = Eligibility(), Constraints(models=("H100",))
     kept.put(0, [CardState(card(0))])
-    assert kept.bars(NONE) is None
+    assert kept.exclusion_codes(NONE) is None
     kept.put(7, [])
     kept.drop(0)
-    codes = kept.bars(constraints)
+    codes = kept.exclusion_codes(constraints)
     assert codes is not None
     assert len(codes) >= 8
     assert not np.any(codes)
