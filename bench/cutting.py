@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.placement import machine
 from mgpu.model.device_object import write_device
-from mgpu.model.mig import Instance, layout_of, openings
-from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, with_status, write_made
+from mgpu.model.mig import Instance, layout_of, possible_instances
+from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL, with_status, write_existing
 from mgpu.model.pods import Node
 from mgpu.model.slice_names import MIG, Slice
 from mgpu.settings import load_settings
@@ -86,7 +86,7 @@ def _state() -> ClusterCache:
             raw["metadata"]["labels"][LABEL] = MIG
             raw["metadata"]["annotations"] = {
                 ANNOTATION: with_status(None, slices, None),
-                MADE: write_made(slices, range(CARDS), None),
+                EXISTING: write_existing(slices, range(CARDS), None),
             }
         state.node_changed(raw)
         state.device_changed(write_device(Node(name), "", b.cards(CARDS, node=name)))
@@ -98,7 +98,7 @@ def _slices(random: Random, node: str, card: int) -> list[Slice]:
     layout, made = layout_of("A100-SXM4-80GB", 80 << 30), list[Instance]()
     assert layout
     for _ in range(random.randint(0, 4)):
-        made += random.sample(openings(layout, made), 1) if openings(layout, made) else []
+        made += random.sample(possible_instances(layout, made), 1) if possible_instances(layout, made) else []
     used = (f"{node}-{card}-{one.start}" if random.random() < 0.7 else "" for one in made)
     return [Slice(card, one.start, one.profile, pod=pod) for one, pod in zip(made, used, strict=True)]
 

@@ -65,7 +65,7 @@ def _cards(state: ClusterCache, settings: Settings, known: GpuPod, name: str) ->
     view = state.node_snapshot(name, known.pod.uid)
     assert view.node is not None
     assert known.request is not None
-    foresight = Foresight(state.forecast.judges, view.free_resources, known.pod.needs)
+    foresight = Foresight(state.forecast.judges, view.free_resources, known.pod.cpu_memory)
     found = assess(known.request, view.node, view.cards, settings, foresight)
     assert isinstance(found, Placement) or found.reason == "" or not found.hopeless
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bench.placement import machine
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import Rejection
-from mgpu.model.mig import Instance, Layout, layout_of, openings
+from mgpu.model.mig import Instance, Layout, layout_of, possible_instances
 from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice
 from scheduler.engine.partitioning import geometry, mps_shares
@@ -101,13 +101,13 @@ def _node(chance: Random, mode: str) -> tuple[list[Card], NodeSlices, list[Slice
         cut = _shares(chance) if mode == MPS or layout is None else _instances(chance, layout)
         made += [Slice(gpu.index, start, name) for start, name in cut]
     used = [s for s in made if chance.random() < load]
-    return gpus, NodeSlices(mode, made=tuple(sorted(made)), cards=frozenset(range(CARDS))), used
+    return gpus, NodeSlices(mode, existing=tuple(sorted(made)), cards=frozenset(range(CARDS))), used
 
 
 def _instances(chance: Random, layout: Layout) -> list[Instance]:
     made: list[Instance] = []
     for _ in range(chance.randrange(8)):
-        if can := openings(layout, made):
+        if can := possible_instances(layout, made):
             made.append(chance.choice(can))
     return made
 

@@ -6,12 +6,12 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-VERSION = "mgpu.io/version"
+VERSION_ANNOTATION = "mgpu.io/version"
 """Annotation of the scheduler's Lease."""
 VERSION_LABEL = "app.kubernetes.io/version"
 """Label of the pods of a Deployment, by the manifests."""
-AGENT = "mgpu.io/agent"
-"""Annotation of a Node: what its agent says of itself, as compact JSON (`AgentSaid`)."""
+AGENT_ANNOTATION = "mgpu.io/agent"
+"""Annotation of a Node: what its agent says of itself, as compact JSON (`AgentReport`)."""
 
 
 @cache
@@ -20,7 +20,7 @@ def own_version() -> str:
     return version("mgpu")
 
 
-class AgentSaid(NamedTuple):
+class AgentReport(NamedTuple):
     """What an agent says of its node.
 
     cdi: whether the container runtime has CDI; None: not known. cards: how many GPUs. whole_cards: who serves them,
@@ -43,7 +43,7 @@ class Toolkit(NamedTuple):
     mounts: bool
 
 
-def write_agent(said: AgentSaid) -> str:
+def write_agent_report(said: AgentReport) -> str:
     row = {
         "version": said.version,
         "cdi": said.cdi,
@@ -56,9 +56,9 @@ def write_agent(said: AgentSaid) -> str:
     return json.dumps(row, separators=(",", ":"))
 
 
-def read_agent(node: Mapping[str, Any]) -> AgentSaid | None:
+def read_agent_report(node: Mapping[str, Any]) -> AgentReport | None:
     """Of a Node as the API has it; None: it says nothing that can be read."""
-    text = (node["metadata"].get("annotations") or {}).get(AGENT, "")
+    text = (node["metadata"].get("annotations") or {}).get(AGENT_ANNOTATION, "")
     try:
         row = json.loads(text)
         cdi = row["cdi"]
@@ -66,6 +66,6 @@ def read_agent(node: Mapping[str, Any]) -> AgentSaid | None:
         heeds = row.get("toolkit")
         toolkit = Toolkit(heeds["variable"] is True, heeds["mounts"] is True) if heeds else None
         whole, unbounded = str(row["wholeCards"]), row.get("mpsUnbounded") is True
-        return AgentSaid(str(row["version"]), known, int(row["cards"]), whole, toolkit, unbounded)
+        return AgentReport(str(row["version"]), known, int(row["cards"]), whole, toolkit, unbounded)
     except (ValueError, KeyError, TypeError):
         return None

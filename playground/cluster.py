@@ -24,7 +24,7 @@ from mgpu import dialects
 from mgpu.cli.process_settings import read_settings
 from mgpu.kube import Api, ApiError
 from mgpu.model.mig import LAYOUTS
-from mgpu.model.node_slices import MADE
+from mgpu.model.node_slices import EXISTING
 from mgpu.model.slice_names import resource_of
 from mgpu.serving.certificates import CA
 from playground import mps_control
@@ -343,7 +343,7 @@ class Cluster:
         found = self.api.get(f"/api/v1/nodes/{node}")
         there = (found.get("status") or {}).get("allocatable") or {}
         annotations = found["metadata"].get("annotations") or {}
-        if any(spec.name == node and spec.partitioning for spec in self.nodes) and MADE not in annotations:
+        if any(spec.name == node and spec.partitioning for spec in self.nodes) and EXISTING not in annotations:
             return False
         return all(there.get(name, "0") != "0" for name in self._offered[node])
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.gpu_requests import by_index
+from mgpu.model.gpu_requests import cards_by_index
 from mgpu.model.ledger import Share
 from mgpu.model.node_slices import NodeSlices
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.model.slice_names import MIG, RESOURCE_PREFIX, Slice, is_slice, mode_of, place_of, slice_named
+from mgpu.model.slice_names import MIG, RESOURCE_PREFIX, Slice, is_slice, mode_of, place_of, slice_of_resource
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 LIMITS = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
@@ -42,7 +42,7 @@ def expected_cards(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, 
 
     Raises BadObject where the record names a missing card.
     """
-    known = by_index(cards)
+    known = cards_by_index(cards)
     return {c: ",".join(known[i].uuid for i in indexes) for c, indexes in _cards_of(shares, cards).items()}
 
 
@@ -85,7 +85,7 @@ def _slices_of(shares: Iterable[Share]) -> dict[str, list[Slice]]:
     """Return container → its slices, in the order of its NVIDIA_VISIBLE_DEVICES."""
     found: dict[str, list[Slice]] = {}
     for share in sorted((s for s in shares if is_slice(s.type)), key=lambda s: (s.type, str(s.card).zfill(9))):
-        name = slice_named(RESOURCE_PREFIX + share.type)
+        name = slice_of_resource(RESOURCE_PREFIX + share.type)
         if name and isinstance(share.card, int):
             found.setdefault(share.container, []).append(Slice(*place_of(share.card), name))
     return found

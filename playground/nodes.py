@@ -6,7 +6,7 @@ from typing import Any
 
 from mgpu.model.cards import Card
 from mgpu.model.device_object import read_card_list
-from mgpu.model.node_slices import LABEL, NodeSlices, undivided
+from mgpu.model.node_slices import LABEL, NodeSlices, unpartitioned_cards
 from mgpu.model.slice_names import MIG, MPS
 
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
@@ -37,7 +37,7 @@ class NodeSpec:
 
     def whole_cards(self) -> tuple[Card, ...]:
         """Return the cards that are not set apart for slices. Raises BadObject."""
-        return undivided(NodeSlices(self.partitioning), self.known_cards())
+        return unpartitioned_cards(NodeSlices(self.partitioning), self.known_cards())
 
     @property
     def all_labels(self) -> dict[str, str]:

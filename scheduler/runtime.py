@@ -21,7 +21,7 @@ from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
 from mgpu.kube.fence import FencedApi
-from mgpu.kube.leader import LAND_SECONDS, Leader
+from mgpu.kube.leader import WRITE_SECONDS, Leader
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import RetryLater
@@ -255,17 +255,22 @@ class Process:
             host = socket.gethostname()
             elsewhere = OwnKubeScheduler(self.api, own.namespace, own.kube_scheduler_lease, host).elsewhere
         return Leader(
-            self.api, own.namespace, _LEASE, self._identity, elsewhere=elsewhere, landed=self._wait_for_writes
+            self.api,
+            own.namespace,
+            _LEASE,
+            self._identity,
+            should_yield=elsewhere,
+            wait_for_writes=self._wait_for_writes,
         )
 
     def _wait_for_writes(self) -> None:
-        """Return once all decisions and writes of this replica have arrived, at the latest after LAND_SECONDS."""
-        until = time.monotonic() + LAND_SECONDS
-        if not self._stop.wait(LAND_SECONDS):
+        """Return once all decisions and writes of this replica have arrived, at the latest after WRITE_SECONDS."""
+        until = time.monotonic() + WRITE_SECONDS
+        if not self._stop.wait(WRITE_SECONDS):
             return  # the writers' threads go on, so there is no end to wait for
         for thread in self._writers:
             thread.join(max(0.0, until - time.monotonic()))
-        while self.state.has_unobserved_reservations(LAND_SECONDS) and time.monotonic() < until:
+        while self.state.has_unobserved_reservations(WRITE_SECONDS) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
     def _term(self) -> int:

@@ -174,7 +174,7 @@ class Rig:
         uid, node = raw["metadata"]["uid"], self.nodes[raw["spec"]["nodeName"]]
         request, _, memory = mtgpu.read_share(raw["metadata"]["annotations"])
         share = Share("0", None, request, memory)
-        node.remnants[uid] = CheckpointEntry(uid, "0", DELETED_POD, (mtgpu.card_of(raw) or "",), share)
+        node.remnants[uid] = CheckpointEntry(uid, "0", DELETED_POD, (mtgpu.visible_card(raw) or "",), share)
 
     def stop_remnants(self, node: str) -> None:
         """The node's agent ends them, and reports it."""

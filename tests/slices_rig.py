@@ -28,7 +28,7 @@ from mgpu.model.ledger import Holding
 from mgpu.model.mps_config import config_of
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node as ModelNode
-from mgpu.model.slice_names import MIG, MPS, Slice, slice_named
+from mgpu.model.slice_names import MIG, MPS, Slice, slice_of_resource
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from tests import builders
 from tests.clock import Clock
@@ -373,5 +373,6 @@ def places_of(raw: Raw) -> tuple[Slice, ...]:
     assert known.request is not None
     shares = slices.read_placement(known.pod, known.request) or ()
     return tuple(
-        Slice(*divmod(int(str(share.card)), 100), str(slice_named(f"nvidia.com/{share.type}"))) for share in shares
+        Slice(*divmod(int(str(share.card)), 100), str(slice_of_resource(f"nvidia.com/{share.type}")))
+        for share in shares
     )

@@ -259,12 +259,12 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def a_gpuid_has_one_card_and_nobody_is_moved(self) -> None:
-        found: dict[tuple[str, str], set[str]] = {}
+        found: dict[tuple[str, str], set[str | None]] = {}
         for pod in self.mtgpupods():
-            if pod.bound:
-                assert self.cards.setdefault(pod.uid, pod.bound) == pod.bound, "it was moved"
+            if pod.card_uuid:
+                assert self.cards.setdefault(pod.uid, pod.card_uuid) == pod.card_uuid, "it was moved"
             if self.holds(pod):
-                found.setdefault((pod.node, pod.gpuid), set()).add(pod.bound)
+                found.setdefault((pod.node, pod.gpuid), set()).add(pod.card_uuid)
         assert all(len(cards) == 1 for cards in found.values()), f"a GPUID spans cards: {found}"
 
     @invariant()
@@ -275,9 +275,9 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_over_the_card(self) -> None:
-        held: dict[str, list[MtgpuPod]] = {}
+        held: dict[str | None, list[MtgpuPod]] = {}
         for pod in filter(self.holds, self.mtgpupods()):
-            held.setdefault(pod.bound, []).append(pod)
+            held.setdefault(pod.card_uuid, []).append(pod)
         for pods in held.values():
             assert sum(pod.request for pod in pods) <= 1000
             assert sum(pod.memory for pod in pods) <= MEMORY
@@ -287,10 +287,10 @@ class Machine(RuleBasedStateMachine):
         for name, node in {**self.rig.nodes, **self.away}.items():
             if name in self.shaken:
                 continue
-            users: dict[str, set[str]] = {}
+            users: dict[str | None, set[str]] = {}
             for pod in filter(self.holds, self.mtgpupods()):
                 if pod.node == name:
-                    users.setdefault(pod.bound, set()).add(pod.gpuid)
+                    users.setdefault(pod.card_uuid, set()).add(pod.gpuid)
             for raw in self.own():
                 if raw["spec"].get("nodeName") == name and raw["status"]["phase"] in ("Pending", "Running"):
                     users.setdefault(_card_of(raw), set()).add(raw["metadata"]["annotations"][mtgpu.GPUID])
@@ -299,20 +299,20 @@ class Machine(RuleBasedStateMachine):
                 if occupied or _is_pool(raw):
                     for card in self.cards_of(raw, node):
                         users.setdefault(card, set()).add(occupied or "somebody else")
-            for card, who in users.items():
-                assert len(who) == 1, f"card {card} serves {who}"
+            for uuid, who in users.items():
+                assert len(who) == 1, f"card {uuid} serves {who}"
 
     @invariant()
     def those_that_waited_are_served_in_order(self) -> None:
         """Nobody gets a share of a GPUID before who came earlier and waited for it when all had come to rest."""
         now = {pod.uid: pod for pod in self.mtgpupods()}
         self.queue = [pod for pod in self.queue if pod.uid in now and not now[pod.uid].deleting]
-        self.queue = [pod for pod in self.queue if not (now[pod.uid].bound or self.is_barred(pod))]
+        self.queue = [pod for pod in self.queue if not (now[pod.uid].card_uuid or self.is_barred(pod))]
         for pod in now.values():
-            if pod.bound and pod.uid not in self.served:
+            if pod.card_uuid and pod.uid not in self.served:
                 for first in self.queue:
                     same = (first.node, first.gpuid) == (pod.node, pod.gpuid)
-                    assert not (same and first.turn < pod.turn), f"{pod.key} was served before {first.key}"
+                    assert not (same and first.queue_key < pod.queue_key), f"{pod.key} was served before {first.key}"
 
     # What must hold once all have come to rest.
 
@@ -330,7 +330,7 @@ class Machine(RuleBasedStateMachine):
             assert "deletionTimestamp" not in raw["metadata"], f"{pods[uid].key} is stuck on its finalizer"
         needed = {(pod.node, pod.gpuid) for pod in pods.values() if self.holds(pod) or _is_admitted(items[pod.uid])}
         for raw in self.occupies():
-            occupied = mtgpu.occupied(read_pod(raw))
+            occupied = mtgpu.occupy_target(read_pod(raw))
             assert occupied in needed, f"nobody needs {raw['metadata']['name']}"
             assert occupied[0] in self.rig.nodes
 
@@ -343,19 +343,19 @@ class Machine(RuleBasedStateMachine):
 
     def who_waits_has_a_reason(self) -> None:
         """And its Pod runs once it is bound."""
-        pods = sorted(self.mtgpupods(), key=lambda pod: pod.turn)
-        self.queue, self.served = [], {pod.uid for pod in pods if pod.bound}
+        pods = sorted(self.mtgpupods(), key=lambda pod: pod.queue_key)
+        self.queue, self.served = [], {pod.uid for pod in pods if pod.card_uuid}
         passed: set[tuple[str, str]] = set()
         for pod in pods:
             node = self.rig.nodes.get(pod.node)
             if node is None or pod.ended or pod.memory > MEMORY:
                 continue
             barred = self.is_barred(pod)
-            if pod.bound:
+            if pod.card_uuid:
                 if not barred and pod.node not in self.shaken:
                     own = self.rig.pod(pod.name)
                     assert own is not None, f"{pod.key} has no Pod"
-                    assert _card_of(own) == pod.bound
+                    assert _card_of(own) == pod.card_uuid
                 continue
             assert barred or pod.node in self.shaken or (pod.node, pod.gpuid) in passed or not self.is_free(pod, node)
             if not barred:
@@ -376,7 +376,7 @@ class Machine(RuleBasedStateMachine):
         if its:
             left = 1000 - sum(other.request for other in its), MEMORY - sum(other.memory for other in its)
             return pod.request <= left[0] and pod.memory <= left[1]
-        taken = {other.bound for other in self.mtgpupods() if self.holds(other)}
+        taken = {other.card_uuid for other in self.mtgpupods() if self.holds(other)}
         theirs = {card for raw in self.rig.pods(pod.node) for card in self.cards_of(raw, node)}
         if node.stock and any(_is_pool(raw) and not _whole(raw) for raw in self.rig.pods(pod.node)):
             return False
@@ -400,7 +400,7 @@ class Machine(RuleBasedStateMachine):
     def holds(self, pod: MtgpuPod) -> bool:
         own = self.rig.pod(pod.name)
         lives = own is not None and own["metadata"]["uid"] == pod.pod_uid and own["status"]["phase"] not in _ENDED
-        return bool(pod.bound) and (not pod.ended or lives)
+        return bool(pod.card_uuid) and (not pod.ended or lives)
 
     def own(self) -> list[Raw]:
         return [raw for raw in self.rig.cluster.all(PODS) if raw["metadata"].get("ownerReferences")]
@@ -423,7 +423,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 def _occupied(raw: Raw) -> str:
-    occupied = mtgpu.occupied(read_pod(raw))
+    occupied = mtgpu.occupy_target(read_pod(raw))
     return occupied[1] if occupied else ""
 
 

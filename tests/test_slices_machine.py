@@ -18,7 +18,7 @@ from mgpu.model.mig import invalid_reason, layout_of
 from mgpu.model.mps_config import read_config
 from mgpu.model.node_slices import ANNOTATION, NodeSlices, read_partitioning, read_slices
 from mgpu.model.pods import read_node
-from mgpu.model.slice_names import MIG, MPS, Counts, Slice, counts, gigabytes
+from mgpu.model.slice_names import MIG, MPS, Slice, SliceCounts, count_slices, gigabytes
 from scheduler.engine.partitioning.partitionable_node import can_be_partitioned_for, requested_slices
 from tests import builders
 from tests.examples import examples
@@ -58,7 +58,7 @@ class Machine(RuleBasedStateMachine):
         self.there: dict[str, dict[Slice, str]] = {}
         self.plans: dict[str, int] = {}
         self.shaken: set[str] = set()
-        self.specs: dict[tuple[str, int], Counts] = {}
+        self.specs: dict[tuple[str, int], SliceCounts] = {}
         self.theirs = dict.fromkeys(self.rig.nodes, 1)
         self.created = 0
         for slice_ in slices:
@@ -293,7 +293,7 @@ class Machine(RuleBasedStateMachine):
             assert self.specs.setdefault((name, plan), found.spec) == found.spec, "two plans have one id"
             assert found.applied is None or found.applied <= plan
             said = self.said(name)
-            assert said.planned is None or counts(said.planned) == said.partitioning.spec
+            assert said.planned is None or count_slices(said.planned) == said.partitioning.spec
 
     def settle(self) -> None:
         """Nothing fails any more, so all comes to its end: no plan is left open, and who can have slices gets them."""
@@ -321,22 +321,22 @@ class Machine(RuleBasedStateMachine):
     def is_settled(self, node: Node) -> None:
         found = self.said(node.name)
         # A plan that was refused, by a card that said so for good, stays so while nobody needs another.
-        assert not found.waiting, f"plan {found.partitioning.plan} of {node.name} never ends"
+        assert not found.has_pending_plan, f"plan {found.partitioning.plan} of {node.name} never ends"
         if found.partitioning.plan is not None and not found.refused:
             assert found.partitioning.applied == found.partitioning.plan
-            assert counts(found.made) == found.partitioning.spec
+            assert count_slices(found.existing) == found.partitioning.spec
             if found.planned is not None:
-                assert {s.place for s in found.made} == {*found.planned}
+                assert {s.place for s in found.existing} == {*found.planned}
         if node.mode == MIG:
-            assert {s.place: s.uuid for s in found.made} == node.mig.whole()
+            assert {s.place: s.uuid for s in found.existing} == node.mig.whole()
         elif found.partitioning.plan is not None:
             text = self.rig.api.configmaps[OWN.config_map]["data"][node.name]
             assert read_config(text) == found.partitioning.spec
         held = {place: raw["metadata"]["uid"] for raw in self.rig.pods(node.name) for place in places_of(raw)}
-        assert {s.place: s.pod for s in found.made if s.pod} == held
+        assert {s.place: s.pod for s in found.existing if s.pod} == held
         said = read_partitioning(self.annotation(node.name))
-        assert said.used == counts(s for s in found.made if s.pod)
-        assert said.free == counts(s for s in found.made if not s.pod)
+        assert said.used == count_slices(s for s in found.existing if s.pod)
+        assert said.free == count_slices(s for s in found.existing if not s.pod)
         for raw in self.rig.pods(node.name):
             assert raw["metadata"]["uid"] in node.running, f"{raw['metadata']['name']} never starts"
 
@@ -346,7 +346,7 @@ class Machine(RuleBasedStateMachine):
         for name in self.rig.nodes:
             target = self.rig.scheduler.state.partitions.get(name, known.pod.uid)
             assert target is not None
-            if known.request.unmet(target.node) is None:
+            if known.request.unmet_requirement(target.node) is None:
                 assert not target.fits(requested_slices(known.request))
                 assert not can_be_partitioned_for(target, requested_slices(known.request)), (
                     f"{known.pod.name} waits, and {name} could be cut for it"
@@ -370,7 +370,7 @@ class Machine(RuleBasedStateMachine):
         state, waiting = self.rig.scheduler.state, self.rig.scheduler.waiting["nodes"]
         (heard,) = state.nodes([node.name])
         assert heard
-        said = {s.place for s in read_slices(heard).made if s.pod}
+        said = {s.place for s in read_slices(heard).existing if s.pod}
         lags = any(raw["metadata"]["name"] == node.name for _, raw in waiting)
         there = {raw["metadata"]["uid"] for raw in self.rig.pods(node.name)} | (set() if lags else node.seen)
         return {

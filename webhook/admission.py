@@ -12,7 +12,7 @@ from flask import Flask
 
 from mgpu.dialects import mtgpu
 from mgpu.model import budget
-from mgpu.model.errors import PROBLEMS, BadObject, Problem, shortened
+from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, shorten
 from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import ReviewObserver, new_app, serve_probes, serve_reviews
 from mgpu.serving.review import Reply, Review, allow, deny
@@ -113,6 +113,6 @@ def _log_denial(review: Review, problems: Sequence[Problem]) -> None:
         "pod_name": review.name or meta.get("generateName"),
         "operation": review.operation,
         "user": review.user,
-        "problems": [shortened(str(problem)) for problem in problems[:PROBLEMS]],
+        "problems": [shorten(str(problem)) for problem in problems[:MAX_PROBLEMS]],
     }
     _log.info("%s denied", review.kind.lower(), extra=fields)

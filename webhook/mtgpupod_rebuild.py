@@ -38,7 +38,7 @@ def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
     `validate_create` denies such Pods of users who are not trusted. Where MtgpuPods are not served, another controller
     that `webhook.identities` names builds their Pods in its own way; only mgpu's own scheduler still cannot.
     """
-    if not mtgpu.owner_of(raw) or user not in settings.webhook.trusted_users:
+    if not mtgpu.controlling_mtgpupod(raw) or user not in settings.webhook.trusted_users:
         return False
     return mtgpu.enabled(settings) or user == settings.webhook.scheduler_user
 
@@ -67,21 +67,21 @@ def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -
     problems = [*_mismatches(raw, pod)]
     if problems:
         raise BadObject(problems)
-    return tuple(_operations(meta, manifest(owner, pod, pod.bound, int(_variable(raw, CARDS)))))
+    return tuple(_operations(meta, manifest(owner, pod, _variable(raw, VISIBLE), int(_variable(raw, CARDS)))))
 
 
 def _mismatches(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
     """Yield the reasons why mgpu would not create this Pod for its MtgpuPod now."""
-    if mtgpu.owner_of(raw) != pod.uid:
+    if mtgpu.controlling_mtgpupod(raw) != pod.uid:
         yield Problem(_OWNERS, f"names another uid than that of {KIND} {pod.key}, which is {pod.uid}")
     if pod.deleting:
         yield Problem(_OWNERS, f"names {KIND} {pod.key}, which is being deleted")
     path = f"spec.containers[*].env[{VISIBLE}]"
-    card = mtgpu.card_of(raw) or ""
-    if not pod.bound:
+    card = mtgpu.visible_card(raw) or ""
+    if not pod.card_uuid:
         yield Problem(path, f"must be the card of {KIND} {pod.key}, which has no card (status.BoundDeviceID)")
-    elif card != pod.bound or not _UUID.fullmatch(card):
-        yield Problem(path, f"must be the card of {KIND} {pod.key}, which is {pod.bound!r}, not {card[:128]!r}")
+    elif card != pod.card_uuid or not _UUID.fullmatch(card):
+        yield Problem(path, f"must be the card of {KIND} {pod.key}, which is {pod.card_uuid!r}, not {card[:128]!r}")
     if not _INDEX.fullmatch(_variable(raw, CARDS)):
         yield Problem(f"spec.containers[*].env[{CARDS}]", "must be the index of the card")
 

@@ -60,7 +60,7 @@ def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> I
     for key in sorted(key for key in pod.annotations if key.startswith(MTGPU_PREFIX))[:1]:
         text = f"is for MtgpuPods, whose Pods mgpu creates; {remedy}"
         yield Problem(annotation_path(key), text, Rule.MTGPU_ON_A_POD)
-    if mtgpu.owner_of(raw):
+    if mtgpu.controlling_mtgpupod(raw):
         text = f"names an {mtgpu.KIND} as the controller of this Pod, and mgpu creates the Pods of MtgpuPods; {remedy}"
         yield Problem(_OWNERS, text)
 
@@ -70,7 +70,7 @@ def check_adoption(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[P
 
     Removing the owner is allowed: the garbage collector does so when an MtgpuPod is deleted with `--cascade=orphan`.
     """
-    if mtgpu.owner_of(raw) not in (None, mtgpu.owner_of(old)):
+    if mtgpu.controlling_mtgpupod(raw) not in (None, mtgpu.controlling_mtgpupod(old)):
         text = f"names an {mtgpu.KIND} as the controller of this Pod; mgpu sets it when it creates the Pod, and it"
         yield Problem(_OWNERS, f"{text} cannot be added or changed afterwards")
 

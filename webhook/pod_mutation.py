@@ -62,7 +62,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
         )
         if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
             warnings.append(f"spec.schedulerName: {pod.scheduler!r} is replaced; this cluster sets it for GPU pods")
-    served = dialects.served(request) if request is not None else frozenset()
+    served = dialects.device_containers(request) if request is not None else frozenset()
     for container in pod.containers:
         requests, limits = _completed(container)
         if request is not None:
@@ -87,8 +87,9 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
 
 def _within_budget(patch: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return the patch as it is. Raises BadObject where it has too many operations."""
-    if len(patch) > budget.PATCH:
-        text = f"needs {len(patch)} changes before it can run, more than the {budget.PATCH} of one patch; split the pod"
+    if len(patch) > budget.MAX_PATCH_OPERATIONS:
+        most = budget.MAX_PATCH_OPERATIONS
+        text = f"needs {len(patch)} changes before it can run, more than the {most} of one patch; split the pod"
         raise BadObject([Problem("spec.containers", text, Rule.TOO_LARGE)])
     return tuple(patch)
 
@@ -103,7 +104,7 @@ def _request(pod: Pod, settings: Settings) -> GpuRequest | None:
 
 def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> Iterator[str]:
     """Yield warnings about fields that a pod with MPS shares may need (docs/design/slices.md, "MPS")."""
-    shares = {one.container for one in dialects.handed(request) if is_mps(one.type)}
+    shares = {one.container for one in dialects.device_requests(request) if is_mps(one.type)}
     if not shares:
         return
     spec = raw.get("spec") or {}

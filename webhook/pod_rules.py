@@ -13,11 +13,11 @@ from typing import Any
 from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
-from mgpu.dialects.registry import mixing, vocabularies, vocabulary_of
+from mgpu.dialects.registry import mixed_vocabulary_problems, vocabularies, vocabulary_of
 from mgpu.model import budget
 from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.model.pod_constraints import ALL, PREFIX
+from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS, PREFIX
 from mgpu.model.pods import Pod, read_new_pod, read_pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.raw_objects import annotation_path, table_at
@@ -41,7 +41,7 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
         BadObject: where parts of the pod's JSON have a wrong type.
     """
     pod = read_new_pod(raw)
-    problems = [*mixing(pod), *_unequal(pod)]
+    problems = [*mixed_vocabulary_problems(pod), *_unequal(pod)]
     if user not in settings.webhook.trusted_users:
         problems += (*_placements(sorted(pod.annotations), user), *mtgpupod_rules.check_foreign_pod(pod, raw, settings))
     requests: list[GpuRequest] = []
@@ -106,7 +106,9 @@ def unknown_constraints(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | Non
     """
     annotations = table_at(raw, "metadata", "annotations")
     before = table_at(old_raw, "metadata", "annotations")
-    new = sorted(key for key in annotations if key.startswith(PREFIX) and key not in ALL and key not in before)
+    new = sorted(
+        key for key in annotations if key.startswith(PREFIX) and key not in CONSTRAINT_ANNOTATIONS and key not in before
+    )
     strange = [key for key in new if not dialects.is_placement_annotation(key)][:_WARNINGS]
     read = read_new_pod if old_raw is None else _read
     if not strange or not vocabularies(read(raw)):
@@ -115,8 +117,8 @@ def unknown_constraints(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | Non
 
 
 def _similar(key: str) -> str:
-    close = get_close_matches(key.lower(), ALL, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else f"; the constraints are {', '.join(ALL)}"
+    close = get_close_matches(key.lower(), CONSTRAINT_ANNOTATIONS, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else f"; the constraints are {', '.join(CONSTRAINT_ANNOTATIONS)}"
 
 
 def _unequal(pod: Pod) -> Iterator[Problem]:
@@ -173,7 +175,7 @@ def _copy(target: dict[str, str], key: str, source: Mapping[str, str]) -> None:
 
 def _constraint_changes(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
     """Yield the problems that an update adds. Problems from before it must not prevent another change."""
-    keys = [key for key in changed if key in ALL]
+    keys = [key for key in changed if key in CONSTRAINT_ANNOTATIONS]
     if keys and old.node:
         text = f"is read when cards are decided; the pod is on {old.node} already, it cannot be changed any more"
         yield from (Problem(annotation_path(key), text, Rule.CONSTRAINT_IN_TIME) for key in keys)

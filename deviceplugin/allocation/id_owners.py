@@ -11,7 +11,7 @@ from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.identity import Refused
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.errors import RetryLater
-from mgpu.model.pod_references import named_to
+from mgpu.model.pod_references import names_visible_to
 
 _RETRY_SECONDS = 0.2
 _REMEMBERED_ANSWERS = 4096
@@ -100,5 +100,5 @@ class IdOwners:
         others = {(owner.namespace, owner.name) for owner in owners if owner.ids & ids} - {(pod.namespace, pod.name)}
         if not others:
             return None
-        named = named_to(pod.namespace, others)
+        named = names_visible_to(pod.namespace, others)
         return f"the kubelet's checkpoint gives the ids to {pod.key}, PodResources to {named}"

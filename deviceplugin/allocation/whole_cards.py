@@ -20,7 +20,7 @@ from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.unrecorded_pods import UnrecordedPods
-from mgpu.model.device_checkpoints import OTHERS, CheckpointEntry, no_devices_entry, shares_by_pod
+from mgpu.model.device_checkpoints import UNLISTED_PODS, CheckpointEntry, no_devices_entry, shares_by_pod
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
 from mgpu.model.slice_names import RESOURCE_PREFIX
@@ -122,7 +122,7 @@ class WholeCards:
             await self._unrecorded.update(missing, {row.uid for row in self._listed}, sliced)
             self.held = tuple(sorted((*self._listed, *self._unrecorded.certain_rows)))
             rows = *self._listed, *self._unrecorded.rows()
-            self.given = *sorted(row for row in rows if not self._has_record(row.uid)), no_devices_entry(OTHERS)
+            self.given = *sorted(row for row in rows if not self._has_record(row.uid)), no_devices_entry(UNLISTED_PODS)
         if self._setting != NVIDIA:
             self._find_server()
         if before[0] != self.server:

@@ -29,7 +29,7 @@ from mgpu.model.device_object import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL,
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.pods import read_node
 from mgpu.settings import Settings
-from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, write_agent
+from mgpu.version import AGENT_ANNOTATION, AgentReport, Toolkit, own_version, write_agent_report
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +114,11 @@ def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, se
     return {"metadata": {"labels": changed}} if changed else None
 
 
-def agent_patch(node: Mapping[str, Any], report: AgentSaid) -> Raw | None:
+def agent_patch(node: Mapping[str, Any], report: AgentReport) -> Raw | None:
     """Return a merge patch of the Node with the agent's report on itself; None if it is up to date."""
-    text = write_agent(report)
-    now = (node["metadata"].get("annotations") or {}).get(AGENT)
-    return None if now == text else {"metadata": {"annotations": {AGENT: text}}}
+    text = write_agent_report(report)
+    now = (node["metadata"].get("annotations") or {}).get(AGENT_ANNOTATION)
+    return None if now == text else {"metadata": {"annotations": {AGENT_ANNOTATION: text}}}
 
 
 def _label_value(text: str) -> str:
@@ -249,7 +249,7 @@ class Reporter:
 
     def _report_node(self, node: Raw, device: Raw | None, facts: NodeFacts) -> None:
         server = facts.whole_cards_server
-        about = AgentSaid(own_version(), facts.has_cdi, len(facts.cards), server, facts.toolkit, facts.mps_unbounded)
+        about = AgentReport(own_version(), facts.has_cdi, len(facts.cards), server, facts.toolkit, facts.mps_unbounded)
         patch = _merged(
             capacity_patch(node, (*facts.whole, *_other_devices(device)), self._settings, self._held_amount),
             labels_patch(node, facts.cards, facts.driver, server),

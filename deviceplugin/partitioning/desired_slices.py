@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from mgpu.model.cards import Card
 from mgpu.model.mig import Instance, Layout, arrange, invalid_reason
 from mgpu.model.node_slices import ANNOTATION, NodeSlices
-from mgpu.model.slice_names import MOST_CLIENTS, Counts, Slice, counts, gigabytes
+from mgpu.model.slice_names import MAX_MPS_CLIENTS, Slice, SliceCounts, count_slices, gigabytes
 
 _GIB = 1 << 30
 
@@ -23,7 +23,7 @@ class PlanNotApplicable(Exception):
     """The plan or the configuration cannot be applied now. The message names the path of the value."""
 
 
-def without_zeros(amounts: Counts) -> dict[int, dict[str, int]]:
+def without_zeros(amounts: SliceCounts) -> dict[int, dict[str, int]]:
     """Return the counts without profiles of which there are none, and without cards that have no profiles left."""
     found = {card: {name: n for name, n in names.items() if n} for card, names in amounts.items()}
     return {card: names for card, names in found.items() if names}
@@ -53,7 +53,7 @@ def planned_instances(
     """
     spec = without_zeros(node.partitioning.spec)
     _check_spec(spec, layouts)
-    planned = node.planned if node.planned is not None and counts(node.planned) == spec else None
+    planned = node.planned if node.planned is not None and count_slices(node.planned) == spec else None
     desired: dict[int, frozenset[Instance]] = {}
     for card, layout in sorted(layouts.items()):
         used, path = in_use.get(card, frozenset()), f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-…]"
@@ -69,7 +69,7 @@ def planned_instances(
     return desired
 
 
-def _check_spec(spec: Counts, layouts: Mapping[int, Layout]) -> None:
+def _check_spec(spec: SliceCounts, layouts: Mapping[int, Layout]) -> None:
     for card, names in sorted(spec.items()):
         if card not in layouts:
             path = f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-{min(names)}]"
@@ -130,7 +130,7 @@ def placeable(layout: Layout | None, instances: Sequence[Instance]) -> frozenset
 
 
 def configured_slices(
-    config: Counts,
+    config: SliceCounts,
     planned: tuple[Slice, ...] | None,
     previous: Iterable[Slice],
     used: Collection[Slice],
@@ -152,7 +152,7 @@ def configured_slices(
     by_index = {card.index: card for card in gpus}
     for card, names in sorted(config.items()):
         _check_card(card, names, by_index, held, source)
-    if planned is not None and counts(planned) == config:
+    if planned is not None and count_slices(planned) == config:
         found = tuple(sorted(s.place for s in planned))
     else:
         found = _assign_numbers(config, previous, used)
@@ -171,13 +171,13 @@ def _check_card(
     number = sum(names.values())
     if size > capacity:
         raise PlanNotApplicable(f"{source}: {size} GiB of card {card}, which has {capacity}")
-    if number > MOST_CLIENTS:
-        raise PlanNotApplicable(f"{source}: {number} slices of card {card}, MPS has at most {MOST_CLIENTS} clients")
+    if number > MAX_MPS_CLIENTS:
+        raise PlanNotApplicable(f"{source}: {number} slices of card {card}, MPS has at most {MAX_MPS_CLIENTS} clients")
     if card in held:
         raise PlanNotApplicable(f"{source}: pods in other vocabularies have shares of card {card}")
 
 
-def _assign_numbers(config: Counts, previous: Iterable[Slice], used: Collection[Slice]) -> tuple[Slice, ...]:
+def _assign_numbers(config: SliceCounts, previous: Iterable[Slice], used: Collection[Slice]) -> tuple[Slice, ...]:
     missing = {(card, name): n for card, names in config.items() for name, n in names.items()}
     used = {s.place for s in used}
     found: set[Slice] = set()
@@ -189,7 +189,7 @@ def _assign_numbers(config: Counts, previous: Iterable[Slice], used: Collection[
             taken.add((place.card, place.start))
     for (card, name), n in sorted(missing.items(), key=lambda row: (row[0][0], gigabytes(row[0][1]))):
         for _ in range(n):
-            start = next(i for i in range(MOST_CLIENTS + len(taken)) if (card, i) not in taken)
+            start = next(i for i in range(MAX_MPS_CLIENTS + len(taken)) if (card, i) not in taken)
             found.add(Slice(card, start, name))
             taken.add((card, start))
     return tuple(sorted(found))

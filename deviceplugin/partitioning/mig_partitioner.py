@@ -175,7 +175,7 @@ class MigPartitioner:
     def _observed(self, context: PartitionContext, cards: Cards, *, is_done: bool) -> ObservedPartitions:
         """Return the observed state. A card that does not answer keeps its slices, but none of them is given out."""
         silent = {gpu.index for gpu in context.gpus} - cards.keys()
-        lost = [s for s in context.reported.made if s.card in silent]
+        lost = [s for s in context.reported.existing if s.card in silent]
         lost_cards = frozenset(s.card for s in lost)
         return ObservedPartitions(
             slices=tuple(sorted((*_usable_slices(cards), *lost))),
@@ -221,7 +221,7 @@ def _initial_state(reported: NodeSlices, cards: Cards) -> Instances:
     them."""
     good: Instances = {}
     for index, card in cards.items():
-        of_card = sorted(s.instance for s in reported.made if s.card == index)
+        of_card = sorted(s.instance for s in reported.existing if s.card == index)
         good[index] = placeable(card.layout, [*of_card, *sorted(existing(card))])
     return good
 

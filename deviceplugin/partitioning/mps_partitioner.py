@@ -15,9 +15,9 @@ from deviceplugin.partitioning.desired_slices import PlanNotApplicable, configur
 from deviceplugin.partitioning.partitioner import ObservedPartitions, PartitionContext
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
-from mgpu.model.errors import BadObject, RetryLater, first
+from mgpu.model.errors import BadObject, RetryLater, shorten_problems
 from mgpu.model.mps_config import config_of, read_config
-from mgpu.model.slice_names import MIG, Counts, Slice, counts, mode_of
+from mgpu.model.slice_names import MIG, Slice, SliceCounts, count_slices, mode_of
 from mgpu.settings.slice_settings import SlicesSettings
 
 
@@ -90,7 +90,7 @@ class MpsPartitioner:
         self._daemons = daemons
         self._manager = manager
         self._slices: tuple[Slice, ...] | None = None
-        self._parsed: tuple[str, Counts] | None = None
+        self._parsed: tuple[str, SliceCounts] | None = None
         self._invalid: tuple[str, BadObject] | None = None
 
     def reset(self) -> None:
@@ -100,7 +100,7 @@ class MpsPartitioner:
     def reconcile(self, context: PartitionContext) -> ObservedPartitions:
         problems = self._switch_mode_off(context)
         if self._slices is None:
-            self._slices = tuple(s.place for s in context.reported.made)
+            self._slices = tuple(s.place for s in context.reported.existing)
         text, source = self._config.text()
         refused = None
         try:
@@ -130,7 +130,7 @@ class MpsPartitioner:
         self._daemons.set_partitioned_cards([by_index[card].uuid for card in sorted(cards & by_index.keys())])
         healthy = {card for card in cards & by_index.keys() if self._daemons.is_healthy(by_index[card].uuid)}
         planned = context.reported.planned
-        is_applied = counts(slices) == without_zeros(context.reported.partitioning.spec) and (
+        is_applied = count_slices(slices) == without_zeros(context.reported.partitioning.spec) and (
             planned is None or {s.place for s in planned} == {*slices}
         )
         return ObservedPartitions(
@@ -151,7 +151,7 @@ class MpsPartitioner:
         except MigRefused as error:
             return [str(error)]
 
-    def _parse(self, text: str, source: str) -> Counts:
+    def _parse(self, text: str, source: str) -> SliceCounts:
         """Return the configuration. An unchanged text, valid or not, is parsed only once. Raises BadObject."""
         if self._invalid is not None and self._invalid[0] == text:
             raise BadObject(self._invalid[1].problems)
@@ -159,7 +159,7 @@ class MpsPartitioner:
             try:
                 self._parsed = text, read_config(text, source) if text else {}
             except BadObject as error:
-                self._invalid = text, BadObject(first(error.problems))
+                self._invalid = text, BadObject(shorten_problems(error.problems))
                 raise
         return self._parsed[1]
 

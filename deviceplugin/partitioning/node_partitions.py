@@ -7,7 +7,7 @@ it from any thread. They are created before the worker, which itself needs some 
 from collections.abc import Sequence
 
 from mgpu.model.cards import Card
-from mgpu.model.node_slices import NO_SLICES, NodeSlices, devices, undivided
+from mgpu.model.node_slices import NO_SLICES, NodeSlices, slice_devices, unpartitioned_cards
 
 
 class NodePartitions:
@@ -30,8 +30,8 @@ class NodePartitions:
         A card that will be partitioned, but is not yet because a pod holds it, still counts as a GPU.
         """
         state = self.state or NO_SLICES
-        partitioned = {*state.cards, *(s.card for s in state.made)}
-        return (*(gpu for gpu in gpus if gpu.index not in partitioned), *devices(state, gpus))
+        partitioned = {*state.cards, *(s.card for s in state.existing)}
+        return (*(gpu for gpu in gpus if gpu.index not in partitioned), *slice_devices(state, gpus))
 
     def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...] | None:
         """Return the GPUs that other vocabularies may use, or None before the first observation.
@@ -40,7 +40,7 @@ class NodePartitions:
         """
         if self._enabled and self.state is None:
             return None
-        return undivided(self.state or NO_SLICES, gpus)
+        return unpartitioned_cards(self.state or NO_SLICES, gpus)
 
     @property
     def reports_users(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from mgpu.kube import Api, ApiError
 from mgpu.model.errors import BadObject
-from mgpu.model.node_slices import ANNOTATION, MADE, read_partitioning, with_status, write_made
+from mgpu.model.node_slices import ANNOTATION, EXISTING, read_partitioning, with_status, write_existing
 from mgpu.model.slice_names import Slice
 
 log = logging.getLogger(__name__)
@@ -48,10 +48,10 @@ def annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
         report: None if no card of the node is partitioned.
     """
     current = node["metadata"].get("annotations") or {}
-    if report is None and MADE not in current:
+    if report is None and EXISTING not in current:
         return {}  # another program wrote the shared annotation
     text = current.get(ANNOTATION)
-    desired: dict[str, str | None] = {MADE: None}
+    desired: dict[str, str | None] = {EXISTING: None}
     plan = None
     try:
         plan = read_partitioning(text).plan
@@ -61,7 +61,7 @@ def annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
         log.warning("the status of slices is not written: %s", error)
     if report:
         refused = report.refused if report.refused and report.refused[0] == plan else None
-        desired[MADE] = write_made(report.slices, report.cards, refused)
+        desired[EXISTING] = write_existing(report.slices, report.cards, refused)
     if text is None and desired.get(ANNOTATION) == "{}":
         del desired[ANNOTATION]
     return {key: value for key, value in desired.items() if current.get(key) != value}

@@ -32,7 +32,7 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.ledger import Holding
-from mgpu.model.node_slices import LABEL, MADE, NO_SLICES, NodeSlices, Partitioning, read_slices
+from mgpu.model.node_slices import EXISTING, LABEL, NO_SLICES, NodeSlices, Partitioning, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slice_names import MIG, MPS, Slice, is_mps, is_slice, mode_of, resource_of
 
@@ -233,7 +233,7 @@ class PartitionWorker:
         if not reported.mode:
             return self._reconcile_unlabelled_node()
         # Before the first observation the reported slices do not count: the machine may have been rebooted since.
-        slices = reported.made if self._has_observed else ()
+        slices = reported.existing if self._has_observed else ()
         spec = Partitioning(reported.partitioning.spec)
         state = self._partitions.state
         cards = state.cards if state and state.mode == reported.mode else frozenset()
@@ -316,8 +316,8 @@ class PartitionWorker:
                 found = read_slices(model)
             except BadObject as error:
                 problems = [*map(str, error.problems)]
-                others = {key: text for key, text in model.annotations.items() if key != MADE}
-                found = replace(read_slices(replace(model, annotations=others)), placed=False)
+                others = {key: text for key, text in model.annotations.items() if key != EXISTING}
+                found = replace(read_slices(replace(model, annotations=others)), has_positions=False)
         except BadObject as error:
             problems = [*map(str, error.problems)]
         self._warn_once("node", [f"{problem}; the last valid state stays in force" for problem in problems])
@@ -325,10 +325,10 @@ class PartitionWorker:
         if found is None:
             return None
         state = self._partitions.state
-        slices = found.made if found.placed else ()
+        slices = found.existing if found.has_positions else ()
         if self._has_observed and state:
-            slices = state.made
-        return replace(found, made=tuple(s for s in slices if mode_of(s.name) == found.mode))
+            slices = state.existing
+        return replace(found, existing=tuple(s for s in slices if mode_of(s.name) == found.mode))
 
     def _held(self, gpus: Sequence[Card], environments: Environments, mode: str) -> frozenset[int]:
         """Return the cards that pods in other vocabularies hold: by records, CDI files and other plugins."""

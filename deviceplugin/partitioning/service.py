@@ -85,7 +85,7 @@ class PartitionService:
     def ids(self) -> int:
         """How many device ids of slices there are, or will be in a moment."""
         state = self._partitions.state
-        return max(self._plugins.count, len(state.made) if state else 0)
+        return max(self._plugins.count, len(state.existing) if state else 0)
 
     @property
     def registrations(self) -> tuple[Registration, ...]:

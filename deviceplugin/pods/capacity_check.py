@@ -15,7 +15,7 @@ from deviceplugin.pods.slice_usage import Environments, names_in, place_at
 from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
 from mgpu.model.gpu_requests import Amount
 from mgpu.model.ledger import Holding, Share, unknown_shares
-from mgpu.model.pod_references import named_to
+from mgpu.model.pod_references import names_visible_to
 from mgpu.model.quantities import format_bytes, format_core
 
 Delivered = Mapping[tuple[str, str], Sequence[str]]
@@ -92,7 +92,7 @@ def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) ->
             if asked and taken + asked > size
         ]
         if short:
-            holders = f"; held by {named_to(wanted.namespace, _names(uses))}" if uses else ""
+            holders = f"; held by {names_visible_to(wanted.namespace, _names(uses))}" if uses else ""
             return f"{noun(card.type)} {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
     return None
 

@@ -15,7 +15,7 @@ from mgpu import dialects
 from mgpu.dialects import mtgpu, watched_pods
 from mgpu.dialects.record_verification import UNSEALED, Finding, RecordVerifier, Verdict
 from mgpu.dialects.registry import vocabularies
-from mgpu.dialects.watched_pods import bounded
+from mgpu.dialects.watched_pods import limit_containers
 from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, peak
@@ -91,7 +91,7 @@ class GpuPod:
 
     def container_requests(self, container: str) -> tuple[ContainerRequest, ...]:
         """Return the container's requests: one for cards, or one for each type of slices."""
-        return dialects.handed(self.request, container) if self.request else ()
+        return dialects.device_requests(self.request, container) if self.request else ()
 
     def containers_requesting(self, resource: str) -> tuple[tuple[Container, int], ...]:
         """Return the containers that request the resource, in the kubelet's order."""
@@ -125,13 +125,13 @@ def read_limited(raw: Mapping[str, Any]) -> LimitedPod | None:
     seal. Without seals, only the admission webhook prevents users from writing these annotations.
     """
     meta = raw["metadata"]
-    if not mtgpu.mtgpupod_of(raw):
+    if not mtgpu.claimed_mtgpupod(raw):
         return None
     try:
         share = mtgpu.read_share(meta.get("annotations") or {})
     except BadObject:
         return None
-    card = mtgpu.card_of(raw)
+    card = mtgpu.visible_card(raw)
     return LimitedPod(meta.get("namespace", "default"), meta["name"], meta["uid"], card, *share) if card else None
 
 
@@ -151,12 +151,12 @@ def read_gpu_pod(
         before: the verdict on the record at the last reading.
     """
     try:
-        pod = read_pod(bounded(raw))
+        pod = read_pod(limit_containers(raw))
     except BadObject as error:
         meta = raw["metadata"]
         log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
         return None
-    pod, verdict = records.judge(dialects.without_unread(with_annotations(pod, amended or {}), MIRROR), before)
+    pod, verdict = records.judge(dialects.drop_unread_annotations(with_annotations(pod, amended or {}), MIRROR), before)
     if large := budget.excess_of_containers(raw):
         few = _kept(replace(pod, containers=pod.containers[:1]))
         return GpuPod(few, problem=str(BadObject(large)), verdict=verdict) if vocabularies(pod) else None
@@ -181,7 +181,7 @@ def read_gpu_pod(
         return _ended(gpu_pod) if pod.ended else gpu_pod
     if request is None:
         return None
-    ran &= {asked.container for asked in dialects.handed(request)}
+    ran &= {asked.container for asked in dialects.device_requests(request)}
     gpu_pod = with_record(replace(gpu_pod, request=request, started_containers=ran))
     return _ended(gpu_pod) if pod.ended else gpu_pod
 
@@ -229,7 +229,7 @@ def _ended(gpu_pod: GpuPod) -> GpuPod:
 def _kept(pod: Pod) -> Pod:
     """Return the part of a pod that the agent stores, with the label of occupy pods and a valid mirror annotation."""
     labels = {key: text for key, text in pod.labels.items() if key == mtgpu.OCCUPY_LABEL}
-    small = watched_pods.kept(replace(pod, labels=labels), record=True)
+    small = watched_pods.stored_pod(replace(pod, labels=labels), record=True)
     mirror = pod.annotations.get(MIRROR, "")
     if kubelets_uid(pod.annotations, "") != mirror or not mirror:
         return small

@@ -14,7 +14,7 @@ from deviceplugin.pods.slice_usage import PLACES_VARIABLE
 from mgpu import dialects
 from mgpu.model.cards import GPU, Card, noun
 from mgpu.model.gpu_requests import ContainerRequest
-from mgpu.model.ledger import Minor, Share, absent
+from mgpu.model.ledger import Minor, Share, missing_cards
 from mgpu.model.slice_names import is_slice, place_of
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -130,7 +130,7 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
 
 def _describe_absent(share: Share, cards: Sequence[Card]) -> str:
     if is_slice(share.type):
-        (name,) = absent((share,), ())
+        (name,) = missing_cards((share,), ())
         return f"{name}, which does not exist on this node"
     names = ", ".join(f"{c.index} ({c.uuid})" for c in cards if c.type == GPU) or "none"
     named = f"with minor {share.card.number}" if isinstance(share.card, Minor) else str(share.card)

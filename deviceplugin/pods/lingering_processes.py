@@ -21,7 +21,7 @@ from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.pod_references import named_to
+from mgpu.model.pod_references import names_visible_to
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class LingeringProcesses:
                 return
             if loop.time() >= deadline:
                 card, gone = running[0]
-                who = named_to(gpu_pod.pod.namespace, [(gone.pod.namespace, gone.pod.name)])
+                who = names_visible_to(gpu_pod.pod.namespace, [(gone.pod.namespace, gone.pod.name)])
                 reason = f"processes of {who}, which was deleted by force, run on card {card.index} ({card.uuid})"
                 raise Refused(f"{gpu_pod.pod.key}: {reason}", gpu_pod.pod.uid)
             await asyncio.sleep(_POLL_SECONDS)
@@ -88,7 +88,7 @@ class LingeringProcesses:
             if now - since > _LONGEST_SECONDS:
                 self._pods.forget_vanished(uid)
         # An occupy pod runs no process on its card.
-        vanished = [gone for gone in self._pods.vanished_pods() if not mtgpu.occupied(gone.pod)]
+        vanished = [gone for gone in self._pods.vanished_pods() if not mtgpu.occupy_target(gone.pod)]
         if not vanished:
             return []
         # This pod itself may be one of them: then the processes may be its own.

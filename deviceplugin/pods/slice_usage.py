@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from deviceplugin.pods.gpu_pod import GpuPod
 from mgpu.model.ledger import Share
-from mgpu.model.node_slices import SOMEBODY
-from mgpu.model.slice_names import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_named
+from mgpu.model.node_slices import UNKNOWN_POD
+from mgpu.model.slice_names import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_of_resource
 
 PLACES_VARIABLE = "MGPU_PLACES"
 """Card and start of each slice in MGPU_SLICES, such as `0:4,0:2`. Under MPS all slices of a card have its UUID."""
@@ -24,7 +24,7 @@ Environments = Mapping[tuple[str, str], Mapping[str, str]]
 
 def place_at(type_: str, index: int) -> Slice | None:
     """Return the place of the device of this type and index; None if it is no slice."""
-    name = slice_named(RESOURCE_PREFIX + type_)
+    name = slice_of_resource(RESOURCE_PREFIX + type_)
     return None if name is None else Slice(*place_of(index), name)
 
 
@@ -97,7 +97,7 @@ def with_users(made: Iterable[Slice], users: Mapping[Slice, str], busy: Iterable
     Args:
         busy: the places where processes run. Such a slice is in use even if no source names its pod.
     """
-    somebody = dict.fromkeys(busy, SOMEBODY)
+    somebody = dict.fromkeys(busy, UNKNOWN_POD)
     return tuple(
         sorted(Slice(s.card, s.start, s.name, s.uuid, users.get(s.place, somebody.get(s.place, ""))) for s in made)
     )

@@ -13,8 +13,8 @@ from rich.text import Text
 from mgpu.cli import cluster_objects
 from mgpu.cli.connection import cluster_options, read_installed_settings, report_api_errors
 from mgpu.kube import Api
-from mgpu.model.groups import where
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.groups import format_group_cards
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json
@@ -113,7 +113,8 @@ def render_overview(found: Overview) -> Group:
     if found.pending:
         reasons = {v.pod.key: ": ".join(filter(None, (f"GPUID {v.pod.gpuid}", v.reason))) for v in found.mtgpupods}
         waiting = [
-            _with_constraints(pod, found.constraints.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending
+            _with_constraints(pod, found.constraints.get(pod, NO_CONSTRAINTS), reasons.get(pod, ""))
+            for pod in found.pending
         ]
         parts.append(Text(f"Waiting for cards: {join_names(waiting, _MOST_PODS)}", style="yellow"))
     parts += _lines(map(_group, found.groups), "")
@@ -148,7 +149,7 @@ def _table(accounts: tuple[NodeAccount, ...]) -> Table:
 
 
 def _with_constraints(pod: str, constraints: Constraints, reason: str) -> str:
-    said = reason or (str(constraints) if constraints != NONE else "")
+    said = reason or (str(constraints) if constraints != NO_CONSTRAINTS else "")
     return f"{pod} ({said})" if said else pod
 
 
@@ -157,5 +158,9 @@ def _group(view: GroupView) -> str:
     constraint, namespace, name = view.group
     pods = f"{len(view.pods)} pod{'' if len(view.pods) == 1 else 's'}"
     nodes = len({seat.node for seat in view.seats})
-    cards = where(view.seats) if len(view.seats) <= _MOST_SEATS else f"{len(view.seats)} cards of {nodes} nodes"
+    cards = (
+        format_group_cards(view.seats)
+        if len(view.seats) <= _MOST_SEATS
+        else f"{len(view.seats)} cards of {nodes} nodes"
+    )
     return f"{constraint} {namespace}/{name}: {pods} on {cards}"

@@ -103,7 +103,7 @@ def node_rows(
     rows = []
     for view in found.nodes:
         waiting = {pod.key: _asked(pod, settings) for pod in pods if pod.node == view.name}
-        row = _node(view, addresses[view.name], waiting, gpushare.unit(settings))
+        row = _node(view, addresses[view.name], waiting, gpushare.unit_bytes(settings))
         rows += [row] if row.cards else []
     return rows
 
@@ -117,10 +117,10 @@ def _node(view: NodeView, address: str, waiting: Mapping[str, int], unit: int) -
         card, used = view_of_card.state.card, 0
         for use in view_of_card.uses:
             if use.certain or use.pod not in waiting:
-                held.setdefault(use.pod, {})[card.index] = gpushare.units_of(use.memory, card, unit)
+                held.setdefault(use.pod, {})[card.index] = gpushare.held_units(use.memory, card, unit)
                 left[use.pod] = max(0, left.get(use.pod, 0) - use.memory)
                 used += use.memory
-        cards.append(CardRow(card.index, card.memory // unit, gpushare.units_of(used, card, unit)))
+        cards.append(CardRow(card.index, card.memory // unit, gpushare.held_units(used, card, unit)))
     pods = [_pod(key, held.get(key, {}), -(-left[key] // unit)) for key in left if key in held or left[key]]
     pods.sort(key=lambda pod: (min(pod.cards, default=-1), pod.namespace, pod.name))
     return NodeRow(view.name, address, tuple(cards), tuple(pods))

@@ -23,15 +23,15 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.ledger import Share
-from mgpu.model.pod_constraints import ALL as CONSTRAINTS
 from mgpu.model.pod_constraints import (
     CARD_UUIDS,
     PREFIX,
     SAME_CARD_GROUP,
     Constraints,
-    contradictions,
+    find_contradictions,
     read_constraints,
 )
+from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import Container, Node, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.raw_objects import annotation_path
@@ -48,20 +48,20 @@ __all__ = [
     "cards_from_capacity",
     "carrier",
     "constraint_problems",
+    "device_containers",
+    "device_requests",
+    "drop_unread_annotations",
     "enabled",
     "environment_of",
-    "handed",
     "has_run",
+    "has_waiting_container",
     "is_placement_annotation",
-    "is_read",
+    "is_read_annotation",
     "read_bare_request",
     "read_placement",
     "read_request",
-    "served",
     "unhealthy_card_lists",
     "unhealthy_list_of",
-    "waits",
-    "without_unread",
 ]
 
 _READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS))
@@ -149,7 +149,7 @@ def constraint_problems(pod: Pod, request: GpuRequest | None) -> tuple[Problem, 
         request: None where the request cannot be read or its vocabulary is not served.
     """
     constraints, problems = _constraints(pod, request)
-    return (*problems, *contradictions(constraints))
+    return (*problems, *find_contradictions(constraints))
 
 
 def _constraints(pod: Pod, request: GpuRequest | None) -> tuple[Constraints, tuple[Problem, ...]]:
@@ -160,7 +160,7 @@ def _constraints(pod: Pod, request: GpuRequest | None) -> tuple[Constraints, tup
 def _impossible(constraints: Constraints, request: GpuRequest | None) -> Iterator[Problem]:
     """Yield the constraints that no cluster can meet for this request, at the first container with too many cards."""
     rule = Rule.CONSTRAINT_IMPOSSIBLE
-    if request and not request.containers and handed(request):
+    if request and not request.containers and device_requests(request):
         text = "is a constraint on cards, while the pod asks for slices, which are cut from any card; leave it out"
         yield from (Problem(annotation_path(PREFIX + key), text, rule) for key in constraints.texts())
         return
@@ -204,12 +204,12 @@ def carrier(container: Container, settings: Settings) -> str | None:
     return next((name for name in (*served, SHARE) if container.requested(name)), None)
 
 
-def is_read(key: str) -> bool:
+def is_read_annotation(key: str) -> bool:
     """Return whether mgpu reads an annotation: part of a request, a constraint, of an MtgpuPod or of a record."""
     return key in _READ or is_placement_annotation(key)
 
 
-def without_unread(pod: Pod, *also: str) -> Pod:
+def drop_unread_annotations(pod: Pod, *also: str) -> Pod:
     """Return the pod with those of its annotations that mgpu reads, and `also`.
 
     Other annotations may take 256 KiB of every pod. Of a text that is too long to be valid, only the beginning is kept,
@@ -244,7 +244,7 @@ def acknowledgement(pod: Pod, request: GpuRequest) -> dict[str, str]:
     return by_name(request.dialect).acknowledgement(pod)
 
 
-def handed(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
+def device_requests(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
     """Return what of a request the node hands to containers: cards and slices, but no devices of other types.
 
     Args:
@@ -254,12 +254,12 @@ def handed(request: GpuRequest, container: str | None = None) -> tuple[Container
     return tuple(one for one in requests if container in (None, one.container))
 
 
-def served(request: GpuRequest) -> frozenset[str]:
+def device_containers(request: GpuRequest) -> frozenset[str]:
     """Return the names of the containers that the node hands something to.
 
     One set for all of them, since a pod may have hundreds of containers.
     """
-    return frozenset(one.container for one in handed(request))
+    return frozenset(one.container for one in device_requests(request))
 
 
 def has_run(pod: Pod, request: GpuRequest | None) -> bool:
@@ -268,12 +268,16 @@ def has_run(pod: Pod, request: GpuRequest | None) -> bool:
     Args:
         request: None for a request that cannot be read; then any container counts.
     """
-    return pod.started if request is None else pod.has_run(one.container for one in handed(request) or request.others)
+    return (
+        pod.started
+        if request is None
+        else pod.has_run(one.container for one in device_requests(request) or request.others)
+    )
 
 
-def waits(pod: Pod, request: GpuRequest) -> bool:
+def has_waiting_container(pod: Pod, request: GpuRequest) -> bool:
     """Return whether a container that needs cards or slices has not run yet."""
-    return not all(pod.has_run((container,)) for container in served(request))
+    return not all(pod.has_run((container,)) for container in device_containers(request))
 
 
 def environment_of(
@@ -287,14 +291,14 @@ def environment_of(
         devices: the container's own cards or slices, by type and index.
         gpus: all GPUs of the node.
     """
-    requests = handed(request, container)
+    requests = device_requests(request, container)
     if not requests:
         return {}
     return {
         "NVIDIA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices),
         "MGPU_CARDS": ",".join(str(device.index) for device in devices),
         "MGPU_CORE_PERCENT": f"{requests[0].core / 10:g}",
-        "MGPU_MEMORY_BYTES": str(min((requests[0].takes(device).memory for device in devices), default=0)),
+        "MGPU_MEMORY_BYTES": str(min((requests[0].amount_on(device).memory for device in devices), default=0)),
         **by_name(request.dialect).environment(pod, requests[0], devices, gpus),
     }
 

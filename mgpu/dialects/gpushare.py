@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from mgpu.dialects.protocol import NodeResource, UnhealthyCardLists, unchanged
 from mgpu.model.cards import GPU, Card
-from mgpu.model.device_object import MOST_GPUS
+from mgpu.model.device_object import MAX_GPUS
 from mgpu.model.errors import BadObject, Problem, Rule
-from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, by_index, peak
+from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, cards_by_index, peak
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Node, Pod, Stage
-from mgpu.model.quantities import MAX, QuantityError, whole_number
+from mgpu.model.quantities import MAX_QUANTITY, QuantityError, whole_number
 from mgpu.model.raw_objects import annotation_path
 from mgpu.settings import Settings
 
@@ -38,7 +38,7 @@ UNIT = PREFIX + "UNIT"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 _RECORD = frozenset((INDEX, OF_CARD, OF_POD, ASSUME_TIME, ASSIGNED, UNIT, ALLOCATION))
 
-_MOST = MAX // 1000
+_MOST = MAX_QUANTITY // 1000
 """Bytes of one container: far beyond any card, and sums over containers stay within 2^63."""
 
 _CARD = re.compile(r"\d{1,9}", re.ASCII)
@@ -66,7 +66,7 @@ def owns_resource(name: str) -> bool:
     return name in (MEMORY, COUNT)
 
 
-def unit(settings: Settings) -> int:
+def unit_bytes(settings: Settings) -> int:
     """Return the bytes of one `gpu-mem`."""
     return UNITS[settings.dialects.gpushare.memory_unit]
 
@@ -74,7 +74,7 @@ def unit(settings: Settings) -> int:
 def _unit_of(pod: Pod, settings: Settings) -> int:
     """Return the bytes of one `gpu-mem` of this pod, which may have got its cards under another setting."""
     recorded = UNITS.get(pod.annotations.get(UNIT, "")) if pod.node else None
-    return recorded or unit(settings)
+    return recorded or unit_bytes(settings)
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
@@ -104,7 +104,7 @@ def write_placement(
     longest = max(request.containers, key=lambda c: c.stage is not Stage.INIT).container
     return {
         INDEX: str(chosen[longest]),
-        OF_CARD: str(by_index(cards)[chosen[longest]].memory // _unit_of(pod, settings)),
+        OF_CARD: str(cards_by_index(cards)[chosen[longest]].memory // _unit_of(pod, settings)),
         OF_POD: str(_at_once(pod)),
         ASSUME_TIME: str(now_ns),
         ASSIGNED: "false",
@@ -154,7 +154,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
         return ()
     in_gib = settings.dialects.gpushare.memory_unit == "GiB"
     gpus = [card for card in cards if card.type == GPU]
-    memory = tuple((card.index, card.memory // unit(settings)) for card in gpus)
+    memory = tuple((card.index, card.memory // unit_bytes(settings)) for card in gpus)
     return (
         # One id per MiB would be more than the kubelet handles, so in MiB it is a number.
         NodeResource(MEMORY, memory, as_ids=in_gib, follows_settings=True),
@@ -169,13 +169,13 @@ def card_units(node: Node) -> tuple[int, int] | None:
         count = whole_number(node.capacity.get(COUNT, "0"))
     except QuantityError:
         return None
-    return (count, units // count) if 0 < count <= min(units, MOST_GPUS) else None
+    return (count, units // count) if 0 < count <= min(units, MAX_GPUS) else None
 
 
 def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
     """Return equal cards with made-up UUIDs: gpushare's own device plugin reports nothing but two numbers."""
     count, units = card_units(node) or (0, 0)
-    memory = units * unit(settings)
+    memory = units * unit_bytes(settings)
     return tuple(Card(i, f"GPU-{node.name}-{i}", "", memory) for i in range(count)) if memory <= _MOST else ()
 
 
@@ -190,7 +190,7 @@ def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus
     }
 
 
-def units_of(held: int, card: Card, of_one: int) -> int:
+def held_units(held: int, card: Card, of_one: int) -> int:
     """Return held bytes of a card in units, rounded up; all of a card is the number of units that it has.
 
     Args:
@@ -212,7 +212,7 @@ def _read_units(container: Container, least: int, of_one: int, problems: list[Pr
     if count and memory is None:
         text = f"has no effect alone: ask for {MEMORY}, which is memory of one card"
         problems.append(Problem(count.path, text, Rule.RESOURCE_COMBINATION))
-    elif count and count.positive(problems, most=MAX) not in (None, 1):
+    elif count and count.positive(problems, most=MAX_QUANTITY) not in (None, 1):
         text = f"must be 1 or left out: {MEMORY} is memory of one card"
         problems.append(Problem(count.path, text, Rule.RESOURCE_COMBINATION))
     if memory is None:

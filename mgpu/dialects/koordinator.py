@@ -23,11 +23,11 @@ from mgpu.dialects.koordinator_record import (
 from mgpu.dialects.protocol import Amounts, NodeResource, no_cards_from_capacity, no_variables, nothing_to_acknowledge
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
-from mgpu.model.errors import PROBLEMS, BadObject, Problem, Rule
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, by_index, peak, whole_cards
+from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, Rule
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, cards_by_index, peak, whole_cards
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, RequestedAmount, is_none
-from mgpu.model.quantities import MAX, quantity_of_bytes, same_quantity, whole_bytes
+from mgpu.model.quantities import MAX_QUANTITY, quantity_of_bytes, same_quantity, whole_bytes
 from mgpu.model.raw_objects import annotation_path
 from mgpu.settings import KoordinatorSettings, Settings
 
@@ -46,7 +46,7 @@ _LONGEST = 2 * len(RATIO)
 """Characters of a misspelt name for which a similar one is looked up."""
 MIB = 1 << 20
 MAX_DEVICES = 1024
-MAX_MEMORY = MAX // 1000
+MAX_MEMORY = MAX_QUANTITY // 1000
 """Bytes of one container; no node has more."""
 _COMBINATIONS = (
     (NVIDIA,),
@@ -94,7 +94,7 @@ def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
     problems: list[Problem] = []
     for container in pod.containers:
         try:
-            hints = max(0, PROBLEMS - len(problems))
+            hints = max(0, MAX_PROBLEMS - len(problems))
             found += _container_requests(container, settings.dialects.koordinator, hints)
         except BadObject as error:
             problems += error.problems
@@ -116,11 +116,11 @@ def write_placement(
     requests = (*request.containers, *request.others)
     devices: list[DeviceAllocation] = []
     for type in dict.fromkeys(one.type for one in requests):
-        known = by_index(cards, type)
+        known = cards_by_index(cards, type)
         chosen = [(one, i) for one in requests if one.type == type for i in placement.cards(one.container, type)]
         for index in sorted({i for _, i in chosen}):
             card = known[index]
-            of_pod = peak((one.stage, one.takes(card)) for one, i in chosen if i == index)
+            of_pod = peak((one.stage, one.amount_on(card)) for one, i in chosen if i == index)
             percent = of_pod.core * WHOLE_RATIO // WHOLE_CORE
             devices.append(DeviceAllocation(type, _minor(card), card.uuid, percent, of_pod.memory, of_pod.ratio))
     written = {ALLOCATED: write_allocations(devices)}
@@ -154,7 +154,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
         return ()
     gpus = [card for card in cards if card.type == GPU_TYPE]
     percent = tuple((card.index, 100) for card in gpus)
-    others = {card.type: by_index(cards, card.type) for card in cards if card.type != GPU_TYPE}
+    others = {card.type: cards_by_index(cards, card.type) for card in cards if card.type != GPU_TYPE}
     return (
         NodeResource(NVIDIA, tuple((card.index, 1) for card in gpus), as_ids=True),
         NodeResource(CORE, percent, as_ids=True),
@@ -300,7 +300,7 @@ def _requests_of(container: Container, numbers: Mapping[str, int]) -> Iterator[C
         memory = -(-numbers.get(MEMORY, 0) // cards)
         whole = NVIDIA in numbers or (core, ratio) == (100, WHOLE_RATIO)
         if whole:
-            yield whole_cards(name, cards, stage, stock=NVIDIA in numbers)
+            yield whole_cards(name, cards, stage, is_nvidia_gpu=NVIDIA in numbers)
         else:
             yield ContainerRequest(name, cards, core * 10, memory, stage=stage, ratio=ratio)
     for resource in sorted(numbers.keys() - {*_OF_GPU}):
@@ -312,7 +312,7 @@ def _requests_of(container: Container, numbers: Mapping[str, int]) -> Iterator[C
 def _per_container(requests: Iterable[ContainerRequest], placement: Placement, cards: Sequence[Card]) -> str:
     minors: dict[str, dict[str, list[int]]] = {}
     for request in requests:
-        known = by_index(cards, request.type)
+        known = cards_by_index(cards, request.type)
         chosen = placement.cards(request.container, request.type)
         minors.setdefault(request.container, {})[request.type] = [_minor(known[i]) for i in chosen]
     return json.dumps(minors, separators=(",", ":"))

@@ -17,10 +17,10 @@ from mgpu.dialects.protocol import (
 )
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject, Problem, Rule
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement, by_index, whole_cards
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement, cards_by_index, whole_cards
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, RequestedAmount, Stage
-from mgpu.model.quantities import MAX
+from mgpu.model.quantities import MAX_QUANTITY
 from mgpu.model.raw_objects import annotation_path
 from mgpu.settings import MgpuSettings, Settings
 
@@ -107,7 +107,7 @@ def write_placement(
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
     by_id = settings.dialects.mgpu.schedule_mode == "id"
-    known = by_index(cards)
+    known = cards_by_index(cards)
     written = {ASSUMED: "true"}
     for container in request.containers:
         chosen = placement.cards(container.container)
@@ -197,8 +197,8 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
         return ()
     core_path, memory_path = _paths(core, memory)
     problems: list[Problem] = []
-    percent = (core.positive(problems, most=MAX // MIB) if core else None) or 0
-    mib = (memory.positive(problems, most=MAX // MIB) if memory else None) or 0
+    percent = (core.positive(problems, most=MAX_QUANTITY // MIB) if core else None) or 0
+    mib = (memory.positive(problems, most=MAX_QUANTITY // MIB) if memory else None) or 0
     if core is None:
         problems.append(Problem(core_path, f"must be set where {MEMORY} is", Rule.CORE_WITH_MEMORY))
     if cards == 0:

@@ -17,9 +17,9 @@ from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.model.cards import WHOLE_CORE
 from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.pod_constraints import ALL as CONSTRAINTS
+from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import Pod, read_pod
-from mgpu.model.quantities import MAX
+from mgpu.model.quantities import MAX_QUANTITY
 from mgpu.model.raw_objects import annotation_path, table_at
 from mgpu.model.record_seals import SEAL, Seal, Subject
 from mgpu.settings import Settings
@@ -51,7 +51,7 @@ _BYTES = re.compile(r"[1-9]\d{0,18}", re.ASCII)
 _GPUID = re.compile(r"[a-z0-9]{1,63}", re.ASCII)
 _LONGEST_NAME = 253
 _NO_NODE = Problem("spec.nodeName", "is missing; the user of an MtgpuPod chooses its node", Rule.MTGPU_INCOMPLETE)
-MOST_MEMORY = MAX // 1000
+MAX_MEMORY = MAX_QUANTITY // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class MtgpuPod:
         request: milli of its card. limit: the same.
         memory: bytes.
         created: its creationTimestamp.
-        bound: the UUID of its card (`status.BoundDeviceID`); "" before it has one.
+        card_uuid: the UUID of its card (`status.BoundDeviceID`); None before it has one.
         phase: `status.phase`; Pending before it has one.
         pod_uid: the uid of the Pod that runs for it; "" before there is one.
     """
@@ -76,7 +76,7 @@ class MtgpuPod:
     limit: int
     memory: int
     created: str = ""
-    bound: str = ""
+    card_uuid: str | None = None
     phase: str = "Pending"
     pod_uid: str = ""
     deleting: bool = False
@@ -86,7 +86,7 @@ class MtgpuPod:
         return f"{self.namespace}/{self.name}"
 
     @property
-    def decided_by(self) -> tuple[str, str, str, int, int, int]:
+    def placement_key(self) -> tuple[str, str, str, int, int, int]:
         """Everything that the choice of its card depends on. None of it ever changes."""
         return self.uid, self.node, self.gpuid, self.request, self.limit, self.memory
 
@@ -95,7 +95,7 @@ class MtgpuPod:
         return self.phase in ("Succeeded", "Failed")
 
     @property
-    def turn(self) -> tuple[str, str, str]:
+    def queue_key(self) -> tuple[str, str, str]:
         """The sort key of waiting MtgpuPods: first come, first served."""
         return self.created, self.key, self.uid
 
@@ -125,7 +125,7 @@ def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
         pod.annotations[GPUID],
         *read_share(pod.annotations),
         pod.created,
-        bound if isinstance(bound, str) else "",
+        bound if isinstance(bound, str) and bound else None,
         pod.phase,
         str(created_pod.get("uid") or "") if isinstance(created_pod, dict) else "",
         pod.deleting,
@@ -140,10 +140,10 @@ def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
     problems = [*_share_problems(annotations)]
     if problems:
         raise BadObject(problems)
-    return milli(annotations[REQUEST]) or 0, milli(annotations[LIMIT]) or 0, int(annotations[MEMORY])
+    return parse_milli(annotations[REQUEST]) or 0, parse_milli(annotations[LIMIT]) or 0, int(annotations[MEMORY])
 
 
-def milli(text: str) -> int | None:
+def parse_milli(text: str) -> int | None:
     """Return `0.25` in thousandths, exactly; None for anything but a plain decimal with at most three places."""
     match = _DECIMAL.fullmatch(text)
     return int(match[1]) * 1000 + int((match[2] or "").ljust(3, "0")) if match else None
@@ -195,7 +195,7 @@ def _share_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
     amounts: dict[str, int] = {}
     for key in (REQUEST, LIMIT):
         if key in annotations:
-            amount = milli(annotations[key])
+            amount = parse_milli(annotations[key])
             if amount is None or amount > WHOLE_CORE:
                 text = "must be a decimal from 0 to 1 with at most three places, such as 0.25"
                 yield _malformed(key, f"{text}, not {annotations[key][:64]!r}")
@@ -206,8 +206,8 @@ def _share_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
     if amounts.get(REQUEST, 0) > amounts.get(LIMIT, WHOLE_CORE):
         yield _malformed(REQUEST, f"is {annotations[REQUEST]}, more than {LIMIT}, which is {annotations[LIMIT]}")
     memory = annotations.get(MEMORY)
-    if memory is not None and not (_BYTES.fullmatch(memory) and int(memory) <= MOST_MEMORY):
-        text = f"must be a whole number of bytes from 1 to {MOST_MEMORY}, such as 1073741824"
+    if memory is not None and not (_BYTES.fullmatch(memory) and int(memory) <= MAX_MEMORY):
+        text = f"must be a whole number of bytes from 1 to {MAX_MEMORY}, such as 1073741824"
         yield _malformed(MEMORY, f"{text}, not {memory[:64]!r}")
     gpuid = annotations.get(GPUID)
     if gpuid is not None and not _GPUID.fullmatch(gpuid):
@@ -230,7 +230,7 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, NAME, (share,), bound=bound, gpuid=pod.gpuid)
 
 
-def owner_of(raw: Mapping[str, Any]) -> str | None:
+def controlling_mtgpupod(raw: Mapping[str, Any]) -> str | None:
     """Return the uid of the MtgpuPod that a Pod names as its controller, or None."""
     owners = table_at(raw, "metadata").get("ownerReferences")
     tables = (owner for owner in owners if isinstance(owner, dict)) if isinstance(owners, list) else ()
@@ -238,7 +238,7 @@ def owner_of(raw: Mapping[str, Any]) -> str | None:
     return next((str(owner["uid"]) for owner in named if owner.get("uid")), None)
 
 
-def mtgpupod_of(raw: Mapping[str, Any]) -> str | None:
+def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
     """Return the uid of the MtgpuPod that a Pod names as its controller, else the one in its seal, or None.
 
     Users who may change Pods may remove the owner of a Pod that keeps running on its card. They cannot remove the seal,
@@ -246,10 +246,10 @@ def mtgpupod_of(raw: Mapping[str, Any]) -> str | None:
     """
     annotations = annotations_of(raw)
     seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None
-    return owner_of(raw) or (seal.subject if seal is not None else None)
+    return controlling_mtgpupod(raw) or (seal.subject if seal is not None else None)
 
 
-def card_of(raw: Mapping[str, Any]) -> str | None:
+def visible_card(raw: Mapping[str, Any]) -> str | None:
     """Return the UUID of the card that the Pod of an MtgpuPod sees, or None.
 
     The first container with the variable counts: other webhooks may have added containers without it.
@@ -265,8 +265,8 @@ def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
     Args:
         pod: the Pod as read. raw: the same as decoded JSON.
     """
-    owner = mtgpupod_of(raw)
-    card = card_of(raw)
+    owner = claimed_mtgpupod(raw)
+    card = visible_card(raw)
     if not (owner and card and pod.node):
         return None
     try:
@@ -295,7 +295,7 @@ def occupy_name(node: str, gpuid: str) -> str:
     return f"{_OCCUPY}{node}-{gpuid}"
 
 
-def occupied(pod: Pod) -> tuple[str, str] | None:
+def occupy_target(pod: Pod) -> tuple[str, str] | None:
     """Return the (node, GPUID) for which an occupy pod keeps a card, or None for any other pod.
 
     An occupy pod has the right namespace, label and exact name (docs/design/mtgpu.md, "Controller").
@@ -326,7 +326,7 @@ def created(raw: Mapping[str, Any]) -> str:
 def sealed_content(raw: Mapping[str, Any]) -> dict[str, str]:
     """Return what the seal of an MtgpuPod's Pod covers: its annotations of the vocabulary, and its card."""
     own = {key: text for key, text in annotations_of(raw).items() if key.startswith(MTGPU_PREFIX)}
-    return {**own, VISIBLE: card_of(raw) or ""}
+    return {**own, VISIBLE: visible_card(raw) or ""}
 
 
 def subject(raw: Mapping[str, Any], owner: str) -> Subject:

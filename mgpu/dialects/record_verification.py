@@ -12,13 +12,13 @@ from hashlib import sha256
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.model.budget import ANNOTATIONS, CONTAINERS
+from mgpu.model.budget import MAX_ANNOTATIONS, MAX_CONTAINERS
 from mgpu.model.pods import Pod
 from mgpu.model.record_seals import SEAL, Keys, Subject
 
 _UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
 """The node writes acknowledgements after the decision, and nothing is derived from them."""
-_MOST = 2 * CONTAINERS
+_MOST = 2 * MAX_CONTAINERS
 """Annotations of a record. No vocabulary writes more than one for each container and a few for the pod."""
 
 
@@ -109,7 +109,7 @@ class RecordVerifier:
                 return None
             text = "has no seal, and only records that mgpu decided count; a peer's need its name in records.peers"
             return Finding(Reason.UNSEALED, f"the record of its cards {text}")
-        why = self.keys.refusal(judged.subject, _signed(record), seal)
+        why = self.keys.refusal_reason(judged.subject, _signed(record), seal)
         if why is None:
             return None
         text = f"the seal of the record of its cards does not count: {why}; the record is ignored"
@@ -133,7 +133,7 @@ class RecordVerifier:
         """
         if self.keys is None:
             return None
-        owner = mtgpu.mtgpupod_of(raw) or ""
+        owner = mtgpu.claimed_mtgpupod(raw) or ""
         annotations = mtgpu.annotations_of(raw)
         if not (owner or mtgpu.GPUID in annotations):
             return None
@@ -145,10 +145,10 @@ class RecordVerifier:
                 return None
             return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal")
         content = mtgpu.sealed_content(raw)
-        if len(content) > ANNOTATIONS + 1:  # the card is one of them
-            why: str | None = f"it has {len(content) - 1} annotations, more than the {ANNOTATIONS} of any MtgpuPod"
+        if len(content) > MAX_ANNOTATIONS + 1:  # the card is one of them
+            why: str | None = f"it has {len(content) - 1} annotations, more than the {MAX_ANNOTATIONS} of any MtgpuPod"
         else:
-            why = self.keys.refusal(mtgpu.subject(raw, owner), content, text)
+            why = self.keys.refusal_reason(mtgpu.subject(raw, owner), content, text)
         if why is None:
             return None
         return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}")
@@ -165,7 +165,7 @@ def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
     pods outlive it. It proves nothing, so it counts as no seal: an attacker who could write one could also leave it
     out.
     """
-    return bool(created) and created < keys.since and (seal is None or not keys.know(seal))
+    return bool(created) and created < keys.since and (seal is None or not keys.names_known_key(seal))
 
 
 def _digest(record: Mapping[str, str]) -> bytes:

@@ -61,7 +61,7 @@ def vocabularies(pod: Pod) -> dict[str, str]:
     return found
 
 
-def mixing(pod: Pod) -> list[Problem]:
+def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
     """Return a problem at the first use of each further vocabulary of a pod that uses several."""
     (first, _), *others = list(vocabularies(pod).items()) or [("", "")]
     return [

@@ -28,7 +28,7 @@ from mgpu.model.slice_names import (
     mode_of,
     place_of,
     resource_of,
-    slice_named,
+    slice_of_resource,
 )
 from mgpu.settings import Settings
 
@@ -38,7 +38,7 @@ DEFAULT_CARD_POLICY = "minor"
 GIVEN = "mgpu.io/slices-given"
 """`{"a":{"mig-2g.20gb":["0:4"]}}`: by container and type the places, card:start, of the container's slices."""
 
-MOST = 1024
+MAX_INSTANCES = 1024
 """Instances of one container; no node has more."""
 
 _PATH = annotation_path(GIVEN)
@@ -176,7 +176,7 @@ def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus
 
 
 def _slice(type: str) -> str:
-    return slice_named(RESOURCE_PREFIX + type) or type
+    return slice_of_resource(RESOURCE_PREFIX + type) or type
 
 
 def _container_requests(container: Container) -> Iterator[ContainerRequest]:
@@ -188,9 +188,9 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
         misnamed = _misnamed(resource)
         if misnamed:
             problems.append(Problem(amount.path, misnamed, Rule.RESOURCE_NAME))
-        elif (count := amount.positive(problems, most=MOST)) is not None:
+        elif (count := amount.positive(problems, most=MAX_INSTANCES)) is not None:
             counts[resource] = count
-    shares = [name for name in counts if mode_of(slice_named(name) or "") == MPS]
+    shares = [name for name in counts if mode_of(slice_of_resource(name) or "") == MPS]
     total = sum(counts[name] for name in shares)
     if total > 1:
         rule = "a container gets one slice of a card at most under MPS (failRequestsGreaterThanOne)"
@@ -204,7 +204,7 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
 
 def _misnamed(resource: str) -> str | None:
     """Return what is wrong with the name of a slice resource, or None."""
-    name = slice_named(resource)
+    name = slice_of_resource(resource)
     if name is None:
         return f"is no slice; ask for one such as {_EXAMPLES}"
     return None if canonical(name) == name else f"is called {resource_of(canonical(name))} here"
@@ -215,7 +215,7 @@ def _mixed_modes(pod: Pod) -> Iterator[Problem]:
     first: str | None = None
     for container in pod.containers:
         for resource, amount in _amounts(container).items():
-            name = slice_named(resource)
+            name = slice_of_resource(resource)
             mode = mode_of(name) if name else first
             first = first or mode
             if first and mode and mode != first:

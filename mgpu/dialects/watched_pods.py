@@ -40,11 +40,11 @@ _STATUS = (
 )
 _OF_CONTAINER = ("name", "restartPolicy", "resources")
 
-MOST_LABEL_TEXT = 4096
+MAX_LABEL_TEXT = 4096
 """Characters of the labels of a pod that are kept, names and values: 70 labels of ordinary length. The API server
 stores 105,000 short ones, which take 14 MiB once decoded."""
 
-MOST_TEXT = 2048
+MAX_TEXT = 2048
 """Characters of any other text that are kept. The longest valid one is a number for each of 256 containers. The API
 server stores a `spec.schedulerName` of 1.3 MiB. Records are kept whole: a seal or a peer vouches for them."""
 _TEXTS = ("scheduler", "nominated_node", "phase", "start_time")
@@ -63,12 +63,12 @@ def fingerprint(raw: Raw, *also: str) -> bytes:
     meta = table_at(raw, "metadata")
     spec = table_at(raw, "spec")
     annotations = {key: text for key, text in table_at(meta, "annotations").items() if _is_read(key, also)}
-    owner = mtgpu.owner_of(raw)
+    owner = mtgpu.controlling_mtgpupod(raw)
     content = (
         _values(meta, (*_META, *_ENDS)),
         annotations,
         owner,
-        mtgpu.card_of(raw) if owner or mtgpu.GPUID in annotations else None,
+        mtgpu.visible_card(raw) if owner or mtgpu.GPUID in annotations else None,
         bool(spec.get("schedulingGates")),
         _values(spec, _SPEC),
         [_containers(spec, kind) for kind in _KINDS],
@@ -79,7 +79,7 @@ def fingerprint(raw: Raw, *also: str) -> bytes:
     return blake2b(orjson.dumps(content), digest_size=16).digest()
 
 
-def bounded(raw: Raw) -> Raw:
+def limit_containers(raw: Raw) -> Raw:
     """Return the pod, or of a pod with too many containers only the few that show what it is.
 
     These are the first container of each vocabulary and the first one that has run. What the others reserve of a node's
@@ -119,7 +119,7 @@ def _vocabularies(row: Any) -> Iterator[str]:
 
 
 def _is_read(key: str, also: tuple[str, ...]) -> bool:
-    return dialects.is_read(key) or key in also or key == SEAL or key.startswith(MTGPU_PREFIX)
+    return dialects.is_read_annotation(key) or key in also or key == SEAL or key.startswith(MTGPU_PREFIX)
 
 
 def _containers(spec: Raw, kind: str) -> list[Any]:
@@ -135,7 +135,7 @@ def _values(table: Raw, keys: Iterable[str]) -> list[Any]:
     return [table.get(key) for key in keys]
 
 
-def kept(pod: Pod, *, record: bool) -> Pod:
+def stored_pod(pod: Pod, *, record: bool) -> Pod:
     """Return the part of a pod that is looked at after its request has been read.
 
     Constraints are part of the request then, and resources outside the vocabularies have been counted.
@@ -143,23 +143,23 @@ def kept(pod: Pod, *, record: bool) -> Pod:
     Args:
         record: whether the annotations of its record are kept.
     """
-    texts = {name: text[:MOST_TEXT] for name in _TEXTS if len(text := getattr(pod, name)) > MOST_TEXT}
+    texts = {name: text[:MAX_TEXT] for name in _TEXTS if len(text := getattr(pod, name)) > MAX_TEXT}
     annotations = {key: text for key, text in pod.annotations.items() if _is_kept(key, record=record)}
     return replace(
         pod,
         **texts,
-        annotations={key: text if _is_whole(key, text) else text[:MOST_TEXT] for key, text in annotations.items()},
-        labels=kept_labels(pod.labels),
+        annotations={key: text if _is_whole(key, text) else text[:MAX_TEXT] for key, text in annotations.items()},
+        labels=stored_labels(pod.labels),
         containers=tuple(map(_kept_container, pod.containers)),
     )
 
 
-def kept_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return all labels of a pod, or none where they are too many or too long.
 
     Some of the labels would be worse than none: the selector `DoesNotExist` would match a label that was left out.
     """
-    if len(labels) > budget.LABELS or sum(map(len, labels)) + sum(map(len, labels.values())) > MOST_LABEL_TEXT:
+    if len(labels) > budget.MAX_LABELS or sum(map(len, labels)) + sum(map(len, labels.values())) > MAX_LABEL_TEXT:
         return {}
     return labels
 
@@ -171,7 +171,7 @@ def _is_kept(key: str, *, record: bool) -> bool:
 
 
 def _is_whole(key: str, text: str) -> bool:
-    return len(text) <= MOST_TEXT or dialects.is_placement_annotation(key)
+    return len(text) <= MAX_TEXT or dialects.is_placement_annotation(key)
 
 
 def _kept_container(container: Container) -> Container:
@@ -179,7 +179,7 @@ def _kept_container(container: Container) -> Container:
     limits = _gpu_amounts(container.limits)
     if requests == limits:
         limits = requests  # One table in place of two equal ones.
-    name = container.name if len(container.name) <= MOST_TEXT else container.name[:MOST_TEXT]
+    name = container.name if len(container.name) <= MAX_TEXT else container.name[:MAX_TEXT]
     return replace(container, name=name, requests=requests, limits=limits, visible=())
 
 

@@ -56,7 +56,7 @@ class _TooLong(Exception):
     """The answer is longer than its limit."""
 
 
-class Silent(Unreachable):
+class WatchSilent(Unreachable):
     """A watch was silent for so long that its connection counts as dead. Start a new watch from the same version."""
 
 
@@ -272,7 +272,7 @@ class Watch:
                     raise _refusal(event["object"].get("code", 500), event["object"])
                 yield event["type"], event["object"]
         except urllib3.exceptions.ReadTimeoutError as error:
-            raise Silent(f"watch of {self._path}: {error}") from error
+            raise WatchSilent(f"watch of {self._path}: {error}") from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise Unreachable(f"watch of {self._path}: {error}") from error
 

@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mgpu.kube.client import Api, ApiError, Unreachable
-from mgpu.version import VERSION, own_version
+from mgpu.version import VERSION_ANNOTATION, own_version
 
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15
 LABEL = "mgpu.io/leads"
 """The label with the value `true` on the Pod of the leader."""
-LAND_SECONDS = 5.0
+WRITE_SECONDS = 5.0
 """Writes that a leader has begun get this long to arrive before another replica may lead."""
-_FENCE_SECONDS = LEASE_SECONDS - LAND_SECONDS
+_FENCE_SECONDS = LEASE_SECONDS - WRITE_SECONDS
 """A leader that has not renewed its Lease for so long stops acting."""
 _ROUND_SECONDS = 2.0
 _TRANSITIONS = 1 << 31
@@ -45,9 +45,9 @@ class Leader:
     """A candidate. `leading` is true for at most one identity at a time. Thread-safe.
 
     Args:
-        elsewhere: called with whether this replica leads; returns whether another one should. Then this replica does
+        should_yield: called with whether this replica leads; returns whether another one should. Then this replica does
             not seek the Lease, or releases it.
-        landed: returns when all writes begun while leading have arrived, or after LAND_SECONDS.
+        wait_for_writes: returns when all writes begun while leading have arrived, or after WRITE_SECONDS.
     """
 
     def __init__(
@@ -57,11 +57,13 @@ class Leader:
         name: str,
         identity: str,
         clock: Callable[[], float] = boot_time,
-        elsewhere: Callable[[bool], bool] | None = None,
-        landed: Callable[[], object] = lambda: time.sleep(LAND_SECONDS),
+        should_yield: Callable[[bool], bool] | None = None,
+        wait_for_writes: Callable[[], object] = lambda: time.sleep(WRITE_SECONDS),
     ) -> None:
         self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
-        self._clock, self._elsewhere, self._landed = clock, elsewhere, landed
+        self._clock = clock
+        self._should_yield = should_yield
+        self._wait_for_writes = wait_for_writes
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._renewed: float | None = None
         self._may_write_until = -math.inf
@@ -99,7 +101,7 @@ class Leader:
         was = self.leading
         started = self._clock()
         try:
-            elsewhere = self._elsewhere is not None and self._elsewhere(was)
+            elsewhere = self._should_yield is not None and self._should_yield(was)
             if elsewhere and was:
                 log.info("Releasing lease: another replica should lead", extra={"identity": self._identity})
                 self.release()
@@ -126,7 +128,7 @@ class Leader:
         if not self.leading:
             return
         self._renewed = None
-        self._landed()
+        self._wait_for_writes()
         self._may_write_until = -math.inf
         try:
             lease = self._api.get(f"{self._path}/{self._name}")
@@ -175,7 +177,7 @@ class Leader:
                 "name": self._name,
                 "namespace": self._namespace,
                 **meta,
-                "annotations": {**(meta.get("annotations") or {}), VERSION: own_version()},
+                "annotations": {**(meta.get("annotations") or {}), VERSION_ANNOTATION: own_version()},
             },
             "spec": {
                 "holderIdentity": self._identity,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mgpu.kube.client import Api, ApiError, Silent, Unreachable, Watch
+from mgpu.kube.client import Api, ApiError, Unreachable, Watch, WatchSilent
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class Reflector:
                         self._call(self._gone, item)
                     elif kind != "BOOKMARK":
                         self._take(item)
-            except Silent as error:
+            except WatchSilent as error:
                 # The server may be healthy and the connection half-open: the next watch brings what was missed.
                 log.info("%s; watching again", error)
             finally:

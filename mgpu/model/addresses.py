@@ -47,7 +47,7 @@ def is_within(peer: str, blocks: Iterable[Block]) -> bool:
     return address is not None and any(address.version == block.version and address in block for block in blocks)
 
 
-def counted_as(peer: str) -> Block | None:
+def counting_block(peer: str) -> Block | None:
     """Return the block whose connections are counted together with this peer's; None for peers without an IP address.
 
     An IPv6 peer counts as its /64 block, since one host can use every address of it.

@@ -50,7 +50,7 @@ def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
     return AgentPod(str(node), str(meta["name"]), _problem(raw, row), str(since) if since else None)
 
 
-def without_ready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
+def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
     """Return the agent Pod that explains why no container can start on a node, or None where an agent is ready.
 
     During a rolling update a node has two agents; one ready agent is enough. Among several that are not ready, one that
@@ -70,7 +70,7 @@ def nodes_without_agent(pods: Iterable[Raw], namespace: str) -> dict[str, AgentP
     for raw in pods:
         if found := agent_pod(raw, namespace):
             on_node.setdefault(found.node, []).append(found)
-    blamed = {node: without_ready_agent(on_node[node]) for node in sorted(on_node)}
+    blamed = {node: find_unready_agent(on_node[node]) for node in sorted(on_node)}
     return {node: pod for node, pod in blamed.items() if pod is not None}
 
 

@@ -16,30 +16,30 @@ import orjson
 from mgpu.model.errors import Problem, Rule
 from mgpu.model.raw_objects import table_at
 
-CONTAINERS = 256
+MAX_CONTAINERS = 256
 """Containers and init containers of a pod: 16 on each of 16 cards, which is what the vocabularies allow at most."""
 
-RESOURCES = 2048
+MAX_RESOURCES = 2048
 """Entries of requests and limits of all containers, 8 for each: cpu, memory and two for GPU in both."""
 
-VARIABLES = 16_384
+MAX_VARIABLES = 16_384
 """Environment variables of all containers: 64 for each. Charts that set hundreds in one container stay far below."""
 
-ANNOTATIONS = 1024
+MAX_ANNOTATIONS = 1024
 """Annotations of an object. The API server allows 256 KiB of annotations; ordinary pods have tens."""
 
-PATCH = 4096
+MAX_PATCH_OPERATIONS = 4096
 """Operations of one JSON Patch: 16 for each container. `koordinator.sh/gpu` and `mgpu.io/share` need 8."""
 
 
-LABELS = 128
+MAX_LABELS = 128
 """Labels of an object. The scheduler keeps those of GPU pods for disruption budgets (`mgpu.dialects.watched_pods`)."""
 
-NESTING = 32
+MAX_NESTING = 32
 """Levels of objects and lists in the spec of an MtgpuPod, whose schema keeps unknown fields. A PodSpec has 12. The JSON
 encoder refuses 254, so the Pod of such an MtgpuPod could not be created."""
 
-SPEC = 256 << 10
+MAX_SPEC_BYTES = 256 << 10
 """Bytes of the spec of an MtgpuPod, as JSON: what `kubectl apply` can keep of it in an annotation."""
 
 
@@ -55,11 +55,11 @@ class Size:
 
 
 _BOUNDS = (
-    ("containers", "spec.containers", "containers and init containers", CONTAINERS, "split the pod"),
-    ("resources", "spec.containers", "resource amounts in its containers", RESOURCES, "name fewer resources"),
-    ("variables", "spec.containers", "environment variables", VARIABLES, "use envFrom with a ConfigMap"),
-    ("annotations", "metadata.annotations", "annotations", ANNOTATIONS, "remove some"),
-    ("labels", "metadata.labels", "labels", LABELS, "remove some"),
+    ("containers", "spec.containers", "containers and init containers", MAX_CONTAINERS, "split the pod"),
+    ("resources", "spec.containers", "resource amounts in its containers", MAX_RESOURCES, "name fewer resources"),
+    ("variables", "spec.containers", "environment variables", MAX_VARIABLES, "use envFrom with a ConfigMap"),
+    ("annotations", "metadata.annotations", "annotations", MAX_ANNOTATIONS, "remove some"),
+    ("labels", "metadata.labels", "labels", MAX_LABELS, "remove some"),
 )
 
 
@@ -67,7 +67,7 @@ def size_of(raw: object) -> Size:
     """Return the size of a Pod, or of an object with a Pod's spec, as decoded JSON. Parts of a wrong type are empty."""
     meta, spec = table_at(raw, "metadata"), table_at(raw, "spec")
     containers = [item for kind in ("initContainers", "containers") for item in _list(spec.get(kind))]
-    if len(containers) > CONTAINERS:  # That suffices to refuse it.
+    if len(containers) > MAX_CONTAINERS:  # That suffices to refuse it.
         return Size(len(containers))
     resources = [table_at(item, "resources", kind) for item in containers for kind in ("requests", "limits")]
     return Size(
@@ -105,19 +105,20 @@ def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
     spec, spec_before = table_at(raw, "spec"), table_at(old, "spec")
     deep, deep_before = _is_deep(spec), _is_deep(spec_before)
     if deep:
-        text = f"is nested more than {NESTING} levels deep; remove what is no field of a PodSpec"
+        text = f"is nested more than {MAX_NESTING} levels deep; remove what is no field of a PodSpec"
         return [] if deep_before else [Problem("spec", text, Rule.TOO_LARGE)]
     size, before = len(orjson.dumps(spec)), 0 if deep_before else len(orjson.dumps(spec_before))
-    if size <= max(SPEC, before):
+    if size <= max(MAX_SPEC_BYTES, before):
         return []
-    text = f"has {size} bytes as JSON, more than the {SPEC} that mgpu accepts; move scripts and data into ConfigMaps"
+    limit = f"more than the {MAX_SPEC_BYTES} that mgpu accepts"
+    text = f"has {size} bytes as JSON, {limit}; move scripts and data into ConfigMaps"
     return [Problem("spec", text, Rule.TOO_LARGE)]
 
 
 def _is_deep(value: object) -> bool:
     """Return whether a decoded value has more than `NESTING` levels."""
     level = [value]
-    for _ in range(NESTING):
+    for _ in range(MAX_NESTING):
         parts = chain.from_iterable(
             one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
         )

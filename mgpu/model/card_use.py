@@ -50,7 +50,7 @@ def _use(card: Card, state: CardState | None, slices: Sequence[CardState]) -> Ca
     return CardUse(card, core, memory, all(s.idle for s in held), state is not None and not state.gpuid)
 
 
-def held_of(holding: Holding, devices: Sequence[Card]) -> tuple[int, int]:
+def held_amounts(holding: Holding, devices: Sequence[Card]) -> tuple[int, int]:
     """Return the core (milli) and memory (bytes) that a pod holds of these devices together, at its peak on each."""
     uses = [holding.uses(card) for card in _candidates(holding, devices)]
     return sum(use.core for use in uses), sum(use.memory for use in uses)

@@ -106,5 +106,5 @@ class CardState:
         return max(0, self.card.memory - self.memory_used)
 
 
-def of_type(states: Iterable[CardState], type: str = GPU) -> list[CardState]:
+def states_of_type(states: Iterable[CardState], type: str = GPU) -> list[CardState]:
     return [state for state in states if state.card.type == type]

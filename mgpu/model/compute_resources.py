@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mgpu.model.quantities import MAX, QuantityError, parse_quantity
+from mgpu.model.quantities import MAX_QUANTITY, QuantityError, parse_quantity
 
 Raw = Mapping[str, Any]
 Requests = dict[str, int]
 """Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
 
 _OF_ROOM = ("cpu", "memory")
-MOST = MAX // 1000
+MAX_PER_POD = MAX_QUANTITY // 1000
 """The most cpu or memory that is counted for one pod. 9E of cpu in each container would not fit into 64 bits in milli;
 more than any node has means the same."""
 
@@ -25,15 +25,15 @@ class CpuMemory(NamedTuple):
     cpu: int = 0
     memory: int = 0
 
-    def less(self, other: "CpuMemory") -> "CpuMemory":
+    def minus(self, other: "CpuMemory") -> "CpuMemory":
         """Return what is left of it, at least 0. What a node does not report (`MAX`) stays unbounded."""
         return CpuMemory(
-            *(have if have == MAX else max(0, have - taken) for have, taken in zip(self, other, strict=True))
+            *(have if have == MAX_QUANTITY else max(0, have - taken) for have, taken in zip(self, other, strict=True))
         )
 
 
 NO_CPU_MEMORY = CpuMemory()
-UNBOUNDED = CpuMemory(MAX, MAX)
+UNBOUNDED = CpuMemory(MAX_QUANTITY, MAX_QUANTITY)
 
 
 def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
@@ -52,23 +52,23 @@ def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
     running: Requests = {}
     peak: Requests = {}
     for container in filter(None, spec.get("initContainers") or ()):
-        at_once = add(running, _requests(container, names))
+        at_once = add_requests(running, _requests(container, names))
         peak = _largest(peak, at_once)
         if container.get("restartPolicy") == "Always":
             running = at_once
     for container in filter(None, spec.get("containers") or ()):
-        running = add(running, _requests(container, names))
+        running = add_requests(running, _requests(container, names))
     total = _largest(peak, running)
     of_pod = spec.get("resources") or {}
     total = {**_amounts(of_pod.get("limits"), names), **total, **_amounts(of_pod.get("requests"), names)}
-    total = add(total, _amounts(spec.get("overhead"), names))
+    total = add_requests(total, _amounts(spec.get("overhead"), names))
     return {**total, "pods": 1} if names is None else total
 
 
 def requested_cpu_memory(pod: Raw) -> CpuMemory:
     """Return the cpu and memory of `requests_of`, each at most `MOST`. Raises QuantityError."""
     needed = requests_of(pod, _OF_ROOM)
-    return CpuMemory(*(min(MOST, needed.get(name, 0)) for name in _OF_ROOM))
+    return CpuMemory(*(min(MAX_PER_POD, needed.get(name, 0)) for name in _OF_ROOM))
 
 
 def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
@@ -83,10 +83,10 @@ def allocatable_cpu_memory(node: Raw) -> CpuMemory:
     Raises QuantityError.
     """
     there = allocatable(node, _OF_ROOM)
-    return CpuMemory(*(min(MAX, there.get(name, MAX)) for name in _OF_ROOM))
+    return CpuMemory(*(min(MAX_QUANTITY, there.get(name, MAX_QUANTITY)) for name in _OF_ROOM))
 
 
-def add(used: Requests, more: Requests) -> Requests:
+def add_requests(used: Requests, more: Requests) -> Requests:
     """Return the sum. It may be one of the two tables itself, so callers do not change it."""
     if not used or not more:
         return used or more

@@ -18,7 +18,7 @@ from typing import Any
 
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
-from mgpu.model.quantities import MAX
+from mgpu.model.quantities import MAX_QUANTITY
 
 CHECKPOINTS = "node.koordinator.sh/devices-checkpoints"
 _OLDER = "node.koordinator.sh/gpu-checkpoints"
@@ -26,7 +26,7 @@ DELETED_POD = "mgpu.io/deleted-pod"
 """The resource in rows of remnants."""
 UNRECORDED = "mgpu.io/unrecorded-pod"
 """The resource in rows of pods without a record where it is unknown by which resource they got cards."""
-OTHERS = "*"
+UNLISTED_PODS = "*"
 """Stands for a pod's UID and means every pod without a record that the list does not name. An agent that writes this
 row guarantees that it lists all pods that hold cards without a record. It is a row of the list so that an earlier
 agent, which does not guarantee this, removes it with its first write."""
@@ -165,6 +165,6 @@ def _share(container: str, row: Mapping[str, Any]) -> Share:
     """Raise ValueError, KeyError or TypeError for an invalid share: it must not be read as less than the pod holds."""
     core, memory, ratio = row["core"], row["memory"], row["ratio"]
     amounts = (core, memory) if ratio is None else (core, memory, ratio)
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX for n in amounts):
-        raise ValueError(f"amounts must be integers from 0 to {MAX}")
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_QUANTITY for n in amounts):
+        raise ValueError(f"amounts must be integers from 0 to {MAX_QUANTITY}")
     return Share(container, None, core, memory, ratio=ratio)

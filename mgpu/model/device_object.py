@@ -13,7 +13,7 @@ from typing import Any
 from mgpu.model.cards import GPU, Card, noun
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pods import Node
-from mgpu.model.quantities import MAX, QuantityError, quantity_of_bytes, whole_bytes, whole_number
+from mgpu.model.quantities import MAX_QUANTITY, QuantityError, quantity_of_bytes, whole_bytes, whole_number
 
 DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
 INDEX_LABEL = "mgpu.io/index"
@@ -24,10 +24,10 @@ mgpu."""
 _PREFIXES = ("koordinator.sh/", "kubernetes.io/")
 _TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
-_MOST_MEMORY = MAX // 1000
+_MOST_MEMORY = MAX_QUANTITY // 1000
 """Bytes of one card: more than any has, and sums and percents of it stay within 2^63."""
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 """GPUs of one node. The largest servers have 16 to 20; the scheduler's cost of one node grows with their number."""
 
 _MOST_DEVICES = 1024
@@ -80,7 +80,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         if not isinstance(part, dict):
             raise BadObject([Problem(f"{path}.{name}", "must be an object")])
     minor = row.get("minor", 0)  # Koordinator leaves out a minor of 0.
-    if not isinstance(minor, int) or isinstance(minor, bool) or not 0 <= minor <= MAX:
+    if not isinstance(minor, int) or isinstance(minor, bool) or not 0 <= minor <= MAX_QUANTITY:
         raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {str(minor)[:80]}")])
     uuid = row.get("id", "" if type_ == GPU else f"{type_}-{minor}")
     if not isinstance(uuid, str) or not 0 < len(uuid) <= _MOST_TEXT:
@@ -103,13 +103,13 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         model=model,
         memory=memory,
         healthy=row.get("health", "deviceType" not in row) is not False,  # Koordinator's older writer leaves out false.
-        numa=numa if isinstance(numa, int) and 0 <= numa <= MAX else None,
+        numa=numa if isinstance(numa, int) and 0 <= numa <= MAX_QUANTITY else None,
         minor=minor,
         type=type_,
     )
 
 
-def _amount(read: Callable[[object], int], value: object, path: str, *, least: int, most: int = MAX) -> int:
+def _amount(read: Callable[[object], int], value: object, path: str, *, least: int, most: int = MAX_QUANTITY) -> int:
     try:
         amount = read(value)
     except QuantityError as error:
@@ -121,7 +121,7 @@ def _amount(read: Callable[[object], int], value: object, path: str, *, least: i
     return amount
 
 
-def gained(before: Iterable[Card], after: Iterable[Card]) -> bool:
+def has_gained_capacity(before: Iterable[Card], after: Iterable[Card]) -> bool:
     """Return whether a card has become able to take what it could not take before."""
     usable = {(card.type, card.uuid): (card.core, card.memory) for card in before if card.healthy}
     after = [card for card in after if card.healthy]
@@ -196,7 +196,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
     ]
     numbers: dict[str, int | None] = {"index": following, "count": 1, "minor": None, "numa": None}
     for key in numbers:
-        value, least, most = row.get(key), int(key == "count"), MOST_GPUS if key == "count" else MAX
+        value, least, most = row.get(key), int(key == "count"), MAX_GPUS if key == "count" else MAX_QUANTITY
         if value is None:
             continue
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
@@ -236,7 +236,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
 
 def _too_many_gpus(cards: Iterable[Card], path: str) -> list[Problem]:
     count = sum(card.type == GPU for card in cards)
-    return [Problem(path, f"has {count} GPUs, a node has at most {MOST_GPUS}")] if count > MOST_GPUS else []
+    return [Problem(path, f"has {count} GPUs, a node has at most {MAX_GPUS}")] if count > MAX_GPUS else []
 
 
 def _repeated(cards: Iterable[Card], path: str) -> list[Problem]:

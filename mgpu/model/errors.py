@@ -63,30 +63,30 @@ class Problem:
         return f"{self.field}: {self.message}"
 
 
-PROBLEMS = 20
+MAX_PROBLEMS = 20
 """Problems that one message lists. Users fix the first ones first, and an answer must not outgrow its question."""
-TEXT = 1024
+MAX_TEXT = 1024
 """Characters of one text that a message repeats: resource names and annotation keys have at most 317."""
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return the text, cut to `TEXT` characters."""
-    return text if len(text) <= TEXT else f"{text[:TEXT]}…"
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
-def summary(problems: Sequence[Problem]) -> str:
+def summarize(problems: Sequence[Problem]) -> str:
     """Return the first problems in one line, and how many more there are."""
-    more = len(problems) - PROBLEMS
-    texts = [shortened(str(problem)) for problem in problems[:PROBLEMS]]
+    more = len(problems) - MAX_PROBLEMS
+    texts = [shorten(str(problem)) for problem in problems[:MAX_PROBLEMS]]
     return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
 
 
-def first(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+def shorten_problems(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     """Return the problems that a message lists, shortened.
 
     For those who keep problems: an object from outside may have any number of them, of any length.
     """
-    return tuple(Problem(shortened(p.field), shortened(p.message), p.rule) for p in problems[:PROBLEMS])
+    return tuple(Problem(shorten(p.field), shorten(p.message), p.rule) for p in problems[:MAX_PROBLEMS])
 
 
 class BadObject(Exception):
@@ -98,7 +98,7 @@ class BadObject(Exception):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__(summary(self.problems))
+        super().__init__(summarize(self.problems))
 
 
 class RetryLater(Exception):

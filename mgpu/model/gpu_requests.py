@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from mgpu.model.cards import GPU, WHOLE_CORE, WHOLE_RATIO, Card, noun
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Stage
 
 
@@ -24,7 +24,7 @@ class ContainerRequest:
         memory: bytes of each card.
         whole: whether it takes idle cards as a whole. Then core is 1000 and memory 0, whatever the card has.
         ratio: percent of each card's memory (`amount_of`); None for a request that does not count in percent.
-        stock: whether it is written as `nvidia.com/gpu`, which NVIDIA's own device plugin serves on some nodes.
+        is_nvidia_gpu: whether it is written as `nvidia.com/gpu`, which NVIDIA's own device plugin serves on some nodes.
     """
 
     container: str
@@ -35,15 +35,17 @@ class ContainerRequest:
     stage: Stage = Stage.APP
     ratio: int | None = None
     type: str = GPU
-    stock: bool = False
+    is_nvidia_gpu: bool = False
 
-    def takes(self, card: Card) -> "Amount":
+    def amount_on(self, card: Card) -> "Amount":
         """Return what this container takes of a card."""
-        return whole_of(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
+        return whole_card_amount(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
 
-def whole_cards(container: str, cards: int, stage: Stage = Stage.APP, *, stock: bool = False) -> ContainerRequest:
-    return ContainerRequest(container, cards, core=WHOLE_CORE, whole=True, stage=stage, stock=stock)
+def whole_cards(
+    container: str, cards: int, stage: Stage = Stage.APP, *, is_nvidia_gpu: bool = False
+) -> ContainerRequest:
+    return ContainerRequest(container, cards, core=WHOLE_CORE, whole=True, stage=stage, is_nvidia_gpu=is_nvidia_gpu)
 
 
 class Amount(NamedTuple):
@@ -55,7 +57,7 @@ class Amount(NamedTuple):
     ratio: int = 0
 
 
-def whole_of(card: Card) -> Amount:
+def whole_card_amount(card: Card) -> Amount:
     return Amount(card.core, card.memory, 1, WHOLE_RATIO)
 
 
@@ -84,7 +86,7 @@ class Requirement:
     reason: str
     default: str = ""
 
-    def unmet(self, node: Node) -> str | None:
+    def unmet_requirement(self, node: Node) -> str | None:
         found = node.labels.get(self.label, self.default)
         return None if found in self.allowed else self.reason.replace("{found}", found or "not set")
 
@@ -105,11 +107,11 @@ class GpuRequest:
     containers: tuple[ContainerRequest, ...]
     max_shares: int = 0
     requirements: tuple[Requirement, ...] = ()
-    constraints: Constraints = NONE
+    constraints: Constraints = NO_CONSTRAINTS
     others: tuple[ContainerRequest, ...] = ()
 
-    def unmet(self, node: Node) -> str | None:
-        return next((reason for r in self.requirements if (reason := r.unmet(node))), None)
+    def unmet_requirement(self, node: Node) -> str | None:
+        return next((reason for r in self.requirements if (reason := r.unmet_requirement(node))), None)
 
 
 def peak(uses: Iterable[tuple[Stage, Amount]]) -> Amount:
@@ -249,6 +251,6 @@ def _counted(cards: Sequence[CardRefusal]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda row: (-row[1], row[0]))
 
 
-def by_index(cards: Sequence[Card], type: str = GPU) -> Mapping[int, Card]:
+def cards_by_index(cards: Sequence[Card], type: str = GPU) -> Mapping[int, Card]:
     """Return the devices of a type by their index."""
     return {card.index: card for card in cards if card.type == type}

@@ -19,7 +19,7 @@ class Group(NamedTuple):
         return f"{self.constraint} {self.name}"
 
 
-class Seat(NamedTuple):
+class GroupCard(NamedTuple):
     """A card that a group holds.
 
     Attributes:
@@ -33,6 +33,6 @@ class Seat(NamedTuple):
         return f"card {self.card} of {self.node}" if self.card else f"an unknown card of {self.node}"
 
 
-def where(seats: Iterable[Seat]) -> str:
+def format_group_cards(seats: Iterable[GroupCard]) -> str:
     """Return `card 0 of n1 and card 3 of n2`."""
     return " and ".join(map(str, seats))

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mgpu.model.cards import GPU, Card, CardState, noun
-from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, amount_of, peak, whole_of
-from mgpu.model.groups import Group, Seat
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, amount_of, peak, whole_card_amount
+from mgpu.model.groups import Group, GroupCard
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Pod, Stage
 from mgpu.model.slice_names import is_slice, place_of
 
@@ -48,7 +48,7 @@ class Share:
     type: str = GPU
 
     def amount(self, card: Card) -> Amount:
-        return whole_of(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
+        return whole_card_amount(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
     def is_on(self, card: Card) -> bool:
         if self.type != card.type:
@@ -84,7 +84,7 @@ class Holding:
     dialect: str
     shares: tuple[Share, ...]
     bound: bool = True
-    constraints: Constraints = NONE
+    constraints: Constraints = NO_CONSTRAINTS
     gpuid: str = ""
     occupies: bool = False
 
@@ -124,7 +124,7 @@ def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: boo
     return tuple(share_of(one, None) for one in requests if pod is None or pod.has_run((one.container,)))
 
 
-def absent(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
+def missing_cards(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
     """Return the cards that a record names and that are not among `cards`, for messages: `minor 7`, `card 3`, a UUID.
 
     What is held of them counts as soon as the node reports them.
@@ -207,7 +207,7 @@ class Ledger:
         """
         return self._by_type(node, without).get(GPU, ())
 
-    def for_gpuid(self, node: str, gpuid: str, without: str = "") -> tuple[CardState, ...]:
+    def states_for_gpuid(self, node: str, gpuid: str, without: str = "") -> tuple[CardState, ...]:
         """Return the GPUs for the occupy pod of a GPUID: the card that has it, as if it was idle, else all GPUs.
 
         Args:
@@ -216,7 +216,7 @@ class Ledger:
         states = self.cards(node, without)
         return tuple(CardState(s.card) for s in states if s.gpuid == gpuid) or states
 
-    def once_gone(self, node: str, uids: Collection[str]) -> tuple[CardState, ...]:
+    def states_without(self, node: str, uids: Collection[str]) -> tuple[CardState, ...]:
         """Return all devices of a node as they are without the holdings of these UIDs."""
         return self._derive(node, uids)
 
@@ -235,10 +235,10 @@ class Ledger:
         """Return the holdings of a group's pods, in no particular order."""
         return tuple(self._members.get(group, {}).values())
 
-    def seats(self, group: Group | None, without: str = "") -> tuple[Seat, ...]:
+    def group_cards(self, group: Group | None, without: str = "") -> tuple[GroupCard, ...]:
         """Return the cards that a group holds, each once, by node and card; () for None. without: as in `cards`."""
         held = [h for h in (self.members(group) if group else ()) if h.uid != without]
-        seats = {Seat(h.node, self._name(h.node, s)) for h in held for s in h.shares if s.type == GPU}
+        seats = {GroupCard(h.node, self._name(h.node, s)) for h in held for s in h.shares if s.type == GPU}
         return tuple(sorted(seats, key=lambda seat: (seat.node, len(seat.card), seat.card)))
 
     def groups(self) -> tuple[Group, ...]:

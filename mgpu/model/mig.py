@@ -181,7 +181,7 @@ def invalid_reason(layout: Layout, instances: Iterable[Instance]) -> str | None:
     return None
 
 
-def openings(layout: Layout, instances: Iterable[Instance]) -> tuple[Instance, ...]:
+def possible_instances(layout: Layout, instances: Iterable[Instance]) -> tuple[Instance, ...]:
     """Return each instance that could be created beside valid ones, in the order of profiles and starts."""
     return _openings(layout, frozenset(instances))
 

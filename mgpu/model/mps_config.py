@@ -13,15 +13,15 @@ from typing import Any
 import yaml
 
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.slice_names import MOST_CLIENTS, Counts, gigabytes, slice_named, type_of
+from mgpu.model.slice_names import MAX_MPS_CLIENTS, SliceCounts, device_type, gigabytes, slice_of_resource
 
-DEFAULT = "default"
+DEFAULT_KEY = "default"
 """The key for all nodes without a key of their own."""
 _VERSION = "v1"
 _NAME = "nvidia.com/gpu"
 _SHARING = "sharing.mps.resources"
 
-LONGEST = 64 << 10
+MAX_CHARACTERS = 64 << 10
 """Bytes of one node's configuration. 16 cards of ten sizes each take 18 KiB, and YAML 100 ms for each 8 KiB."""
 _NODES = 8192
 """Values in one configuration; each entry has 12."""
@@ -59,17 +59,17 @@ class _Loader(yaml.SafeLoader):
 
 def config_of(data: Mapping[str, str], node: str) -> tuple[str, str] | None:
     """Return (key, text) of the ConfigMap's `data` for a node, or None where it has neither its key nor the default."""
-    return next(((key, data[key]) for key in (node, DEFAULT) if key in data), None)
+    return next(((key, data[key]) for key in (node, DEFAULT_KEY) if key in data), None)
 
 
-def write_config(spec: Counts) -> str:
+def write_config(spec: SliceCounts) -> str:
     """Return the configuration with one entry per card and size above 0, in order."""
     rows = [
         {
             "devices": [str(card)],
             "memoryGB": gigabytes(name),
             "name": _NAME,
-            "rename": type_of(name),
+            "rename": device_type(name),
             "replicas": names[name],
         }
         for card, names in sorted(spec.items())
@@ -99,8 +99,8 @@ def read_config(text: str, source: str = "configuration") -> dict[int, dict[str,
                 names = found.setdefault(card, {})
                 names[f"{size}gb"] = names.get(f"{size}gb", 0) + replicas
     for card, names in sorted(found.items()):
-        if sum(names.values()) > MOST_CLIENTS:
-            most = f"card {card} is cut into {sum(names.values())}, a card has at most {MOST_CLIENTS} MPS clients"
+        if sum(names.values()) > MAX_MPS_CLIENTS:
+            most = f"card {card} is cut into {sum(names.values())}, a card has at most {MAX_MPS_CLIENTS} MPS clients"
             problems.append(Problem(_SHARING, most))
     if problems:
         raise BadObject(Problem(f"{source}: {p.field}" if p.field else source, p.message) for p in problems)
@@ -108,8 +108,8 @@ def read_config(text: str, source: str = "configuration") -> dict[int, dict[str,
 
 
 def _document(text: str, problems: list[Problem]) -> Json:
-    if len(text) > LONGEST:
-        problems.append(Problem("", f"has {len(text)} characters, more than the {LONGEST} that mgpu reads"))
+    if len(text) > MAX_CHARACTERS:
+        problems.append(Problem("", f"has {len(text)} characters, more than the {MAX_CHARACTERS} that mgpu reads"))
         return {}
     try:
         found = yaml.load(text, _Loader)
@@ -170,11 +170,11 @@ def _misnamed(path: str, row: Json, size: int) -> Iterator[Problem]:
     if row.get("name") != _NAME:
         yield Problem(f"{path}.name", f"must be {_NAME}, not {_shown(row.get('name'))}")
     resource = f"nvidia.com/gpu-{size}gb"
-    if size and slice_named(resource) is None:
+    if size and slice_of_resource(resource) is None:
         yield Problem(f"{path}.memoryGB", f"{size} GiB is more than any card has")
-    elif size and row.get("rename") not in (type_of(f"{size}gb"), resource):
+    elif size and row.get("rename") not in (device_type(f"{size}gb"), resource):
         yield Problem(
-            f"{path}.rename", f"must be {type_of(f'{size}gb')}, as memoryGB says, not {_shown(row.get('rename'))}"
+            f"{path}.rename", f"must be {device_type(f'{size}gb')}, as memoryGB says, not {_shown(row.get('rename'))}"
         )
 
 

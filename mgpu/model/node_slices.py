@@ -14,16 +14,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu.model.cards import WHOLE_CORE, Card
-from mgpu.model.device_object import MOST_GPUS
+from mgpu.model.device_object import MAX_GPUS
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.mig import layout_of
 from mgpu.model.pods import Node
-from mgpu.model.slice_names import MIG, MOST_CLIENTS, MPS, PLACES, Counts, Slice, gigabytes, mode_of, read_name, type_of
+from mgpu.model.slice_names import (
+    MAX_MPS_CLIENTS,
+    MIG,
+    MPS,
+    PLACES,
+    Slice,
+    SliceCounts,
+    device_type,
+    gigabytes,
+    mode_of,
+    read_name,
+)
 
 LABEL = "gpu.partitioning"
 ANNOTATION = "dynamicgpuslice"
-MADE = "mgpu.io/slices"
+EXISTING = "mgpu.io/slices"
 """The agent's annotation: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
 PLANNED = "mgpu.io/slices-planned"
 """The scheduler's annotation: `{"plan": 5, "cards": {"0": [{"profile", "start", "standing"}]}}`."""
@@ -33,7 +44,7 @@ _MOST_TEXT = 256
 """Characters of a slice's UUID and of a pod's UID."""
 _MOST_REASON = 1024
 """Characters of the reason for which an agent refuses a plan."""
-SOMEBODY = "?"
+UNKNOWN_POD = "?"
 """Stands for an unknown pod: an agent that writes only counts does not say which pod has a slice."""
 
 _GIB = 1 << 30
@@ -51,10 +62,10 @@ class Partitioning:
         applied: the id of the plan in force; None for none.
     """
 
-    spec: Counts = field(default_factory=dict)
+    spec: SliceCounts = field(default_factory=dict)
     plan: int | None = None
-    used: Counts = field(default_factory=dict)
-    free: Counts = field(default_factory=dict)
+    used: SliceCounts = field(default_factory=dict)
+    free: SliceCounts = field(default_factory=dict)
     applied: int | None = None
 
 
@@ -64,53 +75,53 @@ class NodeSlices:
 
     Attributes:
         mode: MIG, MPS, or "" without the label.
-        made: the slices that exist.
+        existing: the slices that exist.
         cards: the cards that can be partitioned now: under MIG those in MIG mode, under MPS those with slices.
         planned: where the slices of the plan lie; None where another writer of the plan gave only counts.
         refused: the plan that the agent could not apply, and the reason; None for none.
-        placed: whether it is known where instances lie. An agent that writes only counts does not say.
-        standing: slices of the plan that existed before any plan of mgpu's.
+        has_positions: whether it is known where instances lie. An agent that writes only counts does not say.
+        preexisting: slices of the plan that existed before any plan of mgpu's.
     """
 
     mode: str = ""
     partitioning: Partitioning = Partitioning()
-    made: tuple[Slice, ...] = ()
+    existing: tuple[Slice, ...] = ()
     cards: frozenset[int] = frozenset()
     planned: tuple[Slice, ...] | None = None
     refused: tuple[int, str] | None = None
-    placed: bool = True
-    standing: frozenset[Slice] = frozenset()
+    has_positions: bool = True
+    preexisting: frozenset[Slice] = frozenset()
 
     @property
-    def waiting(self) -> bool:
+    def has_pending_plan(self) -> bool:
         """Whether the agent still has to apply a plan. A refused plan is not waited for."""
         plan = self.partitioning.plan
         return plan is not None and plan != self.partitioning.applied and not (self.refused and self.refused[0] == plan)
 
     @property
-    def offered(self) -> tuple[Slice, ...]:
+    def available(self) -> tuple[Slice, ...]:
         """The slices that exist and stay under the plan: those that pods can get now."""
         if self.partitioning.plan in (None, self.partitioning.applied):
-            return self.made
+            return self.existing
         if self.planned is not None:
             kept = {s.place for s in self.planned}
-            return tuple(s for s in self.made if s.place in kept)
+            return tuple(s for s in self.existing if s.place in kept)
         left = {(card, name): n for card, names in self.partitioning.spec.items() for name, n in names.items()}
         found = []
-        for s in sorted(self.made, key=lambda s: (not s.pod, s)):  # Slices in use stay before idle ones.
+        for s in sorted(self.existing, key=lambda s: (not s.pod, s)):  # Slices in use stay before idle ones.
             if left.get((s.card, s.name), 0) > 0:
                 left[s.card, s.name] -= 1
                 found.append(s)
         return tuple(sorted(found))
 
     @property
-    def by_others(self) -> frozenset[Slice]:
+    def foreign_slices(self) -> frozenset[Slice]:
         """The places of slices that no plan of mgpu created, as far as that is known."""
-        made = frozenset(s.place for s in self.made)
+        made = frozenset(s.place for s in self.existing)
         if self.planned is None:
             return made
         in_force = self.partitioning.plan == self.partitioning.applied
-        return self.standing | (made.difference(self.planned) if in_force else frozenset())
+        return self.preexisting | (made.difference(self.planned) if in_force else frozenset())
 
 
 NO_SLICES = NodeSlices()
@@ -128,7 +139,7 @@ def read_slices(node: Node) -> NodeSlices:
     if mode not in (MIG, MPS):
         raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {MIG} or {MPS}, not {mode!r}")])
     partitioning = _of_mode(read_partitioning(node.annotations.get(ANNOTATION)), mode)
-    made, cards, refused = _read_made(node.annotations.get(MADE))
+    made, cards, refused = _read_made(node.annotations.get(EXISTING))
     planned, standing = _read_planned(node.annotations.get(PLANNED), partitioning.plan)
     if any(mode_of(s.name) != mode for s in made or ()):
         made, cards = None, frozenset()
@@ -158,7 +169,7 @@ def _counted(found: Partitioning) -> tuple[Slice, ...]:
         if applied and not found.free:
             free = {name: count - used.get(name, 0) for name, count in spec.items()}
         names = [name for name in sorted(used) for _ in range(used[name])]
-        pods = [SOMEBODY] * len(names)
+        pods = [UNKNOWN_POD] * len(names)
         names += [name for name in sorted(free) for _ in range(free[name])]
         pods += [""] * (len(names) - len(pods))
         slices += [Slice(card, i, name, pod=pod) for i, (name, pod) in enumerate(zip(names, pods, strict=True))]
@@ -197,26 +208,26 @@ def read_partitioning(text: str | None) -> Partitioning:
     return Partitioning(spec, plans.get(_SPEC_PLAN), used, free, plans.get(_STATUS_PLAN))
 
 
-def _crowded(what: str, *counts: Counts) -> Iterator[Problem]:
+def _crowded(what: str, *counts: SliceCounts) -> Iterator[Problem]:
     """Yield a problem for more cards or slices than a node has, and for each card with more slices than a card has."""
     cards = sorted({card for of in counts for card in of})
-    if len(cards) > MOST_GPUS:
-        text = f"names {len(cards)} cards in its {what}, a node has at most {MOST_GPUS}"
+    if len(cards) > MAX_GPUS:
+        text = f"names {len(cards)} cards in its {what}, a node has at most {MAX_GPUS}"
         yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
         return
     count = 0
     for card in cards:
         total = sum(sum(of.get(card, {}).values()) for of in counts)
-        count += min(total, MOST_CLIENTS)
-        if total > MOST_CLIENTS:
-            text = f"has {total} slices of card {card} in its {what}, a card has at most {MOST_CLIENTS}"
+        count += min(total, MAX_MPS_CLIENTS)
+        if total > MAX_MPS_CLIENTS:
+            text = f"has {total} slices of card {card} in its {what}, a card has at most {MAX_MPS_CLIENTS}"
             yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
     if count > _MOST_SLICES:
         text = f"has {count} slices in its {what}, a node has at most {_MOST_SLICES}"
         yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
 
 
-def with_spec(text: str | None, spec: Counts, plan: int) -> str:
+def with_spec(text: str | None, spec: SliceCounts, plan: int) -> str:
     """Return the annotation with this spec and the rest unchanged. Raises BadObject for an invalid annotation."""
     written = {f"spec-gpu-{card}-{name}": n for card, names in spec.items() for name, n in names.items() if n}
     return _rewritten(text, _SPEC, _SPEC_PLAN, written | {_SPEC_PLAN: plan})
@@ -269,7 +280,7 @@ def _path(key: str) -> str:
 # mgpu's own annotations.
 
 
-def write_made(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int, str] | None) -> str:
+def write_existing(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int, str] | None) -> str:
     """Return the value of `MADE`: the slices that exist, and the cards that can be partitioned."""
     rows: dict[str, list[dict[str, Any]]] = {str(card): [] for card in sorted({*cards})}
     for s in sorted(slices):
@@ -292,13 +303,13 @@ def write_planned(slices: Iterable[Slice], plan: int, standing: Collection[Slice
 def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[int], tuple[int, str] | None]:
     if text is None:
         return None, frozenset(), None
-    found = _json_object(text, MADE)
-    slices, cards = _read_cards(found.get("cards"), MADE)
+    found = _json_object(text, EXISTING)
+    slices, cards = _read_cards(found.get("cards"), EXISTING)
     refused = found.get("refused")
     if refused is None:
         return slices, cards, None
     if not isinstance(refused, dict) or not isinstance(refused.get("plan"), int):
-        raise BadObject([Problem(f"metadata.annotations[{MADE}].refused", "must have plan and why")])
+        raise BadObject([Problem(f"metadata.annotations[{EXISTING}].refused", "must have plan and why")])
     return slices, cards, (refused["plan"], str(refused.get("why", ""))[:_MOST_REASON])
 
 
@@ -321,16 +332,16 @@ def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], froze
     path = f"metadata.annotations[{annotation}].cards"
     if not isinstance(rows, dict) or not all(re.fullmatch(r"\d{1,3}", str(card), re.ASCII) for card in rows):
         raise BadObject([Problem(path, "must be an object with the indexes of cards")])
-    if len(rows) > MOST_GPUS:
-        raise BadObject([Problem(path, f"has {len(rows)} cards, a node has at most {MOST_GPUS}")])
+    if len(rows) > MAX_GPUS:
+        raise BadObject([Problem(path, f"has {len(rows)} cards, a node has at most {MAX_GPUS}")])
     total = sum(len(listed) for listed in rows.values() if isinstance(listed, list))
     if total > _MOST_SLICES:
         raise BadObject([Problem(path, f"has {total} slices, a node has at most {_MOST_SLICES}")])
     problems: list[Problem] = []
     found: list[Slice] = []
     for card, listed in rows.items():
-        if isinstance(listed, list) and len(listed) > MOST_CLIENTS:
-            text = f"has {len(listed)} slices, a card has at most {MOST_CLIENTS}"
+        if isinstance(listed, list) and len(listed) > MAX_MPS_CLIENTS:
+            text = f"has {len(listed)} slices, a card has at most {MAX_MPS_CLIENTS}"
             problems.append(Problem(f"{path}[{card}]", text))
             continue
         for i, row in enumerate(listed if isinstance(listed, list) else [None]):
@@ -366,7 +377,7 @@ def _read_row(card: int, row: object) -> Slice | None:
 # Slices as devices.
 
 
-def devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
+def slice_devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
     """Return the slices that pods can get, as devices of their types.
 
     Each has a share of its card's core and memory: under MIG by its slices, under MPS by its name.
@@ -374,8 +385,8 @@ def devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
     by_index = {card.index: card for card in gpus}
     return tuple(
         _device(s, card, found)
-        for s in found.offered
-        if s.pod != SOMEBODY and (card := by_index.get(s.card)) is not None
+        for s in found.available
+        if s.pod != UNKNOWN_POD and (card := by_index.get(s.card)) is not None
     )
 
 
@@ -392,12 +403,12 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
     # Devices are taken in the order of their minors. The instance with the highest start comes first, which leaves more
     # ways to partition the rest of the card: 96 % of arrival orders are served so, 79 % from the lowest start
     # (docs/design/slices.md, "Choosing a geometry").
-    last_first = found.mode == MIG and found.placed
+    last_first = found.mode == MIG and found.has_positions
     minor = s.card * PLACES + (PLACES - 1 - s.start if last_first else s.start)
-    return Card(s.index, uuid, card.model, memory, core, card.healthy, card.numa, minor, type_of(s.name))
+    return Card(s.index, uuid, card.model, memory, core, card.healthy, card.numa, minor, device_type(s.name))
 
 
-def undivided(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
+def unpartitioned_cards(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
     """Return the cards that are not partitioned, which other vocabularies can use.
 
     Under MIG no card that supports MIG is among them, whether its MIG mode is on or not. Under MPS no card with slices
@@ -405,15 +416,15 @@ def undivided(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
     """
     if not found.mode:
         return tuple(gpus)
-    cut = {*found.cards, *(s.card for s in found.made), *found.partitioning.spec}
+    cut = {*found.cards, *(s.card for s in found.existing), *found.partitioning.spec}
     mig = found.mode == MIG
     return tuple(c for c in gpus if c.index not in cut and not (mig and layout_of(c.model, c.memory)))
 
 
-def held(found: NodeSlices) -> dict[str, tuple[Share, ...]]:
+def shares_by_pod(found: NodeSlices) -> dict[str, tuple[Share, ...]]:
     """Return the slices that the node handed out, as its agent reports them, by the pod's UID."""
     shares: dict[str, list[Share]] = {}
-    for s in found.made:
-        if s.pod not in ("", SOMEBODY):
-            shares.setdefault(s.pod, []).append(Share("", s.index, whole=True, type=type_of(s.name)))
+    for s in found.existing:
+        if s.pod not in ("", UNKNOWN_POD):
+            shares.setdefault(s.pod, []).append(Share("", s.index, whole=True, type=device_type(s.name)))
     return {uid: tuple(held) for uid, held in shares.items()}

@@ -22,11 +22,11 @@ EXCLUDE_CARD_MODELS = PREFIX + "exclude-card-models"
 CARD_UUIDS = PREFIX + "card-uuids"
 SPREAD_GROUP = PREFIX + "spread-group"
 SAME_CARD_GROUP = PREFIX + "same-card-group"
-ALL = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, SAME_CARD_GROUP)
+CONSTRAINT_ANNOTATIONS = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, SAME_CARD_GROUP)
 
-MOST = 100
+MAX_ENTRIES = 100
 """Entries of a list, which a filter over thousands of nodes can afford."""
-LONGEST = 128
+MAX_ENTRY_LENGTH = 128
 """Characters of an entry. A UUID has 40, a model name 30. `_words` caches entries."""
 
 NOT_LISTED = "not among card-uuids"
@@ -66,19 +66,19 @@ class Constraints:
 
     def allows_model(self, model: str) -> bool:
         """Return whether cards of this model are allowed."""
-        return self.against(model) is None
+        return self.reason_against_model(model) is None
 
-    def bar(self, card: Card) -> str | None:
+    def reason_against(self, card: Card) -> str | None:
         """Return the reason against this card by its model and UUID, or None. Equal reasons are counted together."""
         if self.uuids and card.uuid not in self.uuids:
             return NOT_LISTED
-        return self.against(card.model)
+        return self.reason_against_model(card.model)
 
-    def against(self, model: str) -> str | None:
+    def reason_against_model(self, model: str) -> str | None:
         """Return the reason against cards of this model, or None."""
-        if self.models and not any(matches(allowed, model) for allowed in self.models):
+        if self.models and not any(matches_model(allowed, model) for allowed in self.models):
             return f"model {model or 'unknown'} not among card-models"
-        if any(matches(excluded, model) for excluded in self.excluded_models):
+        if any(matches_model(excluded, model) for excluded in self.excluded_models):
             return f"model {model} excluded by exclude-card-models"
         return None
 
@@ -99,10 +99,10 @@ class Constraints:
         return "; ".join(f"{key} {text}" for key, text in self.texts().items())
 
 
-NONE = Constraints()
+NO_CONSTRAINTS = Constraints()
 
 
-def matches(name: str, model: str) -> bool:
+def matches_model(name: str, model: str) -> bool:
     """Return whether a user's name for a model means the `model` that a card reports.
 
     Both are split into words at spaces, dashes, slashes and underscores. The words of the name must occur in the model
@@ -131,8 +131,8 @@ def read_constraints(
     Args:
         policies: the names of all card policies.
     """
-    if not any(key in annotations for key in ALL):
-        return NONE, ()
+    if not any(key in annotations for key in CONSTRAINT_ANNOTATIONS):
+        return NO_CONSTRAINTS, ()
     problems: list[Problem] = []
     models = _listed(annotations, CARD_MODELS, problems)
     excluded = _listed(annotations, EXCLUDE_CARD_MODELS, problems)
@@ -165,23 +165,23 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
     if key not in annotations:
         return ()
     count = annotations[key].count(",") + 1
-    entries = [entry.strip() for entry in annotations[key].split(",", MOST)]
+    entries = [entry.strip() for entry in annotations[key].split(",", MAX_ENTRIES)]
     if not any(entries):
         problems.append(_malformed(key, "must name at least one; leave it out to allow any"))
         return ()
-    if count > MOST:
-        problems.append(_malformed(key, f"may name at most {MOST}, not {count}"))
+    if count > MAX_ENTRIES:
+        problems.append(_malformed(key, f"may name at most {MAX_ENTRIES}, not {count}"))
         return ()  # Each entry would be compared with each of the other list.
     problems += (_malformed(key, f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
-    long = [i for i, entry in enumerate(entries) if len(entry) > LONGEST]
+    long = [i for i, entry in enumerate(entries) if len(entry) > MAX_ENTRY_LENGTH]
     if long:
-        text = f"has more than {LONGEST} characters"
+        text = f"has more than {MAX_ENTRY_LENGTH} characters"
         problems += (Problem(annotation_path(key), f"entry {i} {text}", Rule.TOO_LARGE) for i in long)
         return ()
     return tuple(dict.fromkeys(filter(None, entries)))
 
 
-def contradictions(constraints: Constraints) -> Iterator[Problem]:
+def find_contradictions(constraints: Constraints) -> Iterator[Problem]:
     """Yield a problem for each model that is allowed and excluded at the same time.
 
     Only admission calls this. Where such a pod exists all the same, no card fits it. Users choose the length of the

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-STRANGER = "a pod of another namespace"
+FOREIGN_POD = "a pod of another namespace"
 _STRANGERS = "pods of other namespaces"
 
 
-def named_to(namespace: str, pods: Iterable[tuple[str, str]]) -> str:
+def names_visible_to(namespace: str, pods: Iterable[tuple[str, str]]) -> str:
     """Return a text for pods as a tenant of `namespace` may see them: its own by name, others without name and number.
 
     Args:
@@ -15,4 +15,4 @@ def named_to(namespace: str, pods: Iterable[tuple[str, str]]) -> str:
     found = set(pods)
     own = sorted(f"{namespace}/{name}" for its, name in found if its == namespace)
     others = len(found) - len(own)
-    return ", ".join([*own, *([STRANGER if not own and others == 1 else _STRANGERS] if others else [])])
+    return ", ".join([*own, *([FOREIGN_POD if not own and others == 1 else _STRANGERS] if others else [])])

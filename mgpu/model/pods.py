@@ -120,7 +120,7 @@ class Pod:
 
     Attributes:
         containers: in the order in which they start: init containers and sidecars, then app containers.
-        needs: the cpu and memory of its node that it reserves.
+        cpu_memory: the cpu and memory of its node that it reserves.
         ran: the names of its containers that have ever run.
         gated: whether it has scheduling gates, so that it cannot be bound. Cards reserved for it would be held without
             a limit in time.
@@ -141,7 +141,7 @@ class Pod:
     scheduler: str = ""
     priority: int = 0
     start_time: str = ""
-    needs: CpuMemory = NO_CPU_MEMORY
+    cpu_memory: CpuMemory = NO_CPU_MEMORY
     gated: bool = False
 
     @property
@@ -178,14 +178,14 @@ class Node:
 
     Attributes:
         annotations: those that mgpu reads.
-        room: its allocatable cpu and memory.
+        allocatable: its allocatable cpu and memory.
     """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
     capacity: Mapping[str, str] = field(default_factory=dict, hash=False)
-    room: CpuMemory = UNBOUNDED
+    allocatable: CpuMemory = UNBOUNDED
 
 
 def read_new_pod(raw: object) -> Pod:
@@ -230,7 +230,7 @@ def read_pod(raw: object) -> Pod:
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),
         start_time=reader.text(status.get("startTime"), "status.startTime"),
-        needs=reader.needs(top, spec),
+        cpu_memory=reader.cpu_memory(top, spec),
         gated=gated,
     )
     reader.unique_names(containers)
@@ -254,7 +254,7 @@ def read_node(raw: object) -> Node:
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         annotations=_known_annotations(reader.texts(meta.get("annotations"), "metadata.annotations")),
         capacity=reader.amounts(status.get("capacity"), "status.capacity"),
-        room=reader.room(top, status),
+        allocatable=reader.allocatable(top, status),
     )
     for path, table in (
         ("metadata.labels", node.labels),
@@ -368,7 +368,7 @@ class _Reader:
                 self._add(f"{container.path}.name", text, Rule.CONTAINER_NAME)
             seen.setdefault(container.name, container.path)
 
-    def needs(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> CpuMemory:
+    def cpu_memory(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> CpuMemory:
         """Return the cpu and memory that the pod reserves. Called after its containers have been read.
 
         An amount that is no quantity counts as nothing here; the API server refuses it after admission.
@@ -382,7 +382,7 @@ class _Reader:
         except QuantityError:
             return NO_CPU_MEMORY
 
-    def room(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> CpuMemory:
+    def allocatable(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> CpuMemory:
         """Return the allocatable cpu and memory of a node; unbounded where they cannot be read."""
         self.amounts(status.get("allocatable"), "status.allocatable")
         try:

@@ -8,7 +8,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-MAX = 2**63 - 1
+MAX_QUANTITY = 2**63 - 1
 _LONGEST = 64
 
 _SUFFIX = {
@@ -51,7 +51,7 @@ def _parsed(text: str) -> tuple[Fraction | None, bool]:
     sign, digits, exponent, suffix = match.groups()
     scale = Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIX[suffix or ""]
     number = Fraction(digits.rstrip(".")) * scale * (-1 if sign == "-" else 1)
-    return number, abs(number) <= MAX
+    return number, abs(number) <= MAX_QUANTITY
 
 
 def _shortened(value: object) -> str:

@@ -88,12 +88,12 @@ class Keys:
     public: Mapping[str, Ed25519PublicKey]
     signer: Signer | None = None
 
-    def know(self, text: str) -> bool:
+    def names_known_key(self, text: str) -> bool:
         """Return whether this is a seal that names one of the keys, valid or not."""
         seal = Seal.read(text)
         return seal is not None and seal.key in self.public
 
-    def refusal(self, subject: Subject, record: Mapping[str, str], text: str) -> str | None:
+    def refusal_reason(self, subject: Subject, record: Mapping[str, str], text: str) -> str | None:
         """Return why a seal does not authenticate a record of a subject, or None where it does."""
         seal = Seal.read(text)
         if seal is None:

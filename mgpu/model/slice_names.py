@@ -15,7 +15,7 @@ MIG, MPS = "mig", "mps"
 RESOURCE_PREFIX = "nvidia.com/"
 PLACES = 100
 """A number above the slices of any card, which has at most 48 (under MPS). The index of a slice is made with it."""
-MOST_CLIENTS = 48
+MAX_MPS_CLIENTS = 48
 """Clients of MPS per card (Volta and later)."""
 
 _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-([1-9]\d?g\.[1-9]\d{0,3}gb)(\.me)?", re.ASCII)
@@ -23,11 +23,11 @@ _MPS_RESOURCE = re.compile(r"nvidia\.com/gpu-([1-9]\d{0,4}gb)", re.ASCII)
 _MIG_NAME = re.compile(r"[1-9]\d?g\.[1-9]\d{0,3}gb(\+me)?", re.ASCII)
 _MPS_NAME = re.compile(r"([1-9]\d{0,4})gb", re.ASCII)
 
-Counts = Mapping[int, Mapping[str, int]]
+SliceCounts = Mapping[int, Mapping[str, int]]
 """Card index → slice (`2g.20gb`, `4gb`) → how many."""
 
 
-def slice_named(resource: str) -> str | None:
+def slice_of_resource(resource: str) -> str | None:
     """Return the slice of an extended resource (`1g.10gb+me` for `nvidia.com/mig-1g.10gb.me`), or None."""
     if match := _MIG_RESOURCE.fullmatch(resource):
         return match[1] + ("+me" if match[2] else "")
@@ -37,7 +37,7 @@ def slice_named(resource: str) -> str | None:
 
 def is_slice(type: str) -> bool:
     """Return whether devices of this type are slices."""
-    return slice_named(RESOURCE_PREFIX + type) is not None
+    return slice_of_resource(RESOURCE_PREFIX + type) is not None
 
 
 def is_mps(type: str) -> bool:
@@ -45,14 +45,14 @@ def is_mps(type: str) -> bool:
     return _MPS_RESOURCE.fullmatch(RESOURCE_PREFIX + type) is not None
 
 
-def type_of(slice_: str) -> str:
+def device_type(slice_: str) -> str:
     """Return the type of the devices that slices of this name are."""
     return f"gpu-{slice_}" if _MPS_NAME.fullmatch(slice_) else f"mig-{slice_.replace('+', '.')}"
 
 
 def resource_of(slice_: str) -> str:
     """Return the extended resource of a slice."""
-    return RESOURCE_PREFIX + type_of(slice_)
+    return RESOURCE_PREFIX + device_type(slice_)
 
 
 def mode_of(slice_: str) -> str:
@@ -109,7 +109,7 @@ def read_name(text: str) -> str | None:
     return name if _MIG_NAME.fullmatch(name) or _MPS_NAME.fullmatch(name) else None
 
 
-def counts(slices: Iterable[Slice]) -> dict[int, dict[str, int]]:
+def count_slices(slices: Iterable[Slice]) -> dict[int, dict[str, int]]:
     """Return the number of slices of each name, by card."""
     found: dict[int, dict[str, int]] = {}
     for s in sorted(slices):

@@ -19,7 +19,7 @@ from rich.text import Text
 from mgpu.dialects.mtgpu import KIND
 from mgpu.dialects.mtgpu import NAME as MTGPU
 from mgpu.model.cards import GPU, Card
-from mgpu.model.pod_constraints import NONE
+from mgpu.model.pod_constraints import NO_CONSTRAINTS
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import CardUse, CardView, NodeView
 from mgpu.presentation.plain_text import join_names
@@ -309,7 +309,7 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
         held = [(card.index, use) for card, use in on if card.type == type]
         where = "" if cut else f" on {','.join(str(index) for index, _ in held)}"
         text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}{where}", style=_IDLE)
-    if uses[0].constraints != NONE:
+    if uses[0].constraints != NO_CONSTRAINTS:
         constraints = Text(f" {pen.signs.dot} {uses[0].constraints}", style=_IDLE)
         constraints.truncate(_LONGEST_CONSTRAINTS, overflow="ellipsis")
         text.append_text(constraints)

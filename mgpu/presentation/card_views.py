@@ -10,8 +10,8 @@ from typing import Any
 
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.model.node_slices import NO_SLICES, NodeSlices, Partitioning, devices, undivided
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.node_slices import NO_SLICES, NodeSlices, Partitioning, slice_devices, unpartitioned_cards
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Stage
 from mgpu.model.slice_names import MIG, Slice, is_slice
 
@@ -33,7 +33,7 @@ class CardUse:
     core: int
     memory: int
     certain: bool = True
-    constraints: Constraints = NONE
+    constraints: Constraints = NO_CONSTRAINTS
     dialect: str = ""
     occupies: str = ""
 
@@ -96,8 +96,8 @@ class NodePartitions:
 def list_allocatable(found: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
     """Return the devices that pods can get: undivided cards, slices, and devices of other types."""
     gpus = [card for card in cards if card.type == GPU]
-    slices = devices(replace(found, partitioning=Partitioning()), gpus)
-    return (*undivided(found, gpus), *slices, *(card for card in cards if card.type != GPU))
+    slices = slice_devices(replace(found, partitioning=Partitioning()), gpus)
+    return (*unpartitioned_cards(found, gpus), *slices, *(card for card in cards if card.type != GPU))
 
 
 def view_nodes(ledger: Ledger, sliced: Mapping[str, NodePartitions] | None = None) -> tuple[NodeView, ...]:
@@ -121,8 +121,8 @@ def _viewed(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[Car
 
 def _divided(ledger: Ledger, node: str, card: Card, found: NodeSlices) -> CardView:
     """Return a divided card, with the sum of its held slices as its use."""
-    alone = [(s, NodeSlices(found.mode, made=(replace(s, pod=""),))) for s in found.made]
-    made = [(s, device) for s, one in alone for device in devices(one, [card])]
+    alone = [(s, NodeSlices(found.mode, existing=(replace(s, pod=""),))) for s in found.existing]
+    made = [(s, device) for s, one in alone for device in slice_devices(one, [card])]
     slices = tuple(_slice(ledger, node, s, device) for s, device in made)
     held = [s.state for s in slices if not s.state.idle]
     core, memory = sum(s.core_used for s in held), sum(s.memory_used for s in held)
@@ -153,7 +153,7 @@ def _note(found: NodeSlices) -> str:
     plan, (refused, why) = found.partitioning.plan, found.refused or (None, "")
     if plan is not None and plan == refused:
         return f"plan {plan} was refused: {why}"
-    return f"plan {plan} is under way" if found.waiting else ""
+    return f"plan {plan} is under way" if found.has_pending_plan else ""
 
 
 def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[CardUse, ...]:

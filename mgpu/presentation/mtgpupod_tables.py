@@ -11,7 +11,7 @@ from typing import Any
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
-from mgpu.model.ledger import Holding, Share, absent
+from mgpu.model.ledger import Holding, Share, missing_cards
 from mgpu.model.pods import Pod, read_pod
 from mgpu.presentation.card_views import NodeView, percent
 
@@ -57,18 +57,18 @@ def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
             unclear[f"MtgpuPod {meta.get('namespace', 'default')}/{meta['name']}"] = str(error)
             holdings |= {holding.uid: holding for holding in _of_unreadable(raw)}
             continue
-        bound = pod.bound or str(made[pod.uid].shares[0].card if pod.uid in made else "")
+        bound = pod.card_uuid or str(made[pod.uid].shares[0].card if pod.uid in made else "")
         if bound and not (pod.ended and pod.uid not in made and pod.pod_uid not in alive):
             holdings[pod.uid] = by_container(mtgpu.holding(pod, bound), read_pod(raw))
         if pod.uid in holdings or not pod.ended:
-            views.append(_view(replace(pod, bound=bound), raw))
+            views.append(_view(replace(pod, card_uuid=bound), raw))
     ordered = sorted(views, key=lambda v: (v.pod.namespace, v.pod.name, v.pod.uid))
     return MtgpuPods(tuple(ordered), tuple({**made, **holdings}.values()), unclear)
 
 
 def _of_own_pod(raw: Raw) -> Iterator[Holding]:
     """What a Pod that was made for an MtgpuPod has, for that one."""
-    if mtgpu.owner_of(raw):
+    if mtgpu.controlling_mtgpupod(raw):
         pod = read_pod(raw)
         held = mtgpu.holding_of_pod(pod, raw)
         if held:
@@ -111,13 +111,13 @@ def _view(pod: mtgpu.MtgpuPod, raw: Raw) -> MtgpuView:
 
 def occupying(holding: Holding, pod: Pod) -> Holding:
     """Return the holding, marked as that of an occupy pod if the pod is one on this node."""
-    node, gpuid = mtgpu.occupied(pod) or ("", "")
+    node, gpuid = mtgpu.occupy_target(pod) or ("", "")
     return replace(holding, gpuid=gpuid, occupies=True) if node == holding.node else holding
 
 
 def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str:
     """Return a sentence if the MtgpuPod's card is not among its node's cards, "" if it is, or if it has no card yet."""
-    names = ", ".join(absent([Share("", view.pod.bound)], cards)) if view.pod.bound else ""
+    names = ", ".join(missing_cards([Share("", view.pod.card_uuid)], cards)) if view.pod.card_uuid else ""
     return f"it is on {names}, which {view.pod.node} does not have" if names else ""
 
 
@@ -173,7 +173,7 @@ def mtgpupods_json(views: Iterable[MtgpuView]) -> dict[str, Any]:
         view.pod.key: {
             "node": view.pod.node,
             "gpuid": view.pod.gpuid,
-            "card": view.pod.bound or None,
+            "card": view.pod.card_uuid or None,
             "phase": view.pod.phase,
             "reason": view.reason or None,
             "message": view.message or None,

@@ -13,13 +13,13 @@ from mgpu import dialects
 from mgpu.model import device_object, node_slices
 from mgpu.model.agent_pods import AgentPod, nodes_without_agent
 from mgpu.model.cards import GPU, Card
-from mgpu.model.device_checkpoints import OTHERS, read_entries, shares_by_pod
+from mgpu.model.device_checkpoints import UNLISTED_PODS, read_entries, shares_by_pod
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.model.groups import Group, Seat
-from mgpu.model.ledger import Holding, Ledger, Share, absent, unknown_shares
+from mgpu.model.groups import Group, GroupCard
+from mgpu.model.ledger import Holding, Ledger, Share, missing_cards, unknown_shares
 from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.slice_names import MIG, MPS
 from mgpu.presentation.card_views import NodePartitions, NodeView, list_allocatable, view_nodes
@@ -27,7 +27,7 @@ from mgpu.presentation.mtgpupod_tables import MtgpuPods, MtgpuView, missing_card
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
-_SAID = (node_slices.ANNOTATION, node_slices.MADE, node_slices.PLANNED)
+_SAID = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.PLANNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GroupView:
 
     group: Group
     pods: tuple[str, ...]
-    seats: tuple[Seat, ...]
+    seats: tuple[GroupCard, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str:
 
     Devices that NVIDIA's plugin allocated are not checked: they can be other than the Device object lists.
     """
-    names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(absent(holding.shares, cards))
+    names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(missing_cards(holding.shares, cards))
     return f"its record names {names}, which {holding.node} does not have" if names else ""
 
 
@@ -157,7 +157,7 @@ def make_overview(
             unclear[f"Node {node.name}"] = problem
         if sliced.found.mode:
             cut[node.name] = sliced
-            given |= {uid: (node.name, shares) for uid, shares in node_slices.held(sliced.found).items()}
+            given |= {uid: (node.name, shares) for uid, shares in node_slices.shares_by_pod(sliced.found).items()}
         ledger.set_cards(node.name, list_allocatable(sliced.found, cards))
         stocked |= {node.name} if node.labels.get(device_object.WHOLE_CARDS_LABEL) == NVIDIA_PLUGIN else set()
     for raw in pods:
@@ -167,14 +167,14 @@ def make_overview(
             pending.append(pod.key)
             if isinstance(request, BadObject):
                 unclear[f"Pod {pod.key}"] = str(request)
-        if isinstance(request, GpuRequest) and request.constraints != NONE and not pod.ended:
+        if isinstance(request, GpuRequest) and request.constraints != NO_CONSTRAINTS and not pod.ended:
             constraints[pod.key] = request.constraints
         told, theirs = given.pop(pod.uid, ("", ()))
         found = read_claim(pod, request, theirs)
         if found.problem and isinstance(request, GpuRequest) and dialects.has_run(pod, request):
             # NVIDIA's device plugin allocates without a record, and the agent lists its pods with some delay: a pod
             # that is not listed yet may well have cards, so it is not taken for a bare pod.
-            chosen = pod.node in stocked and any(container.stock for container in request.containers)
+            chosen = pod.node in stocked and any(container.is_nvidia_gpu for container in request.containers)
             found = _without_record(pod, request, found, listed=bool(told), bare=pod.node in listing and not chosen)
         if found.holding:
             ledger.hold(found.holding)
@@ -185,7 +185,7 @@ def make_overview(
             unclear[f"Pod {pod.key}"] = problem
     _hold_listed(given, ledger)
     named = read_mtgpupods(mtgpupods, pods)
-    pending += [view.pod.key for view in named.views if not view.pod.bound]
+    pending += [view.pod.key for view in named.views if not view.pod.card_uuid]
     unclear |= named.unclear
     _hold_named(named, ledger, unclear)
     return Overview(
@@ -209,7 +209,7 @@ def _without_record(pod: Pod, request: GpuRequest, found: Claim, *, listed: bool
     """
     if found.problem != NO_RECORD and not listed:
         return found
-    if (listed or bare) and dialects.waits(pod, request):
+    if (listed or bare) and dialects.has_waiting_container(pod, request):
         return Claim(problem=found.problem)
     shares = () if listed or bare else unknown_shares(request, pod)
     return Claim(occupying(_holding(pod, request, shares), pod), _RUNS) if shares else Claim(problem=_BARE)
@@ -242,7 +242,7 @@ def _inventories(
         try:
             inventories[name] = device_object.read_device(raw)
             found = shares_by_pod(read_entries(raw))
-            if found.pop(OTHERS, None) is not None:
+            if found.pop(UNLISTED_PODS, None) is not None:
                 listing.add(name)
             given |= {uid: (name, shares) for uid, shares in found.items()}
         except BadObject as error:
@@ -282,6 +282,6 @@ def mark_unhealthy(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[C
 def list_groups(ledger: Ledger) -> tuple[GroupView, ...]:
     """Return the groups that have pods with cards."""
     return tuple(
-        GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.seats(group))
+        GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.group_cards(group))
         for group in ledger.groups()
     )

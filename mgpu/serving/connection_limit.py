@@ -9,7 +9,7 @@ takes milliseconds, and an attacker would have to open a whole room of connectio
 import threading
 from typing import Generic, TypeVar
 
-from mgpu.model.addresses import Block, counted_as
+from mgpu.model.addresses import Block, counting_block
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class ConnectionLimit(Generic[T]):
 
         It is no longer in the room.
         """
-        block = counted_as(peer)
+        block = counting_block(peer)
         with self._lock:
             self._block[connection] = block
             self._of.setdefault(block, {})[connection] = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from mgpu.model.errors import PROBLEMS, Problem, Rule, shortened, summary
+from mgpu.model.errors import MAX_PROBLEMS, Problem, Rule, shorten, summarize
 
 API_VERSION = "admission.k8s.io/v1"
 _LONGEST = 1024
@@ -143,13 +143,13 @@ def deny(
         status["message"] = why
     else:
         problems = list(why)
-        status["message"] = summary(problems)
+        status["message"] = summarize(problems)
         status["details"] = {
             "kind": review.kind,
             "name": review.name,
             "causes": [
-                {"reason": "FieldValueInvalid", "field": shortened(p.field), "message": shortened(p.message)}
-                for p in problems[:PROBLEMS]
+                {"reason": "FieldValueInvalid", "field": shorten(p.field), "message": shorten(p.message)}
+                for p in problems[:MAX_PROBLEMS]
             ],
         }
     rules = frozenset(problem.rule for problem in problems)
@@ -164,7 +164,7 @@ def json_pointer(*parts: str | int) -> str:
 def _reply(response: dict[str, Any], warnings: Sequence[str], rules: frozenset[Rule] = frozenset()) -> Reply:
     if warnings:
         more = len(warnings) - WARNINGS
-        response["warnings"] = [*map(shortened, warnings[:WARNINGS]), *([f"and {more} more"] if more > 0 else ())]
+        response["warnings"] = [*map(shorten, warnings[:WARNINGS]), *([f"and {more} more"] if more > 0 else ())]
     body = {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
     return Reply(body, broken_rules=rules)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from mgpu.settings.fields import AddressBlocks, Block, ExtraPort, Names, Port, listed, lower
+from mgpu.settings.fields import AddressBlocks, Block, ExtraPort, Names, Port, split_list, to_lower_case
 
 _PROCESSES = ("scheduler", "deviceplugin", "webhook")
 
@@ -143,16 +143,16 @@ class DevicePluginSettings(Block):
     cdi: bool = True
     health_port: Port = Field(0, alias="healthPort")
     cri_socket: str = Field("/run/containerd/containerd.sock", alias="criSocket")
-    whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(lower)] = Field(
+    whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(to_lower_case)] = Field(
         "auto", alias="wholeCards"
     )
-    enforce: Annotated[Literal["none", "mps"], BeforeValidator(lower)] = "none"
+    enforce: Annotated[Literal["none", "mps"], BeforeValidator(to_lower_case)] = "none"
     mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
     mps_require_mounts: bool = Field(True, alias="mpsRequireMounts")
     mig_manager: bool = Field(True, alias="migManager")
     limits_dir: str = Field("/run/mgpu/limits", alias="limitsDir")
-    device_list: Annotated[Literal["env", "mounts"], BeforeValidator(lower)] = Field("env", alias="deviceList")
+    device_list: Annotated[Literal["env", "mounts"], BeforeValidator(to_lower_case)] = Field("env", alias="deviceList")
     device_nodes: bool = Field(False, alias="deviceNodes")
     dev_dir: str = Field("/dev", alias="devDir")
 
@@ -168,4 +168,4 @@ class RecordSettings(Block):
 
     signing_key: str = Field("", alias="signingKey")
     public_keys: str = Field("", alias="publicKeys")
-    peers: Annotated[tuple[Literal["koordinator", "gpushare", "mtgpu"], ...], BeforeValidator(listed)] = ()
+    peers: Annotated[tuple[Literal["koordinator", "gpushare", "mtgpu"], ...], BeforeValidator(split_list)] = ()

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mgpu.settings.fields import Block, Policy, lower
+from mgpu.settings.fields import Block, Policy, to_lower_case
 from mgpu.settings.slice_settings import SlicesSettings
 
 MinMemory = Annotated[int, Field(ge=0)]
@@ -19,7 +19,9 @@ class MgpuSettings(Block):
     mgpu_enable: bool = Field(True, alias="MGPUEnable")
     policy: Policy | None = Field(None, alias="MGPUPolicy")
     weight_of_core: Annotated[int, Field(ge=0, le=100)] = Field(20, alias="MGPUWeightOfCore")
-    schedule_mode: Annotated[Literal["index", "id"], BeforeValidator(lower)] = Field("index", alias="MGPUScheduleMode")
+    schedule_mode: Annotated[Literal["index", "id"], BeforeValidator(to_lower_case)] = Field(
+        "index", alias="MGPUScheduleMode"
+    )
     max_containers_per_card: Annotated[int, Field(ge=1)] = Field(16, alias="MGPUMaxContainersPerCard")
     max_containers_exact: Annotated[int, Field(ge=1)] | None = Field(None, alias="MGPUMaxContainersNumPolicyValid")
     min_gpu_memory: MinMemory = Field(256, alias="minGPUMemory")

@@ -18,17 +18,17 @@ class Block(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
-def lower(value: object) -> object:
+def to_lower_case(value: object) -> object:
     """Return text in lower case, and any other value as it is."""
     return value.lower() if isinstance(value, str) else value
 
 
-def listed(value: object) -> object:
+def split_list(value: object) -> object:
     """Return the parts of a comma-separated text, and any other value as it is."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
+Names = Annotated[tuple[str, ...], BeforeValidator(split_list)]
 
 
 def _address_block(value: object) -> object:
@@ -39,7 +39,9 @@ def _address_block(value: object) -> object:
     raise ValueError("must be an address or a block such as 192.0.2.0/24 or 2001:db8::/32")
 
 
-AddressBlocks = Annotated[tuple[Annotated[AddressBlock, BeforeValidator(_address_block)], ...], BeforeValidator(listed)]
+AddressBlocks = Annotated[
+    tuple[Annotated[AddressBlock, BeforeValidator(_address_block)], ...], BeforeValidator(split_list)
+]
 
 CARD_POLICIES = SELECTABLE
 NODE_POLICIES = CARD_POLICIES
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     _Policy = str
 else:
     _Policy = Literal[SELECTABLE]  # of the registry's names, so that this module repeats none of them
-Policy = Annotated[_Policy, BeforeValidator(lower)]
+Policy = Annotated[_Policy, BeforeValidator(to_lower_case)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPort = Annotated[int, Field(ge=-1, le=65535)]
 """-1: nothing listens on it."""

@@ -15,7 +15,7 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.settings.component_settings import DevicePluginSettings, RecordSettings, SchedulerSettings, WebhookSettings
 from mgpu.settings.dialect_settings import DialectSettings, MgpuSettings
 from mgpu.settings.fields import Block, Policy
-from mgpu.settings.slice_settings import SlicesSettings, impossible, with_weights
+from mgpu.settings.slice_settings import SlicesSettings, find_impossible_geometries, nest_weights
 
 _SLICES = "dialects.slices"
 
@@ -70,7 +70,7 @@ def load_settings(
     except ValidationError as error:
         problems += [_problem(source, e) for e in error.errors(include_url=False)]
     else:
-        problems += impossible(settings.dialects.slices, f"{source}: {_SLICES}")
+        problems += find_impossible_geometries(settings.dialects.slices, f"{source}: {_SLICES}")
     if problems:
         raise BadObject(problems)
     return settings
@@ -102,7 +102,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     tree = _from_volcano(tree, source) if "tiers" in tree else tree
     match tree:
         case {"dialects": {"slices": dict(block)} as blocks}:
-            return {**tree, "dialects": {**blocks, "slices": with_weights(block, f"{source}: {_SLICES}")}}
+            return {**tree, "dialects": {**blocks, "slices": nest_weights(block, f"{source}: {_SLICES}")}}
     return tree
 
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.mig import canonical, invalid_geometry_reason
 from mgpu.model.slice_names import MIG, mode_of, read_name
-from mgpu.settings.fields import Block, Names, listed, lower
+from mgpu.settings.fields import Block, Names, split_list, to_lower_case
 
 _WEIGHT, _OF = "weight.", "resources."
 Weight = Annotated[int, Field(ge=0)]
@@ -19,7 +19,7 @@ Geometries = Mapping[str, Sequence[Mapping[str, int]]]
 
 def _each_one(value: object) -> object:
     """Return a comma-separated list of resources with weight 1 each; `weight.resources.<name>` overrides it."""
-    names = listed(value)
+    names = split_list(value)
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         return names  # The validation refuses it.
     return dict.fromkeys(names, 1)
@@ -85,7 +85,7 @@ class SlicesSettings(Block):
     """
 
     enabled: bool = True
-    schedule_policy: Annotated[Literal["binpack", "spread"], BeforeValidator(lower)] = Field(
+    schedule_policy: Annotated[Literal["binpack", "spread"], BeforeValidator(to_lower_case)] = Field(
         "binpack", alias="schedulePolicy"
     )
     schedule_weight: Annotated[int, Field(ge=0)] = Field(10, alias="scheduleWeight")
@@ -110,7 +110,7 @@ class SlicesSettings(Block):
         return found
 
 
-def impossible(settings: SlicesSettings, path: str) -> Iterator[Problem]:
+def find_impossible_geometries(settings: SlicesSettings, path: str) -> Iterator[Problem]:
     """Yield a problem for each geometry that no card of its models can have. path: of the block."""
     for i, entry in enumerate(settings.know_geometries):
         for j, geometry in enumerate(entry.allowed):
@@ -119,7 +119,7 @@ def impossible(settings: SlicesSettings, path: str) -> Iterator[Problem]:
                 yield Problem(f"{path}.KnowGeometries.{i}.allowedGeometries.{j}", reason)
 
 
-def with_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
+def nest_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return the block with flat keys (`weight.cpu`, `weight.resources.<name>`) joined under `weight`.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
-from mgpu.model.compute_resources import Requests, add, allocatable, requests_of
+from mgpu.model.compute_resources import Requests, add_requests, allocatable, requests_of
 from playground import fit
 from playground.container_runtime import Container, Runtime
 from playground.kubelet.device_checkpoint import FILE
@@ -36,7 +36,7 @@ def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -
     """
     there = allocatable(node)
     own = {name: amount for name, amount in requests_of(pod).items() if "/" not in name or name in there}
-    used: Requests = reduce(add, map(requests_of, others), Requests())
+    used: Requests = reduce(add_requests, map(requests_of, others), Requests())
     tolerant = {**pod, "spec": {**pod["spec"], "tolerations": [{"operator": "Exists"}]}}
     for reason in fit.fits(tolerant, node, used, counted=lambda _: False):
         return "NodeAffinity", f"Predicate NodeAffinity failed: {reason}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mgpu.model.compute_resources import add, requests_of
+from mgpu.model.compute_resources import add_requests, requests_of
 
 Raw = Mapping[str, Any]
 
@@ -190,12 +190,12 @@ class Cache:
         self._take(uid)
         requests = requests_of(pod)
         self._pods[uid] = node, requests
-        self._used[node] = add(self._used.get(node, {}), requests)
+        self._used[node] = add_requests(self._used.get(node, {}), requests)
 
     def _take(self, uid: str) -> bool:
         node, requests = self._pods.pop(uid, ("", {}))
         if node:
-            self._used[node] = add(self._used[node], {name: -amount for name, amount in requests.items()})
+            self._used[node] = add_requests(self._used[node], {name: -amount for name, amount in requests.items()})
         return bool(node)
 
 

@@ -85,9 +85,9 @@ class MtgpuPods:
             self._rows[view.pod.uid] = self._running(_Row(view.pod, raws[view.pod.uid]))
 
     def _running(self, row: _Row) -> _Row:
-        there, card = self._names.get(row.pod.key), self._card(row.pod.node, row.pod.bound)
+        there, card = self._names.get(row.pod.key), self._card(row.pod.node, row.pod.card_uuid)
         if there is not None and is_owned(there, row.pod.uid, row.pod.pod_uid):
-            row.made = OwnedPod(there["metadata"]["uid"], "Running", card=row.pod.bound)
+            row.made = OwnedPod(there["metadata"]["uid"], "Running", card=row.pod.card_uuid)
         elif there is None and card is not None:
             self._make(row, card)
         return row
@@ -99,7 +99,7 @@ class MtgpuPods:
 
     def follow(self, pod: Pod, message: str | None = None) -> None:
         """Take note of a Pod, which may be an occupy pod. Without a node it waits; `message` says why."""
-        node, gpuid = mtgpu.occupied(pod) or ("", "")
+        node, gpuid = mtgpu.occupy_target(pod) or ("", "")
         if gpuid and pod.node in ("", node):
             phase = "Running" if pod.node else "Pending"
             phase = pod.phase if pod.ended else phase
@@ -218,9 +218,9 @@ class MtgpuPods:
         return True
 
     def _bind(self, row: _Row, desired: DesiredMtgpuPod) -> bool:
-        new = desired.bind is not None and not row.pod.bound
+        new = desired.bind is not None and not row.pod.card_uuid
         if desired.bind is not None and new:
-            row.pod = replace(row.pod, bound=desired.bind)
+            row.pod = replace(row.pod, card_uuid=desired.bind)
             self._admitted.pop(row.pod.uid, None)
             self._cluster.hold(mtgpu.holding(row.pod, desired.bind))
         create = desired.create_pod and row.made is None
@@ -241,9 +241,9 @@ class MtgpuPods:
         outcome = row.outcome
         if outcome is None:
             return
-        card = self._card(row.pod.node, row.pod.bound) if row.made else None
+        card = self._card(row.pod.node, row.pod.card_uuid) if row.made else None
         if card is None:
-            condition = desired.created if row.pod.bound else desired.bound
+            condition = desired.created if row.pod.card_uuid else desired.bound
             outcome.reason = condition.reason if condition else ""
             outcome.rejections = {row.pod.node: condition.message} if condition else {}
             return
@@ -265,7 +265,7 @@ class MtgpuPods:
         """Return the GPUs that are not partitioned."""
         return tuple(card for card in self._cluster.ledger.nodes().get(node, ()) if card.type == GPU)
 
-    def _card(self, node: str, uuid: str) -> Card | None:
+    def _card(self, node: str, uuid: str | None) -> Card | None:
         return next((card for card in self._cards(node) if card.uuid == uuid), None)
 
 

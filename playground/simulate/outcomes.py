@@ -12,10 +12,10 @@ from deviceplugin.isolation.mps.limits import Unenforceable, client_of, edits
 from mgpu import dialects
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, by_index
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, cards_by_index
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import Pod
-from mgpu.model.slice_names import RESOURCE_PREFIX, is_slice, place_of, slice_named
+from mgpu.model.slice_names import RESOURCE_PREFIX, is_slice, place_of, slice_of_resource
 from mgpu.presentation.card_views import NodeView, nodes_json, percent
 from mgpu.settings import Settings
 from playground.simulate.world import Raw
@@ -105,9 +105,9 @@ class Delivery:
         return found
 
     def _cards(self, asked: ContainerRequest) -> Raw:
-        known = by_index(self.devices)
+        known = cards_by_index(self.devices)
         cards = [known[index] for index in self.placement.cards(asked.container)]
-        amounts = [asked.takes(card) for card in cards]
+        amounts = [asked.amount_on(card) for card in cards]
         return {
             "cards": [card.index for card in cards],
             "core": [percent(amount.core) for amount in amounts],
@@ -118,7 +118,7 @@ class Delivery:
     def _slices(self, name: str) -> Raw:
         """Return an entry per slice: its card, and its part of the card."""
         slices = sorted(self._slices_of(name), key=lambda card: (card.type, card.index))
-        names = dict.fromkeys(slice_named(RESOURCE_PREFIX + s.type) or s.type for s in slices)
+        names = dict.fromkeys(slice_of_resource(RESOURCE_PREFIX + s.type) or s.type for s in slices)
         return {
             "profile": ",".join(names),
             "cards": [place_of(s.index)[0] for s in slices],

@@ -12,21 +12,21 @@ from mgpu.model.ledger import Holding, Share
 from mgpu.model.mig import arrange, layout_of
 from mgpu.model.node_slices import (
     ANNOTATION,
-    MADE,
+    EXISTING,
     PLANNED,
     NodeSlices,
     Partitioning,
-    devices,
-    held,
     next_plan,
-    undivided,
+    shares_by_pod,
+    slice_devices,
+    unpartitioned_cards,
     with_spec,
     with_status,
-    write_made,
+    write_existing,
     write_planned,
 )
 from mgpu.model.pods import Node
-from mgpu.model.slice_names import MIG, Counts, Slice, counts
+from mgpu.model.slice_names import MIG, Slice, SliceCounts, count_slices
 from mgpu.presentation.card_views import NodePartitions
 from mgpu.presentation.overview import read_partitioning
 from scheduler.engine.partitioning.partitionable_node import slice_of_share
@@ -59,20 +59,20 @@ class PartitionedNode:
         """Return the devices that pods can get."""
         if self.sliced and self.problem:
             return self._others  # any card may be partitioned, in an unknown way
-        return (*undivided(self.found, self.gpus), *devices(self.found, self.gpus), *self._others)
+        return (*unpartitioned_cards(self.found, self.gpus), *slice_devices(self.found, self.gpus), *self._others)
 
     def given(self) -> dict[str, tuple[Share, ...]]:
         """Return UID → the slices that the annotations assign to the pod."""
-        return held(self.found)
+        return shares_by_pod(self.found)
 
     def partition(self, slices: Iterable[Slice]) -> None:
         """Make a partition plan for the whole node and carry it out."""
         wanted, plan = tuple(sorted(slices)), next_plan(self.found.partitioning.plan, 0)
-        spec = counts(wanted)
+        spec = count_slices(wanted)
         self.found = replace(
             self.found,
             partitioning=Partitioning(spec, plan, applied=plan),
-            made=self._made(wanted),
+            existing=self._made(wanted),
             planned=wanted,
             refused=None,
         )
@@ -81,8 +81,8 @@ class PartitionedNode:
     def view(self, holdings: Iterable[Holding]) -> NodePartitions:
         """Return the node's slices with their pods; `holdings` are those on the node."""
         pods = {place: h.uid for h in holdings for share in h.shares if (place := slice_of_share(share))}
-        made = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.found.made)
-        found = replace(self.found, made=made)
+        made = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.found.existing)
+        found = replace(self.found, existing=made)
         return NodePartitions(found, self.gpus, self._annotations if self.problem else self._written(found))
 
     def _written(self, found: NodeSlices) -> Mapping[str, str]:
@@ -94,29 +94,29 @@ class PartitionedNode:
             annotations[PLANNED] = write_planned(found.planned or (), partitioning.plan)
         return {
             **annotations,
-            ANNOTATION: with_status(text, found.made, partitioning.applied),
-            MADE: write_made(found.made, found.cards, found.refused),
+            ANNOTATION: with_status(text, found.existing, partitioning.applied),
+            EXISTING: write_existing(found.existing, found.cards, found.refused),
         }
 
     def _settle(self) -> None:
         """Bring the node to rest: MIG mode is on, each instance has its place, a plan under way is carried out."""
-        if not self.found.placed:
-            made = self._laid_out() if self.found.mode == MIG else self.found.made
+        if not self.found.has_positions:
+            made = self._laid_out() if self.found.mode == MIG else self.found.existing
             if made is None:
                 self.problem = "its cards cannot be partitioned as its status says"
                 return
             able = frozenset(gpu.index for gpu in self.gpus if layout_of(gpu.model, gpu.memory))
             cards = able if self.found.mode == MIG else self.found.cards
-            self.found = replace(self.found, made=made, placed=True, cards=cards)
-        if self.found.waiting:
+            self.found = replace(self.found, existing=made, has_positions=True, cards=cards)
+        if self.found.has_pending_plan:
             self._carry_out()
 
     def _laid_out(self) -> tuple[Slice, ...] | None:
         """Give instances that are only counted a place each, those in use first. Return None where they do not fit."""
         placed: list[Slice] = []
         for gpu in self.gpus:
-            there = [s for s in self.found.made if s.card == gpu.index]
-            free = _arranged(gpu, (), counts(there).get(gpu.index, {}), MIG)
+            there = [s for s in self.found.existing if s.card == gpu.index]
+            free = _arranged(gpu, (), count_slices(there).get(gpu.index, {}), MIG)
             if free is None:
                 return None
             for s in there:
@@ -126,7 +126,7 @@ class PartitionedNode:
 
     def _carry_out(self) -> None:
         found, plan = self.found, self.found.partitioning.plan
-        used = tuple(s.place for s in found.made if s.pod)
+        used = tuple(s.place for s in found.existing if s.pod)
         wanted = found.planned if found.planned is not None else self._counted(found.partitioning.spec, used)
         if plan is None:
             return
@@ -135,9 +135,9 @@ class PartitionedNode:
             self.found = replace(found, refused=(plan, reason))
         else:
             partitioning = replace(found.partitioning, applied=plan)
-            self.found = replace(found, partitioning=partitioning, made=self._made(wanted), refused=None)
+            self.found = replace(found, partitioning=partitioning, existing=self._made(wanted), refused=None)
 
-    def _counted(self, spec: Counts, used: Sequence[Slice]) -> tuple[Slice, ...] | None:
+    def _counted(self, spec: SliceCounts, used: Sequence[Slice]) -> tuple[Slice, ...] | None:
         """Place the slices of a plan that only counts them. Return None where they do not fit."""
         slices: list[Slice] = []
         for gpu in self.gpus:
@@ -153,7 +153,7 @@ class PartitionedNode:
 
     def _made(self, wanted: Iterable[Slice]) -> tuple[Slice, ...]:
         """Make the wanted slices; those that exist already stay the same."""
-        there = {s.place: s for s in self.found.made}
+        there = {s.place: s for s in self.found.existing}
         return tuple(there.get(s.place) or replace(s, uuid=self._uuid(s)) for s in wanted)
 
     def _uuid(self, s: Slice) -> str:

@@ -13,7 +13,7 @@ from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
 from mgpu.dialects.registry import vocabularies, vocabulary_of
-from mgpu.model.compute_resources import add, allocatable, requests_of
+from mgpu.model.compute_resources import add_requests, allocatable, requests_of
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.ledger import Holding
@@ -111,7 +111,7 @@ class _Simulation:
         running = []
         for raw in world.running:
             pod = read_pod(raw)
-            found = mtgpu.occupied(pod)
+            found = mtgpu.occupy_target(pod)
             if found and found not in needed and mtgpu.enabled(self._settings):
                 self._note(f"pod {pod.key}: is left out, because no MtgpuPod needs its card and it would be deleted")
             else:
@@ -129,7 +129,7 @@ class _Simulation:
         Taints and cordons do not count, because no scheduler has checked them.
         """
         known = {**self.cluster.raw[node], "spec": {}}
-        used = add(self.cluster.used[node], {"pods": before})
+        used = add_requests(self.cluster.used[node], {"pods": before})
         reasons = fit.fits(raw, known, used, _counted(known))
         return reasons[0] if reasons else ""
 
@@ -239,10 +239,10 @@ class _Simulation:
             return refused or assess(
                 request, known, devices, self._settings
             )  # one of the choices that NVIDIA's plugin has
-        refusal = request.unmet(known) is None and self.cluster.slices_refusal(pod, request, node)
+        refusal = request.unmet_requirement(known) is None and self.cluster.slices_refusal(pod, request, node)
         if refusal:
             return refusal
-        foresight = Foresight(self.cluster.forecast.judges, view.free_resources, pod.needs)
+        foresight = Foresight(self.cluster.forecast.judges, view.free_resources, pod.cpu_memory)
         return assess(request, known, devices, self._settings, foresight, seats=seats)
 
     def _bind(

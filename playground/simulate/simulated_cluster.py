@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mgpu.model.cards import CardState
-from mgpu.model.compute_resources import Requests, add, requests_of
+from mgpu.model.compute_resources import Requests, add_requests, requests_of
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
-from mgpu.model.groups import Seat
+from mgpu.model.groups import GroupCard
 from mgpu.model.ledger import Holding, Ledger, shares_of
 from mgpu.model.pods import Pod, read_node
 from mgpu.model.slice_names import Slice
@@ -57,8 +57,8 @@ class SimulatedCluster:
 
     def reserve(self, pod: Pod, raw: Raw, node: str) -> None:
         """Count the requests of a pod on a node; its cards are held apart."""
-        self.used[node] = add(self.used[node], requests_of(raw))
-        self._moved.update(self._usage.put(pod.uid, node, pod.needs))
+        self.used[node] = add_requests(self.used[node], requests_of(raw))
+        self._moved.update(self._usage.put(pod.uid, node, pod.cpu_memory))
         self._named.follow(replace(pod, node=node))
 
     def hold(self, holding: Holding) -> None:
@@ -81,7 +81,7 @@ class SimulatedCluster:
         """Return the node's devices without the holding of a pod; with `gpuid`, as its occupy pod finds them."""
         cards = self.ledger.cards(node, without)
         if gpuid:
-            cards = self.ledger.for_gpuid(node, gpuid, without)
+            cards = self.ledger.states_for_gpuid(node, gpuid, without)
         return (*cards, *self.ledger.others(node, without))
 
     def take_changed_nodes(self) -> Iterable[tuple[str, NodeSnapshot]]:
@@ -94,7 +94,7 @@ class SimulatedCluster:
         known = self.nodes[node]
         cards = self.ledger.cards(node, uid)
         others = self.ledger.others(node, uid)
-        free = known.room.less(self._usage.on(node, uid))
+        free = known.allocatable.minus(self._usage.on(node, uid))
         return NodeSnapshot(
             known, cards, 0, free, available_cards=cards, other_devices=others, available_other_devices=others
         )
@@ -103,8 +103,8 @@ class SimulatedCluster:
         """Return no reservation: each pod is bound before the next one comes."""
         return
 
-    def seats(self, request: GpuRequest, without: str) -> tuple[Seat, ...]:
-        return self.ledger.seats(request.constraints.same_card, without)
+    def seats(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]:
+        return self.ledger.group_cards(request.constraints.same_card, without)
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]:
         return frozenset(held.node for group in request.constraints.groups for held in self.ledger.members(group))
@@ -154,7 +154,11 @@ class SimulatedCluster:
         """Partition the best of these nodes so that the pod fits. Return its name, or None where that is impossible."""
         wanted = requested_slices(request)
         targets = [self.partitionable_node(name, pod.uid) for name in nodes] if wanted else []
-        able = [target for target in targets if target and not target.problem and request.unmet(target.node) is None]
+        able = [
+            target
+            for target in targets
+            if target and not target.problem and request.unmet_requirement(target.node) is None
+        ]
         for target in rank_partitionable_nodes(able, wanted, pod, self._slices):
             slices = plan_node(target, [wanted])
             if not isinstance(slices, Rejection):

@@ -16,7 +16,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from mgpu.model.card_use import card_uses, held_of
+from mgpu.model.card_use import card_uses, held_amounts
 from mgpu.model.ledger import Ledger
 from mgpu.presentation.card_views import list_allocatable
 from scheduler.api.replica import Replica
@@ -76,12 +76,12 @@ def figures_of(node: NodeContents) -> Figures:
             counts[Figure.STRANDED, ""] += 0 if use.idle else free
     for holding in node.held:
         if not holding.occupies:  # an occupy pod holds the card for MtgpuPods, which are counted themselves
-            core, memory = held_of(holding, devices)
+            core, memory = held_amounts(holding, devices)
             counts[Figure.PODS, holding.dialect] += 1
             counts[Figure.HELD_CORE, holding.dialect] += core
             counts[Figure.HELD_MEMORY, holding.dialect] += memory
     counts[Figure.NODES, ""] += bool(node.cards)
-    counts[Figure.BARRIERS, ""] += node.slices.waiting
+    counts[Figure.BARRIERS, ""] += node.slices.has_pending_plan
     return +counts
 
 

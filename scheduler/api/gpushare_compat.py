@@ -41,7 +41,7 @@ def gpushare_routes(app: Flask, extender: Extender, replica: Replica) -> None:
         if node and not state.cards_and_holdings(node):
             raise BadRequest(404, f"there is no node {node}")
         names = (node,) if node else state.nodes_with_cards()
-        return Response(_inspected(names, state, gpushare.unit(settings)), mimetype="application/json")
+        return Response(_inspected(names, state, gpushare.unit_bytes(settings)), mimetype="application/json")
 
     app.add_url_rule(f"{_PREFIX}/inspect", "gpushare inspect", inspect)
     app.add_url_rule(f"{_PREFIX}/inspect/<node>", "gpushare inspect one", inspect)
@@ -70,7 +70,7 @@ def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...]
         {
             "id": state.card.index,
             "totalGPU": state.card.memory // unit,
-            "usedGPU": gpushare.units_of(state.memory_taken, state.card, unit),
+            "usedGPU": gpushare.held_units(state.memory_taken, state.card, unit),
             "pods": [_pod(holding, state.card, unit) for holding in holdings if holding.is_on(state.card)],
         }
         for state in cards
@@ -84,5 +84,5 @@ def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...]
 
 
 def _pod(holding: Holding, card: Card, unit: int) -> dict[str, Any]:
-    used = gpushare.units_of(holding.uses(card).memory, card, unit)
+    used = gpushare.held_units(holding.uses(card).memory, card, unit)
     return {"name": holding.name, "namespace": holding.namespace, "usedGPU": used}

@@ -178,7 +178,7 @@ class ClusterArrays:
         self, requirements: tuple[Requirement, ...], results: _RequirementResults, row: int
     ) -> None:
         node = self._nodes[row]
-        reason = next((text for r in requirements if (text := r.unmet(node)) is not None), None)
+        reason = next((text for r in requirements if (text := r.unmet_requirement(node)) is not None), None)
         results.is_met[row] = reason is None
         if reason is not None:
             results.rejections[row] = Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True)

@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
-from mgpu.dialects.watched_pods import bounded, fingerprint
+from mgpu.dialects.watched_pods import fingerprint, limit_containers
 from mgpu.kube.events import pod_reference
 from mgpu.model import device_object
 from mgpu.model.cards import CardState
-from mgpu.model.device_checkpoints import OTHERS
+from mgpu.model.device_checkpoints import UNLISTED_PODS
 from mgpu.model.gpu_requests import GpuRequest, Rejection
-from mgpu.model.groups import Seat
+from mgpu.model.groups import GroupCard
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.settings import Settings
@@ -125,11 +125,11 @@ class ClusterCache:
             if before == node:
                 return
             given = self._nodes.given(node.name)
-            was_waiting = self._slices.of(node.name).waiting
+            was_waiting = self._slices.of(node.name).has_pending_plan
             self._nodes.node_changed(node)
             self._set_cards(node.name)
             self._given_changed(node.name, given)
-            if was_waiting and not self._slices.of(node.name).waiting:
+            if was_waiting and not self._slices.of(node.name).has_pending_plan:
                 # Pods were rejected because the node's agent had not yet carried out its partition plan.
                 self._events.publish(CardsFreed(node.name))
             self._partitioner_changed(node.name, before)
@@ -190,7 +190,7 @@ class ClusterCache:
             pod = before.pod
             gpu_pod = with_current_labels(before, raw)
         else:
-            pod = read_pod(bounded(raw))
+            pod = read_pod(limit_containers(raw))
             gpu_pod = make_gpu_pod(pod, raw, self._settings, self.records, before.verdict if before else None)
             if gpu_pod is not None:
                 pod = gpu_pod.pod
@@ -266,7 +266,7 @@ class ClusterCache:
         An occupy pod always gets its card: it occupies the card for MtgpuPods of other namespaces, whose remnants their
         controller has checked. Otherwise one remnant in kube-system would hold up the MtgpuPods of all namespaces.
         """
-        if mtgpu.occupied(pod) is not None:
+        if mtgpu.occupy_target(pod) is not None:
             return None
         with self._lock:
             return self._holdings.remnants.problem(pod.namespace)
@@ -348,10 +348,10 @@ class ClusterCache:
         with self._lock:
             return self._ledger.holdings(node)
 
-    def seats(self, request: GpuRequest, uid: str) -> tuple[Seat, ...]:
+    def seats(self, request: GpuRequest, uid: str) -> tuple[GroupCard, ...]:
         """Return where the other pods of the request's same-card group are."""
         with self._lock:
-            return self._ledger.seats(request.constraints.same_card, uid)
+            return self._ledger.group_cards(request.constraints.same_card, uid)
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]:
         """Return the nodes that have a pod of one of the request's groups, or one nominated to them."""
@@ -498,7 +498,7 @@ class ClusterCache:
         """Count what the pod reserves on its node; until it is bound, on the node where its cards are reserved."""
         reservation = self._reservations.get(pod.uid)
         reserved = reservation.node if reservation is not None else ""
-        self._snapshots.set_usage(pod.uid, "" if pod.ended else pod.node or reserved, pod.needs)
+        self._snapshots.set_usage(pod.uid, "" if pod.ended else pod.node or reserved, pod.cpu_memory)
 
     def _given_changed(self, node: str, before: GivenShares) -> None:
         """Update the holdings of the pods to which the node gives other shares than before."""
@@ -506,7 +506,7 @@ class ClusterCache:
         changed = sorted(uid for uid in {**before, **given} if before.get(uid) != given.get(uid))
         for uid in changed:
             self._holdings.given_changed(uid, node)
-        if OTHERS in changed:
+        if UNLISTED_PODS in changed:
             self._holdings.settle_all_on(node)  # This entry is about the pods that are not listed.
         if changed:
             self._events.publish(CardsFreed(node))
@@ -527,7 +527,7 @@ class ClusterCache:
         cards = None if node is None else self._nodes.cards(node)
         before = self._ledger.nodes().get(name, ())
         self._ledger.set_cards(name, cards)
-        if device_object.gained(before, cards or ()):
+        if device_object.has_gained_capacity(before, cards or ()):
             self._events.publish(CardsFreed(name))
         self.forecast.set_node(name, node, self._ledger.cards(name))
         self._touch(name)

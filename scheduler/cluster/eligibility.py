@@ -101,7 +101,7 @@ class Eligibility:
             self._rows_with_gpuids.add(row)
 
     def _codes_of_constraints(self, constraints: Constraints) -> Codes:
-        by_model = [self._code_of_reason(constraints.against(model)) for model in self._models]
+        by_model = [self._code_of_reason(constraints.reason_against_model(model)) for model in self._models]
         codes = np.array([*by_model, 0], np.int64)[self._model_numbers]
         if constraints.uuids:
             unlisted = self._model_numbers >= 0

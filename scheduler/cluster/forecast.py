@@ -129,7 +129,7 @@ class Forecast:
             return self._shape(pod, request)
 
     def _shape(self, pod: Pod, request: GpuRequest) -> Shape:
-        return shape_of(request, pod.needs, {node.model for node in self._classes})
+        return shape_of(request, pod.cpu_memory, {node.model for node in self._classes})
 
     def _learn_from_first_pods(self) -> None:
         """Learn from the pods that existed at the start, in the order of their creation."""

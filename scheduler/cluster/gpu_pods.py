@@ -14,10 +14,10 @@ from mgpu.dialects import mtgpu, watched_pods
 from mgpu.dialects.record_verification import UNSEALED, Finding, RecordVerifier, Verdict
 from mgpu.dialects.registry import vocabularies
 from mgpu.model import budget
-from mgpu.model.errors import BadObject, Problem, first
+from mgpu.model.errors import BadObject, Problem, shorten_problems
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Share, unknown_shares
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Pod, read_pod
 from mgpu.settings import Settings
 
@@ -56,7 +56,7 @@ class GpuPod:
     @property
     def constraints(self) -> Constraints:
         """The constraints of its request; none for a malformed request."""
-        return self.request.constraints if self.request is not None else NONE
+        return self.request.constraints if self.request is not None else NO_CONSTRAINTS
 
 
 def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, records: RecordVerifier = UNSEALED) -> GpuPod | None:
@@ -77,7 +77,7 @@ def make_gpu_pod(
         before: The last verdict on its allocation record, which holds while the record is the same.
     """
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
-    pod, verdict = records.judge(dialects.without_unread(pod), before)
+    pod, verdict = records.judge(dialects.drop_unread_annotations(pod), before)
     excess = budget.excess_of_containers(raw) if pod.node else budget.excess(raw)
     if excess:
         few = replace(pod, containers=pod.containers[:1])
@@ -111,19 +111,19 @@ def trim(gpu_pod: GpuPod) -> GpuPod:
     if pod.ended or request is None:
         pod = replace(pod, annotations={})
     # An allocation record counts only once the pod is bound.
-    return replace(gpu_pod, pod=watched_pods.kept(pod, record=bool(pod.node)), request=request)
+    return replace(gpu_pod, pod=watched_pods.stored_pod(pod, record=bool(pod.node)), request=request)
 
 
 def with_current_labels(gpu_pod: GpuPod, raw: Mapping[str, Any]) -> GpuPod:
     """Return the pod with the labels and the resourceVersion of `raw`, which is the same in all else that is read."""
     meta = raw["metadata"]
-    labels = watched_pods.kept_labels(meta.get("labels") or {})
+    labels = watched_pods.stored_labels(meta.get("labels") or {})
     return replace(gpu_pod, pod=replace(gpu_pod.pod, labels=labels), version=str(meta.get("resourceVersion", "")))
 
 
 def _rejected(pod: Pod, problems: Sequence[Problem], version: str, verdict: Verdict | None) -> GpuPod:
     """Return a pod that gets no cards. Its containers, of which there may be many, matter only once it is bound."""
-    return GpuPod(pod if pod.node else replace(pod, containers=()), None, first(problems), version, verdict)
+    return GpuPod(pod if pod.node else replace(pod, containers=()), None, shorten_problems(problems), version, verdict)
 
 
 def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) -> Iterator[Problem]:
@@ -131,7 +131,7 @@ def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) ->
 
     Admission did not complete such a container, or did so under other settings.
     """
-    served = dialects.served(request)
+    served = dialects.device_containers(request)
     for container in pod.containers:
         if container.name in served and not dialects.carrier(container, settings):
             text = "requests no resource that a device plugin allocates; delete and create the pod again, so that "
@@ -140,7 +140,7 @@ def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) ->
 
 def occupied_gpuid(pod: Pod, node: str) -> str:
     """Return the GPUID for which this pod occupies a card of this node; "" if it is no occupy pod of the node."""
-    found = mtgpu.occupied(pod)
+    found = mtgpu.occupy_target(pod)
     return found[1] if found and found[0] == node else ""
 
 

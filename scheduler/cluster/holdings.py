@@ -14,13 +14,13 @@ from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.kube.events import pod_reference
 from mgpu.model.cards import GPU
-from mgpu.model.device_checkpoints import OTHERS
+from mgpu.model.device_checkpoints import UNLISTED_PODS
 from mgpu.model.errors import BadObject
-from mgpu.model.groups import where
-from mgpu.model.ledger import Holding, Ledger, Share, absent, shares_of, unknown_shares
+from mgpu.model.groups import format_group_cards
+from mgpu.model.ledger import Holding, Ledger, Share, missing_cards, shares_of, unknown_shares
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Pod
-from mgpu.model.slice_names import RESOURCE_PREFIX, mode_of, place_of, slice_named
+from mgpu.model.slice_names import RESOURCE_PREFIX, mode_of, place_of, slice_of_resource
 from scheduler.cluster.events import HoldingsChanged, ObjectWarning, PodUndecided, Publisher
 from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, recorded_shares, shares_on_unknown_cards
 from scheduler.cluster.nodes import Nodes
@@ -147,7 +147,7 @@ class Holdings:
             return not given[gpu_pod.pod.uid] and dialects.has_run(gpu_pod.pod, gpu_pod.request)
         if has_record or self._is_chosen_by_nvidia(gpu_pod):
             return False
-        return OTHERS in given
+        return UNLISTED_PODS in given
 
     def _is_decided_late(self, gpu_pod: GpuPod) -> bool:
         """Return whether the cards of a bare pod are decided now, or the pod is failed.
@@ -158,7 +158,9 @@ class Holdings:
         if gpu_pod.request is None:
             return False
         is_listed = gpu_pod.pod.uid in self._nodes.given(gpu_pod.pod.node)
-        return dialects.waits(gpu_pod.pod, gpu_pod.request) or (is_listed and not gpu_pod.request.containers)
+        return dialects.has_waiting_container(gpu_pod.pod, gpu_pod.request) or (
+            is_listed and not gpu_pod.request.containers
+        )
 
     def _holding(self, gpu_pod: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
         pod = gpu_pod.pod
@@ -314,7 +316,7 @@ class Holdings:
         node = self._nodes.get(name)
         mode = node.labels.get(LABEL) if node else None
         for share in shares:
-            slice_name = slice_named(RESOURCE_PREFIX + share.type)
+            slice_name = slice_of_resource(RESOURCE_PREFIX + share.type)
             if slice_name and mode_of(slice_name) != mode:
                 card = place_of(share.card)[0] if isinstance(share.card, int) else None
                 yield Share(share.container, card, whole=True, stage=share.stage)
@@ -332,9 +334,9 @@ class Holdings:
     def _warn_of_split_group(self, gpu_pod: GpuPod) -> None:
         """Warn if a same-card group is on several cards: by a record that a user wrote, or one that was lost."""
         group = gpu_pod.constraints.same_card
-        seats = self.ledger.seats(group)
+        seats = self.ledger.group_cards(group)
         if len(seats) > 1:
-            message = f"{group} is on {where(seats)}; more of its pods fit only on these cards"
+            message = f"{group} is on {format_group_cards(seats)}; more of its pods fit only on these cards"
             self._warn(gpu_pod.pod, "GroupSplit", message)
 
     def _warn_of_absent_cards(self, pod: Pod, shares: Sequence[Share]) -> None:
@@ -343,7 +345,7 @@ class Holdings:
         A node without cards is skipped: when the scheduler starts, pods may arrive before the cards.
         """
         cards = self.ledger.nodes().get(pod.node, ())
-        names = ", ".join(absent(shares, cards)) if cards else ""
+        names = ", ".join(missing_cards(shares, cards)) if cards else ""
         if names:
             message = f"its record names {names}, which {pod.node} does not have; they are held once the node has them"
             self._warn(pod, "UnknownCards", message)

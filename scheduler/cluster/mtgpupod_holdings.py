@@ -288,7 +288,7 @@ def own_pod(pod: Pod, raw: Raw, records: RecordVerifier) -> tuple[OwnPod | None,
     Returns (None, None) for a Pod that does not claim it; the webhook denies such annotations to users. This may verify
     a seal, so the caller does not hold the cache's lock.
     """
-    owner = mtgpu.mtgpupod_of(raw)
+    owner = mtgpu.claimed_mtgpupod(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:
         return None, None
     own = OwnPod(pod.namespace, pod.name, pod.node, owner, pod.ended, mtgpu.holding_of_pod(pod, raw))
@@ -312,7 +312,7 @@ def _observed(raw: Raw) -> _Observed:
         pod = mtgpu.read_mtgpupod(raw)
     except BadObject:
         return _unreadable(raw)
-    return _Observed(pod.ended, pod.pod_uid, mtgpu.holding(pod, pod.bound) if pod.bound else None)
+    return _Observed(pod.ended, pod.pod_uid, mtgpu.holding(pod, pod.card_uuid) if pod.card_uuid else None)
 
 
 def _unreadable(raw: Raw) -> _Observed:

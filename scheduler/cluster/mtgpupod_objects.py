@@ -183,7 +183,7 @@ def pod_text(raw: Raw, records: RecordVerifier) -> PodText:
     key = key_of(raw)
     made = encode(stored_own_pod(raw)) if _claims_mtgpupod(raw) and records.finding_of_mtgpu(raw) is None else None
     occupied = _occupied_by_name(key)
-    is_occupy_pod = occupied is not None and mtgpu.occupied(read_pod(raw)) is not None
+    is_occupy_pod = occupied is not None and mtgpu.occupy_target(read_pod(raw)) is not None
     occupies = encode(stored_occupy_pod(raw)) if is_occupy_pod else None
     return PodText(key, raw["metadata"]["uid"], made, occupied, occupies)
 
@@ -218,7 +218,7 @@ def _claims_mtgpupod(pod: Raw) -> bool:
 def _occupied_by_name(key: Key) -> tuple[str, str] | None:
     """Return the node and GPUID of an occupy pod with this name, or None if it is no name of an occupy pod."""
     namespace, name = key
-    return mtgpu.occupied(Pod(namespace, name, labels={mtgpu.OCCUPY_LABEL: name.rpartition("-")[2]}))
+    return mtgpu.occupy_target(Pod(namespace, name, labels={mtgpu.OCCUPY_LABEL: name.rpartition("-")[2]}))
 
 
 def _put(index: dict[str, dict[str, V]], node: str, gpuid: str, value: V | None) -> None:

@@ -11,7 +11,7 @@ allocated is then in the Node's status, which every scheduler reads.
 
 from collections.abc import Mapping
 
-from mgpu.model.agent_pods import AgentPod, Raw, agent_pod, without_ready_agent
+from mgpu.model.agent_pods import AgentPod, Raw, agent_pod, find_unready_agent
 from scheduler.cluster.events import CardsFreed, Publisher
 
 
@@ -69,7 +69,7 @@ class NodeAgents:
         return before
 
     def _update_node(self, node: str) -> None:
-        silent = without_ready_agent(self._on_node.get(node, {}).values())
+        silent = find_unready_agent(self._on_node.get(node, {}).values())
         if silent is not None:
             self._silent[node] = silent
         elif self._silent.pop(node, None) is not None:

@@ -141,7 +141,7 @@ class NodeSnapshots:
             node,
             cards,
             self.version(name),
-            node.room.less(self._usage.on(name, uid)) if node else UNBOUNDED,
+            node.allocatable.minus(self._usage.on(name, uid)) if node else UNBOUNDED,
             self._nominations.available(name, cards, uid, priority),
             self.indexes_used_by_mgpu(name, uid, gpuid) if nvidia_plugin.is_on_node(node) else (),
             others,
@@ -166,7 +166,7 @@ class NodeSnapshots:
         """Return a snapshot of these nodes as arrays, for one pod."""
         self.refresh()
         own = self._ledger.holding(pod.uid)
-        occupied = mtgpu.occupied(pod)
+        occupied = mtgpu.occupy_target(pod)
         different = self._nominations.differing(pod.uid, pod.priority)
         if own is not None:
             different.add(own.node)
@@ -191,7 +191,7 @@ class NodeSnapshots:
             self._changed.add(node)
 
     def _cards(self, node: str, uid: str, gpuid: str) -> tuple[CardState, ...]:
-        return self._ledger.for_gpuid(node, gpuid, uid) if gpuid else self._ledger.cards(node, uid)
+        return self._ledger.states_for_gpuid(node, gpuid, uid) if gpuid else self._ledger.cards(node, uid)
 
     def _available(
         self, node: str, uid: str = "", priority: int = LOWEST_PRIORITY, gpuid: str = ""

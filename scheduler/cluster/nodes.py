@@ -19,7 +19,7 @@ from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
-from mgpu.version import AGENT
+from mgpu.version import AGENT_ANNOTATION
 from scheduler.cluster.events import ObjectWarning, Publisher
 from scheduler.cluster.slice_state import SliceStates
 
@@ -134,7 +134,7 @@ class Nodes:
         if self.slices.is_unreadable(node.name):
             return others  # Any GPU may be partitioned, into unknown slices.
         gpus = _gpus(devices)
-        return (*node_slices.undivided(slices, gpus), *node_slices.devices(slices, gpus), *others)
+        return (*node_slices.unpartitioned_cards(slices, gpus), *node_slices.slice_devices(slices, gpus), *others)
 
     def gpus(self, node: Node) -> tuple[Card, ...]:
         """Return all GPUs of a node, partitioned or not."""
@@ -146,7 +146,7 @@ class Nodes:
         if cards is None:
             # mgpu's agent is about to create the Device. Allocation records must not name cards that are only inferred
             # from the capacity, since the Device may list others.
-            cards = () if AGENT in node.annotations else dialects.cards_from_capacity(node, self._settings)
+            cards = () if AGENT_ANNOTATION in node.annotations else dialects.cards_from_capacity(node, self._settings)
         listed = self._unhealthy.get(node.name)
         if not listed:
             return cards

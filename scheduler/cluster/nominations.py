@@ -152,14 +152,16 @@ class Nominations:
         return _with_holdings(cards, held)
 
     def _is_group_elsewhere(self, nominee: _Nominee, node: str) -> bool:
-        seats = self._ledger.seats(nominee.request.constraints.same_card, nominee.gpu_pod.pod.uid)
+        seats = self._ledger.group_cards(nominee.request.constraints.same_card, nominee.gpu_pod.pod.uid)
         return same_card_group_rejection(nominee.request, self._ledger.cards(node), seats) is not None
 
     def _choose(self, node: str) -> None:
         """Choose cards for the nominated pods of the node that have none, or whose cards were lost."""
         nominees = self._on_node[node]
         now = (*self._ledger.cards(node), *self._ledger.others(node))
-        later = self._ledger.once_gone(node, [h.uid for h in self._ledger.holdings(node) if self._is_deleting(h.uid)])
+        later = self._ledger.states_without(
+            node, [h.uid for h in self._ledger.holdings(node) if self._is_deleting(h.uid)]
+        )
         effort = max(_MIN_EFFORT, _EFFORT // (4 * len(nominees)))
         limits = Limits(effort, effort)
         for nominee in sorted(nominees.values(), key=lambda n: n.order):
@@ -174,7 +176,7 @@ class Nominations:
         if node is None:
             return None
         request, pod = nominee.request, nominee.gpu_pod.pod
-        seats = self._ledger.seats(request.constraints.same_card, pod.uid)
+        seats = self._ledger.group_cards(request.constraints.same_card, pod.uid)
         placement = assess(request, node, cards, self._settings, seats=seats, limits=limits)
         if not isinstance(placement, Placement):
             return None

@@ -103,8 +103,8 @@ class PartitionableNodes:
                 available_cards=_freed(snapshot.available_cards, leaving),
                 available_other_devices=_freed(snapshot.available_other_devices, leaving),
             )
-            made = tuple(replace(s, pod="") if s.pod in gone else s for s in slices.made)
-            return self._make(name, snapshot.node, emptied, replace(slices, made=made), {uid, *gone})
+            made = tuple(replace(s, pod="") if s.pod in gone else s for s in slices.existing)
+            return self._make(name, snapshot.node, emptied, replace(slices, existing=made), {uid, *gone})
 
     def refresh(self) -> None:
         """Compute all nodes now, so that no call of kube-scheduler has to wait for them."""

@@ -11,12 +11,12 @@ from mgpu.kube.events import node_reference
 from mgpu.model import node_slices
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
-from mgpu.model.node_slices import NO_SLICES, NodeSlices, held, read_slices
+from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices, shares_by_pod
 from mgpu.model.pods import Node
-from mgpu.model.slice_names import MIG, MPS, Slice, counts
+from mgpu.model.slice_names import MIG, MPS, Slice, count_slices
 from scheduler.cluster.events import ObjectWarning, Publisher
 
-_KEYS = (node_slices.ANNOTATION, node_slices.MADE, node_slices.PLANNED)
+_KEYS = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.PLANNED)
 _MAX_MESSAGE = 1024
 """Characters of a message about invalid annotations, which may quote a whole annotation."""
 
@@ -40,8 +40,8 @@ class Plan:
 
     def applied_to(self, slices: NodeSlices) -> NodeSlices:
         """Return the partitioning of the node as its annotations will describe it with this plan."""
-        spec = replace(slices.partitioning, spec=counts(self.slices), plan=self.id)
-        return replace(slices, partitioning=spec, planned=self.slices, standing=self.standing)
+        spec = replace(slices.partitioning, spec=count_slices(self.slices), plan=self.id)
+        return replace(slices, partitioning=spec, planned=self.slices, preexisting=self.standing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ class SliceStates:
         try:
             slices = read_slices(node)
         except BadObject as error:
-            self._nodes[node.name] = _Observed(annotations, last, held(last), str(error)[:_MAX_MESSAGE])
+            self._nodes[node.name] = _Observed(annotations, last, shares_by_pod(last), str(error)[:_MAX_MESSAGE])
             self._warn(node.name, "BadSlices", f"Ignoring invalid annotations about slices: {error}")
             return
-        self._nodes[node.name] = _Observed(annotations, slices, held(slices))
+        self._nodes[node.name] = _Observed(annotations, slices, shares_by_pod(slices))
         if slices.refused and slices.refused != last.refused:
             plan, reason = slices.refused
             self._warn(node.name, "PlanRefused", f"the agent refused partition plan {plan}: {reason}")

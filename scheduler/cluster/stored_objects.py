@@ -15,7 +15,7 @@ import orjson
 from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
 from mgpu.dialects.registry import vocabulary_of
-from mgpu.model.pod_constraints import ALL as CONSTRAINTS
+from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import VISIBLE_DEVICES
 from mgpu.model.raw_objects import table_at
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Rejection
-from mgpu.model.groups import Seat
+from mgpu.model.groups import GroupCard
 from mgpu.model.pods import Node
 from scheduler.engine.arrays.array_rejections import Refusal, refusals
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
@@ -30,7 +30,7 @@ class Members:
         nodes: the nodes of any of its groups, by name.
     """
 
-    seats: Sequence[Seat]
+    seats: Sequence[GroupCard]
     nodes: Collection[str]
 
 

@@ -201,7 +201,7 @@ class Decider:
         subject = (pod.uid, pod.namespace, pod.name, node)
         if nvidia_plugin.chooses_cards(snapshot.node, request):
             rejection = nvidia_plugin.refusal(request, snapshot.node, snapshot.cards, snapshot.mgpu_cards)
-            return rejection or Reservation(*subject, request, Placement(()), {}, pod.needs, gpuid)
+            return rejection or Reservation(*subject, request, Placement(()), {}, pod.cpu_memory, gpuid)
         with self._budgets.call(pod.namespace, request, gone) as call:
             result = self._search(gpu_pod, request, snapshot.node, snapshot, call)
         if isinstance(result, Rejection):
@@ -209,7 +209,7 @@ class Decider:
         cards = (*snapshot.cards, *snapshot.other_devices)
         written = record(pod, request, result, cards, self._settings, time.time_ns())
         annotations = self._state.records.sealed(Subject(*subject), written)
-        return Reservation(*subject, request, result, annotations, pod.needs, gpuid)
+        return Reservation(*subject, request, result, annotations, pod.cpu_memory, gpuid)
 
     def _search(
         self, gpu_pod: GpuPod, request: GpuRequest, node: Node, snapshot: NodeSnapshot, call: Call
@@ -223,7 +223,7 @@ class Decider:
         cards = (*snapshot.cards, *snapshot.other_devices)
         available_cards = (*snapshot.available_cards, *snapshot.available_other_devices)
         judges = self._state.forecast.judges
-        foresight = [Foresight(judges, snapshot.free_resources, gpu_pod.pod.needs)] if judges else []
+        foresight = [Foresight(judges, snapshot.free_resources, gpu_pod.pod.cpu_memory)] if judges else []
         result: Placement | Rejection | None = None
         for candidates in (available_cards, cards) if available_cards != cards else (cards,):
             limits = call.require_limits()

@@ -9,11 +9,11 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.dialects.registry import mixing, vocabularies
+from mgpu.dialects.registry import mixed_vocabulary_problems, vocabularies
 from mgpu.model.cards import GPU, CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import GpuRequest, Rejection
-from mgpu.model.ledger import Holding, Share, absent
+from mgpu.model.ledger import Holding, Share, missing_cards
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import format_bytes
 from mgpu.presentation import request_text
@@ -107,7 +107,7 @@ class Explainer:
             return _with(found, verdict=self._no_gpu_pod(pod, raw))
         if pod.ended:
             known = read_gpu_pod(raw, self._settings) or known  # the state keeps nothing of what it asked for
-        problems = (*map(str, known.problems), *map(str, mixing(pod)))
+        problems = (*map(str, known.problems), *map(str, mixed_vocabulary_problems(pod)))
         request = known.request
         if request is not None:
             found = _with(
@@ -136,7 +136,7 @@ class Explainer:
         share = f"{named.request / 10:g}% to {named.limit / 10:g}% and {format_bytes(named.memory)} of the card"
         found = _with(found, request=((f"all containers, GPUID {named.gpuid}", share),))
         rows = self._rows(named.node, named.uid, {})
-        own = tuple(CardRow(r.state, r.holders, r.reason, r.state.card.uuid == named.bound) for r in rows)
+        own = tuple(CardRow(r.state, r.holders, r.reason, r.state.card.uuid == named.card_uuid) for r in rows)
         found = _with(found, cards={named.node: own} if rows else {})
         if named.ended:
             return _with(found, verdict=(f"It has {named.phase.lower()}, and holds no card.",))
@@ -145,9 +145,9 @@ class Explainer:
     def _of_mtgpupod(self, named: mtgpu.MtgpuPod, rows: Sequence[CardRow]) -> tuple[str, ...]:
         if not rows:
             return (f"Node {named.node} has no GPU cards (no Device), or is not there.",)
-        if named.bound:
+        if named.card_uuid:
             where = next((f"card {row.state.card.index}" for row in rows if row.own), "a card that the node has not")
-            return (f"It is on {where} of {named.node} ({named.bound}).",)
+            return (f"It is on {where} of {named.node} ({named.card_uuid}).",)
         theirs = next((row.state for row in rows if row.state.gpuid == named.gpuid), None)
         if theirs:
             left = f"{theirs.core_left / 10:g}% and {format_bytes(theirs.memory_left)} are left of it"
@@ -159,7 +159,7 @@ class Explainer:
 
     def _no_gpu_pod(self, pod: Pod, raw: Raw) -> tuple[str, ...]:
         asked = vocabularies(pod)
-        if mtgpu.owner_of(raw):
+        if mtgpu.controlling_mtgpupod(raw):
             name = next(o.get("name") for o in raw["metadata"]["ownerReferences"] if o.get("kind") == mtgpu.KIND)
             return (f"It was made for an MtgpuPod, whose card it has: explain mtgpupod/{name}.",)
         if asked:
@@ -213,7 +213,7 @@ class Explainer:
     def _of_node(self, known: GpuPod, name: str, *, all_cards: bool) -> tuple[CardRow, ...]:
         """Per card, what the engine has against it."""
         request, view = known.request, self._state.node_snapshot(name, known.pod.uid, occupied_gpuid(known.pod, name))
-        if request is None or view.node is None or (request.unmet(view.node) and not all_cards):
+        if request is None or view.node is None or (request.unmet_requirement(view.node) and not all_cards):
             return ()
         reasons: dict[int, str] = {}
         if not requested_slices(request) and not nvidia_plugin.chooses_cards(view.node, request):
@@ -329,7 +329,7 @@ def _devices(shares: Sequence[Share], rows: Sequence[CardRow]) -> str:
     cards = [row.state.card for row in rows]
     on = [str(card.index) for card in cards if any(share.is_on(card) for share in shares)]
     listed = [f"card{'s' * (len(on) > 1)} {', '.join(on)}"] if on else []
-    return " and ".join((*listed, *absent(shares, cards)))
+    return " and ".join((*listed, *missing_cards(shares, cards)))
 
 
 def _by(held: Holding) -> str:

@@ -17,7 +17,7 @@ from itertools import compress
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
-from mgpu.model.groups import Seat
+from mgpu.model.groups import GroupCard
 from mgpu.model.pods import GATED, Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.arrays import UNKNOWN
@@ -269,7 +269,7 @@ class Filter:
                 )
 
     def _by_engine(
-        self, request: GpuRequest, remaining: Remaining, seats: Sequence[Seat], call: Call
+        self, request: GpuRequest, remaining: Remaining, seats: Sequence[GroupCard], call: Call
     ) -> Iterator[tuple[int, NodeFit]]:
         """Yield the engine's answer for each remaining node by its position; nodes in an equal state share an answer.
 
@@ -305,7 +305,7 @@ class Filter:
         request: GpuRequest,
         node: Node,
         cards: Sequence[CardState],
-        seats: Sequence[Seat],
+        seats: Sequence[GroupCard],
         limits: Limits,
         call: Call,
     ) -> NodeFit:

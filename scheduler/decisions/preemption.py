@@ -122,11 +122,13 @@ class Preemption:
             # kube-scheduler counts slices like any resource, so its victims suffice if the cards that they free can
             # be partitioned as the pod needs them.
             target = (
-                None if request.unmet(node) else self._state.partitions.get_without(name, gpu_pod.pod.uid, theirs.uids)
+                None
+                if request.unmet_requirement(node)
+                else self._state.partitions.get_without(name, gpu_pod.pod.uid, theirs.uids)
             )
             serves = (
                 target
-                and not target.found.waiting
+                and not target.found.has_pending_plan
                 and (target.fits(wanted) or assess_slices(target, wanted, budget).fits_repartitioned)
             )
             return theirs if serves else None
@@ -175,8 +177,8 @@ def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
 
 def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
     """Return whether the node has the cpu and memory for the pod once these pods are evicted."""
-    free = [snapshot.free_resources, *(p.needs for p in going)]
-    return sum(f.cpu for f in free) >= pod.needs.cpu and sum(f.memory for f in free) >= pod.needs.memory
+    free = [snapshot.free_resources, *(p.cpu_memory for p in going)]
+    return sum(f.cpu for f in free) >= pod.cpu_memory.cpu and sum(f.memory for f in free) >= pod.cpu_memory.memory
 
 
 def _merged(theirs: Victims, tenants: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:

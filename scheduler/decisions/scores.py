@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from mgpu.model.gpu_requests import GpuRequest, Placement
-from mgpu.model.groups import Seat
+from mgpu.model.groups import GroupCard
 from mgpu.settings import Settings
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.gpu_pods import GpuPod
@@ -39,7 +39,7 @@ class Cluster(Protocol):
 
     def reservation(self, uid: str) -> Reservation | None: ...
 
-    def seats(self, request: GpuRequest, without: str) -> tuple[Seat, ...]: ...
+    def seats(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]: ...
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]: ...
 
@@ -128,7 +128,13 @@ class Ranking:
             )
 
     def _key(
-        self, request: GpuRequest, judge: Judge, shape: Shape, view: NodeSnapshot, seats: Sequence[Seat], call: Call
+        self,
+        request: GpuRequest,
+        judge: Judge,
+        shape: Shape,
+        view: NodeSnapshot,
+        seats: Sequence[GroupCard],
+        call: Call,
     ) -> int:
         limits = call.next_limits()
         if view.node is None or limits is None:

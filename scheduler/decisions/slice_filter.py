@@ -42,7 +42,7 @@ class SliceFilter:
             if node is None:
                 yield NodeFit(UNKNOWN)
                 continue
-            unmet = request.unmet(node)
+            unmet = request.unmet_requirement(node)
             target = None if unmet else self._cache.partitions.get(name, gpu_pod.pod.uid)
             if target is None:
                 reason = unmet or f"node {name} has no label for slices"

@@ -6,9 +6,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mgpu.model.cards import CardState, of_type
+from mgpu.model.cards import CardState, states_of_type
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind, peak
-from mgpu.model.groups import Seat, where
+from mgpu.model.groups import GroupCard, format_group_cards
 from mgpu.model.ledger import Share
 from scheduler.engine.node_fit import HIGHEST
 
@@ -44,7 +44,7 @@ def exclusions(request: GpuRequest, cards: Sequence[CardState]) -> list[Exclusio
     other = Exclusion(f"{group} is on another card")
 
     def by_constraints(state: CardState) -> Exclusion | None:
-        reason = constraints.bar(state.card)
+        reason = constraints.reason_against(state.card)
         if reason is not None:
             return Exclusion(reason)
         return other if here and group not in state.groups else None
@@ -58,7 +58,7 @@ def cards_of_spread_group(request: GpuRequest, cards: Sequence[CardState]) -> li
 
 
 def same_card_group_rejection(
-    request: GpuRequest, cards: Sequence[CardState], seats: Sequence[Seat]
+    request: GpuRequest, cards: Sequence[CardState], seats: Sequence[GroupCard]
 ) -> Rejection | None:
     """Return the rejection of a node whose cards the request's same-card group is not on, or None.
 
@@ -69,7 +69,7 @@ def same_card_group_rejection(
     group = request.constraints.same_card
     if group is None or not seats or any(group in state.groups for state in cards):
         return None
-    return Rejection(RejectionKind.CONSTRAINT, f"{group} is on {where(seats)}", hopeless=True)
+    return Rejection(RejectionKind.CONSTRAINT, f"{group} is on {format_group_cards(seats)}", hopeless=True)
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
@@ -104,7 +104,7 @@ def still_fits(request: GpuRequest, shares: Sequence[Share], cards: Sequence[Car
     cards: the node's devices of all types, without what the pod itself holds. A slice may be in use although mgpu gave
     it to no pod: the node may have given it away.
     """
-    gpus = of_type(cards)
+    gpus = states_of_type(cards)
     out: set[tuple[str, object]] = {
         (s.card.type, s.card.index) for s, out in zip(gpus, exclusions(request, gpus), strict=True) if out
     }

@@ -152,7 +152,7 @@ def grow(before: Configuration, kind: Kind, card: Card) -> Configuration | None:
     container = kind.container
     if before.whole_runs or (container.whole and before.running.shares):
         return None
-    at_once = Amount(*map(add, before.running, container.takes(card)))
+    at_once = Amount(*map(add, before.running, container.amount_on(card)))
     stays = container.stage is not Stage.INIT
     return Configuration(
         before.code + (1 << kind.shift),

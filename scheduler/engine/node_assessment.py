@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mgpu import dialects
-from mgpu.model.cards import CardState, noun, of_type
+from mgpu.model.cards import CardState, noun, states_of_type
 from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
-from mgpu.model.groups import Seat
+from mgpu.model.groups import GroupCard
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node, Pod
 from mgpu.model.slice_names import is_slice
@@ -24,7 +24,7 @@ def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: Cpu
 
     room: what the node has free of cpu and memory without the pod, which needs `needs` of it.
     """
-    after = room.less(needs)
+    after = room.minus(needs)
 
     def scoring(cards: Sequence[CardState], _weight_of_core: int) -> CardScore:
         known: dict[tuple[int, int], list[int]] = {}
@@ -69,7 +69,7 @@ def assess(
     settings: Settings,
     foresight: Foresight | None = None,
     *,
-    seats: Sequence[Seat] = (),
+    seats: Sequence[GroupCard] = (),
     limits: Limits = FULL,
     effort: Effort | None = None,
 ) -> Placement | Rejection:
@@ -83,13 +83,13 @@ def assess(
     limits: of the search on this node. effort: counts its steps, and may end it
     (`scheduler/decisions/effort_budgets.py`).
     """
-    unmet = request.unmet(node)
+    unmet = request.unmet_requirement(node)
     if unmet is not None:
         return Rejection(RejectionKind.NODE_LABEL, unmet, hopeless=True)
     limits = _capped(limits, request, settings)
     found: Placement | Rejection = Placement(())
     if request.containers:
-        gpus = of_type(cards)
+        gpus = states_of_type(cards)
         if not gpus:
             return Rejection(RejectionKind.NO_DEVICE, _no_cards(node), hopeless=True)
         found = same_card_group_rejection(request, gpus, seats) or place(
@@ -114,7 +114,7 @@ def _with_others(
 ) -> Placement | Rejection:
     """The same with devices of the other types that the pod asks for, each type by itself, in minor order."""
     for type in dict.fromkeys(c.type for c in request.others):
-        devices = of_type(cards, type)
+        devices = states_of_type(cards, type)
         if not devices:
             made = f"no {noun(type)} is made on node {node.name}"
             text = made if is_slice(type) else f"node {node.name} has no {noun(type)}"
@@ -142,7 +142,7 @@ def _card_policy(
 def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
     """How good a node is for the pod under `nodePolicy`, 0..10; cards: as for `assess`."""
     by_policy = node_score(request, placement, cards, settings.node_policy, _weight_of_core(settings))
-    return spread_group_score(by_policy, request, placement, of_type(cards))
+    return spread_group_score(by_policy, request, placement, states_of_type(cards))
 
 
 def record(

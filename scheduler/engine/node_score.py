@@ -21,7 +21,7 @@ def node_score(
     for state in (s for s in cards if s.card.type in types):
         card = state.card
         on_it = [c for c in requests if c.type == card.type and card.index in placement.cards(c.container, c.type)]
-        added = peak((c.stage, c.takes(card)) for c in on_it)
+        added = peak((c.stage, c.amount_on(card)) for c in on_it)
         core_used += state.core_taken + added.core
         memory_used += state.memory_taken + added.memory
         core += card.core

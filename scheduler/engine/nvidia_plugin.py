@@ -29,7 +29,7 @@ def holding_rules(node: Node | None) -> tuple[bool, str | None]:
 
 def requests_nvidia_cards(request: GpuRequest | None) -> bool:
     """Return whether the NVIDIA device plugin, on nodes that have it, allocates cards to a pod with this request."""
-    return request is not None and any(container.stock for container in request.containers)
+    return request is not None and any(container.is_nvidia_gpu for container in request.containers)
 
 
 def chooses_cards(node: Node | None, request: GpuRequest | None) -> bool:
@@ -93,14 +93,16 @@ def refusal(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: C
 
     Whether enough are free is the kubelet's own count. ours: the indexes of the cards that mgpu has given to others.
     """
-    unmet = request.unmet(node)
+    unmet = request.unmet_requirement(node)
     if unmet is not None:
         return Rejection(RejectionKind.NODE_LABEL, unmet, hopeless=True)
-    if request.others or not all(container.stock for container in request.containers):
+    if request.others or not all(container.is_nvidia_gpu for container in request.containers):
         text = "NVIDIA's plugin serves nvidia.com/gpu on this node, and the pod asks for more of mgpu than that"
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     constraints = request.constraints
-    if constraints.same_card or (constraints.limits_cards and any(constraints.bar(state.card) for state in cards)):
+    if constraints.same_card or (
+        constraints.limits_cards and any(constraints.reason_against(state.card) for state in cards)
+    ):
         text = "NVIDIA's plugin chooses the cards on this node, and the pod wishes for certain ones"
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     if ours:

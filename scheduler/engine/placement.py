@@ -99,7 +99,7 @@ def _of_one(
         usable = state.card.healthy and not (container.whole and state.shares)
         if not usable or (max_shares and state.shares >= max_shares):
             continue
-        core, memory, _, ratio = container.takes(state.card)
+        core, memory, _, ratio = container.amount_on(state.card)
         if core <= state.core_free and memory <= state.memory_free and ratio <= state.ratio_free:
             losses.append((avoided[i], score(i, 0, 0) - score(i, core, memory), i))
     if len(losses) < container.cards:

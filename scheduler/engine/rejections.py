@@ -48,7 +48,7 @@ def _refused(
         return RejectionKind.IN_USE, text
     if max_shares and state.shares >= max_shares:
         return RejectionKind.SHARES, "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
-    core, memory, _, ratio = container.takes(state.card)
+    core, memory, _, ratio = container.amount_on(state.card)
     core, memory = max(0, core - state.core_free), max(0, memory - state.memory_free)
     # Who is short of memory in bytes too is told so, in the unit that is exact.
     ratio = 0 if memory else max(0, ratio - state.ratio_free)

@@ -83,14 +83,14 @@ def _in_order(node: ObservedNode) -> list[MtgpuPod]:
     fewest MtgpuPods with a card of this node; within a namespace the oldest comes first. So a namespace with many
     MtgpuPods does not take all cards that become free.
     """
-    waiting = [pod for pod in sorted(node.pods, key=lambda pod: pod.turn) if _needs_card(node, pod)]
+    waiting = [pod for pod in sorted(node.pods, key=lambda pod: pod.queue_key) if _needs_card(node, pod)]
     served = Counter(pod.namespace for pod in node.pods if node.holds(pod) or pod.uid in node.reservations)
     rounds: dict[str, int] = {}
     for pod in waiting:
         if pod.uid not in node.reservations:
             rounds[pod.uid] = served[pod.namespace]
             served[pod.namespace] += 1
-    return sorted(waiting, key=lambda pod: (pod.uid in rounds, rounds.get(pod.uid, 0), pod.turn))
+    return sorted(waiting, key=lambda pod: (pod.uid in rounds, rounds.get(pod.uid, 0), pod.queue_key))
 
 
 def _needs_card(node: ObservedNode, pod: MtgpuPod) -> bool:
@@ -162,7 +162,7 @@ class _CardAssigner:
         """
         line = pod.gpuid, pod.namespace
         first = self._first_waiting.get(line)
-        if first is not None and first.turn < pod.turn:
+        if first is not None and first.queue_key < pod.queue_key:
             # The message omits the name of the first one: when that is deleted, all others would get a status write.
             return _exceeded(f"older MtgpuPods of its namespace wait for GPUID {pod.gpuid} too")
         states = self._ledger.cards(self._node.name)
@@ -170,7 +170,7 @@ class _CardAssigner:
         found = self._join(pod, of_gpuid) if of_gpuid else self._start(pod, states)
         fits_alone = any(_never_fits(pod, state.card) is None for state in of_gpuid or states)
         if isinstance(found, Condition) and fits_alone:
-            self._first_waiting[line] = pod if first is None else min(first, pod, key=lambda pod: pod.turn)
+            self._first_waiting[line] = pod if first is None else min(first, pod, key=lambda pod: pod.queue_key)
         return found
 
     def _users(self, gpuid: str) -> list[Holding]:

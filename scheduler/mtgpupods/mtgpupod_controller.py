@@ -138,7 +138,7 @@ class MtgpuPodController:
         failures = self._writer.create_occupy_pods(observed.node, plan.occupy_pod_steps)
         self._failed |= failures.any
         reserved = {held.uid for held in plan.reservations}
-        pods = {pod.uid: pod for pod in sorted(observed.node.pods, key=lambda pod: pod.turn)}
+        pods = {pod.uid: pod for pod in sorted(observed.node.pods, key=lambda pod: pod.queue_key)}
         doubtful_gpuids: set[str] = set()
         for uid in self._in_turn(node, (*pods, *(pod.uid for pod in observed.node.unreadable)), observed.items):
             if self._budget.is_used_up():
@@ -178,7 +178,7 @@ class MtgpuPodController:
             pod = read_stored(item)
             if not isinstance(pod, MtgpuPod) or pod.deleting or has_finalizer(item):
                 continue
-            if not (self._is_enabled or pod.bound):
+            if not (self._is_enabled or pod.card_uuid):
                 continue
             done = not self._budget.is_used_up(FINALIZER_WRITES) and self._try(node, item, partial(add, item))
             # An MtgpuPod with a reservation has its finalizer; the watch has not delivered that yet.

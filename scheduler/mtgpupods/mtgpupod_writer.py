@@ -245,7 +245,7 @@ class MtgpuPodWriter:
         """Read the MtgpuPod with all its parts. What it requests must be what was decided on."""
         whole = self._api.mtgpupod(item)
         present = read_stored(whole)
-        if not isinstance(present, MtgpuPod) or present.decided_by != pod.decided_by:
+        if not isinstance(present, MtgpuPod) or present.placement_key != pod.placement_key:
             raise StaleObject(f"MtgpuPod {pod.key} has changed since it was observed")
         return whole
 

@@ -43,7 +43,7 @@ class NodePlan:
 
 
 def plan_node(node: ObservedNode) -> NodePlan:
-    node = replace(node, pods=tuple(sorted(node.pods, key=lambda pod: pod.turn)))
+    node = replace(node, pods=tuple(sorted(node.pods, key=lambda pod: pod.queue_key)))
     ledger = ledger_of(node)
     degraded = _degraded(node, ledger)
     by_gpuid = {pod.gpuid: _for_other_namespaces(degraded[pod.uid]) for pod in node.pods if pod.uid in degraded}
@@ -133,7 +133,7 @@ def _with_card(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) ->
         degraded = Condition(FALSE, "AsBound", "its GPUID has the card that it was given")
     created = _pod_created(node, pod, degraded)
     return DesiredMtgpuPod(
-        bound, created, degraded, bind=None if pod.bound else uuid, create_pod=created is None, card=card
+        bound, created, degraded, bind=None if pod.card_uuid else uuid, create_pod=created is None, card=card
     )
 
 
@@ -168,7 +168,7 @@ def _with_reservation(node: ObservedNode, pod: MtgpuPod, reservation: Holding) -
     card = node.card(occupy_pod.card) if occupy_pod and occupy_pod.running else None
     if card is None or not reservation.is_known_on(card):
         return DesiredMtgpuPod(Condition(FALSE, "Occupying", _awaited(pod, occupy_pod)))
-    return replace(_with_card(node, replace(pod, bound=card.uuid), None), bind=card.uuid)
+    return replace(_with_card(node, replace(pod, card_uuid=card.uuid), None), bind=card.uuid)
 
 
 def _awaited(pod: MtgpuPod, occupy_pod: OccupyPod | None) -> str:

@@ -72,7 +72,7 @@ def observe(
     found = _Objects()
     for key, raw in cached.items.items():
         pod = read_stored(raw)
-        begins = isinstance(pod, MtgpuPod) and not pod.bound and not pod.deleting
+        begins = isinstance(pod, MtgpuPod) and not pod.card_uuid and not pod.deleting
         if begins and (not enabled or pod.uid in left_out):
             continue
         found.add(pod, key, raw, cached)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mgpu.dialects.mtgpu import MtgpuPod, card_of
+from mgpu.dialects.mtgpu import MtgpuPod, visible_card
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding
 from scheduler.cluster.gpuids import GpuidLimit
@@ -92,7 +92,7 @@ class ObservedNode:
         The environment of its Pod counts if its status has no card, as after a restore from a backup.
         """
         owned = self.owned_pods.get(pod.uid)
-        return pod.bound or (owned.card if owned else None) or None
+        return pod.card_uuid or (owned.card if owned else None) or None
 
     def holds(self, pod: MtgpuPod) -> bool:
         """Return whether the MtgpuPod holds its card: from BoundDeviceID on until it and its Pod have ended."""
@@ -125,7 +125,7 @@ def is_owned(pod: Raw, uid: str, pod_uid: str) -> bool:
 def read_owned_pod(raw: Raw) -> OwnedPod:
     meta = raw["metadata"]
     phase = (raw.get("status") or {}).get("phase") or "Pending"
-    return OwnedPod(meta.get("uid") or "", phase, bool(meta.get("deletionTimestamp")), card_of(raw))
+    return OwnedPod(meta.get("uid") or "", phase, bool(meta.get("deletionTimestamp")), visible_card(raw))
 
 
 def is_interrupted(raw: Raw) -> bool:

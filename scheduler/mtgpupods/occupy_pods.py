@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu.dialects.mtgpu import OCCUPY_LABEL, OCCUPY_NAMESPACE, occupied, occupy_name
+from mgpu.dialects.mtgpu import OCCUPY_LABEL, OCCUPY_NAMESPACE, occupy_name, occupy_target
 from mgpu.model.pods import Pod
 from mgpu.settings import Settings
 
@@ -70,7 +70,7 @@ def read_occupy_pod(raw: Mapping[str, Any], pod: Pod, card: str | None) -> Occup
         pod: the same, as `read_pod` reads it.
         card: UUID of the card that it was given, if that is known.
     """
-    return OccupyPod(pod.uid, occupied(pod) is not None, pod.phase, pod.deleting, card, _message(raw))
+    return OccupyPod(pod.uid, occupy_target(pod) is not None, pod.phase, pod.deleting, card, _message(raw))
 
 
 def _message(raw: Mapping[str, Any]) -> str | None:

@@ -74,7 +74,7 @@ class RefusedPlans:
 
 
 def _state(target: PartitionableNode) -> object:
-    return target.found.made, target.found.cards
+    return target.found.existing, target.found.cards
 
 
 class IdleCards:
@@ -102,10 +102,10 @@ class IdleCards:
         """Record which cards of the node are idle. The time of an idle card runs on when it gets more slices."""
         found, name = target.found, target.node.name
         # Without a plan of mgpu, an administrator made the slices, and only an administrator removes them.
-        if not self._seconds or found.mode != MPS or not found.placed or found.planned is None:
+        if not self._seconds or found.mode != MPS or not found.has_positions or found.planned is None:
             self.forget(name)
             return
-        cards = {s.card for s in target.made} - {s.card for s in target.used | found.by_others}
+        cards = {s.card for s in target.made} - {s.card for s in target.used | found.foreign_slices}
         before = self._idle_since.pop(name, {})
         now = self._clock()
         if cards:

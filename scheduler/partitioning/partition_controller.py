@@ -112,9 +112,9 @@ class PartitionController:
         target = self._cluster.partitions.get(known.pod.node, known.pod.uid)
         request = known.request
         wanted = requested_slices(request) if request else {}
-        if target is None or request is None or not wanted or target.problem or request.unmet(target.node):
+        if target is None or request is None or not wanted or target.problem or request.unmet_requirement(target.node):
             return False
-        if target.found.placed and not target.found.waiting:
+        if target.found.has_positions and not target.found.has_pending_plan:
             # A search that ends without a proof counts as a yes: the plan, or its absence, decides later.
             with suppress(EffortExceeded, Exhausted), self._budgets.call(known.pod.namespace, request) as call:
                 if not can_be_partitioned_for(target, wanted, call.next_budget()):
@@ -219,7 +219,7 @@ class PartitionController:
             if target is None or not target.missing:
                 del self._missing_since[name]
                 continue
-            if self._clock() < since + MISSING_SECONDS or not self._may_plan(target) or not target.found.placed:
+            if self._clock() < since + MISSING_SECONDS or not self._may_plan(target) or not target.found.has_positions:
                 continue
             target = self._with_claims(target, pods)
             others = self._promises.servable(self._order.sort(pods), name)[:_PODS_PER_PLAN]
@@ -238,7 +238,7 @@ class PartitionController:
         targets = {name: target for name in names if (target := self._cluster.partitions.get(name)) is not None}
         ordered = self._order.sort(waiting)
         self._promises.make_from_spare(
-            ordered, {name: target for name, target in targets.items() if target.found.waiting}
+            ordered, {name: target for name, target in targets.items() if target.found.has_pending_plan}
         )
         # Thousands of pods of a namespace may have the same request and nodes: look for each request once.
         finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
@@ -269,7 +269,11 @@ class PartitionController:
             return
         names = sorted(name for name in pod.nodes if self._order.may_plan(pod, name))
         targets = (self._cluster.partitions.get(name, known.uid) for name in names)
-        able = [target for target in targets if target and not request.unmet(target.node) and self._may_plan(target)]
+        able = [
+            target
+            for target in targets
+            if target and not request.unmet_requirement(target.node) and self._may_plan(target)
+        ]
         if pod.blocked_since is None:
             pod.blocked_since = self._clock()
         # A pod may pass filters again and again and never be bound, so after a while only promises reserve slices.
@@ -315,14 +319,14 @@ class PartitionController:
         return self._promises.with_claims(target, pods, self._settings.geometries)
 
     def _may_plan(self, target: PartitionableNode) -> bool:
-        return not (target.problem or target.found.waiting or self._publisher.is_paused(target))
+        return not (target.problem or target.found.has_pending_plan or self._publisher.is_paused(target))
 
     def _plan(self, target: PartitionableNode, slices: tuple[Slice, ...], pods: Sequence[WaitingPod]) -> bool:
         """Put a plan into the ClusterCache and promise its slices; return False if the node has changed meanwhile."""
         name = target.node.name
         before = target.found.partitioning
         numbers = [number for number in (before.plan, before.applied) if number is not None]
-        standing = target.found.by_others & {*slices}
+        standing = target.found.foreign_slices & {*slices}
         plan = Plan(name, next_plan(max(numbers, default=None), int(self._now())), slices, before.plan, standing)
         if not self._cluster.partitions.add_plan(plan, target.version):
             return False

@@ -17,7 +17,7 @@ from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.mps_config import read_config, write_config
 from mgpu.model.node_slices import ANNOTATION, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
-from mgpu.model.slice_names import MPS, Counts, counts, mode_of
+from mgpu.model.slice_names import MPS, SliceCounts, count_slices, mode_of
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
@@ -70,7 +70,7 @@ class PlanWriter:
                 reason = _outdated_reason(plan, found)
                 if reason is not None:
                     return reason
-                text = with_spec(node.annotations.get(ANNOTATION), counts(plan.slices), plan.id)
+                text = with_spec(node.annotations.get(ANNOTATION), count_slices(plan.slices), plan.id)
                 annotations = {ANNOTATION: text, PLANNED: write_planned(plan.slices, plan.id, plan.standing)}
                 precondition = {key: raw["metadata"][key] for key in ("uid", "resourceVersion")}
                 self._api.patch(path, {"metadata": {**precondition, "annotations": annotations}})
@@ -85,7 +85,7 @@ class PlanWriter:
             return None
         raise RetryLater(f"node {plan.node} changes too often: {_TRIES} writes in a row failed with a conflict")
 
-    def write_config(self, node: str, spec: Counts) -> None:
+    def write_config(self, node: str, spec: SliceCounts) -> None:
         """Write the entry of a node into the ConfigMap, which is created if it does not exist."""
         text = write_config(spec)
         for _ in range(_TRIES):
@@ -100,7 +100,7 @@ class PlanWriter:
                 return
         raise RetryLater(f"ConfigMap {self._name} changes too often: {_TRIES} writes in a row failed with a conflict")
 
-    def _try_config(self, node: str, spec: Counts, text: str) -> bool:
+    def _try_config(self, node: str, spec: SliceCounts, text: str) -> bool:
         """Write the entry unless it is there already; return whether that was necessary."""
         try:
             raw = self._api.get(self._map)
@@ -228,7 +228,7 @@ class SharingConfigs:
     def gone(self, raw: Mapping[str, Any]) -> None:  # noqa: ARG002
         self._set({})
 
-    def has(self, node: str, spec: Counts) -> bool:
+    def has(self, node: str, spec: SliceCounts) -> bool:
         """Return whether the entry of the node has these slices, whatever its YAML looks like."""
         with self._lock:
             return _has_entry(self._data, node, spec)
@@ -239,12 +239,12 @@ class SharingConfigs:
         self._nodes_changed({key for key in {*before, *data} if before.get(key) != data.get(key)})
 
 
-def _has_entry(data: Mapping[str, str], node: str, spec: Counts) -> bool:
+def _has_entry(data: Mapping[str, str], node: str, spec: SliceCounts) -> bool:
     return node in data and _read(data[node]) == {card: dict(names) for card, names in spec.items() if names}
 
 
 @lru_cache(maxsize=1000)
-def _read(text: str) -> Counts | None:
+def _read(text: str) -> SliceCounts | None:
     """Return the slices of an entry, or None if the entry is invalid.
 
     Cached, because parsing the YAML of one node takes 12 ms, and each change of the node's pods compares its entry.
@@ -262,5 +262,5 @@ def _outdated_reason(plan: Plan, found: NodeSlices) -> str | None:
     if any(mode_of(s.name) != found.mode for s in plan.slices):
         return f"the cards of the node are partitioned by {found.mode or 'nothing'} now"
     planned = {*plan.slices}
-    used = next((s for s in found.made if s.pod and s.place not in planned), None)
+    used = next((s for s in found.existing if s.pod and s.place not in planned), None)
     return None if used is None else f"card {used.card} has a {used.name} at {used.start} that is in use by now"

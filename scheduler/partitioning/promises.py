@@ -124,7 +124,7 @@ class Promises:
         if not promise.ready:
             if partitioning.plan == promise.plan == partitioning.applied:
                 return promise._replace(ready=True, until=now + READY_SECONDS)
-            is_under_way = target.found.waiting and partitioning.plan == promise.plan
+            is_under_way = target.found.has_pending_plan and partitioning.plan == promise.plan
             return promise if is_under_way else None
         if not target.fits(pod.wanted):
             return None  # other pods took the slices, so this pod is not charged for them

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from mgpu.dialects.mtgpu import milli, read_mtgpupod
+from mgpu.dialects.mtgpu import parse_milli, read_mtgpupod
 from playground.cluster import Cluster
 from playground.samples import example
 from playground.story import STORY, Story
@@ -140,7 +140,12 @@ def test_the_seeds_figure(pods: Named, typed: Typed, node: str) -> None:
 def test_the_examples_are_the_figure(pods: Named) -> None:
     for words in (words for words, _ in steps() if words[0] == "create"):
         said = read_mtgpupod(example(f"two-cards/{words[1]}"))
-        assert (said.name, said.node, said.gpuid, said.request) == (words[1], OURS.name, words[3], milli(words[2]))
+        assert (said.name, said.node, said.gpuid, said.request) == (
+            words[1],
+            OURS.name,
+            words[3],
+            parse_milli(words[2]),
+        )
     pods.api.create(MTGPUPODS, example("mtgpupod"))
     pods.runs("mtgpupod")
 

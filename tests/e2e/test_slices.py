@@ -44,7 +44,7 @@ def sliced(bench: Bench) -> Iterator["Sliced"]:
         made.uncut(node.name)
     yield made
     bench.clear()
-    until(lambda: not any(s.pod for node in NODES for s in made.said(node.name).made))
+    until(lambda: not any(s.pod for node in NODES for s in made.said(node.name).existing))
 
 
 class Sliced:
@@ -78,7 +78,7 @@ class Sliced:
     def devices(self, node: str) -> dict[str, str]:
         """Place → the UUID that a container sees of it, as NVML says; under MPS the card's."""
         if node.startswith("mps"):
-            return {f"{s.card}:{s.start}": f"GPU-{node}-{s.card}" for s in self.said(node).made}
+            return {f"{s.card}:{s.start}": f"GPU-{node}-{s.card}" for s in self.said(node).existing}
         modes = nvml_state.read_state(self.bench.cluster.nvml_state(node)).cards
         return {
             f"{card.rpartition('-')[2]}:{gpu.start}": gpu.compute[0].uuid
@@ -94,23 +94,23 @@ class Sliced:
 
     def settled(self, node: str) -> NodeSlices:
         """What the node says once no plan is under way."""
-        return until(lambda: None if (said := self.said(node)).waiting else said)
+        return until(lambda: None if (said := self.said(node)).has_pending_plan else said)
 
     def uncut(self, node: str) -> None:
         """As an administrator does it: a plan by hand, which has nothing."""
         said = self.settled(node)
-        if said.made:
+        if said.existing:
             plan = (said.partitioning.plan or 0) + 1
             text = node_slices.with_spec(self.node(node)["metadata"]["annotations"][node_slices.ANNOTATION], {}, plan)
             self.bench.cluster.api.patch(
                 f"/api/v1/nodes/{node}", {"metadata": {"annotations": {node_slices.ANNOTATION: text}}}
             )
-            assert self.settled(node).made == ()
+            assert self.settled(node).existing == ()
 
 
 def test_an_uncut_a100_is_cut_for_the_pod_that_asks_for_a_slice(sliced: Sliced) -> None:
     (place,) = sliced.runs("first", "mig-2g.20gb")
-    found = until(lambda: [s for s in sliced.settled("mig-1").made if s.pod])
+    found = until(lambda: [s for s in sliced.settled("mig-1").existing if s.pod])
     assert [(f"{s.card}:{s.start}", s.name) for s in found] == [(place, "2g.20gb")]
     env = sliced.bench.environment("first", "c")
     assert (env["MGPU_SLICES"], env["MGPU_MEMORY_BYTES"]) == ("2g.20gb", str(20 << 30))
@@ -126,7 +126,7 @@ def test_free_slices_are_cut_anew_and_what_is_used_stays_untouched(sliced: Slice
         sliced.runs(name, slice_)
     assert sliced.devices("mig-1")[first] == before
     assert sliced.exact("first") == [first]
-    until(lambda: sum(bool(s.pod) for s in sliced.settled("mig-1").made) == 4)
+    until(lambda: sum(bool(s.pod) for s in sliced.settled("mig-1").existing) == 4)
 
 
 def test_several_slices_of_one_container(sliced: Sliced) -> None:

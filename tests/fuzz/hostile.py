@@ -52,10 +52,13 @@ def ordinary(size: int) -> Raw:
 
 def _widest(size: int, *resources: str) -> Raw:
     """As many containers as are accepted, and the rest of the size in their environment."""
-    env = filled(max(0, size // budget.CONTAINERS - 200), lambda i: {"name": f"V{i}"})
+    env = filled(max(0, size // budget.MAX_CONTAINERS - 200), lambda i: {"name": f"V{i}"})
     amounts = dict.fromkeys(resources, "60")
-    one = {"resources": {"limits": amounts, "requests": amounts}, "env": env[: budget.VARIABLES // budget.CONTAINERS]}
-    return pod("p", *({"name": f"c{i}", **one} for i in range(budget.CONTAINERS)))
+    one = {
+        "resources": {"limits": amounts, "requests": amounts},
+        "env": env[: budget.MAX_VARIABLES // budget.MAX_CONTAINERS],
+    }
+    return pod("p", *({"name": f"c{i}", **one} for i in range(budget.MAX_CONTAINERS)))
 
 
 PODS: Mapping[str, Make] = {
@@ -91,7 +94,7 @@ PODS: Mapping[str, Make] = {
     ),
     "as many wishes as are accepted": lambda _: _with(
         **{
-            f"mgpu.io/{key}": ",".join(f"{key[0]}{i}" + "-a" * 60 for i in range(pod_constraints.MOST))
+            f"mgpu.io/{key}": ",".join(f"{key[0]}{i}" + "-a" * 60 for i in range(pod_constraints.MAX_ENTRIES))
             for key in ("card-models", "exclude-card-models", "card-uuids")
         }
     ),
@@ -105,10 +108,11 @@ PODS: Mapping[str, Make] = {
     ),
     "as many containers with shares": lambda size: _widest(size, CORE, MEMORY),
     "as many amounts as are accepted": lambda _: pod(
-        "p", {"name": "c", "resources": {"limits": {f"koordinator.sh/gpu{i}": "1" for i in range(budget.RESOURCES)}}}
+        "p",
+        {"name": "c", "resources": {"limits": {f"koordinator.sh/gpu{i}": "1" for i in range(budget.MAX_RESOURCES)}}},
     ),
     "as many annotations as are accepted": lambda _: _with(
-        **{f"mgpu.io/card-modelx{i}": "1" for i in range(budget.ANNOTATIONS)}
+        **{f"mgpu.io/card-modelx{i}": "1" for i in range(budget.MAX_ANNOTATIONS)}
     ),
     "empty objects": lambda size: {**_with(), "spec": {**_with()["spec"], "volumes": [{}] * (size // 3)}},
 }

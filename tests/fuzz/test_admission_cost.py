@@ -60,7 +60,7 @@ def test_hostile_pod_costs_little_more_than_an_ordinary_one_of_its_size(name: st
 def test_update_of_a_hostile_pod_costs_little_more_than_one_of_an_ordinary_pod(name: str) -> None:
     pods = {**hostile.PODS, "ordinary": hostile.ordinary}
     old = pods[name](LARGE // 2)
-    tree = review(hostile.changed(old, 30 * budget.ANNOTATIONS), "UPDATE", old=old)
+    tree = review(hostile.changed(old, 30 * budget.MAX_ANNOTATIONS), "UPDATE", old=old)
     status, length = sent("/validate", tree)
     assert status == 200
     assert length <= _MOST_ANSWERED * len(orjson.dumps(tree))

@@ -213,7 +213,10 @@ def test_process_keeps_little_of_an_ended_pod_with_as_many_containers_as_are_acc
     ordinary = [b.share(f"p{i}", node="n1") for i in range(_PODS)]
     wide = [
         b.pod(
-            f"p{i}", *(b.container(f"c{i}-{j}", core, 256) for j in range(budget.CONTAINERS)), node="n1", phase="Failed"
+            f"p{i}",
+            *(b.container(f"c{i}-{j}", core, 256) for j in range(budget.MAX_CONTAINERS)),
+            node="n1",
+            phase="Failed",
         )
         for i in range(_PODS)
     ]

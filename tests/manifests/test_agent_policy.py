@@ -28,7 +28,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
 from mgpu.model.slice_names import MPS, Slice
 from mgpu.settings import load_settings
-from mgpu.version import AgentSaid
+from mgpu.version import AgentReport
 from playground.apiserver.patches import merge
 from playground.installation import MANIFESTS
 from tests import builders as b
@@ -132,7 +132,7 @@ def test_own_node_patched_as_the_agent_does_is_accepted() -> None:
     patches = [
         capacity_patch(node, cards, settings, lambda _: 0),
         labels_patch(node, cards, "580.1", "mgpu"),
-        agent_patch(node, AgentSaid("1", True, 2, "mgpu")),
+        agent_patch(node, AgentReport("1", True, 2, "mgpu")),
         {"metadata": {"annotations": node_status.annotations(cut, report)}},
     ]
     for patch in patches:

@@ -5,10 +5,10 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.model.device_object import read_device, write_device
-from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, read_slices
+from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL, read_slices
 from mgpu.model.pods import Node, read_node, read_pod
 from mgpu.settings import load_settings
-from mgpu.version import AGENT, AgentSaid, read_agent, write_agent
+from mgpu.version import AGENT_ANNOTATION, AgentReport, read_agent_report, write_agent_report
 from tests import builders as b
 
 MORE = {"future": {"a": [1]}}
@@ -29,12 +29,12 @@ def test_how_a_nodes_cards_are_cut() -> None:
     def read(**more: Any) -> Any:
         raw["metadata"]["annotations"] = {
             ANNOTATION: json.dumps(counts | more),
-            MADE: json.dumps({"cards": {"0": [row | more]}} | more),
+            EXISTING: json.dumps({"cards": {"0": [row | more]}} | more),
         }
         return read_slices(read_node(raw))
 
     assert read(**MORE) == read()
-    assert read().made
+    assert read().existing
 
 
 def test_a_pods_record() -> None:
@@ -56,6 +56,6 @@ def test_a_pods_record() -> None:
 
 
 def test_what_an_agent_says_of_itself() -> None:
-    said = AgentSaid("9.9", True, 2, "mgpu")
-    text = json.dumps({**json.loads(write_agent(said)), **MORE})
-    assert read_agent({"metadata": {"annotations": {AGENT: text}}}) == said
+    said = AgentReport("9.9", True, 2, "mgpu")
+    text = json.dumps({**json.loads(write_agent_report(said)), **MORE})
+    assert read_agent_report({"metadata": {"annotations": {AGENT_ANNOTATION: text}}}) == said

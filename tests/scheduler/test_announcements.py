@@ -6,7 +6,7 @@ import pytest
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
-from mgpu.model.device_object import gained, write_device
+from mgpu.model.device_object import has_gained_capacity, write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.pods import Node
@@ -83,7 +83,7 @@ ILL = replace(FIRST, healthy=False)
     ],
 )
 def test_what_is_a_gain(before: tuple[Card, ...], after: tuple[Card, ...], more: bool) -> None:
-    assert gained(before, after) is more
+    assert has_gained_capacity(before, after) is more
 
 
 def test_a_card_that_is_healthy_again_is_announced(one: Announcing) -> None:

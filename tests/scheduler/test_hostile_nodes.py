@@ -10,7 +10,7 @@ import pytest
 
 from mgpu.model.cards import CardState
 from mgpu.model.device_checkpoints import CHECKPOINTS
-from mgpu.model.device_object import MOST_GPUS, write_device
+from mgpu.model.device_object import MAX_GPUS, write_device
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
@@ -55,11 +55,11 @@ def waiting(state: ClusterCache, core: int) -> GpuPod:
 
 def test_device_with_more_gpus_than_any_server_leaves_the_last_inventory_in_force() -> None:
     state = cluster_of(1, load_settings())
-    for count in (MOST_GPUS + 1, 1024):
+    for count in (MAX_GPUS + 1, 1024):
         state.device_changed(device("n0", count))
         assert len(state.node_snapshot("n0", "").cards) == 8
-    state.device_changed(device("n0", MOST_GPUS))
-    assert len(state.node_snapshot("n0", "").cards) == MOST_GPUS
+    state.device_changed(device("n0", MAX_GPUS))
+    assert len(state.node_snapshot("n0", "").cards) == MAX_GPUS
 
 
 def test_widest_node_grows_the_arrays_of_all_others_by_nothing() -> None:
@@ -67,7 +67,7 @@ def test_widest_node_grows_the_arrays_of_all_others_by_nothing() -> None:
     state = cluster_of(NODES, load_settings())
     tracemalloc.start()
     try:
-        state.device_changed(device("n7", MOST_GPUS))
+        state.device_changed(device("n7", MAX_GPUS))
         state.refresh()
         used, peak = tracemalloc.get_traced_memory()
     finally:
@@ -100,7 +100,7 @@ def test_wide_node_filtered_and_scored_by_itself_gets_the_engines_answer(policy:
 def test_wide_node_under_a_learned_policy_is_judged_without_widening_the_board(policy: str) -> None:
     settings = load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}")
     state = cluster_of(3, settings)
-    state.device_changed(device("n1", MOST_GPUS))
+    state.device_changed(device("n1", MAX_GPUS))
     known = waiting(state, 40)
     state.forecast.refresh()
     ranking = Ranking(state, settings)

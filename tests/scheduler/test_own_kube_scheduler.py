@@ -28,7 +28,7 @@ class Pod:
         self._started += 1
         api: Any = self._world.theirs
         identity = f"{self.name}_uuid-{self._started}"
-        self.kube: Leader | None = Leader(api, NAMESPACE, "l", identity, self._world.clock, landed=bool)
+        self.kube: Leader | None = Leader(api, NAMESPACE, "l", identity, self._world.clock, wait_for_writes=bool)
 
     def start_mgpu(self) -> None:
         api: Any = self._world.ours
@@ -36,7 +36,7 @@ class Pod:
         own = OwnKubeScheduler(theirs, NAMESPACE, "l", self.name, self._world.clock)
         identity = f"{self.name}-{self._started}"
         self.mgpu: Leader | None = Leader(
-            api, NAMESPACE, "l", identity, self._world.clock, elsewhere=own.elsewhere, landed=bool
+            api, NAMESPACE, "l", identity, self._world.clock, should_yield=own.elsewhere, wait_for_writes=bool
         )
 
     def round(self) -> None:

@@ -41,7 +41,7 @@ PATIENT = """
 from mgpu.serving import patience, server
 from scheduler import runtime
 
-patience.PATIENCE_SECONDS = runtime.LAND_SECONDS = runtime._END_SECONDS = 600
+patience.PATIENCE_SECONDS = runtime.WRITE_SECONDS = runtime._END_SECONDS = 600
 server._DRAIN_SECONDS = 60
 """
 SHORT_LEASE = """

@@ -157,7 +157,7 @@ def test_of_strange_annotations_as_many_are_told_as_anybody_hears_of() -> None:
 
 
 def test_an_update_of_a_pod_with_more_containers_than_are_read_reads_none() -> None:
-    wide = pod("p", *(container(f"c{i}", 50, 1024) for i in range(budget.CONTAINERS + 1)))
+    wide = pod("p", *(container(f"c{i}", 50, 1024) for i in range(budget.MAX_CONTAINERS + 1)))
     changed = {**wide, "metadata": {**wide["metadata"], "annotations": {MULTIPLE: "2"}}}
     old, new = ({**raw, "spec": {"containers": raw["spec"]["containers"][:1]}} for raw in (wide, changed))
     assert changes(wide, changed) == []  # no process gives it cards: the annotation of its request has no meaning

@@ -12,7 +12,7 @@ from pathlib import Path
 from deviceplugin.delivery.cdi import Edits
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Share
-from mgpu.model.slice_names import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_named
+from mgpu.model.slice_names import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_of_resource
 
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -64,7 +64,7 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     found: list[Client] = []
     for share in shares:
         if is_mps(share.type) and isinstance(share.card, int):
-            name, parent = slice_named(RESOURCE_PREFIX + share.type) or "", place_of(share.card)[0]
+            name, parent = slice_of_resource(RESOURCE_PREFIX + share.type) or "", place_of(share.card)[0]
             found += (of_slice(name, card) for card in gpus if card.index == parent)
         elif enforce and share.type == GPU and not share.whole:
             found += (of_share(share, card) for card in gpus if share.is_on(card))

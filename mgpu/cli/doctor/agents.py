@@ -9,12 +9,12 @@ from mgpu.model.agent_pods import is_ready, not_ready_cause
 from mgpu.model.cards import GPU, Card
 from mgpu.model.device_object import WHOLE_CARDS_LABEL, read_device
 from mgpu.model.errors import BadObject
-from mgpu.model.node_slices import undivided
+from mgpu.model.node_slices import unpartitioned_cards
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.presentation.overview import read_partitioning
 from mgpu.presentation.plain_text import join_names
-from mgpu.version import AgentSaid, read_agent
+from mgpu.version import AgentReport, read_agent_report
 
 _LABELS = ("nvidia.com/gpu.present", "mgpu.io/gpu")
 _WHOLE = "nvidia.com/gpu"
@@ -32,7 +32,7 @@ def check_nodes(installation: Installation) -> Iterator[Finding]:
         return
     missing = {name: why for node in nodes if (why := _missing(installation, node)) for name in [_name(node)]}
     yield from _agents(installation, missing, len(nodes))
-    served = [(node, said) for node in nodes if _name(node) not in missing and (said := read_agent(node))]
+    served = [(node, said) for node in nodes if _name(node) not in missing and (said := read_agent_report(node))]
     yield from _resources(installation, served)
     yield from _cdi(installation, served)
     yield from _isolation(installation, served)
@@ -59,12 +59,12 @@ def _missing(installation: Installation, node: Raw) -> str:
             return f"DaemonSet {_SET} has no Pod there"
         if not any(map(is_ready, here)):
             return f"its Pod is not ready ({not_ready_cause(here[0])})"
-    if read_agent(node) is None:
+    if read_agent_report(node) is None:
         return "no agent has reported itself there"
     return ""
 
 
-def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
     check, problems = "node resources", dict[str, list[str]]()
     for node, said in served:
         name = _name(node)
@@ -89,11 +89,11 @@ def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentSaid
         yield Finding(check, Level.OK, "each node has the resources of its cards in its status")
 
 
-def _wanted(installation: Installation, node: Raw, cards: Sequence[Card], said: AgentSaid) -> list[str]:
+def _wanted(installation: Installation, node: Raw, cards: Sequence[Card], said: AgentReport) -> list[str]:
     """Return the resources that the node must offer while it has a healthy undivided card."""
     gpus = [card for card in cards if card.type == GPU]
     sliced, _ = read_partitioning(read_node(node), cards)
-    whole = [card for card in undivided(sliced.found, gpus) if card.healthy]
+    whole = [card for card in unpartitioned_cards(sliced.found, gpus) if card.healthy]
     if not whole:
         return []
     found = [SHARE]
@@ -104,7 +104,7 @@ def _wanted(installation: Installation, node: Raw, cards: Sequence[Card], said: 
     return [name for name in dict.fromkeys(found) if name != _WHOLE or said.whole_cards == "mgpu"]
 
 
-def _cdi(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+def _cdi(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
     check, wanted = "cdi", installation.settings.deviceplugin.cdi
     without = sorted(_name(node) for node, said in served if said.cdi is False)
     unknown = sorted(_name(node) for node, said in served if said.cdi is None)
@@ -124,7 +124,7 @@ def _cdi(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) ->
         yield Finding(check, Level.OK, "CDI is on in all container runtimes")
 
 
-def _isolation(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+def _isolation(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
     """Check that NVIDIA's toolkit shows cards to the right containers, where the agent can read its configuration."""
     check, by_mounts = "isolation", installation.settings.deviceplugin.device_list == "mounts"
     known = [(_name(node), said.toolkit) for node, said in served if said.toolkit is not None]
@@ -142,7 +142,7 @@ def _isolation(installation: Installation, served: Sequence[tuple[Raw, AgentSaid
         yield Finding(check, Level.OK, "only containers with cards see cards, and only their own")
 
 
-def _mps(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+def _mps(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
     """Report nodes where a container can fill the node's own /run through the MPS folders."""
     unbounded = sorted(_name(node) for node, said in served if said.mps_unbounded)
     if unbounded:
@@ -155,7 +155,7 @@ def _mps(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) ->
         yield Finding("mps", Level.FAILED, text, remedy)
 
 
-def _others(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+def _others(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
     """Check that NVIDIA's device plugin runs only where it serves whole cards."""
     check = "nvidia plugin"
     running = {pod["spec"].get("nodeName") for pod in installation.pods if is_nvidia_plugin(pod) and _runs(pod)}
@@ -180,7 +180,7 @@ def _others(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]])
         yield Finding(check, Level.OK, text)
 
 
-def _too_many(node: Raw, said: AgentSaid) -> bool:
+def _too_many(node: Raw, said: AgentReport) -> bool:
     return _amount(((node.get("status") or {}).get("capacity") or {}).get(_WHOLE)) > said.cards
 
 

@@ -8,7 +8,7 @@ from mgpu.kube.leader import LABEL
 from mgpu.model.agent_pods import is_ready
 from mgpu.model.device_object import DEVICE_API
 from mgpu.presentation.plain_text import join_names
-from mgpu.version import VERSION, VERSION_LABEL, read_agent
+from mgpu.version import VERSION_ANNOTATION, VERSION_LABEL, read_agent_report
 
 DECIDES = "scheduler"
 _DEPLOYMENT = "mgpu-scheduler"
@@ -160,7 +160,7 @@ def check_versions(installation: Installation) -> Iterator[Finding]:
 def _said(installation: Installation) -> Iterator[tuple[str, str]]:
     """Iterate over (part, version)."""
     for lease in _leading_here(installation):
-        version = (lease["metadata"].get("annotations") or {}).get(VERSION)
+        version = (lease["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION)
         if version:
             yield "scheduler", version
     template = ((installation.workloads.get(_WEBHOOK) or {}).get("spec") or {}).get("template") or {}
@@ -168,6 +168,6 @@ def _said(installation: Installation) -> Iterator[tuple[str, str]]:
     if version:
         yield "webhook", str(version)
     for node in installation.nodes:
-        agent = read_agent(node)
+        agent = read_agent_report(node)
         if agent:
             yield f"agent of {node['metadata']['name']}", agent.version

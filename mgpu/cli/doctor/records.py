@@ -31,7 +31,7 @@ def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
         finding = records.finding_of_mtgpu(raw)
         if finding is None:
             # The seal of a Pod of an MtgpuPod covers its owner instead of a record; as one of a record it fails.
-            _, judged = records.judge(_without_seal(pod) if mtgpu.mtgpupod_of(raw) else pod)
+            _, judged = records.judge(_without_seal(pod) if mtgpu.claimed_mtgpupod(raw) else pod)
             finding = judged.finding if judged else None
         if finding is not None and not pod.ended:
             yield f"{pod.key} ({finding.reason})"

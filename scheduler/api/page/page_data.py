@@ -11,7 +11,7 @@ from typing import Any
 from mgpu.dialects import mtgpu
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Ledger
-from mgpu.model.pod_constraints import NONE
+from mgpu.model.pod_constraints import NO_CONSTRAINTS
 from mgpu.model.pods import Pod
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import (
@@ -119,7 +119,7 @@ def _use(use: CardUse, *, reserved: bool) -> Json:
         "certain": use.certain,
         "reserved": reserved,
         "keeps": use.occupies,
-        "wishes": str(use.constraints) if use.constraints != NONE else "",
+        "wishes": str(use.constraints) if use.constraints != NO_CONSTRAINTS else "",
     }
 
 
@@ -160,7 +160,7 @@ def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
         **_if(
             node=pod.node,
             nominated=pod.nominated_node,
-            constraints=str(request.constraints) if request and request.constraints != NONE else "",
+            constraints=str(request.constraints) if request and request.constraints != NO_CONSTRAINTS else "",
         ),
         "why": why,
     }

@@ -80,7 +80,7 @@ def _tells(request: GpuRequest) -> bool:
 
 
 def taken(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | int, Ints | int]:
-    """What the container takes of each card: core, memory and ratio (`ContainerAsk.takes`). data: fields × …"""
+    """What the container takes of each card: core, memory and ratio (`ContainerRequest.amount_on`). data: fields × …"""
     if container.whole:
         return data[CORE], data[MEMORY], WHOLE_RATIO
     if container.ratio is None:

@@ -197,7 +197,7 @@ def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
     """
     kinds = Counter((state.card.model, state.card.memory) for state in cards)
     model, memory = max(kinds, key=lambda class_index: kinds[class_index])
-    return NodeClass(node.room.cpu, node.room.memory // _GIB * _GIB, len(cards), model, memory)
+    return NodeClass(node.allocatable.cpu, node.allocatable.memory // _GIB * _GIB, len(cards), model, memory)
 
 
 def node_rows(node: NodeClass, room: CpuMemory, free: Sequence[Sequence[int]]) -> NodeRows:

@@ -14,7 +14,7 @@ from operator import ge, mul
 
 from mgpu.model.cards import Card
 from mgpu.model.mig import LAYOUTS, Instance, Layout, Profile, layout_of
-from mgpu.model.pod_constraints import matches
+from mgpu.model.pod_constraints import matches_model
 from scheduler.engine.effort import Budget
 
 _CUT_STEPS = 6_000
@@ -119,7 +119,7 @@ def table_of(card: Card, geometries: Geometries) -> GeometryTable | None:
     layout = layout_of(card.model, card.memory)
     if layout is None:
         return None
-    allowed = next((allowed for model, allowed in geometries.items() if matches(model, card.model)), None)
+    allowed = next((allowed for model, allowed in geometries.items() if matches_model(model, card.model)), None)
     return _table(layout.name, None if allowed is None else tuple(counts_of(geometry.items()) for geometry in allowed))
 
 

@@ -11,7 +11,7 @@ from math import prod
 from operator import mul
 
 from mgpu.model.cards import Card
-from mgpu.model.slice_names import MOST_CLIENTS, gigabytes
+from mgpu.model.slice_names import MAX_MPS_CLIENTS, gigabytes
 from scheduler.engine.effort import Budget
 from scheduler.engine.partitioning.geometry import Counts, Cut, Place, Vector, added, counts_of
 
@@ -46,14 +46,14 @@ class MpsCard:
 
     def most(self, name: str) -> int:
         """How many of this size could be free, if the card were cut for it alone."""
-        return max(0, min(self.left // gigabytes(name), MOST_CLIENTS - len(self.used)))
+        return max(0, min(self.left // gigabytes(name), MAX_MPS_CLIENTS - len(self.used)))
 
     def options(self, asked: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
         """Return the most of what is asked that can be free at a time, none more than asked; less always can be."""
         if budget is not None:
             number = _count(self.left, asked) if self.complete(asked) else 1
             budget.take(10 + 2 * len(asked) * (1 + number))
-        left, places = self.left, MOST_CLIENTS - len(self.used)
+        left, places = self.left, MAX_MPS_CLIENTS - len(self.used)
         if not self.complete(asked):
             return (_largest_first(left, places, asked),)
         found = _shares(left, places, tuple(map(_size, asked)), tuple(count for _, count in asked))
@@ -93,7 +93,7 @@ class MpsCard:
         """Why it cannot have one of these."""
         if not self.used:
             return f"{self.memory} GiB: no room for {name}"
-        if len(self.used) >= MOST_CLIENTS:
+        if len(self.used) >= MAX_MPS_CLIENTS:
             return f"{len(self.used)} slices in use, the most that MPS serves"
         return f"{self.memory - self.left} of {self.memory} GiB in use: no room for {name}"
 
@@ -136,7 +136,7 @@ def _shares(memory: int, places: int, sizes: Vector, counts: Vector) -> Iterator
 @lru_cache(maxsize=10_000)
 def _cut(card: MpsCard, asked: Counts, wished: Counts) -> Cut | None:
     memory = card.left - sum(gigabytes(name) * count for name, count in asked)
-    places = MOST_CLIENTS - len(card.used) - sum(count for _, count in asked)
+    places = MAX_MPS_CLIENTS - len(card.used) - sum(count for _, count in asked)
     if memory < 0 or places < 0:
         return None
     served = dict.fromkeys((name for name, _ in wished), 0)

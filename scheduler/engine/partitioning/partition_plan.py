@@ -86,7 +86,7 @@ def partitionable_cards(
 def _by_card(used: Iterable[Slice], found: NodeSlices) -> tuple[dict[int, list[Place]], dict[int, list[Place]]]:
     """The places in use, and the others that are made, each once and in ascending order."""
     busy = {(s.card, s.start, s.name) for s in used}
-    idle = {(s.card, s.start, s.name) for s in found.made} - busy
+    idle = {(s.card, s.start, s.name) for s in found.existing} - busy
     return _listed(busy), _listed(idle)
 
 
@@ -109,7 +109,7 @@ def _closed(gpu: Card, found: NodeSlices) -> str:
     """Why nobody may cut this card."""
     if not gpu.healthy:
         return "unhealthy"
-    if found.mode == MIG and not found.placed:
+    if found.mode == MIG and not found.has_positions:
         return "where its instances lie is not known"
     return "not in MIG mode" if found.mode == MIG and gpu.index not in found.cards else ""
 

@@ -9,9 +9,9 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import Amount, GpuRequest, Rejection, peak
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.node_slices import NodeSlices, devices
+from mgpu.model.node_slices import NodeSlices, slice_devices
 from mgpu.model.pods import Node
-from mgpu.model.slice_names import MIG, RESOURCE_PREFIX, Slice, mode_of, place_of, slice_named
+from mgpu.model.slice_names import MIG, RESOURCE_PREFIX, Slice, mode_of, place_of, slice_of_resource
 from scheduler.engine.effort import Budget
 from scheduler.engine.partitioning.geometry import Geometries
 from scheduler.engine.partitioning.partition_plan import PartitionableCards, can_offer, partitionable_cards, plan_cards
@@ -50,11 +50,11 @@ class PartitionableNode:
     @property
     def made(self) -> frozenset[Slice]:
         """The places of the slices that there are."""
-        return frozenset(s.place for s in self.found.made)
+        return frozenset(s.place for s in self.found.existing)
 
     def is_partitioned_as(self, slices: Iterable[Slice]) -> bool:
         """Whether a plan of these changes nothing: they are made, and a plan that was refused withholds none."""
-        return {*slices} == self.made == {s.place for s in self.found.offered}
+        return {*slices} == self.made == {s.place for s in self.found.available}
 
     def fits(self, wanted: Mapping[str, int]) -> bool:
         """Whether a pod that asks for these can have them now."""
@@ -79,16 +79,16 @@ def make_partitionable_node(
     places = [(h.bound, place) for h in holdings for share in h.shares if (place := slice_of_share(share))]
     held = [(bound, place) for bound, place in places if mode_of(place.name) == found.mode]
     plan_node = [(slice_of_device(s.card), s) for s in states]
-    used = {s.place for s in found.made if s.pod} | {place for _, place in held}
+    used = {s.place for s in found.existing if s.pod} | {place for _, place in held}
     used |= {place for place, state in plan_node if place and not state.idle}
-    made, able = {s.place for s in found.made}, _cuttable(found, gpus)
+    made, able = {s.place for s in found.existing}, _cuttable(found, gpus)
     barred = {place.card: _OTHERWISE for _, place in places if mode_of(place.name) != found.mode}
     barred |= {state.card.index: _HELD for place, state in plan_node if not place and not state.idle}
     # An MtgpuPod holds its card whatever others decided of it meanwhile.
     theirs = [share for h in holdings if h.gpuid for share in h.shares]
     barred |= {gpu.index: _HELD for gpu in gpus if any(share.is_on(gpu) for share in theirs)}
     memory = sum(state.memory_used for place, state in plan_node if not place)
-    memory += sum(card.memory for card in devices(NodeSlices(found.mode, made=tuple(used)), gpus))
+    memory += sum(card.memory for card in slice_devices(NodeSlices(found.mode, existing=tuple(used)), gpus))
     return PartitionableNode(
         node,
         version,
@@ -130,13 +130,13 @@ def with_claimed_slices(
 
 def slice_of_share(share: Share) -> Slice | None:
     """The place that a share is of; None: it is of no slice, or nobody knows of which."""
-    name = slice_named(RESOURCE_PREFIX + share.type)
+    name = slice_of_resource(RESOURCE_PREFIX + share.type)
     return Slice(*place_of(share.card), name) if name and isinstance(share.card, int) else None
 
 
 def slice_of_device(card: Card) -> Slice | None:
     """The place of the slice that this device is; None: it is none."""
-    name = slice_named(RESOURCE_PREFIX + card.type)
+    name = slice_of_resource(RESOURCE_PREFIX + card.type)
     return Slice(*place_of(card.index), name) if name else None
 
 
@@ -144,7 +144,7 @@ def requested_slices(request: GpuRequest) -> dict[str, int]:
     """Slice → how many a pod with this ask holds at its busiest moment; {}: it asks for none."""
     found: dict[str, int] = {}
     for type_ in dict.fromkeys(c.type for c in request.others):
-        name = slice_named(RESOURCE_PREFIX + type_)
+        name = slice_of_resource(RESOURCE_PREFIX + type_)
         if name:
             found[name] = peak((c.stage, Amount(shares=c.cards)) for c in request.others if c.type == type_).shares
     return found
@@ -167,7 +167,7 @@ def plan_node(
     if isinstance(found, Rejection):
         return found
     able = _cuttable(target.found, target.gpus)
-    stay = (s.place for s in target.found.made if s.card not in able)
+    stay = (s.place for s in target.found.existing if s.card not in able)
     return tuple(sorted({*(s for s in found if s.card in able), *stay}))
 
 
@@ -193,6 +193,6 @@ def memory_of(target: PartitionableNode, wanted: Mapping[str, int]) -> int:
     total, kinds = 0, tuple({(gpu.model, gpu.memory): gpu for gpu in target.gpus}.values())
     for name, count in wanted.items():
         everywhere = tuple(Slice(gpu.index, 0, name) for gpu in kinds)
-        sizes = [card.memory for card in devices(NodeSlices(target.found.mode, made=everywhere), kinds)]
+        sizes = [card.memory for card in slice_devices(NodeSlices(target.found.mode, existing=everywhere), kinds)]
         total += count * max(sizes, default=0)
     return total

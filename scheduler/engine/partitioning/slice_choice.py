@@ -47,7 +47,7 @@ def assess_slices(
         return NodeFit()
     if target.problem:
         return _rejected(f"what the node says of its slices cannot be read: {target.problem}")
-    if target.found.waiting:
+    if target.found.has_pending_plan:
         return _rejected(f"waits for plan {target.found.partitioning.plan} of its slices", fits_repartitioned=True)
     try:
         if not can_be_partitioned_for(target, wanted, budget):

@@ -10,7 +10,7 @@ from math import prod
 
 from mgpu.model.gpu_requests import Amount, peak
 from mgpu.model.pods import Node, Pod
-from mgpu.model.quantities import MAX, QuantityError, whole_number
+from mgpu.model.quantities import MAX_QUANTITY, QuantityError, whole_number
 from mgpu.settings.slice_settings import SlicesSettings
 from scheduler.engine.node_fit import HIGHEST
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode, memory_of
@@ -69,18 +69,22 @@ def score_for_slices(target: PartitionableNode, wanted: Mapping[str, int], pod: 
     node, named = target.node, named_resources(settings)
     capacity = {
         **_capacity(node, named),
-        "cpu": node.room.cpu,
-        "memory": node.room.memory,
+        "cpu": node.allocatable.cpu,
+        "memory": node.allocatable.memory,
         "gpu": sum(card.memory for card in target.gpus),
     }
     taken = [
         target.named,
-        {"cpu": node.room.cpu - target.room.cpu, "memory": node.room.memory - target.room.memory, "gpu": target.memory},
+        {
+            "cpu": node.allocatable.cpu - target.room.cpu,
+            "memory": node.allocatable.memory - target.room.memory,
+            "gpu": target.memory,
+        },
         requested_resources(pod, named),
-        {"cpu": pod.needs.cpu, "memory": pod.needs.memory, "gpu": memory_of(target, wanted)},
+        {"cpu": pod.cpu_memory.cpu, "memory": pod.cpu_memory.memory, "gpu": memory_of(target, wanted)},
     ]
     full = {name: sum(part.get(name, 0) for part in taken) for name in capacity}
-    return node_score(full, {name: of for name, of in capacity.items() if of != MAX}, settings)
+    return node_score(full, {name: of for name, of in capacity.items() if of != MAX_QUANTITY}, settings)
 
 
 def node_score(full: Mapping[str, int], capacity: Mapping[str, int], settings: SlicesSettings) -> int:

@@ -18,7 +18,7 @@ from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from mgpu.dialects.record_verification import RecordVerifier
-from mgpu.model.device_checkpoints import CHECKPOINTS, OTHERS, CheckpointEntry, no_devices_entry
+from mgpu.model.device_checkpoints import CHECKPOINTS, UNLISTED_PODS, CheckpointEntry, no_devices_entry
 from mgpu.model.errors import RetryLater
 from mgpu.model.record_seals import Keys, key_id
 from mgpu.settings import load_settings
@@ -90,8 +90,8 @@ class Place:
             loop.run_until_complete(self.whole.look(synced=synced))
         finally:
             loop.close()
-        *rows, others = self.whole.given or (no_devices_entry(OTHERS),)
-        assert others == no_devices_entry(OTHERS), "pods that are not listed have nothing"
+        *rows, others = self.whole.given or (no_devices_entry(UNLISTED_PODS),)
+        assert others == no_devices_entry(UNLISTED_PODS), "pods that are not listed have nothing"
         return self.whole.server, None if self.whole.given is None else tuple(rows)
 
 
@@ -301,7 +301,7 @@ def test_pod_whose_record_does_not_count_holds_its_cards_and_shows_no_other_plug
 def listed(node: Node) -> list[dict[str, Any]]:
     annotations = (node.device() or {"metadata": {}})["metadata"].get("annotations") or {}
     found: list[dict[str, Any]] = json.loads(annotations.get(CHECKPOINTS, "[]"))
-    return [row for row in found if row["podUID"] != OTHERS]
+    return [row for row in found if row["podUID"] != UNLISTED_PODS]
 
 
 def label(node: Node) -> str:

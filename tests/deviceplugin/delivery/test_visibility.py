@@ -11,7 +11,7 @@ import pytest
 from deviceplugin.delivery.visibility import Exposure, exposure_of, read_toolkit
 from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 from deviceplugin.pods.identity import Refused
-from mgpu.model.node_slices import NodeSlices, devices
+from mgpu.model.node_slices import NodeSlices, slice_devices
 from mgpu.model.slice_names import Slice
 from mgpu.settings import load_settings
 from mgpu.version import Toolkit
@@ -64,7 +64,7 @@ def test_mig_devices_are_named_by_their_own_uuids_and_have_their_cards_node(tmp_
     root = dev(tmp_path, "nvidia3", "nvidia7")
     desk = Desk(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=root))
     made = [Slice(0, place(text).start, "1g.10gb", f"MIG-{text}") for text in ("1g.10gb@4", "1g.10gb@5")]
-    desk.all_gpus, desk.cards = MINORS, (MINORS[1], *devices(NodeSlices("mig", made=tuple(made)), MINORS))
+    desk.all_gpus, desk.cards = MINORS, (MINORS[1], *slice_devices(NodeSlices("mig", existing=tuple(made)), MINORS))
     raw = slice_pod("p", *made, phase="Pending")
     raw["spec"]["containers"] = [asking("c", {"nvidia.com/mig-1g.10gb": 2})]
     edits = started(desk, raw, "nvidia.com/mig-1g.10gb")
@@ -74,7 +74,10 @@ def test_mig_devices_are_named_by_their_own_uuids_and_have_their_cards_node(tmp_
 
 def test_a_share_under_mps_has_the_card_that_it_is_of(tmp_path: Path) -> None:
     desk = Desk(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7")))
-    desk.all_gpus, desk.cards = MINORS, (MINORS[1], *devices(NodeSlices("mps", made=(place("4gb@3"),)), MINORS))
+    desk.all_gpus, desk.cards = (
+        MINORS,
+        (MINORS[1], *slice_devices(NodeSlices("mps", existing=(place("4gb@3"),)), MINORS)),
+    )
     edits = started(desk, slice_pod("p", place("4gb@3"), phase="Pending"), "nvidia.com/gpu-4gb")
     assert edits.mounts == ((f"{LIST}/GPU-n1-0", "/dev/null"),)
     assert edits.nodes == ("/dev/nvidia3",)

@@ -25,7 +25,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
-from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, read_agent
+from mgpu.version import AGENT_ANNOTATION, AgentReport, Toolkit, own_version, read_agent_report
 from tests.builders import MEMORY, card, cards, node, share
 from tests.deviceplugin.node import NODE, Node
 from tests.waiting import until
@@ -194,22 +194,22 @@ class Devices(Api):
 
 
 def test_the_agent_says_of_itself_what_is_different() -> None:
-    said = AgentSaid("0.1.0", None, 2, "mgpu")
+    said = AgentReport("0.1.0", None, 2, "mgpu")
     patch = agent_patch(node(), said)
     assert patch is not None
     told = {"metadata": {"name": "n1", **patch["metadata"]}}
-    assert read_agent(told) == said
+    assert read_agent_report(told) == said
     assert agent_patch(told, said) is None
     toolkit = Toolkit(variable=True, mounts=False)
     for other in (said._replace(cdi=True), said._replace(toolkit=toolkit), said._replace(mps_unbounded=True)):
         patch = agent_patch(told, other)
         assert patch is not None
-        assert read_agent({"metadata": {"name": "n1", **patch["metadata"]}}) == other
+        assert read_agent_report({"metadata": {"name": "n1", **patch["metadata"]}}) == other
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": "1", "cdi": true, "cards": null}'])
 def test_what_cannot_be_read_is_not_said(text: str) -> None:
-    assert read_agent({"metadata": {"name": "n1", "annotations": {AGENT: text}}}) is None
+    assert read_agent_report({"metadata": {"name": "n1", "annotations": {AGENT_ANNOTATION: text}}}) is None
 
 
 def test_the_indexes_are_what_the_device_said() -> None:
@@ -251,12 +251,12 @@ def test_amount_held_before_the_pods_are_known_is_not_taken_away(node: Node) -> 
         until(lambda: "have not been listed" in str(reporter.problem) and objects.node)
         assert "not been listed" in not_drained_reason()
         assert published(node) == [gpushare.MEMORY]
-        assert read_agent(api.get(NODE)) is None
+        assert read_agent_report(api.get(NODE)) is None
         held[gpushare.MEMORY] = 8138
         pods_synced.set()
         until(lambda: not reporter.problem)
         assert gpushare.MEMORY in published(node)
-        assert read_agent(api.get(NODE)) == AgentSaid(own_version(), None, 2, "mgpu")
+        assert read_agent_report(api.get(NODE)) == AgentReport(own_version(), None, 2, "mgpu")
         assert "pods still hold" in not_drained_reason()
         held.clear()
         assert not_drained_reason() == "None"

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from deviceplugin.mig.instance_changes import apply
 from deviceplugin.mig.mig_driver import MigRefused
 from mgpu.model.errors import RetryLater
-from mgpu.model.mig import Instance, Layout, invalid_reason, layout_of, openings
+from mgpu.model.mig import Instance, Layout, invalid_reason, layout_of, possible_instances
 from playground.nvml_state import deregister, reboot, register
 from tests.deviceplugin.mig.rig import A30, A100, CHANGES, GPU, Crash, Rig, gpu
 from tests.examples import examples
@@ -43,7 +43,7 @@ class Machine(RuleBasedStateMachine):
         """A planner that knows what is in use, or one that does not."""
         plan = set(self.given) if honest else set()
         for _ in range(count):
-            if free := openings(self.layout, plan):
+            if free := possible_instances(self.layout, plan):
                 plan.add(data.draw(st.sampled_from(free)))
         self.plan = frozenset(plan)
 

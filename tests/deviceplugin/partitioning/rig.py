@@ -26,7 +26,7 @@ from mgpu.model.ledger import Holding
 from mgpu.model.mps_config import write_config
 from mgpu.model.node_slices import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
-from mgpu.model.slice_names import Slice, counts, resource_of
+from mgpu.model.slice_names import Slice, count_slices, resource_of
 from mgpu.settings import load_settings
 from playground.nvml_state import register
 from playground.simulated_nvml import SimulatedNvml
@@ -186,12 +186,12 @@ class Rig:
     def plan(self, plan: int, *wanted: Slice, placed: bool = True) -> "Rig":
         """As the scheduler writes it; placed: it says where."""
         annotations = self.nodes.raw["metadata"]["annotations"]
-        spec = with_spec(annotations.get(ANNOTATION), counts(wanted), plan)
+        spec = with_spec(annotations.get(ANNOTATION), count_slices(wanted), plan)
         self.nodes.annotate(**{ANNOTATION: spec, PLANNED: write_planned(wanted, plan) if placed else None})
         return self
 
     def configure(self, *wanted: Slice) -> "Rig":
-        self.mps.config = write_config(counts(wanted))
+        self.mps.config = write_config(count_slices(wanted))
         return self
 
     def label(self, mode: str | None) -> "Rig":
@@ -236,7 +236,7 @@ class Rig:
     @property
     def shown(self) -> dict[Slice, str]:
         """Place → the pod that the Node says has it."""
-        return {s.place: s.pod for s in self.said.made}
+        return {s.place: s.pod for s in self.said.existing}
 
     @property
     def annotation(self) -> dict[str, int]:

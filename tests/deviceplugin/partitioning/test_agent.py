@@ -10,7 +10,7 @@ from mgpu.kube import ApiError
 from mgpu.model.mps_config import write_config
 from mgpu.model.node_slices import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
-from mgpu.model.slice_names import Slice, counts
+from mgpu.model.slice_names import Slice, count_slices
 from playground.nvml_state import reboot, state_file
 from playground.simulated_nvml import SimulatedMig
 from tests.builders import CORE, share
@@ -28,7 +28,7 @@ def label(node: Node, mode: str | None) -> None:
 
 def plan(node: Node, number: int, *wanted: Slice) -> None:
     text = (node.api.get(NODE)["metadata"].get("annotations") or {}).get(ANNOTATION)
-    written = {ANNOTATION: with_spec(text, counts(wanted), number), PLANNED: write_planned(wanted, number)}
+    written = {ANNOTATION: with_spec(text, count_slices(wanted), number), PLANNED: write_planned(wanted, number)}
     node.api.patch(NODE, {"metadata": {"annotations": written}})
 
 
@@ -37,7 +37,7 @@ def said(node: Node) -> NodeSlices:
 
 
 def shown(node: Node) -> dict[Slice, str]:
-    return {s.place: s.pod for s in said(node).made}
+    return {s.place: s.pod for s in said(node).existing}
 
 
 def made(node: Node, card: int = 0) -> dict[Slice, str]:
@@ -47,7 +47,7 @@ def made(node: Node, card: int = 0) -> dict[Slice, str]:
 
 def cut(node: Node, number: int, *wanted: Slice) -> None:
     plan(node, number, *wanted)
-    until(lambda: (now := said(node)) and now.partitioning.applied == number and now.made)
+    until(lambda: (now := said(node)) and now.partitioning.applied == number and now.existing)
 
 
 def settled(node: Node, pod: str) -> bool:
@@ -145,7 +145,7 @@ def test_container_gets_its_slice_again_after_a_reboot(node: Node) -> None:
     with node.agent():
         until(lambda: {*made(node)} == {*FULL})
         before = len(node.runtime.containers())
-        until(lambda: {s.place: s.uuid for s in said(node).made} == made(node))
+        until(lambda: {s.place: s.uuid for s in said(node).existing} == made(node))
         node.kubelet.restart_container("default", "p", "c")
         until(lambda: len(node.runtime.containers()) > before)
         assert node.visible("p") == made(node)[FULL[2]] != old
@@ -184,7 +184,7 @@ def test_without_cdi_slices_are_refused(node: Node, monkeypatch: pytest.MonkeyPa
 
 
 def configure(node: Node, *wanted: Slice) -> None:
-    data = {"data": {"n1": write_config(counts(wanted))}}
+    data = {"data": {"n1": write_config(count_slices(wanted))}}
     path = "/api/v1/namespaces/mgpu-system/configmaps"
     try:
         node.api.patch(f"{path}/mps-configmap", data)

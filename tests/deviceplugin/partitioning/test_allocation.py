@@ -7,7 +7,7 @@ import pytest
 
 from deviceplugin.pods.identity import Refused
 from mgpu.model.cards import Card
-from mgpu.model.node_slices import NodeSlices, devices
+from mgpu.model.node_slices import NodeSlices, slice_devices
 from mgpu.model.slice_names import Slice
 from tests.builders import cards, pod, share
 from tests.deviceplugin.desk import ASSUMED, RECORD, Desk, asking
@@ -19,7 +19,7 @@ GPUS = cards(2)
 
 def made(*slices: Slice) -> tuple[Card, ...]:
     """Card 1 whole, and these slices of card 0."""
-    return (GPUS[1], *devices(NodeSlices("mig", made=slices), GPUS))
+    return (GPUS[1], *slice_devices(NodeSlices("mig", existing=slices), GPUS))
 
 
 def mig(text: str, uuid: str = "") -> Slice:
@@ -53,7 +53,7 @@ def test_first_of_several_types_carries_all_slices(desk: Desk) -> None:
 
 
 def test_share_of_a_card_under_mps_sees_the_card(desk: Desk) -> None:
-    desk.cards = (GPUS[1], *devices(NodeSlices("mps", made=(place("4gb@3"),)), GPUS))
+    desk.cards = (GPUS[1], *slice_devices(NodeSlices("mps", existing=(place("4gb@3"),)), GPUS))
     desk.pods.take(slice_pod("p", place("4gb@3"), phase="Pending"))
     answer = desk.admit(["0"], "uid-p", resource=MPS)
     desk.start(["0"], resource=MPS)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.partitioning.desired_slices import PlanNotApplicable, configured_slices, planned_instances
-from mgpu.model.mig import Instance, Layout, arrange, invalid_reason, layout_of, openings
+from mgpu.model.mig import Instance, Layout, arrange, invalid_reason, layout_of, possible_instances
 from mgpu.model.node_slices import NodeSlices, Partitioning
-from mgpu.model.slice_names import Slice, counts
+from mgpu.model.slice_names import Slice, count_slices
 from tests.deviceplugin.mig.rig import A30, A100, GIB, gpu
 
 LAYOUTS = [layout for layout in (layout_of(A100, 80 * GIB), layout_of(A30, 24 * GIB)) if layout]
@@ -21,7 +21,7 @@ def cards(draw: st.DrawFn) -> tuple[Layout, frozenset[Instance], frozenset[Insta
     layout = draw(st.sampled_from(LAYOUTS))
     made: set[Instance] = set()
     for _ in range(draw(st.integers(0, 5))):
-        if there := openings(layout, made):
+        if there := possible_instances(layout, made):
             made.add(draw(st.sampled_from(there)))
     used = draw(st.sets(st.sampled_from(sorted(made)))) if made else set()
     names = [p.name for p in layout.profiles]
@@ -82,14 +82,16 @@ def test_shares_are_numbered_uniquely_and_used_ones_stay(
 ) -> None:
     used = data.draw(st.sets(st.sampled_from(before))) if before else set()
     present = {c: {n: k for n, k in names.items() if k} for c, names in config.items() if any(names.values())}
-    fits = all(n <= present.get(c, {}).get(name, 0) for c, names in counts(used).items() for name, n in names.items())
+    fits = all(
+        n <= present.get(c, {}).get(name, 0) for c, names in count_slices(used).items() for name, n in names.items()
+    )
     try:
         found = configured_slices(config, None, before, used, (gpu(0), gpu(1)), (), "m")
     except PlanNotApplicable:
         assert not fits
         return
     assert fits
-    assert counts(found) == present
+    assert count_slices(found) == present
     assert len({s.index for s in found}) == len(found)
     assert {*used} <= {*found}
     assert configured_slices(config, None, found, used, (gpu(0), gpu(1)), (), "m") == found

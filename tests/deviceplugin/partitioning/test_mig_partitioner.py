@@ -8,7 +8,7 @@ import pytest
 from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.mig.mig_driver import NvmlMig
 from mgpu.model.errors import RetryLater
-from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, SOMEBODY
+from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL, UNKNOWN_POD
 from playground.nvml_state import deregister, reboot, set_switch
 from playground.simulated_nvml import forgetful
 from tests.builders import share
@@ -22,7 +22,7 @@ def test_plan_is_applied_and_reported(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     assert rig.made().keys() == {*FULL}
     assert rig.shown == dict.fromkeys(FULL, "")
-    assert {s.uuid for s in rig.said.made} == {*rig.made().values()}
+    assert {s.uuid for s in rig.said.existing} == {*rig.made().values()}
     assert rig.annotation == {
         "spec-gpu-0-2g.20gb": 2,
         "spec-gpu-0-3g.40gb": 1,
@@ -36,7 +36,7 @@ def test_plan_is_applied_and_reported(rig: Rig) -> None:
 
 def test_empty_card_is_reported_so_that_it_can_be_planned(rig: Rig) -> None:
     rig.reconcile()
-    assert (rig.said.made, rig.said.cards, rig.said.waiting) == ((), frozenset({0}), False)
+    assert (rig.said.existing, rig.said.cards, rig.said.has_pending_plan) == ((), frozenset({0}), False)
 
 
 def test_unchanged_status_is_not_written_again(rig: Rig) -> None:
@@ -105,7 +105,7 @@ def test_slice_with_an_unknown_process_is_not_free(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.run_on(FULL[1])
     rig.reconcile()
-    assert rig.shown[FULL[1]] == SOMEBODY
+    assert rig.shown[FULL[1]] == UNKNOWN_POD
     deregister(rig.file, rig.made()[FULL[1]], 7)
     rig.reconcile()
     assert rig.shown[FULL[1]] == ""
@@ -144,7 +144,7 @@ def test_refused_plan_is_tried_again_after_a_change(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.take("p", FULL[0]).plan(6, *places("7g.80gb@0")).reconcile(2)
     rig.take("p", FULL[0], phase="Succeeded").reconcile()
-    assert rig.said.waiting, "the scheduler must not plan anew while it is tried"
+    assert rig.said.has_pending_plan, "the scheduler must not plan anew while it is tried"
     assert rig.made().keys() == {*FULL}
     rig.reconcile()
     assert rig.made().keys() == {place("7g.80gb@0")}
@@ -206,9 +206,9 @@ def test_plan_that_fails_for_now_is_not_refused(rig: Rig) -> None:
     rig.flaky.fail(0, pynvml.NVML_ERROR_UNKNOWN, CHANGES[0])
     with pytest.raises(RetryLater):
         rig.reconcile()
-    assert (rig.said.refused, rig.said.waiting) == (None, True)
+    assert (rig.said.refused, rig.said.has_pending_plan) == (None, True)
     rig.reconcile()
-    assert not rig.said.waiting
+    assert not rig.said.has_pending_plan
 
 
 def test_counts_without_places_keep_existing_instances(rig: Rig) -> None:
@@ -254,11 +254,11 @@ def test_slice_is_reported_only_after_the_kubelet_knows_it(rig: Rig) -> None:
     rig.plan(5, *FULL).take("p", FULL[0]).reconcile()
     assert {s.place for s in rig.kubelet.offered} == {*FULL}
     assert rig.shown == {FULL[0]: "uid-p"}
-    assert rig.said.waiting
+    assert rig.said.has_pending_plan
     rig.kubelet.slow = False
     rig.reconcile()
     assert rig.shown == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
-    assert not rig.said.waiting
+    assert not rig.said.has_pending_plan
 
 
 @pytest.mark.parametrize("model", ["NVIDIA A100-SXM4-80GB", H100])
@@ -269,7 +269,7 @@ def test_all_slices_are_created_again_after_a_reboot(tmp_path: Path, model: str)
     reboot(rig.file, forgetful=forgetful(rig.cards))
     rig.restart().reconcile(2)
     assert rig.made().keys() == {*FULL}
-    assert not {*old.values()} & {s.uuid for s in rig.said.made}
+    assert not {*old.values()} & {s.uuid for s in rig.said.existing}
     assert rig.shown == {FULL[0]: "", FULL[1]: "uid-p", FULL[2]: ""}
 
 
@@ -342,7 +342,7 @@ def test_invalid_annotation_destroys_nothing(rig: Rig, annotation: str, path: st
 
 def test_damaged_own_annotation_is_repaired(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
-    rig.nodes.annotate(**{MADE: "{"})
+    rig.nodes.annotate(**{EXISTING: "{"})
     rig.reconcile()
     assert rig.shown == dict.fromkeys(FULL, "")
 
@@ -359,7 +359,7 @@ def test_unknown_label_is_reported_and_changes_nothing(rig: Rig) -> None:
 def test_without_the_label_nothing_is_reported_and_nothing_destroyed(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.label(None).reconcile()
-    assert MADE not in rig.nodes.raw["metadata"]["annotations"]
+    assert EXISTING not in rig.nodes.raw["metadata"]["annotations"]
     assert not [key for key in rig.annotation if key.startswith("status-gpu")]
     assert rig.made().keys() == {*FULL}
     assert rig.kubelet.offered == ()

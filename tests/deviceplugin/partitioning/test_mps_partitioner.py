@@ -23,11 +23,11 @@ def test_cards_in_the_configmap_are_cut_and_others_stay_whole(mps: Rig) -> None:
 def test_plan_is_applied_only_when_the_configmap_matches_it(mps: Rig) -> None:
     mps.plan(5, *CUT).configure(*CUT).reconcile()
     mps.plan(6, *CUT[:2]).reconcile()
-    assert mps.said.waiting
+    assert mps.said.has_pending_plan
     assert mps.shown == dict.fromkeys(CUT, "")
     assert [card.index for card in mps.partitions.whole(mps.cards) or ()] == [1]
     mps.configure(*CUT[:2]).reconcile()
-    assert (mps.said.waiting, mps.shown) == (False, dict.fromkeys(CUT[:2], ""))
+    assert (mps.said.has_pending_plan, mps.shown) == (False, dict.fromkeys(CUT[:2], ""))
 
 
 def test_configmap_written_by_hand_is_numbered_beside_shares_in_use(mps: Rig) -> None:
@@ -66,12 +66,12 @@ def test_card_with_shares_of_other_vocabularies_is_not_cut(mps: Rig) -> None:
     mps.pods.take(share("p", node="n1", annotations=record))
     mps.plan(5, *CUT).configure(*CUT).reconcile()
     assert "pods in other vocabularies have shares of card 0" in (mps.said.refused or (0, ""))[1]
-    assert mps.said.made == ()
+    assert mps.said.existing == ()
     assert mps.partitions.devices(mps.cards) == mps.cards
     assert mps.partitions.whole(mps.cards) == mps.cards[1:]
     mps.pods.drop(share("p"))
     mps.reconcile()
-    assert (mps.said.waiting, mps.said.made) == (True, ())
+    assert (mps.said.has_pending_plan, mps.said.existing) == (True, ())
     mps.reconcile()
     assert mps.shown.keys() == {*CUT}
 
@@ -91,11 +91,11 @@ def test_card_without_its_daemon_offers_nothing(mps: Rig) -> None:
     mps.take("p", place("4gb@1")).plan(5, *CUT, other).configure(*CUT, other).reconcile()
     assert mps.shown == {place("4gb@1"): "uid-p", other: ""}
     assert {s.place for s in mps.kubelet.unhealthy} == {*CUT}
-    assert mps.said.waiting
+    assert mps.said.has_pending_plan
     mps.mps.ill = set()
     mps.reconcile()
     assert mps.shown.keys() == {*CUT, other}
-    assert not mps.said.waiting
+    assert not mps.said.has_pending_plan
 
 
 def test_restarted_agent_goes_on_from_the_reported_slices(mps: Rig) -> None:
@@ -134,7 +134,7 @@ def test_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
     mps.configure(*CUT).reconcile()
     mps.mps.config = ""
     mps.reconcile()
-    assert mps.said.made == ()
+    assert mps.said.existing == ()
     assert mps.mps.cards == ()
     assert [card.type for card in mps.partitions.devices(mps.cards)] == ["gpu", "gpu"]
 

@@ -13,7 +13,7 @@ from deviceplugin.pods.gpu_pod import MIRROR
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipt, Receipts, merge_by_card
 from deviceplugin.pods.remnants import LONGEST_SECONDS, Remnants
-from mgpu.model.device_checkpoints import OTHERS, read_entries, shares_by_pod
+from mgpu.model.device_checkpoints import UNLISTED_PODS, read_entries, shares_by_pod
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Minor, Share
 from mgpu.model.pods import Stage
@@ -37,7 +37,7 @@ def delete_by_force(node: Node, name: str) -> None:
 def told(node: Node) -> dict[str, Any]:
     """What the Device tells the scheduler, by the UID of the pod."""
     given = shares_by_pod(read_entries(node.api.get(f"{DEVICES}/n1")))
-    return {uid: shares for uid, shares in given.items() if uid != OTHERS}
+    return {uid: shares for uid, shares in given.items() if uid != UNLISTED_PODS}
 
 
 def uid_of(node: Node, name: str) -> str:

@@ -18,7 +18,7 @@ from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipt, Receipts, merge_by_card
 from deviceplugin.pods.unrecorded_pods import UnrecordedPods
-from mgpu.model.device_checkpoints import CHECKPOINTS, DELETED_POD, OTHERS
+from mgpu.model.device_checkpoints import CHECKPOINTS, DELETED_POD, UNLISTED_PODS
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import unknown_shares
 from mgpu.settings import load_settings
@@ -61,7 +61,7 @@ def test_pod_that_ran_before_the_agent_registered_holds_nothing(node: Node, fold
     uid = ghost(node)
     with serving(folder / "cri.sock") as cri, node.starting():
         cri.environments[uid] = {"c": {"PATH": "/bin"}}
-        until(lambda: (of(node, uid), of(node, OTHERS)) == ([[]], [[]]))
+        until(lambda: (of(node, uid), of(node, UNLISTED_PODS)) == ([[]], [[]]))
         node.create(recorded(pod("whole", container("c", 100), node="n1"), {"c": 1}))
         node.runs("whole")
         assert not (folder / "cdi" / f"mgpu_{uid}_receipt").exists()

@@ -26,7 +26,7 @@ from mgpu.serving.callers import Callers, restrict_callers
 from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import CA, Files, ensure_certificate
 from mgpu.settings import load_settings
-from mgpu.version import AGENT, VERSION_LABEL, AgentSaid, own_version, write_agent
+from mgpu.version import AGENT_ANNOTATION, VERSION_LABEL, AgentReport, own_version, write_agent_report
 from playground.installation import located, manifests
 from scheduler.api.binding_webhook import BindingAdmission
 from scheduler.cluster.cache import ClusterCache
@@ -185,11 +185,13 @@ class Installation:
         amounts = {resource: str(amount) for resource, amount in (counted | status_amounts(own, settings)).items()}
         for key in ("capacity", "allocatable"):
             raw["status"][key] |= amounts
-        raw["metadata"]["annotations"][AGENT] = write_agent(AgentSaid(own_version(), True, gpus, "mgpu"))
+        raw["metadata"]["annotations"][AGENT_ANNOTATION] = write_agent_report(
+            AgentReport(own_version(), True, gpus, "mgpu")
+        )
         made = self.api.create(NODES, raw)
         self.api.create(DEVICES, write_device(read_node(raw), made["metadata"]["uid"], own))
 
     def says(self, name: str, **changes: Any) -> None:
         """The agent of this node says something else of itself."""
-        said = AgentSaid(own_version(), True, 2, "mgpu")._replace(**changes)
-        self.api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {AGENT: write_agent(said)}}})
+        said = AgentReport(own_version(), True, 2, "mgpu")._replace(**changes)
+        self.api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {AGENT_ANNOTATION: write_agent_report(said)}}})

@@ -16,7 +16,7 @@ from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, peak
 from mgpu.model.groups import Group
 from mgpu.model.ledger import Share, shares_of
-from mgpu.model.pod_constraints import ALL, NONE
+from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS, NO_CONSTRAINTS
 from mgpu.model.pods import read_pod
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, cards, container, pod
@@ -268,7 +268,7 @@ def test_property_a_container_sees_exactly_its_cards(case: Case, data: st.DataOb
     request = read(case, raw)
     placement = placed(data, request)
     for name in (c.name for c in read_pod(raw).containers):
-        if not dialects.handed(request, name):
+        if not dialects.device_requests(request, name):
             assert dialects.environment_of(read_pod(raw), request, name, (), NODE_CARDS) == {}
     for wanted in request.containers:
         own: list[Card] = [NODE_CARDS[i] for i in placement.cards(wanted.container)]
@@ -296,7 +296,7 @@ def test_property_wishes_stand_beside_any_ask(case: Case, data: st.DataObject) -
     bare = read(case, raw)
     request = dialects.read_request(read_pod(with_annotations(raw, WISHES)), DEFAULT)
     assert request is not None
-    assert replace(request, constraints=NONE) == bare == dialects.read_request(read_pod(raw), DEFAULT)
+    assert replace(request, constraints=NO_CONSTRAINTS) == bare == dialects.read_request(read_pod(raw), DEFAULT)
     assert {f"mgpu.io/{key}": text for key, text in request.constraints.texts().items()} == WISHES
     assert (dialects.card_policy(request, DEFAULT), request.constraints.groups) == (
         "spread",
@@ -333,7 +333,7 @@ def test_property_pods_with_several_cards_share_none_with_a_group(case: Case, da
 
 @every_dialect
 def test_wishes_are_no_placement_annotations(case: Case) -> None:
-    assert not any(of(case).owns_annotation(key) for key in ALL)
+    assert not any(of(case).owns_annotation(key) for key in CONSTRAINT_ANNOTATIONS)
 
 
 @every_dialect

@@ -199,7 +199,7 @@ def test_what_a_node_offers() -> None:
 
 def test_bytes_held_are_counted_in_whole_units() -> None:
     card = Card(0, "GPU-0", "P40", 22919 << 20)
-    counted = [gpushare.units_of(held, card, GIB) for held in (0, 1, GIB, GIB + 1, card.memory, card.memory + 1)]
+    counted = [gpushare.held_units(held, card, GIB) for held in (0, 1, GIB, GIB + 1, card.memory, card.memory + 1)]
     assert counted == [0, 1, 1, 2, 22, 23]
 
 

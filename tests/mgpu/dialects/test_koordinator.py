@@ -59,7 +59,7 @@ class TestAsk:
         assert read(asking(gpu=50)).containers == (ContainerRequest("c", 1, 500, ratio=50),)
 
     def test_nvidia_gpu_is_whole_cards(self) -> None:
-        assert read(asking(nvidia=2)).containers == (whole_cards("c", 2, stock=True),)
+        assert read(asking(nvidia=2)).containers == (whole_cards("c", 2, is_nvidia_gpu=True),)
         assert read(asking(gpu=200)).containers == (whole_cards("c", 2),)
 
     def test_core_in_hundreds_beside_memory_is_as_many_cards(self) -> None:
@@ -90,7 +90,7 @@ class TestAsk:
         request = read(asking("a", nvidia=1), asking("b", gpu=30), init=({**asking("i", ratio=10)},))
         assert request.containers == (
             ContainerRequest("i", 1, ratio=10, stage=Stage.INIT),
-            whole_cards("a", 1, stock=True),
+            whole_cards("a", 1, is_nvidia_gpu=True),
             ContainerRequest("b", 1, 300, ratio=30),
         )
 

@@ -137,7 +137,7 @@ def card_of(memory: str | int) -> Card:
 
 def test_memory_ratio_is_rounded_up() -> None:
     case = FACTS["memory_ratio"]
-    taken = ContainerRequest("c", memory=whole_bytes(case["mem"]), ratio=0).takes(card_of(case["card"]))
+    taken = ContainerRequest("c", memory=whole_bytes(case["mem"]), ratio=0).amount_on(card_of(case["card"]))
     assert taken.ratio == case["ratio"]
 
 
@@ -186,9 +186,9 @@ def test_mutation(case: Raw) -> None:
 
 @by_content(FACTS["equal_requests"])
 def test_requests_that_mean_the_same_are_read_alike(case: list[Raw]) -> None:
-    """`stock` differs: it says by which name the request came, as NVIDIA's own plugin serves that on some nodes."""
+    """`is_nvidia_gpu` differs: NVIDIA's device plugin serves requests for `nvidia.com/gpu` on some nodes."""
     one, other = map(request_of, case)
-    assert replace(one, containers=tuple(replace(c, stock=False) for c in one.containers)) == other
+    assert replace(one, containers=tuple(replace(c, is_nvidia_gpu=False) for c in one.containers)) == other
 
 
 @by_content(FACTS["completed"])

@@ -239,7 +239,7 @@ def node(policy: str | None = None, schedule: str | None = "mgpu") -> Node:
 
 class TestFilter:
     def unmet(self, raw: Raw, on: Node) -> str | None:
-        return read(raw).unmet(on)
+        return read(raw).unmet_requirement(on)
 
     def test_the_label_makes_a_node_serve(self) -> None:
         assert self.unmet(share(), node()) is None

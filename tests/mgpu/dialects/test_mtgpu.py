@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.dialects import mtgpu
-from mgpu.dialects.mtgpu import GPUID, LIMIT, MEMORY, REQUEST, MtgpuPod, milli, read_mtgpupod
+from mgpu.dialects.mtgpu import GPUID, LIMIT, MEMORY, REQUEST, MtgpuPod, parse_milli, read_mtgpupod
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Ledger
 from mgpu.model.pods import read_pod
@@ -85,7 +85,7 @@ BAD_BYTES = [
     "NaN",
     "١",
     "9" * 20,
-    str(mtgpu.MOST_MEMORY + 1),
+    str(mtgpu.MAX_MEMORY + 1),
 ]
 
 
@@ -95,7 +95,7 @@ def test_memory_is_a_positive_number_of_bytes(value: str) -> None:
 
 
 def test_the_most_memory_is_read_exactly() -> None:
-    assert read_mtgpupod(mtgpupod(gpu_mem=str(mtgpu.MOST_MEMORY))).memory == mtgpu.MOST_MEMORY
+    assert read_mtgpupod(mtgpupod(gpu_mem=str(mtgpu.MAX_MEMORY))).memory == mtgpu.MAX_MEMORY
 
 
 @pytest.mark.parametrize("value", ["", "ABC", "a-b", "a.b", "a b", "a/b", "ä", "a\n", "a" * 64], ids=ascii)
@@ -160,7 +160,7 @@ def test_one_that_has_its_card_is_held_to_what_its_account_is_made_of() -> None:
     raw = mtgpupod(spec=strange, status=bound)
     raw["metadata"]["annotations"]["mgpu.io/card-models"] = "A100"
     found = read_mtgpupod(raw)
-    assert (found.bound, found.pod_uid, found.phase, found.node) == ("GPU-1", "u", "Running", "N_1")
+    assert (found.card_uuid, found.pod_uid, found.phase, found.node) == ("GPU-1", "u", "Running", "N_1")
     assert problems(mtgpupod(gpu_mem="x", spec={"nodeName": ""}, status=bound)) == [path(MEMORY), "spec.nodeName"]
 
 
@@ -174,13 +174,13 @@ def test_every_thousandth_reads_back_however_it_is_written() -> None:
         written = [text, *(text[:-cut] for cut in (1, 2) if text.endswith("0" * cut))]
         if value % 1000 == 0:
             written.append(str(value // 1000))
-        assert {milli(one) for one in written} == {value}
+        assert {parse_milli(one) for one in written} == {value}
 
 
 @given(st.text(alphabet="0123456789.+-eE ", max_size=7) | st.decimals(allow_nan=True).map(str) | st.floats().map(str))
 @examples(500)
 def test_property_a_decimal_that_is_read_means_itself(text: str) -> None:
-    found = milli(text)
+    found = parse_milli(text)
     if found is not None:
         whole, _, places = text.partition(".")
         assert found * 10 ** len(places) == int(whole + places) * 1000
@@ -226,4 +226,4 @@ OCCUPY = pod("mtgpupod-occupypod-n-1.example-abc", namespace="kube-system")
 )
 def test_an_occupy_pod_is_known_by_namespace_label_and_exact_name(over: Any, found: Any) -> None:
     meta = {**OCCUPY["metadata"], "labels": {mtgpu.OCCUPY_LABEL: "abc"}, **over}
-    assert mtgpu.occupied(read_pod({**OCCUPY, "metadata": meta})) == found
+    assert mtgpu.occupy_target(read_pod({**OCCUPY, "metadata": meta})) == found

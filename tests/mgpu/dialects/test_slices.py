@@ -10,9 +10,9 @@ from mgpu.dialects import slices
 from mgpu.model.cards import Card, noun
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
-from mgpu.model.ledger import Share, absent
-from mgpu.model.node_slices import devices, read_slices, write_made
-from mgpu.model.pod_constraints import ALL
+from mgpu.model.ledger import Share, missing_cards
+from mgpu.model.node_slices import read_slices, slice_devices, write_existing
+from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS
 from mgpu.model.pods import Node, Pod, Stage, read_pod
 from mgpu.model.slice_names import Slice
 from mgpu.settings import load_settings
@@ -56,11 +56,12 @@ def test_slices_are_devices_of_their_types_and_no_cards() -> None:
 @pytest.mark.parametrize(("amounts", "mode", "other"), [({"mig2": 1}, "mig", "mps"), ({"mps4": 1}, "mps", "mig")])
 def test_the_node_must_be_cut_the_way_that_is_asked_for(amounts: Any, mode: str, other: str) -> None:
     _, request = read(pod("p", requests(**amounts)))
-    assert request.unmet(Node("n", {"gpu.partitioning": mode})) is None
+    assert request.unmet_requirement(Node("n", {"gpu.partitioning": mode})) is None
     assert (
-        request.unmet(Node("n", {"gpu.partitioning": other})) == f"node label gpu.partitioning is {other}, not {mode}"
+        request.unmet_requirement(Node("n", {"gpu.partitioning": other}))
+        == f"node label gpu.partitioning is {other}, not {mode}"
     )
-    assert request.unmet(Node("n")) == f"node label gpu.partitioning is not set, not {mode}"
+    assert request.unmet_requirement(Node("n")) == f"node label gpu.partitioning is not set, not {mode}"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_type_of_koordinators_is_never_a_slice() -> None:
     assert "is no resource of a GPU" in message
 
 
-@pytest.mark.parametrize("constraint", ALL)
+@pytest.mark.parametrize("constraint", CONSTRAINT_ANNOTATIONS)
 def test_wishes_are_for_cards(constraint: str) -> None:
     value = "spread" if constraint == "mgpu.io/card-policy" else "x"
     raw = pod("p", requests(mig2=1), annotations={constraint: value})
@@ -153,8 +154,8 @@ def test_only_the_pods_record_is_its_own_annotation() -> None:
 
 
 def cut(mode: str, *made: Slice) -> tuple[Card, ...]:
-    node = Node("n", {"gpu.partitioning": mode}, {"mgpu.io/slices": write_made(made, (0, 1), None)})
-    return devices(read_slices(node), cards(2))
+    node = Node("n", {"gpu.partitioning": mode}, {"mgpu.io/slices": write_existing(made, (0, 1), None)})
+    return slice_devices(read_slices(node), cards(2))
 
 
 def test_a_node_offers_one_of_each_slice_that_it_has_by_type() -> None:
@@ -202,10 +203,13 @@ def test_under_mps_a_container_sees_the_card_that_it_shares() -> None:
 
 def test_what_is_handed_to_a_container() -> None:
     _, request = read(pod("p", requests("a", mig2=1, mig1=1), requests("b", mig1=2)))
-    assert [(one.type, one.cards) for one in dialects.handed(request, "a")] == [("mig-1g.10gb", 1), ("mig-2g.20gb", 1)]
-    assert len(dialects.handed(request)) == 3
+    assert [(one.type, one.cards) for one in dialects.device_requests(request, "a")] == [
+        ("mig-1g.10gb", 1),
+        ("mig-2g.20gb", 1),
+    ]
+    assert len(dialects.device_requests(request)) == 3
     _, both = read(pod("p", resources({"nvidia.com/gpu": 1, "koordinator.sh/rdma": 100})))
-    assert [one.type for one in dialects.handed(both)] == ["gpu"]
+    assert [one.type for one in dialects.device_requests(both)] == ["gpu"]
 
 
 def test_a_container_gets_its_slices_by_the_first_of_their_resources() -> None:
@@ -231,4 +235,4 @@ def test_what_people_call_it(type: str, name: str) -> None:
 
 
 def test_a_slice_that_is_not_there_is_named_by_its_place() -> None:
-    assert absent([Share("c", 104, whole=True, type="mig-2g.20gb")], ()) == ("mig-2g.20gb slice 1:4",)
+    assert missing_cards([Share("c", 104, whole=True, type="mig-2g.20gb")], ()) == ("mig-2g.20gb slice 1:4",)

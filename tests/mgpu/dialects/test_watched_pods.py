@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects.record_verification import RecordVerifier
-from mgpu.dialects.watched_pods import bounded, fingerprint
+from mgpu.dialects.watched_pods import fingerprint, limit_containers
 from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_pod
@@ -199,7 +199,7 @@ def test_pod_with_an_amended_record_is_read_again() -> None:
 
 
 def too_many(*last: Raw) -> Raw:
-    rows = [{"name": f"c{i}", "resources": {"requests": {"cpu": "1"}}} for i in range(budget.CONTAINERS + 1)]
+    rows = [{"name": f"c{i}", "resources": {"requests": {"cpu": "1"}}} for i in range(budget.MAX_CONTAINERS + 1)]
     return b.pod("p", *rows, *last)
 
 
@@ -209,14 +209,14 @@ def test_oversized_pod_is_read_with_the_containers_that_tell_something() -> None
     slices = {"name": "s", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     raw = too_many(nothing, *asking, slices)
     raw["status"]["containerStatuses"] = [{"name": "c7", "containerID": "x"}]
-    read = read_pod(bounded(raw))
+    read = read_pod(limit_containers(raw))
     assert [container.name for container in read.containers] == ["c7", "g0", "s"]
     assert read.started
 
 
 def test_pod_of_ordinary_size_is_read_with_all_containers() -> None:
     raw = running()
-    assert bounded(raw) is raw
+    assert limit_containers(raw) is raw
 
 
 def test_fingerprint_of_annotations_that_the_caller_reads_too() -> None:

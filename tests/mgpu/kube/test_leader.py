@@ -8,7 +8,7 @@ import pytest
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.kube.leader import LEASE_SECONDS, Leader
-from mgpu.version import VERSION, own_version
+from mgpu.version import VERSION_ANNOTATION, own_version
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases"
 
@@ -66,8 +66,8 @@ class World:
                 "l",
                 name,
                 lambda: self.now,
-                elsewhere=lambda _: self.elsewhere,
-                landed=lambda: self.landing(),
+                should_yield=lambda _: self.elsewhere,
+                wait_for_writes=lambda: self.landing(),
             )
             for name in "ab"
         )
@@ -247,9 +247,9 @@ def test_number_of_transitions_that_cannot_be_counted_on_begins_anew(world: Worl
 def test_the_leader_says_its_version_beside_what_others_say(world: World) -> None:
     world.a.round()
     assert world.api.lease is not None
-    world.api.lease["metadata"]["annotations"] = {"theirs": "x", VERSION: "0.0.1"}
+    world.api.lease["metadata"]["annotations"] = {"theirs": "x", VERSION_ANNOTATION: "0.0.1"}
     world.a.round()
-    assert world.api.lease["metadata"]["annotations"] == {"theirs": "x", VERSION: own_version()}
+    assert world.api.lease["metadata"]["annotations"] == {"theirs": "x", VERSION_ANNOTATION: own_version()}
 
 
 def test_machine_that_was_suspended_does_not_lead_although_its_monotonic_clock_stood_still(

@@ -23,16 +23,22 @@ def with_resources(count: int) -> dict[str, Any]:
 
 
 MAKERS = {
-    "spec.containers: has {} containers": (lambda n: pod("p", *map(container, map(str, range(n)))), budget.CONTAINERS),
-    "spec.containers: has {} resource": (with_resources, budget.RESOURCES),
+    "spec.containers: has {} containers": (
+        lambda n: pod("p", *map(container, map(str, range(n)))),
+        budget.MAX_CONTAINERS,
+    ),
+    "spec.containers: has {} resource": (with_resources, budget.MAX_RESOURCES),
     "spec.containers: has {} environment": (
         lambda n: pod("p", {**container(), "env": [VARIABLE] * n}),
-        budget.VARIABLES,
+        budget.MAX_VARIABLES,
     ),
-    "metadata.annotations: has {} ": (lambda n: share(annotations={str(i): "" for i in range(n)}), budget.ANNOTATIONS),
+    "metadata.annotations: has {} ": (
+        lambda n: share(annotations={str(i): "" for i in range(n)}),
+        budget.MAX_ANNOTATIONS,
+    ),
     "metadata.labels: has {} ": (
         lambda n: {"metadata": {"labels": {str(i): "" for i in range(n)}}},
-        budget.LABELS,
+        budget.MAX_LABELS,
     ),
 }
 
@@ -55,10 +61,10 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_spec_at_the_deepest_nesting_is_accepted_and_one_level_more_is_denied() -> None:
-    assert excess_of_spec(nested(budget.NESTING)) == []
-    for levels in (budget.NESTING + 1, 253, 1000):
+    assert excess_of_spec(nested(budget.MAX_NESTING)) == []
+    for levels in (budget.MAX_NESTING + 1, 253, 1000):
         (problem,) = excess_of_spec(nested(levels))
-        assert str(problem).startswith(f"spec: is nested more than {budget.NESTING} levels deep")
+        assert str(problem).startswith(f"spec: is nested more than {budget.MAX_NESTING} levels deep")
 
 
 def test_spec_that_was_nested_too_deeply_before_can_be_changed() -> None:
@@ -67,13 +73,13 @@ def test_spec_that_was_nested_too_deeply_before_can_be_changed() -> None:
 
 
 def test_init_containers_count_as_containers() -> None:
-    half = [container(str(i)) for i in range(budget.CONTAINERS // 2 + 1)]
+    half = [container(str(i)) for i in range(budget.MAX_CONTAINERS // 2 + 1)]
     assert excess(pod("p", *half, init=tuple(half)))
 
 
 def test_object_from_before_may_stay_as_large_as_it_was_and_may_not_grow() -> None:
-    old = share(annotations={str(i): "" for i in range(budget.ANNOTATIONS + 5)})
-    more = share(annotations={str(i): "" for i in range(budget.ANNOTATIONS + 6)})
+    old = share(annotations={str(i): "" for i in range(budget.MAX_ANNOTATIONS + 5)})
+    more = share(annotations={str(i): "" for i in range(budget.MAX_ANNOTATIONS + 6)})
     assert excess(old, old) == []
     assert len(excess(more, old)) == 1
 
@@ -95,9 +101,9 @@ def schema(name: str, *path: str) -> Any:
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_schema_of_mtgpupods_limits_what_the_budget_limits(kind: str) -> None:
     resources = schema("mtgpupod", "spec", kind, "[]", "resources")
-    assert schema("mtgpupod", "spec", kind)["maxItems"] == budget.CONTAINERS
-    assert schema("mtgpupod", "spec", kind, "[]", "env")["maxItems"] == budget.VARIABLES
-    assert {resources["properties"][key]["maxProperties"] for key in ("limits", "requests")} == {budget.RESOURCES}
+    assert schema("mtgpupod", "spec", kind)["maxItems"] == budget.MAX_CONTAINERS
+    assert schema("mtgpupod", "spec", kind, "[]", "env")["maxItems"] == budget.MAX_VARIABLES
+    assert {resources["properties"][key]["maxProperties"] for key in ("limits", "requests")} == {budget.MAX_RESOURCES}
 
 
 def test_schema_of_devices_accepts_as_many_as_are_read() -> None:

@@ -1,4 +1,4 @@
-from mgpu.model.card_use import CardUse, card_uses, held_of
+from mgpu.model.card_use import CardUse, card_uses, held_amounts
 from mgpu.model.cards import Card, CardState
 from mgpu.model.ledger import Holding, Share
 
@@ -26,4 +26,4 @@ def test_nobody_gets_what_is_free_of_a_card_with_a_gpuid() -> None:
 def test_a_pod_is_counted_on_all_its_cards_however_they_are_named() -> None:
     for names in ((A.index, B.index), (A.uuid, B.uuid)):
         shares = tuple(Share("c", name, 200, GIB) for name in names)
-        assert held_of(Holding("u", "ns", "p", "n1", "mgpu", shares), (A, B)) == (400, 2 * GIB)
+        assert held_amounts(Holding("u", "ns", "p", "n1", "mgpu", shares), (A, B)) == (400, 2 * GIB)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.compute_resources import MOST, NO_CPU_MEMORY, UNBOUNDED, CpuMemory, requests_of
+from mgpu.model.compute_resources import MAX_PER_POD, NO_CPU_MEMORY, UNBOUNDED, CpuMemory, requests_of
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_node, read_pod
-from mgpu.model.quantities import MAX, QuantityError
+from mgpu.model.quantities import MAX_QUANTITY, QuantityError
 from tests.builders import node
 
 
@@ -64,35 +64,35 @@ def starting(name: str, cpu: str, *, sidecar: bool = False) -> dict[str, Any]:
 )
 def test_requests_of(pod: dict[str, Any], cpu: int) -> None:
     assert requests_of(pod)["cpu"] == cpu
-    assert read_pod(pod).needs.cpu == cpu
+    assert read_pod(pod).cpu_memory.cpu == cpu
 
 
 def test_pods_count_and_other_resources_too() -> None:
     raw = a_pod({"memory": "1Gi", "x/y": 2})
     assert requests_of(raw) == {"memory": 1 << 30, "x/y": 2, "pods": 1}
-    assert read_pod(raw).needs == CpuMemory(0, 1 << 30)
+    assert read_pod(raw).cpu_memory == CpuMemory(0, 1 << 30)
 
 
 def test_the_room_of_a_node() -> None:
     raw = node()
     raw["status"]["allocatable"] |= {"cpu": "63500m"}
-    assert read_node(raw).room == CpuMemory(63_500, 256 << 30)
+    assert read_node(raw).allocatable == CpuMemory(63_500, 256 << 30)
     del raw["status"]["allocatable"]
-    assert read_node(raw).room == CpuMemory(64_000, 256 << 30)
-    assert read_node({"metadata": {"name": "n"}}).room == UNBOUNDED
+    assert read_node(raw).allocatable == CpuMemory(64_000, 256 << 30)
+    assert read_node({"metadata": {"name": "n"}}).allocatable == UNBOUNDED
 
 
 def test_what_is_left_of_a_room() -> None:
-    assert CpuMemory(1000, 10).less(CpuMemory(300, 20)) == CpuMemory(700, 0)
-    assert CpuMemory(1000, MAX).less(CpuMemory(300, 20)) == CpuMemory(700, MAX)
+    assert CpuMemory(1000, 10).minus(CpuMemory(300, 20)) == CpuMemory(700, 0)
+    assert CpuMemory(1000, MAX_QUANTITY).minus(CpuMemory(300, 20)) == CpuMemory(700, MAX_QUANTITY)
 
 
 def test_an_amount_that_is_none_is_the_api_servers_to_refuse() -> None:
     raw = a_pod({"cpu": "much"})
-    assert read_pod(raw).needs == NO_CPU_MEMORY
+    assert read_pod(raw).cpu_memory == NO_CPU_MEMORY
     with pytest.raises(QuantityError, match="cpu: 'much'"):
         requests_of(raw)
-    assert read_node({"status": {"allocatable": {"cpu": "much"}}}).room == UNBOUNDED
+    assert read_node({"status": {"allocatable": {"cpu": "much"}}}).allocatable == UNBOUNDED
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_what_is_of_a_wrong_type_is_named(spec: dict[str, Any], path: str) -> No
 def test_pod_that_asks_for_more_than_any_node_has_needs_a_bounded_amount() -> None:
     """An API server stores 9E of cpu, which is 9e21 milli, for each container."""
     raw = a_pod({"cpu": "9E", "memory": "9E"}, {"cpu": "9E", "memory": "9E"}, overhead={"cpu": "9E"})
-    assert read_pod(raw).needs == CpuMemory(MOST, MOST)
+    assert read_pod(raw).cpu_memory == CpuMemory(MAX_PER_POD, MAX_PER_POD)
 
 
 def test_node_that_reports_more_cpu_than_64_bits_hold_has_no_bound_of_it() -> None:
     raw = node()
     raw["status"]["allocatable"]["cpu"] = "9E"
-    assert read_node(raw).room.cpu == MAX
+    assert read_node(raw).allocatable.cpu == MAX_QUANTITY

@@ -57,8 +57,8 @@ def test_property_peak_is_the_busiest_moment(uses: list[tuple[Stage, int]]) -> N
 
 
 def test_a_whole_ask_takes_the_card_as_it_is() -> None:
-    assert whole_cards("c", 2).takes(card(0, gib=40)) == Amount(1000, 40 * GIB, 1, 100)
-    assert ContainerRequest("c", core=250, memory=5).takes(card(0)) == Amount(250, 5, 1)
+    assert whole_cards("c", 2).amount_on(card(0, gib=40)) == Amount(1000, 40 * GIB, 1, 100)
+    assert ContainerRequest("c", core=250, memory=5).amount_on(card(0)) == Amount(250, 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_of_bytes_and_percent_one_follows_from_the_other(
 ) -> None:
     """Bytes are rounded down, percent up, in integers: 29 percent are 29."""
     there = Card(0, "GPU-0", "", of)
-    takes = ContainerRequest("c", memory=memory, ratio=ratio).takes(there)
+    takes = ContainerRequest("c", memory=memory, ratio=ratio).amount_on(there)
     assert (takes.memory, takes.ratio) == expected
     assert Share("c", 0, memory=memory, ratio=ratio).amount(there) == takes
 
@@ -116,6 +116,6 @@ def test_summary_reads_well_behind_a_number_of_nodes() -> None:
 
 def test_a_requirement_names_what_the_node_has() -> None:
     needs = Requirement("policy", ("native",), "node has {found}", default="fixed")
-    assert needs.unmet(Node("n", labels={"policy": "native"})) is None
-    assert needs.unmet(Node("n")) == "node has fixed"
-    assert Requirement("zone", ("a",), "zone is {found}").unmet(Node("n")) == "zone is not set"
+    assert needs.unmet_requirement(Node("n", labels={"policy": "native"})) is None
+    assert needs.unmet_requirement(Node("n")) == "node has fixed"
+    assert Requirement("zone", ("a",), "zone is {found}").unmet_requirement(Node("n")) == "zone is not set"

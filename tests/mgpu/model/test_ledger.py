@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
-from mgpu.model.groups import Group, Seat
-from mgpu.model.ledger import Holding, Ledger, Minor, Share, absent, shares_of, unknown_shares
+from mgpu.model.groups import Group, GroupCard
+from mgpu.model.ledger import Holding, Ledger, Minor, Share, missing_cards, shares_of, unknown_shares
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Stage
 from tests.builders import GIB, card, cards
@@ -217,7 +217,7 @@ def test_property_any_history_equals_a_ledger_rebuilt_from_what_is(events: list[
         for one in held.values():
             if one.uid not in "ab":
                 without.hold(one)
-        once_gone = ledger.once_gone(node, "ab")
+        once_gone = ledger.states_without(node, "ab")
         assert [s for s in once_gone if s.card.type == "gpu"] == [*without.cards(node)]
 
 
@@ -237,9 +237,9 @@ def check_gpuids(ledger: Ledger, node: str) -> None:
             assert (state.core_free, state.memory_free, state.ratio_free, state.idle) == (0, 0, 0, False)
             others = [h.uses(state.card) for h in held if not (h.occupies and h.gpuid == state.gpuid)]
             assert state.core_used == sum(used.core for used in others)
-            assert state.card in [s.card for s in ledger.for_gpuid(node, state.gpuid)]
+            assert state.card in [s.card for s in ledger.states_for_gpuid(node, state.gpuid)]
     for gpuid in {h.gpuid for h in held if h.gpuid}:
-        found = ledger.for_gpuid(node, gpuid)
+        found = ledger.states_for_gpuid(node, gpuid)
         marked = [CardState(s.card) for s in ledger.cards(node) if s.gpuid == gpuid]
         assert found == (tuple(marked) or ledger.cards(node))
 
@@ -277,11 +277,11 @@ def test_its_occupy_pod_finds_the_card_of_a_gpuid_as_if_it_were_idle() -> None:
     ledger.set_cards("n1", cards(2))
     ledger.hold(user("a", 1))
     ledger.hold(user("b", None, gpuid="y"))
-    assert ledger.for_gpuid("n1", "x") == (CardState(card(1)),)
-    assert ledger.for_gpuid("n1", "y") == ledger.cards("n1")
+    assert ledger.states_for_gpuid("n1", "x") == (CardState(card(1)),)
+    assert ledger.states_for_gpuid("n1", "y") == ledger.cards("n1")
     ledger.hold(occupy("o", 0, "z"))
-    assert [s.card.index for s in ledger.for_gpuid("n1", "z")] == [0]
-    assert len(ledger.for_gpuid("n1", "z", "o")) == 2
+    assert [s.card.index for s in ledger.states_for_gpuid("n1", "z")] == [0]
+    assert len(ledger.states_for_gpuid("n1", "z", "o")) == 2
 
 
 PAIR, WEB = Group("same-card-group", "default", "pair"), Group("spread-group", "default", "web")
@@ -310,9 +310,9 @@ def test_where_a_group_is() -> None:
     ledger.hold(member("a", Share("c", "GPU-n1-1", 300), Share("d", 1, 100)))
     ledger.hold(member("b", Share("c", "GPU-gone", 300), node="n1"))
     ledger.hold(member("c", Share("c", None, 300), node="n2"))
-    assert list(map(str, ledger.seats(PAIR))) == ["card 1 of n1", "card GPU-gone of n1", "an unknown card of n2"]
-    assert list(map(str, ledger.seats(PAIR, without="c"))) == ["card 1 of n1", "card GPU-gone of n1"]
-    assert ledger.seats(WEB) == ledger.seats(None) == ()
+    assert list(map(str, ledger.group_cards(PAIR))) == ["card 1 of n1", "card GPU-gone of n1", "an unknown card of n2"]
+    assert list(map(str, ledger.group_cards(PAIR, without="c"))) == ["card 1 of n1", "card GPU-gone of n1"]
+    assert ledger.group_cards(WEB) == ledger.group_cards(None) == ()
     assert [held.uid for held in ledger.members(PAIR)] == ["a", "b", "c"]
 
 
@@ -339,10 +339,10 @@ def test_property_the_index_of_groups_follows_from_the_holdings(steps: list[tupl
         for group in (PAIR, WEB):
             those = [held for held in ledger.holdings() if group in held.constraints.groups]
             assert {held.uid for held in ledger.members(group)} == {held.uid for held in those}
-            assert set(ledger.seats(group)) == {Seat(h.node, str(s.card)) for h in those for s in h.shares}
+            assert set(ledger.group_cards(group)) == {GroupCard(h.node, str(s.card)) for h in those for s in h.shares}
             assert (group in ledger.groups()) is bool(those)
 
 
 def test_a_record_may_name_cards_that_are_not_there() -> None:
     shares = [Share("c", 0), Share("c", Minor(7)), Share("c", "GPU-x"), Share("c", 3, type="rdma"), Share("c", None)]
-    assert absent(shares, cards(2)) == ("card GPU-x", "card of minor 7", "rdma device 3")
+    assert missing_cards(shares, cards(2)) == ("card GPU-x", "card of minor 7", "rdma device 3")

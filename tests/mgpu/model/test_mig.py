@@ -18,7 +18,7 @@ from mgpu.model.mig import (
     invalid_geometry_reason,
     invalid_reason,
     layout_of,
-    openings,
+    possible_instances,
 )
 from tests import data
 from tests.examples import examples
@@ -106,8 +106,8 @@ def test_property_arrange_finds_what_trying_everything_finds(
 def test_property_openings_are_what_lies_well_beside_the_others_in_any_order(case: Any, random: Any) -> None:
     layout, made = case
     shuffled = random.sample(made, len(made))
-    assert openings(layout, shuffled) == openings(layout, made)
-    assert set(openings(layout, made)) == {
+    assert possible_instances(layout, shuffled) == possible_instances(layout, made)
+    assert set(possible_instances(layout, made)) == {
         more for more in every(layout) if more not in made and lies_well(layout, (*made, more))
     }
 
@@ -137,7 +137,7 @@ def test_why_a_card_cannot_be_cut_so(instances: list[tuple[int, str]], text: str
 def test_two_profiles_with_media_engines_are_one_too_many() -> None:
     both = [Instance(0, "1g.6gb+me"), Instance(2, "2g.12gb+me")]
     assert invalid_reason(A30, both) == "a card has at most one instance with media engines (+me)"
-    assert Instance(2, "2g.12gb+me") not in openings(A30, both[:1])
+    assert Instance(2, "2g.12gb+me") not in possible_instances(A30, both[:1])
 
 
 def test_the_most_stays_open() -> None:

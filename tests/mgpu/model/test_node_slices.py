@@ -14,26 +14,26 @@ from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
 from mgpu.model.node_slices import (
     ANNOTATION,
+    EXISTING,
     LABEL,
-    MADE,
     NO_SLICES,
     PLANNED,
-    SOMEBODY,
+    UNKNOWN_POD,
     NodeSlices,
     Partitioning,
-    devices,
-    held,
     next_plan,
     read_partitioning,
     read_slices,
-    undivided,
+    shares_by_pod,
+    slice_devices,
+    unpartitioned_cards,
     with_spec,
     with_status,
-    write_made,
+    write_existing,
     write_planned,
 )
 from mgpu.model.pods import Node
-from mgpu.model.slice_names import Slice, counts
+from mgpu.model.slice_names import Slice, count_slices
 from tests.builders import GIB, card, cards
 from tests.examples import examples
 
@@ -46,7 +46,7 @@ A, B, C = Slice(0, 0, "1g.10gb"), Slice(0, 4, "3g.40gb"), Slice(1, 2, "2g.20gb")
 
 def node(mode: str = "mig", **annotations: str | None) -> Node:
     """`node("mps", shared="…", made="…", planned="…")`."""
-    keys = {"shared": ANNOTATION, "made": MADE, "planned": PLANNED}
+    keys = {"shared": ANNOTATION, "made": EXISTING, "planned": PLANNED}
     return Node("n", {LABEL: mode} if mode else {}, {keys[k]: v for k, v in annotations.items() if v is not None})
 
 
@@ -63,14 +63,14 @@ def test_the_seeds_example() -> None:
     found = read_partitioning(SEED)
     assert found == Partitioning({0: {"2gb": 2}}, 123456, {0: {"2gb": 1}}, {}, 123456)
     read = read_slices(node("mps", shared=SEED))
-    assert read.made == (Slice(0, 0, "2gb", pod=SOMEBODY), Slice(0, 1, "2gb"))  # free = spec - used
-    assert (read.placed, read.waiting, read.offered) == (False, False, read.made)
+    assert read.existing == (Slice(0, 0, "2gb", pod=UNKNOWN_POD), Slice(0, 1, "2gb"))  # free = spec - used
+    assert (read.has_positions, read.has_pending_plan, read.available) == (False, False, read.existing)
 
 
 @pytest.mark.parametrize("said", [{"status-gpu-0-2gb-free": 0}, {"status-gpu-1-4gb-free": 1}])
 def test_a_status_that_says_what_is_free_says_all_of_it(said: dict[str, int]) -> None:
     text = json.dumps(json.loads(SEED) | said)
-    free = [s for s in read_slices(node("mps", shared=text)).offered if not s.pod]
+    free = [s for s in read_slices(node("mps", shared=text)).available if not s.pod]
     assert [(s.card, s.name) for s in free] == [(1, "4gb")] * said.get("status-gpu-1-4gb-free", 0)
 
 
@@ -180,8 +180,8 @@ def test_property_two_writers_lose_nothing_of_each_other(
     written = {card: {name: n for name, n in names.items() if n} for card, names in spec.items()}
     assert found.spec == {card: names for card, names in written.items() if names}
     assert (found.plan, found.applied) == (plan, 7 if applied is None else applied)
-    assert found.used == counts(s for s in made if s.pod)
-    assert found.free == counts(s for s in made if not s.pod)
+    assert found.used == count_slices(s for s in made if s.pod)
+    assert found.free == count_slices(s for s in made if not s.pod)
     assert other.items() <= json.loads(spec_first).items()
     again = spec_first
     for _ in range(order):
@@ -212,16 +212,16 @@ def test_another_value_of_the_label_is_a_bad_object() -> None:
 def test_property_what_the_agent_says_reads_back(
     made: list[Slice], cut: set[int], refused: tuple[int, str] | None
 ) -> None:
-    found = read_slices(node(made=write_made(made, cut, refused)))
-    assert found.made == tuple(sorted(made))
+    found = read_slices(node(made=write_existing(made, cut, refused)))
+    assert found.existing == tuple(sorted(made))
     assert found.cards == cut | {s.card for s in made}
-    assert (found.refused, found.placed) == (refused, True)
+    assert (found.refused, found.has_positions) == (refused, True)
 
 
 @given(slices, st.integers(0, 99))
 @examples(100)
 def test_property_what_is_planned_reads_back_as_places(planned: list[Slice], plan: int) -> None:
-    shared = with_spec(None, counts(planned), plan)
+    shared = with_spec(None, count_slices(planned), plan)
     found = read_slices(node(shared=shared, planned=write_planned(planned, plan)))
     assert found.planned == tuple(sorted(s.place for s in planned))
     assert read_slices(node(shared=shared, planned=write_planned(planned, plan + 1))).planned is None
@@ -234,24 +234,40 @@ ROW = '{"cards": {"0": [{"profile": "4gb", "start": 0}]}}'
 @pytest.mark.parametrize(
     ("mode", "text", "problem"),
     [
-        ("mig", "nonsense", f"metadata.annotations[{MADE}]: is not JSON"),
-        ("mig", "{}", f"metadata.annotations[{MADE}].cards: must be an object with the indexes of cards"),
-        ("mig", '{"cards": []}', f"metadata.annotations[{MADE}].cards: must be an object with the indexes of cards"),
-        ("mig", '{"cards": {"a": []}}', f"metadata.annotations[{MADE}].cards: must be an object with the indexes"),
-        ("mig", '{"cards": {"0": 7}}', f"metadata.annotations[{MADE}].cards[0][0]: must have profile, a slice, and"),
-        ("mps", ROW.replace(": 0}", ": 100}"), f"metadata.annotations[{MADE}].cards[0][0]: must have profile, a slice"),
+        ("mig", "nonsense", f"metadata.annotations[{EXISTING}]: is not JSON"),
+        ("mig", "{}", f"metadata.annotations[{EXISTING}].cards: must be an object with the indexes of cards"),
+        (
+            "mig",
+            '{"cards": []}',
+            f"metadata.annotations[{EXISTING}].cards: must be an object with the indexes of cards",
+        ),
+        ("mig", '{"cards": {"a": []}}', f"metadata.annotations[{EXISTING}].cards: must be an object with the indexes"),
+        (
+            "mig",
+            '{"cards": {"0": 7}}',
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile, a slice, and",
+        ),
+        (
+            "mps",
+            ROW.replace(": 0}", ": 100}"),
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile, a slice",
+        ),
         (
             "mps",
             ROW.replace(": 0}", ": true}"),
-            f"metadata.annotations[{MADE}].cards[0][0]: must have profile, a slice",
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile, a slice",
         ),
-        ("mps", ROW.replace(": 0}", ': 0, "uuid": 7}'), f"metadata.annotations[{MADE}].cards[0][0]: must have profile"),
+        (
+            "mps",
+            ROW.replace(": 0}", ': 0, "uuid": 7}'),
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile",
+        ),
         (
             "mps",
             '{"cards": {"3": [{"profile": "4gb", "start": 1}, {"profile": "2gb", "start": 1}]}}',
-            f"metadata.annotations[{MADE}].cards[3]: has two slices that start at 1",
+            f"metadata.annotations[{EXISTING}].cards[3]: has two slices that start at 1",
         ),
-        ("mps", '{"cards": {}, "refused": 7}', f"metadata.annotations[{MADE}].refused: must have plan and why"),
+        ("mps", '{"cards": {}, "refused": 7}', f"metadata.annotations[{EXISTING}].refused: must have plan and why"),
     ],
 )
 def test_what_the_agent_cannot_have_said_is_named_by_its_path(mode: str, text: str, problem: str) -> None:
@@ -269,9 +285,9 @@ def test_what_is_of_before_the_label_was_changed_means_nothing() -> None:
     shared = with_spec(with_status(None, [Slice(0, 0, "1g.10gb")], 5), {0: {"1g.10gb": 1}}, 5)
     planned = write_planned([Slice(0, 0, "1g.10gb")], 5)
     found = read_slices(
-        node("mps", shared=shared, made=write_made([Slice(0, 0, "1g.10gb")], [0], None), planned=planned)
+        node("mps", shared=shared, made=write_existing([Slice(0, 0, "1g.10gb")], [0], None), planned=planned)
     )
-    assert (found.made, found.cards, found.planned, found.placed) == ((), frozenset(), None, False)
+    assert (found.existing, found.cards, found.planned, found.has_positions) == ((), frozenset(), None, False)
     assert found.partitioning == Partitioning(plan=5, applied=5)
 
 
@@ -285,38 +301,38 @@ def state(made: tuple[Slice, ...], spec: Mapping[int, Mapping[str, int]] | None,
 
 
 def test_a_plan_is_waited_for_until_it_is_in_force_or_refused() -> None:
-    assert not state((A,), None).waiting
-    assert state((A,), {0: {}}).waiting
-    assert state((A,), {0: {}}, refused=(1, "an older one")).waiting
-    assert not state((A,), {0: {}}, refused=(2, "no room")).waiting
-    assert not replace(state((A,), {}), partitioning=Partitioning({}, 2, applied=2)).waiting
+    assert not state((A,), None).has_pending_plan
+    assert state((A,), {0: {}}).has_pending_plan
+    assert state((A,), {0: {}}, refused=(1, "an older one")).has_pending_plan
+    assert not state((A,), {0: {}}, refused=(2, "no room")).has_pending_plan
+    assert not replace(state((A,), {}), partitioning=Partitioning({}, 2, applied=2)).has_pending_plan
 
 
 def test_while_a_plan_is_under_way_only_what_stays_is_offered() -> None:
     made = (replace(A, uuid="MIG-a"), replace(B, uuid="MIG-b", pod="u"), C)
-    assert state(made, None).offered == made
-    assert state(made, {0: {"3g.40gb": 1}}, planned=(B,)).offered == (made[1],)
-    assert state(made, {}, planned=()).offered == ()
+    assert state(made, None).available == made
+    assert state(made, {0: {"3g.40gb": 1}}, planned=(B,)).available == (made[1],)
+    assert state(made, {}, planned=()).available == ()
 
 
 def test_of_a_plan_that_says_only_counts_those_in_use_stay_first() -> None:
     free, used = Slice(0, 0, "1g.10gb"), Slice(0, 3, "1g.10gb", pod="u")
-    assert state((free, used, C), {0: {"1g.10gb": 1}}).offered == (used,)
-    assert state((free, used, C), {0: {"1g.10gb": 2}, 1: {"2g.20gb": 5}}).offered == (free, used, C)
+    assert state((free, used, C), {0: {"1g.10gb": 1}}).available == (used,)
+    assert state((free, used, C), {0: {"1g.10gb": 2}, 1: {"2g.20gb": 5}}).available == (free, used, C)
 
 
 def test_slices_are_devices_with_their_part_of_the_card() -> None:
     made = (replace(A, uuid="MIG-a"), C, Slice(7, 0, "1g.10gb"))
     gpus = (card(0), card(1, healthy=False))
-    first, second = devices(state(made, None), gpus)
+    first, second = slice_devices(state(made, None), gpus)
     assert first == Card(0, "MIG-a", "A100-SXM4-80GB", 10 * GIB, 142, minor=99, type="mig-1g.10gb")
     assert (second.index, second.uuid, second.healthy) == (102, "GPU-n1-1/2g.20gb/2", False)
     assert (second.memory, second.core, second.type) == (20 * GIB, 285, "mig-2g.20gb")
 
 
 def test_shares_under_mps_are_devices_too() -> None:
-    made = (Slice(0, 0, "4gb"), Slice(0, 1, "160gb"), Slice(0, 2, "2gb", pod=SOMEBODY))
-    found = devices(NodeSlices("mps", made=made), cards(1))
+    made = (Slice(0, 0, "4gb"), Slice(0, 1, "160gb"), Slice(0, 2, "2gb", pod=UNKNOWN_POD))
+    found = slice_devices(NodeSlices("mps", existing=made), cards(1))
     assert [(d.type, d.index, d.memory, d.core, d.minor) for d in found] == [
         ("gpu-4gb", 0, 4 * GIB, 50, 0),
         ("gpu-160gb", 1, 160 * GIB, 1000, 1),
@@ -325,20 +341,20 @@ def test_shares_under_mps_are_devices_too() -> None:
 
 def test_the_free_instance_of_the_highest_start_comes_first() -> None:
     made = tuple(Slice(0, start, "1g.10gb") for start in range(3))
-    found = sorted(devices(state(made, None), cards(1)), key=lambda d: d.minor or 0)
+    found = sorted(slice_devices(state(made, None), cards(1)), key=lambda d: d.minor or 0)
     assert [device.index for device in found] == [2, 1, 0]
 
 
 def test_cards_that_are_cut_are_nobody_elses() -> None:
     gpus = (*cards(3), replace(card(3), model="Tesla T4", memory=16 * GIB))
-    assert undivided(NO_SLICES, gpus) == gpus
-    assert [c.index for c in undivided(NodeSlices("mig"), gpus)] == [3]
+    assert unpartitioned_cards(NO_SLICES, gpus) == gpus
+    assert [c.index for c in unpartitioned_cards(NodeSlices("mig"), gpus)] == [3]
     of_mps = NodeSlices("mps", Partitioning({2: {"4gb": 1}}), (Slice(0, 0, "4gb"),))
-    assert [c.index for c in undivided(of_mps, gpus)] == [1, 3]
+    assert [c.index for c in unpartitioned_cards(of_mps, gpus)] == [1, 3]
 
 
 def test_what_the_node_gave_out_is_held_by_its_pods() -> None:
-    made = (replace(A, pod="u"), replace(B, pod="u"), C, Slice(1, 0, "1g.10gb", pod=SOMEBODY))
-    assert held(state(made, None)) == {
+    made = (replace(A, pod="u"), replace(B, pod="u"), C, Slice(1, 0, "1g.10gb", pod=UNKNOWN_POD))
+    assert shares_by_pod(state(made, None)) == {
         "u": (Share("", 0, whole=True, type="mig-1g.10gb"), Share("", 4, whole=True, type="mig-3g.40gb"))
     }

@@ -10,13 +10,13 @@ from mgpu.model.pod_constraints import (
     CARD_POLICY,
     CARD_UUIDS,
     EXCLUDE_CARD_MODELS,
-    MOST,
-    NONE,
+    MAX_ENTRIES,
+    NO_CONSTRAINTS,
     SAME_CARD_GROUP,
     SPREAD_GROUP,
     Constraints,
-    contradictions,
-    matches,
+    find_contradictions,
+    matches_model,
     read_constraints,
 )
 from tests.builders import card
@@ -27,8 +27,8 @@ POLICIES = ("binpack", "spread")
 @pytest.mark.parametrize(
     ("annotations", "constraints"),
     [
-        ({}, NONE),
-        ({"team": "a", "mgpu.io/card-model": "A100"}, NONE),
+        ({}, NO_CONSTRAINTS),
+        ({"team": "a", "mgpu.io/card-model": "A100"}, NO_CONSTRAINTS),
         ({CARD_POLICY: "spread"}, Constraints("spread")),
         ({CARD_POLICY: " BinPack "}, Constraints("binpack")),
         ({CARD_MODELS: "A100, H100 ,A100"}, Constraints(models=("A100", "H100"))),
@@ -58,11 +58,15 @@ WRONG = {
     "an empty list": ({CARD_MODELS: ""}, CARD_MODELS, "must name at least one"),
     "only commas": ({CARD_UUIDS: " , "}, CARD_UUIDS, "must name at least one"),
     "a blank entry": ({EXCLUDE_CARD_MODELS: "T4,,A100"}, EXCLUDE_CARD_MODELS, "entry 1 is empty"),
-    "too many": ({CARD_UUIDS: ",".join(f"GPU-{i}" for i in range(MOST + 1))}, CARD_UUIDS, f"at most {MOST}, not"),
+    "too many": (
+        {CARD_UUIDS: ",".join(f"GPU-{i}" for i in range(MAX_ENTRIES + 1))},
+        CARD_UUIDS,
+        f"at most {MAX_ENTRIES}, not",
+    ),
     "too many to be compared with as many": (
-        {CARD_MODELS: ",".join(f"A{i}" for i in range(30_000)), EXCLUDE_CARD_MODELS: ",".join(["T4"] * MOST)},
+        {CARD_MODELS: ",".join(f"A{i}" for i in range(30_000)), EXCLUDE_CARD_MODELS: ",".join(["T4"] * MAX_ENTRIES)},
         CARD_MODELS,
-        f"at most {MOST}, not 30000",
+        f"at most {MAX_ENTRIES}, not 30000",
     ),
     "no word in a model": ({CARD_MODELS: "A100,-"}, CARD_MODELS, "'-' names no model"),
     "wanted and excluded": ({CARD_MODELS: "a100", EXCLUDE_CARD_MODELS: "A100"}, EXCLUDE_CARD_MODELS, "'A100' excludes"),
@@ -84,7 +88,7 @@ WRONG = {
 def test_what_is_wrong_is_named_with_field_and_rule(name: str) -> None:
     annotations, key, message = WRONG[name]
     constraints, problems = read_constraints(annotations, "team", POLICIES)
-    (problem,) = (*problems, *contradictions(constraints))
+    (problem,) = (*problems, *find_contradictions(constraints))
     assert problem.field == f"metadata.annotations[{key}]"
     assert message in problem.message
 
@@ -120,19 +124,19 @@ def test_a_name_of_63_characters_is_one() -> None:
     ],
 )
 def test_which_models_a_name_means(wanted: str, model: str, same: bool) -> None:
-    assert matches(wanted, model) is same
+    assert matches_model(wanted, model) is same
 
 
 def test_why_a_card_is_out() -> None:
     a100, t4, nameless = card(0), replace(card(1), model="Tesla T4"), replace(card(2), model="")
     picky = Constraints(models=("A100", "T4"), excluded_models=("Tesla",))
-    assert [picky.bar(one) for one in (a100, t4, nameless)] == [
+    assert [picky.reason_against(one) for one in (a100, t4, nameless)] == [
         None,
         "model Tesla T4 excluded by exclude-card-models",
         "model unknown not among card-models",
     ]
-    assert [Constraints(uuids=(t4.uuid,)).bar(one) for one in (a100, t4)] == ["not among card-uuids", None]
-    assert [NONE.bar(one) for one in (a100, nameless)] == [None, None]
+    assert [Constraints(uuids=(t4.uuid,)).reason_against(one) for one in (a100, t4)] == ["not among card-uuids", None]
+    assert [NO_CONSTRAINTS.reason_against(one) for one in (a100, nameless)] == [None, None]
     assert picky.allows_model("A100-SXM4-80GB")
     assert not picky.allows_model("Tesla T4")
     assert picky.limits_cards
@@ -142,4 +146,4 @@ def test_why_a_card_is_out() -> None:
 def test_how_wishes_are_shown() -> None:
     constraints, _ = read_constraints({CARD_MODELS: "A100, H100", SPREAD_GROUP: "web"}, "n", POLICIES)
     assert str(constraints) == "card-models A100,H100; spread-group web"
-    assert str(NONE) == ""
+    assert str(NO_CONSTRAINTS) == ""

@@ -133,7 +133,7 @@ def test_what_a_claim_serves_a_container_asks_of_nobody_here() -> None:
     read = read_pod(raw)
     assert [c.requests == c.limits for c in read.containers] == [True, True]
     assert [sorted(c.requests) for c in read.containers] == [["cpu"], ["cpu", "nvidia.com/gpu"]]
-    assert read.needs.cpu == 4000
+    assert read.cpu_memory.cpu == 4000
 
 
 def test_a_claim_in_the_status_of_a_pod_with_a_seal_takes_nothing_of_its_request() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.quantities import (
-    MAX,
+    MAX_QUANTITY,
     QuantityError,
     format_bytes,
     format_core,
@@ -49,7 +49,7 @@ def test_reads_what_kubernetes_reads(text: object, value: Fraction) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", " ", "1 ", "x", "1K", "1kk", "1e", "--1", "1,5", "0x10", "٣", "1_000", "nan", "inf", ".", "-", "9" * 5000,
-     float("nan"), float("inf"), True, None, [], {}, "8E1000", str(MAX + 1), "-9223372036854775808", "16Ei"],
+     float("nan"), float("inf"), True, None, [], {}, "8E1000", str(MAX_QUANTITY + 1), "-9223372036854775808", "16Ei"],
 )  # fmt: skip
 def test_refuses_everything_else(text: object) -> None:
     with pytest.raises(QuantityError):
@@ -76,7 +76,7 @@ def test_bytes_are_rounded_up() -> None:
     assert [whole_bytes(text) for text in ("1n", "1.5", "1Gi", "0")] == [1, 2, 1 << 30, 0]
 
 
-@given(st.integers(0, MAX))
+@given(st.integers(0, MAX_QUANTITY))
 def test_property_bytes_round_trip(amount: int) -> None:
     assert whole_bytes(quantity_of_bytes(amount)) == amount
 
@@ -89,7 +89,7 @@ def test_property_a_suffix_scales_exactly(number: int, suffix: str) -> None:
 @given(st.text(max_size=8))
 def test_property_any_text_is_a_quantity_or_refused_as_one(text: str) -> None:
     with suppress(QuantityError):
-        assert abs(parse_quantity(text)) <= MAX
+        assert abs(parse_quantity(text)) <= MAX_QUANTITY
 
 
 @pytest.mark.parametrize(

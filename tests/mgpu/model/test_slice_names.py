@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from mgpu.model.slice_names import (
     Slice,
-    counts,
+    count_slices,
+    device_type,
     gigabytes,
     is_mps,
     is_slice,
@@ -14,8 +15,7 @@ from mgpu.model.slice_names import (
     place_of,
     read_name,
     resource_of,
-    slice_named,
-    type_of,
+    slice_of_resource,
 )
 
 NAMES = [
@@ -28,8 +28,8 @@ NAMES = [
 
 @pytest.mark.parametrize(("resource", "name", "type", "mode"), NAMES)
 def test_a_slice_has_one_name_in_each_place(resource: str, name: str, type: str, mode: str) -> None:
-    assert slice_named(resource) == read_name(name) == name
-    assert (type_of(name), resource_of(name), mode_of(name)) == (type, resource, mode)
+    assert slice_of_resource(resource) == read_name(name) == name
+    assert (device_type(name), resource_of(name), mode_of(name)) == (type, resource, mode)
     assert (is_slice(type), is_mps(type)) == (True, mode == "mps")
 
 
@@ -42,7 +42,7 @@ def test_a_slice_has_one_name_in_each_place(resource: str, name: str, type: str,
     ],
 )
 def test_others_are_none(resource: str) -> None:
-    assert slice_named(resource) is None
+    assert slice_of_resource(resource) is None
 
 
 @pytest.mark.parametrize("type", ["gpu", "rdma", "mig", "gpu-x", "mig-x"])
@@ -57,7 +57,7 @@ def test_names_in_annotations_are_read_in_either_spelling() -> None:
 
 @given(st.from_regex(r"\Anvidia\.com/(gpu-\d{1,6}gb|mig-\d{1,3}g\.\d{1,5}gb(\.me)?)\Z"))
 def test_property_what_can_be_asked_for_can_be_written_in_annotations(resource: str) -> None:
-    name = slice_named(resource)
+    name = slice_of_resource(resource)
     if name is not None:
         assert read_name(name) is not None
         assert resource_of(name) == resource
@@ -76,4 +76,4 @@ def test_a_place_is_an_index_of_a_device() -> None:
 
 def test_counts() -> None:
     slices = [Slice(1, 0, "4gb"), Slice(0, 4, "2gb"), Slice(1, 1, "4gb", pod="u"), Slice(1, 2, "2gb")]
-    assert counts(slices) == {0: {"2gb": 1}, 1: {"4gb": 2, "2gb": 1}}
+    assert count_slices(slices) == {0: {"2gb": 1}, 1: {"4gb": 2, "2gb": 1}}

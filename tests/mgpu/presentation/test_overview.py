@@ -178,7 +178,7 @@ def test_a_wish_that_went_bad_takes_no_cards_away() -> None:
 
 def sliced(made: list[Slice], mode: str = "mig", refused: tuple[int, str] | None = None) -> Raw:
     status = node_slices.with_status(None, made, 4)
-    said = {node_slices.ANNOTATION: status, node_slices.MADE: node_slices.write_made(made, [0], refused)}
+    said = {node_slices.ANNOTATION: status, node_slices.EXISTING: node_slices.write_existing(made, [0], refused)}
     return node(labels={node_slices.LABEL: mode}, **said)
 
 

@@ -16,7 +16,7 @@ from mgpu.cli.kubectl import plugin
 from mgpu.kube import Api
 from mgpu.presentation.plain_text import one_line, printable
 from mgpu.presentation.terminal import Terminal, show
-from mgpu.version import AGENT
+from mgpu.version import AGENT_ANNOTATION
 from tests.builders import share
 from tests.mgpu.cli.installation import Installation
 from tests.mgpu.cli.served import served
@@ -61,7 +61,9 @@ def spoil(api: Api) -> None:
         row["labels"] = {"gpu.koordinator.sh/model": EVIL, "node.koordinator.sh/gpu-model": EVIL}
     api.replace(path, device)
     said = json.dumps({"version": EVIL, "cdi": True, "cards": 2, "wholeCards": "mgpu"})
-    api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {AGENT: said}, "labels": {"mgpu.io/gpu": "true"}}})
+    api.patch(
+        "/api/v1/nodes/n1", {"metadata": {"annotations": {AGENT_ANNOTATION: said}, "labels": {"mgpu.io/gpu": "true"}}}
+    )
     Installation(api).workload("deployments", "Deployment", "mgpu-scheduler", 1)
     node = api.get("/api/v1/nodes/n1")
     node["status"]["addresses"] = [{"type": "InternalIP", "address": EVIL}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.budget import LABELS
+from mgpu.model.budget import MAX_LABELS
 from playground.installation import manifests
 from tests.playground.apiserver.api import JSON, TABLE, Api, pod
 from tests.playground.apiserver.hooks import Hooks, deny
@@ -227,7 +227,7 @@ def test_mtgpupod_webhook_reviews_creates_and_changes_of_fixed_fields(api: Api, 
         assert api.patch(one, body).code == 422
     assert api.patch(one, {"spec": {"nodeName": "n2"}}).code == 422
     assert api.patch(one, {"metadata": {"labels": {"a": "b"}, "finalizers": ["a.b/c", "d.e/f"]}}).code == 200
-    many = {f"a{i}": "" for i in range(LABELS)}
+    many = {f"a{i}": "" for i in range(MAX_LABELS)}
     assert api.patch(one, {"metadata": {"labels": many}}).code == 422, "one more than an object may have"
     assert api.patch(f"{one}/status", {"status": STATUS}).code == 200
     api.ok("DELETE", one)

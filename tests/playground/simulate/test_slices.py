@@ -109,7 +109,7 @@ def test_partitioned_cards_are_not_given_to_other_vocabularies() -> None:
 def test_existing_slices_are_used_before_partitioning() -> None:
     made = [Slice(0, 0, "3g.40gb", "MIG-x"), Slice(0, 4, "1g.10gb", "MIG-y", "uid-old")]
     said = {node_slices.ANNOTATION: node_slices.with_status(None, made, 7)}
-    said[node_slices.MADE] = node_slices.write_made(made, [0], None)
+    said[node_slices.EXISTING] = node_slices.write_existing(made, [0], None)
     there = cut(said=said)
     old = asking("old", "n1", mig_1g_10gb=1)
     old["metadata"]["annotations"] = {"mgpu.io/slices-given": '{"c":{"mig-1g.10gb":["0:4"]}}'}

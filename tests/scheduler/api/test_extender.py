@@ -5,7 +5,7 @@ import orjson
 import pytest
 from werkzeug.test import Client
 
-from mgpu.model.node_slices import LABEL, MADE
+from mgpu.model.node_slices import EXISTING, LABEL
 from mgpu.settings import load_settings
 from scheduler.announcements import ANNOTATION
 from scheduler.cluster.events import NodeMayFit
@@ -235,7 +235,7 @@ def test_pods_of_others_pass(client: Client) -> None:
 
 def test_filter_for_slices_requests_a_plan(replica: Replica, client: Client) -> None:
     replica.filter = Filter(replica.state, replica.settings)  # the fake one plans by itself
-    replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{MADE: json.dumps({"cards": {"0": []}})}))
+    replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{EXISTING: json.dumps({"cards": {"0": []}})}))
     slices = {"name": "c", "image": "cuda", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     pod = replica.api.put("pods", b.pod("p", slices))
     replica.deliver()

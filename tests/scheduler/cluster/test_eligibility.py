@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from scheduler.cluster.eligibility import Eligibility
 from scheduler.engine.card_constraints import exclusions
 from tests.builders import card
@@ -50,7 +50,7 @@ def test_property_codes_are_what_the_engine_says(
 def test_a_row_without_cards_has_codes_too_and_a_dropped_one_none() -> None:
     kept, constraints = Eligibility(), Constraints(models=("H100",))
     kept.put(0, [CardState(card(0))])
-    assert kept.exclusion_codes(NONE) is None
+    assert kept.exclusion_codes(NO_CONSTRAINTS) is None
     kept.put(7, [])
     kept.drop(0)
     codes = kept.exclusion_codes(constraints)

@@ -16,7 +16,7 @@ from tests.mtgpu_rig import ITEMS, Rig, items_path
 from tests.scheduler.mtgpupods.rigged import bound
 from tests.scheduler.mtgpupods.scene import cards_of, mtgpupod, occupy, planned, reason, said, uuid
 
-ON_CARD: dict[str, Any] = {"bound": uuid(0), "phase": "Running"}
+ON_CARD: dict[str, Any] = {"card_uuid": uuid(0), "phase": "Running"}
 TWO = load_settings("dialects: {mtgpu: {occupyPriorityClass: '', maxGPUIDsPerNamespace: 2}}")
 
 
@@ -58,7 +58,7 @@ class TestPlan:
         assert found.limited_namespaces == {"default"}
 
     def test_one_that_has_a_card_keeps_it_when_the_bound_is_lowered(self) -> None:
-        pods = [mtgpupod("a", "x", **ON_CARD), mtgpupod("b", "y", bound=uuid(1), phase="Running")]
+        pods = [mtgpupod("a", "x", **ON_CARD), mtgpupod("b", "y", card_uuid=uuid(1), phase="Running")]
         occupies = {**occupy("x", card=0), **occupy("y", card=1)}
         found = planned(*pods, occupy_pods=occupies, gpuid_limit=GpuidLimit(1, {"default": 5}))
         assert (reason(found, "a"), reason(found, "b")) == ("Bound", "Bound")

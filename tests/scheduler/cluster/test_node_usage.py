@@ -20,7 +20,7 @@ FREE = CpuMemory(64_000, 256 * b.GIB)
 nodes = st.sampled_from(["", "n1", "n2"])
 rooms = st.sampled_from([NO_CPU_MEMORY, CpuMemory(500, 0), CpuMemory(1000, 3), CpuMemory(0, 7)])
 pods = st.builds(
-    lambda uid, node, phase, needs: Pod("default", uid, uid, node=node, phase=phase, needs=needs),
+    lambda uid, node, phase, needs: Pod("default", uid, uid, node=node, phase=phase, cpu_memory=needs),
     st.sampled_from("abcd"),
     nodes,
     st.sampled_from(["Pending", "Running", "Failed"]),
@@ -40,8 +40,8 @@ def test_usage_after_any_events_is_the_sum_of_the_present_pods(events: list[tupl
             changed = usage.drop(pod.uid)
             expected.pop(pod.uid, None)
         else:
-            changed = usage.put(pod.uid, node, pod.needs)
-            expected[pod.uid] = (node, pod.needs)
+            changed = usage.put(pod.uid, node, pod.cpu_memory)
+            expected[pod.uid] = (node, pod.cpu_memory)
         assert {name for name, sum_ in before.items() if usage.on(name) != sum_} <= changed
     for node in ("n1", "n2"):
         for without in ("", "a"):

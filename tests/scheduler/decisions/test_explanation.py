@@ -45,7 +45,7 @@ def test_where_a_slice_is() -> None:
     made = [Slice(0, 4, "1g.10gb", "MIG-b", "uid-p")]
     said = {
         node_slices.ANNOTATION: node_slices.with_status(None, made, 4),
-        node_slices.MADE: node_slices.write_made(made, [0], None),
+        node_slices.EXISTING: node_slices.write_existing(made, [0], None),
     }
     own = {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     given = {"mgpu.io/slices-given": json.dumps({"c": {"mig-1g.10gb": ["0:4"]}})}

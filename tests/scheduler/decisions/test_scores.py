@@ -100,7 +100,7 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
     view = state.node_snapshot(names[row], "uid-asked")
     assert view.node is not None
     assert pod.request is not None
-    foresight = Foresight({policy: judge}, view.free_resources, pod.pod.needs)
+    foresight = Foresight({policy: judge}, view.free_resources, pod.pod.cpu_memory)
     found = assess(pod.request, view.node, view.cards, settings(policy), foresight)
     assert isinstance(found, Placement)
     assert found.cards("c") == judge.cards(board.rows([row]), shape)

@@ -41,7 +41,7 @@ def held(request: GpuRequest, chosen: Chosen, cards: Sequence[CardState]) -> int
     total = 0
     for state in cards:
         here = [request.containers[i] for i in on(chosen, state.card.index)]
-        taken = peak((c.stage, c.takes(state.card)) for c in here)
+        taken = peak((c.stage, c.amount_on(state.card)) for c in here)
         of_memory = Fraction(taken.ratio) if taken.ratio else Fraction(100 * taken.memory, memory)
         total += 200 if any(c.whole for c in here) else ceil(Fraction(100 * taken.core, core) + of_memory)
     return total
@@ -71,7 +71,7 @@ def on(chosen: Chosen, index: int) -> tuple[int, ...]:
 
 def fits(request: GpuRequest, here: tuple[int, ...], state: CardState) -> bool:
     containers = [request.containers[i] for i in here]
-    taken = peak((c.stage, c.takes(state.card)) for c in containers)
+    taken = peak((c.stage, c.amount_on(state.card)) for c in containers)
     whole_beside_another = any(
         first.stage is not Stage.INIT and (first.whole or then.whole)
         for i, then in enumerate(containers)
@@ -91,7 +91,7 @@ def fits(request: GpuRequest, here: tuple[int, ...], state: CardState) -> bool:
 
 def free(request: GpuRequest, here: tuple[int, ...], state: CardState, weight: int) -> Fraction:
     """One card's part of mgpu.md's formula, times 100·n."""
-    taken = peak((request.containers[i].stage, request.containers[i].takes(state.card)) for i in here)
+    taken = peak((request.containers[i].stage, request.containers[i].amount_on(state.card)) for i in here)
     c = Fraction(state.core_free - taken.core, state.card.core)
     m = Fraction(state.memory_free - taken.memory, state.card.memory)
     return weight * c * c + (100 - weight) * m * m
@@ -99,7 +99,7 @@ def free(request: GpuRequest, here: tuple[int, ...], state: CardState, weight: i
 
 def remaining(request: GpuRequest, here: tuple[int, ...], state: CardState) -> int:
     """The memory that is left free of a card that the pod uses (docs/design/gpushare.md, "Extender")."""
-    taken = peak((request.containers[i].stage, request.containers[i].takes(state.card)) for i in here)
+    taken = peak((request.containers[i].stage, request.containers[i].amount_on(state.card)) for i in here)
     return state.memory_free - taken.memory if taken.core or taken.memory else 0
 
 
@@ -117,7 +117,7 @@ def cost_of(request: GpuRequest, cards: Sequence[CardState], policy: str, weight
     score = POLICIES[policy].scoring(cards, weight)
 
     def by_itself(here: tuple[int, ...], state: CardState) -> int:
-        taken = peak((request.containers[i].stage, request.containers[i].takes(state.card)) for i in here)
+        taken = peak((request.containers[i].stage, request.containers[i].amount_on(state.card)) for i in here)
         return -score(position[state.card.index], taken.core, taken.memory)
 
     return by_itself

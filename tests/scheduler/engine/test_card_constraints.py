@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection, RejectionKind
-from mgpu.model.groups import Group, Seat
+from mgpu.model.groups import Group, GroupCard
 from mgpu.model.pod_constraints import Constraints
 from scheduler.engine import FULL, Limits, place, policy_named
 from scheduler.engine.card_constraints import same_card_group_rejection, score_on_fresh_cards, spread_group_score
@@ -192,10 +192,10 @@ def test_says_which_wish(name: str) -> None:
 def test_a_group_that_is_elsewhere() -> None:
     request, here = one(same_card=TOGETHER), [CardState(card(0))]
     assert same_card_group_rejection(request, here, ()) is None
-    assert same_card_group_rejection(one(), here, (Seat("n2", "3"),)) is None
-    found = same_card_group_rejection(request, here, (Seat("n2", "3"), Seat("n3", "")))
+    assert same_card_group_rejection(one(), here, (GroupCard("n2", "3"),)) is None
+    found = same_card_group_rejection(request, here, (GroupCard("n2", "3"), GroupCard("n3", "")))
     assert str(found) == "same-card-group pair is on card 3 of n2 and an unknown card of n3"
-    assert same_card_group_rejection(request, [of("T4", 0, (TOGETHER,))], (Seat("n1", "0"),)) is None
+    assert same_card_group_rejection(request, [of("T4", 0, (TOGETHER,))], (GroupCard("n1", "0"),)) is None
 
 
 @given(st.integers(0, 10), st.integers(0, 10))

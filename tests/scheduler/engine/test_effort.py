@@ -13,7 +13,7 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection, whole_cards
 from mgpu.model.groups import Group
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Stage
 from scheduler.engine import FULL, LEAST, SHORT, Effort, Limits, place, policy_named
 from scheduler.engine.effort import Budget, Exhausted
@@ -78,7 +78,11 @@ def hard_pods(draw: st.DrawFn) -> tuple[GpuRequest, list[CardState]]:
         )
         containers.append(whole_cards(f"c{i}", 1, stage) if random.random() < 0.02 else one)
     containers.sort(key=lambda c: c.stage is Stage.APP)
-    constraints = draw(st.sampled_from([NONE, NONE, replace(NONE, spread=Group("spread-group", "d", "g"))]))
+    constraints = draw(
+        st.sampled_from(
+            [NO_CONSTRAINTS, NO_CONSTRAINTS, replace(NO_CONSTRAINTS, spread=Group("spread-group", "d", "g"))]
+        )
+    )
     return GpuRequest("mgpu", tuple(containers), draw(st.sampled_from([0, 4, 16])), constraints=constraints), cards
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, whole_cards
 from mgpu.model.groups import Group
-from mgpu.model.pod_constraints import NONE, Constraints
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Stage
 from scheduler.engine import Effort, place, policy_named
 from scheduler.engine.effort import Budget
@@ -110,7 +110,11 @@ def requests(draw: st.DrawFn) -> GpuRequest:
         replace(c, container=f"c{i}", stage=stage)
         for i, (c, stage) in enumerate(zip(some, sorted(stages, key=lambda s: s is Stage.APP), strict=True))
     ]
-    constraints = draw(st.sampled_from((NONE, NONE, Constraints(uuids=("GPU-n1-1",)), Constraints(same_card=GROUP))))
+    constraints = draw(
+        st.sampled_from(
+            (NO_CONSTRAINTS, NO_CONSTRAINTS, Constraints(uuids=("GPU-n1-1",)), Constraints(same_card=GROUP))
+        )
+    )
     if constraints.same_card:
         named = [replace(c, cards=1) for c in named]
     return GpuRequest("mgpu", tuple(named), draw(st.sampled_from((0, 0, 2))), constraints=constraints)

@@ -54,7 +54,9 @@ def seen(
     found = ObservedNode("n1", pods, has, occupy_pods=occupy_pods, **more)
     users = [mtgpu.holding(pod, found.card_of(pod)) for pod in pods if found.holds(pod)]
     waiting = {
-        uid: held for uid, held in found.reservations.items() if not any(pod.uid == uid and pod.bound for pod in pods)
+        uid: held
+        for uid, held in found.reservations.items()
+        if not any(pod.uid == uid and pod.card_uuid for pod in pods)
     }
     return ObservedNode("n1", pods, has, (*others, *users, *waiting.values(), *kept), occupy_pods=occupy_pods, **more)
 

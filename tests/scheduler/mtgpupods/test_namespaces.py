@@ -6,7 +6,7 @@ from mgpu.dialects.mtgpu import MtgpuPod
 from scheduler.mtgpupods.node_plan import NodePlan
 from tests.scheduler.mtgpupods.scene import cards_of, mtgpupod, occupy, planned, pool, reason, said, uuid
 
-BOUND: dict[str, Any] = {"bound": uuid(0), "phase": "Running"}
+BOUND: dict[str, Any] = {"card_uuid": uuid(0), "phase": "Running"}
 
 
 def test_waiting_one_that_does_not_fit_holds_up_no_other_namespace() -> None:

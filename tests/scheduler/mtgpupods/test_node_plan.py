@@ -140,7 +140,7 @@ def test_an_occupy_pod_on_a_card_that_others_share_is_replaced() -> None:
 
 
 def test_an_occupy_pod_on_the_card_of_another_gpuid_is_replaced() -> None:
-    users = mtgpupod("a", "abc", bound=uuid(0))
+    users = mtgpupod("a", "abc", card_uuid=uuid(0))
     found = planned(users, mtgpupod("b"), occupy_pods=occupy(card=0))
     assert reason(found, "a", "degraded") == "CardShared"
     assert reason(found, "b") == "Degraded"
@@ -164,7 +164,7 @@ def test_an_occupy_pod_that_nobody_needs_is_swept() -> None:
 
 
 def test_an_occupy_pod_that_has_ended_is_replaced() -> None:
-    bound = mtgpupod("a", bound=uuid(0))
+    bound = mtgpupod("a", card_uuid=uuid(0))
     found = planned(bound, occupy_pods=occupy(card=0, phase="Failed"), owned_pods=made("a"))
     assert found.occupy_pod_steps == (DeleteOccupyPod("zxcvb", "uid-occupy-zxcvb"),)
     assert planned(bound, owned_pods=made("a")).occupy_pod_steps == (CreateOccupyPod("zxcvb"),)
@@ -178,14 +178,14 @@ def test_while_a_gpuid_is_retired_it_cannot_be_used_again() -> None:
 
 
 def test_bound_ones_hold_whatever_the_card_has_and_others_join_only_what_is_left() -> None:
-    pods = [mtgpupod(name, request=700, bound=uuid(0)) for name in "ab"]
+    pods = [mtgpupod(name, request=700, card_uuid=uuid(0)) for name in "ab"]
     found = planned(*pods, mtgpupod("c", request=0), mtgpupod("d", request=1), occupy_pods=occupy(card=0))
     assert set(cards_of(found)) == {"c"}
     assert reason(found, "d") == "ResourceExceeded"
 
 
 def test_the_pod_is_made_again_on_the_same_card_when_somebody_deletes_it() -> None:
-    bound = mtgpupod("a", bound=uuid(1))
+    bound = mtgpupod("a", card_uuid=uuid(1))
     there = planned(bound, occupy_pods=occupy(card=1), owned_pods=made("a", 1))
     assert (there.desired["uid-a"].create_pod, reason(there, "a", "created")) == (False, "PodCreated")
     going = planned(bound, occupy_pods=occupy(card=1), owned_pods=made("a", 1, deleting=True))
@@ -200,13 +200,13 @@ def test_the_pod_is_made_again_on_the_same_card_when_somebody_deletes_it() -> No
     ids=str,
 )
 def test_no_pod_is_made_before_the_occupy_pod_runs(occupies: dict[str, OccupyPod]) -> None:
-    found = planned(mtgpupod("a", bound=uuid(0)), occupy_pods=occupies)
+    found = planned(mtgpupod("a", card_uuid=uuid(0)), occupy_pods=occupies)
     assert (found.desired["uid-a"].create_pod, reason(found, "a", "created")) == (False, "OccupyPodNotRunning")
 
 
 def test_one_that_has_ended_frees_its_share_and_is_never_started_again() -> None:
     found = planned(
-        mtgpupod("a", bound=uuid(0), phase="Succeeded"),
+        mtgpupod("a", card_uuid=uuid(0), phase="Succeeded"),
         occupy_pods=occupy(card=0),
         owned_pods=made("a", phase="Succeeded"),
     )
@@ -221,21 +221,21 @@ def test_one_that_has_ended_frees_its_share_and_is_never_started_again() -> None
 )
 def test_the_pod_of_one_that_has_ended_is_not_made_beside_it(deleting: bool, told: str) -> None:
     own = made("a", phase="Succeeded", deleting=deleting)
-    found = planned(mtgpupod("a", bound=uuid(0)), occupy_pods=occupy(card=0), owned_pods=own)
+    found = planned(mtgpupod("a", card_uuid=uuid(0)), occupy_pods=occupy(card=0), owned_pods=own)
     assert (reason(found, "a", "created"), found.desired["uid-a"].create_pod) == (told, False)
-    gone = planned(mtgpupod("a", bound=uuid(0)), exists=False, owned_pods=made("a", phase="Succeeded"))
+    gone = planned(mtgpupod("a", card_uuid=uuid(0)), exists=False, owned_pods=made("a", phase="Succeeded"))
     assert not gone.desired["uid-a"].delete_pod
 
 
 def test_it_holds_until_its_status_says_that_its_pod_has_ended() -> None:
-    bound = mtgpupod("a", request=1000, bound=uuid(0), phase="Running")
+    bound = mtgpupod("a", request=1000, card_uuid=uuid(0), phase="Running")
     found = planned(bound, mtgpupod("b"), occupy_pods=occupy(card=0), owned_pods=made("a", phase="Succeeded"))
     assert not found.reservations
     assert not found.desired["uid-a"].create_pod
 
 
 def test_one_whose_status_says_ended_holds_while_its_pod_runs() -> None:
-    bound = mtgpupod("a", request=1000, bound=uuid(0), phase="Failed")
+    bound = mtgpupod("a", request=1000, card_uuid=uuid(0), phase="Failed")
     assert not planned(
         bound, mtgpupod("b"), occupy_pods=occupy(card=0), owned_pods=made("a", phase="Running")
     ).reservations
@@ -250,24 +250,24 @@ def test_a_status_that_was_lost_is_read_off_the_pod() -> None:
 
 
 def test_a_gpuid_goes_to_the_card_of_its_users_when_its_occupy_pod_is_missing() -> None:
-    found = planned(mtgpupod("a", bound=uuid(1)), mtgpupod("b"), owned_pods=made("a", 1))
+    found = planned(mtgpupod("a", card_uuid=uuid(1)), mtgpupod("b"), owned_pods=made("a", 1))
     assert cards_of(found) == {"b": uuid(1)}
     assert found.occupy_pod_steps == (CreateOccupyPod("zxcvb"),)
     assert reason(found, "b") == "Occupying"
 
 
 def test_others_join_while_the_occupy_pod_of_users_is_made_again() -> None:
-    found = planned(mtgpupod("a", bound=uuid(1)), mtgpupod("b"), occupy_pods=occupy(card=1, deleting=True))
+    found = planned(mtgpupod("a", card_uuid=uuid(1)), mtgpupod("b"), occupy_pods=occupy(card=1, deleting=True))
     assert cards_of(found) == {"b": uuid(1)}
 
 
 def test_an_occupy_pod_that_leaves_another_card_is_no_trouble_any_more() -> None:
-    found = planned(mtgpupod("a", bound=uuid(0)), occupy_pods=occupy(card=1, deleting=True))
+    found = planned(mtgpupod("a", card_uuid=uuid(0)), occupy_pods=occupy(card=1, deleting=True))
     assert reason(found, "a", "degraded") == "AsBound"
 
 
 def test_an_occupy_pod_back_on_another_card_degrades_its_users_and_moves_nobody() -> None:
-    pods = [mtgpupod(name, bound=uuid(0)) for name in "ab"]
+    pods = [mtgpupod(name, card_uuid=uuid(0)) for name in "ab"]
     found = planned(*pods, mtgpupod("c"), occupy_pods=occupy(card=1), owned_pods=made("a"))
     for name in "ab":
         assert (said(found, name, "degraded").status, reason(found, name, "degraded")) == ("True", "OtherCard")
@@ -278,32 +278,32 @@ def test_an_occupy_pod_back_on_another_card_degrades_its_users_and_moves_nobody(
 
 
 def test_it_is_no_longer_degraded_once_the_occupy_pod_is_on_the_card() -> None:
-    found = planned(mtgpupod("a", bound=uuid(0)), occupy_pods=occupy(card=0))
+    found = planned(mtgpupod("a", card_uuid=uuid(0)), occupy_pods=occupy(card=0))
     assert (said(found, "a", "degraded").status, reason(found, "a", "degraded")) == ("False", "AsBound")
 
 
 def test_a_card_that_is_gone_degrades_and_no_occupy_pod_takes_another_one() -> None:
-    found = planned(mtgpupod("a", bound=uuid(7)))
+    found = planned(mtgpupod("a", card_uuid=uuid(7)))
     assert reason(found, "a", "degraded") == "CardMissing"
     assert not found.occupy_pod_steps
 
 
 def test_an_unhealthy_card_degrades_and_nobody_joins() -> None:
-    found = planned(mtgpupod("a", bound=uuid(0)), mtgpupod("b"), has=(card(0, healthy=False), card(1)))
+    found = planned(mtgpupod("a", card_uuid=uuid(0)), mtgpupod("b"), has=(card(0, healthy=False), card(1)))
     assert reason(found, "a", "degraded") == "CardUnhealthy"
     assert reason(found, "b") == "Degraded"
     assert not found.occupy_pod_steps
 
 
 def test_strangers_on_the_card_degrade() -> None:
-    found = planned(mtgpupod("a", bound=uuid(0)), mtgpupod("b"), occupy_pods=occupy(card=0), others=[pool(0)])
+    found = planned(mtgpupod("a", card_uuid=uuid(0)), mtgpupod("b"), occupy_pods=occupy(card=0), others=[pool(0)])
     assert reason(found, "a", "degraded") == "CardShared"
     assert "default/pool" in said(found, "a", "degraded").message
     assert reason(found, "b") == "Degraded"
 
 
 def test_users_of_one_gpuid_on_two_cards_are_told_and_nobody_joins() -> None:
-    found = planned(mtgpupod("a", bound=uuid(0)), mtgpupod("b", bound=uuid(1)), mtgpupod("c"))
+    found = planned(mtgpupod("a", card_uuid=uuid(0)), mtgpupod("b", card_uuid=uuid(1)), mtgpupod("c"))
     assert [reason(found, name, "degraded") for name in "ab"] == ["AsBound", "OtherCard"]
     assert reason(found, "c") == "Degraded"
 
@@ -312,7 +312,7 @@ def test_a_foreign_pod_of_the_name_is_a_conflict_and_holds_up_nobody() -> None:
     found = planned(mtgpupod("a"), mtgpupod("b"), name_conflicts=frozenset({"uid-a"}))
     assert reason(found, "a") == "NameConflict"
     assert set(cards_of(found)) == {"b"}
-    bound = planned(mtgpupod("a", bound=uuid(0)), occupy_pods=occupy(card=0), name_conflicts=frozenset({"uid-a"}))
+    bound = planned(mtgpupod("a", card_uuid=uuid(0)), occupy_pods=occupy(card=0), name_conflicts=frozenset({"uid-a"}))
     desired = bound.desired["uid-a"]
     assert (reason(bound, "a", "created"), desired.create_pod, desired.delete_pod) == ("NameConflict", False, False)
 
@@ -323,13 +323,13 @@ def test_a_foreign_pod_of_the_occupy_pods_name_is_never_touched() -> None:
     assert reason(found, "a") == "OccupyNameConflict"
     assert cards_of(found) == {"b": uuid(0)}
     assert found.occupy_pod_steps == (CreateOccupyPod("qwert"),)
-    bound = planned(mtgpupod("a", bound=uuid(0)), occupy_pods=foreign)
+    bound = planned(mtgpupod("a", card_uuid=uuid(0)), occupy_pods=foreign)
     assert reason(bound, "a", "degraded") == "OccupyNameConflict"
     assert not bound.occupy_pod_steps
 
 
 def test_on_a_cordoned_node_nothing_new_is_started() -> None:
-    pods = mtgpupod("a", bound=uuid(0)), mtgpupod("b"), mtgpupod("c", "qwert")
+    pods = mtgpupod("a", card_uuid=uuid(0)), mtgpupod("b"), mtgpupod("c", "qwert")
     found = planned(*pods, unschedulable=True)
     assert not found.reservations
     assert not found.occupy_pod_steps
@@ -338,7 +338,7 @@ def test_on_a_cordoned_node_nothing_new_is_started() -> None:
 
 
 def test_a_node_that_is_gone_ends_what_ran_there_and_keeps_who_was_bound() -> None:
-    pods = mtgpupod("a", bound=uuid(0)), mtgpupod("b")
+    pods = mtgpupod("a", card_uuid=uuid(0)), mtgpupod("b")
     found = planned(*pods, exists=False, has=(), occupy_pods=occupy(card=0), owned_pods=made("a", deleting=True))
     assert reason(found, "b") == "NodeNotFound"
     desired = found.desired["uid-a"]
@@ -349,11 +349,11 @@ def test_a_node_that_is_gone_ends_what_ran_there_and_keeps_who_was_bound() -> No
 
 
 def test_a_node_that_is_back_goes_on_with_its_card() -> None:
-    assert planned(mtgpupod("a", bound=uuid(1))).occupy_pod_steps == (CreateOccupyPod("zxcvb"),)
+    assert planned(mtgpupod("a", card_uuid=uuid(1))).occupy_pod_steps == (CreateOccupyPod("zxcvb"),)
 
 
 def test_deletion_takes_its_pod_then_its_finalizer_and_holds_until_it_is_gone() -> None:
-    going = mtgpupod("a", request=1000, bound=uuid(0), deleting=True)
+    going = mtgpupod("a", request=1000, card_uuid=uuid(0), deleting=True)
     first = planned(going, mtgpupod("b"), occupy_pods=occupy(card=0), owned_pods=made("a"))
     desired = first.desired["uid-a"]
     assert (desired.delete_pod, desired.force, desired.remove_finalizer, desired.bound) == (True, False, False, None)
@@ -373,7 +373,7 @@ def test_one_that_waits_is_finished_at_once_and_holds_up_nobody() -> None:
 
 
 def test_one_that_has_ended_has_its_pod_deleted_with_it() -> None:
-    ended = mtgpupod("a", bound=uuid(0), phase="Failed", deleting=True)
+    ended = mtgpupod("a", card_uuid=uuid(0), phase="Failed", deleting=True)
     assert planned(ended, owned_pods=made("a", phase="Failed")).desired["uid-a"].delete_pod
 
 
@@ -390,7 +390,7 @@ def test_an_unreadable_one_keeps_its_card_and_its_neighbours_stay() -> None:
     held = pool(None, "x", dialect="mtgpu")
     held = replace(held, shares=(replace(held.shares[0], card=uuid(0)),))
     found = planned(
-        mtgpupod("a", bound=uuid(0)), mtgpupod("b"), unreadable=(bad,), others=[held], occupy_pods=occupy(card=0)
+        mtgpupod("a", card_uuid=uuid(0)), mtgpupod("b"), unreadable=(bad,), others=[held], occupy_pods=occupy(card=0)
     )
     assert said(found, "a", "degraded").status == "False"
     assert reason(found, "b") == "ResourceExceeded"

@@ -16,13 +16,13 @@ SETTINGS = load_settings()
 def test_it_is_known_as_the_occupy_pod_of_its_node_and_gpuid() -> None:
     raw = manifest("gpu-node-1", "zxcvb", SETTINGS)
     assert raw["metadata"]["name"] == "mtgpupod-occupypod-gpu-node-1-zxcvb"
-    assert mtgpu.occupied(read_pod(raw)) == ("gpu-node-1", "zxcvb")
+    assert mtgpu.occupy_target(read_pod(raw)) == ("gpu-node-1", "zxcvb")
 
 
 def test_it_asks_for_one_whole_card_of_whoever_serves_them() -> None:
     request = dialects.read_request(read_pod(manifest("n1", "a", SETTINGS)), SETTINGS)
     assert request is not None
-    assert request.containers == (whole_cards("occupy", 1, Stage.APP, stock=True),)
+    assert request.containers == (whole_cards("occupy", 1, Stage.APP, is_nvidia_gpu=True),)
 
 
 def test_it_is_pinned_by_affinity_so_that_the_scheduler_counts_it() -> None:

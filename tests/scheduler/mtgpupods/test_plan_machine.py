@@ -93,7 +93,7 @@ class Node(RuleBasedStateMachine):
     def status_is_lost(self, pick: int) -> None:
         """As after a restore from a backup. Its Pod, where there is one, still tells the card."""
         uid = self.one_of(self.pods, pick)
-        self.pods[uid] = replace(self.pods[uid], bound="", phase="Pending")
+        self.pods[uid] = replace(self.pods[uid], card_uuid="", phase="Pending")
         if uid not in self.made:
             self.once_bound.pop(uid, None)
 
@@ -116,7 +116,7 @@ class Node(RuleBasedStateMachine):
         if self.stock:
             free = self.free_for_nvidia(occupy.uid, gpuid)
         else:
-            free = [s.card for s in self.ledger().for_gpuid("n1", gpuid) if s.idle and s.card.healthy]
+            free = [s.card for s in self.ledger().states_for_gpuid("n1", gpuid) if s.idle and s.card.healthy]
             self.told |= {gpuid} if free else set()
         if free:
             self.given[gpuid] = free[pick % len(free) if self.stock else 0].index
@@ -180,7 +180,7 @@ class Node(RuleBasedStateMachine):
         return [*bind, *ended, *make, *going, *finish, *occupy]
 
     def bind(self, uid: str, to: str) -> None:
-        self.pods[uid] = replace(self.pods[uid], bound=to)
+        self.pods[uid] = replace(self.pods[uid], card_uuid=to)
         self.mirror(uid)
         self.admitted.pop(uid, None)
         assert self.once_bound.setdefault(uid, to) == to, "moved"
@@ -192,7 +192,7 @@ class Node(RuleBasedStateMachine):
 
     def make(self, uid: str, on: Card | None) -> None:
         assert on is not None
-        assert on.uuid == self.pods[uid].bound, "its Pod runs on another card"
+        assert on.uuid == self.pods[uid].card_uuid, "its Pod runs on another card"
         assert uid not in self.made, "two Pods of one MtgpuPod"
         assert not self.pods[uid].ended, "started again"
         occupy = self.occupies[self.pods[uid].gpuid]
@@ -224,7 +224,7 @@ class Node(RuleBasedStateMachine):
         admitted = {held.uid: held for held in found.reservations}
         for uid in admitted.keys() - self.admitted.keys():
             pod = self.pods[uid]
-            before = [p for p in self.pods.values() if p.gpuid == pod.gpuid and p.turn < pod.turn]
+            before = [p for p in self.pods.values() if p.gpuid == pod.gpuid and p.queue_key < pod.queue_key]
             for other in before:
                 said = found.desired[other.uid].bound
                 exceeded = said is not None and said.reason == "ResourceExceeded"
@@ -238,7 +238,7 @@ class Node(RuleBasedStateMachine):
         turned = replace(seen, pods=seen.pods[::-1], held=seen.held[::-1], cards=seen.cards[::-1])
         assert plan_node(turned) == found
         held = tuple(h for h in seen.held if h.uid not in self.admitted)
-        bound = [uid for uid, pod in self.pods.items() if pod.bound]
+        bound = [uid for uid, pod in self.pods.items() if pod.card_uuid]
         afresh = plan_node(replace(seen, held=held, reservations={}))
         assert {uid: afresh.desired[uid] for uid in bound} == {uid: found.desired[uid] for uid in bound}
 
@@ -274,14 +274,16 @@ class Node(RuleBasedStateMachine):
             self.all_goes_well()
         verdicts = plan_node(self.seen()).desired
         for gpuid in "ab":
-            waiting = [p for p in self.pods.values() if p.gpuid == gpuid and not (p.bound or p.ended or p.deleting)]
+            waiting = [p for p in self.pods.values() if p.gpuid == gpuid and not (p.card_uuid or p.ended or p.deleting)]
             states = [s for s in self.ledger().cards("n1") if s.gpuid == gpuid]
             states = states or [s for s in self.ledger().cards("n1") if s.idle]
             for pod in waiting:
                 said = verdicts[pod.uid].bound
                 assert said is not None
                 assert said.reason == "ResourceExceeded"
-            large = [p for p in sorted(waiting, key=lambda p: p.turn) if any(p.memory <= s.card.memory for s in states)]
+            large = [
+                p for p in sorted(waiting, key=lambda p: p.queue_key) if any(p.memory <= s.card.memory for s in states)
+            ]
             for state in states if large else []:
                 assert state.core_left < large[0].request or state.memory_left < large[0].memory
         for pod in self.pods.values():
@@ -301,7 +303,7 @@ class Node(RuleBasedStateMachine):
         made = self.made.get(pod.uid)
         if made and not made.ended:
             return mtgpu.holding(pod, made.card)
-        return mtgpu.holding(pod, pod.bound) if pod.bound and not pod.ended else None
+        return mtgpu.holding(pod, pod.card_uuid) if pod.card_uuid and not pod.ended else None
 
     def kept(self) -> list[Holding]:
         found = []

@@ -60,7 +60,7 @@ def test_all_join_the_card_that_the_node_tells() -> None:
 
 
 def test_the_next_new_gpuid_starts_once_the_first_ones_card_is_known() -> None:
-    found = on_stock(mtgpupod("a", bound=uuid(1)), mtgpupod("b", "qwert"), occupy_pods=occupy(card=1))
+    found = on_stock(mtgpupod("a", card_uuid=uuid(1)), mtgpupod("b", "qwert"), occupy_pods=occupy(card=1))
     assert cards_of(found) == {"b": None}
     assert found.occupy_pod_steps == (CreateOccupyPod("qwert"),)
 
@@ -72,7 +72,7 @@ def test_none_starts_while_a_card_is_shared_that_the_plugin_could_give_out() -> 
 
 
 def test_none_starts_while_the_occupy_pod_of_another_gpuid_is_missing() -> None:
-    found = on_stock(mtgpupod("a", bound=uuid(1)), mtgpupod("b", "qwert"))
+    found = on_stock(mtgpupod("a", card_uuid=uuid(1)), mtgpupod("b", "qwert"))
     assert reason(found, "b") == "ResourceExceeded"
     assert found.occupy_pod_steps == (CreateOccupyPod("zxcvb"),)
 
@@ -93,7 +93,7 @@ def test_cards_that_the_plugin_gave_to_others_are_not_free() -> None:
 
 
 def test_an_occupy_pod_back_on_another_card_is_left_there_and_nobody_joins() -> None:
-    found = on_stock(mtgpupod("a", bound=uuid(0)), mtgpupod("b"), occupy_pods=occupy(card=1))
+    found = on_stock(mtgpupod("a", card_uuid=uuid(0)), mtgpupod("b"), occupy_pods=occupy(card=1))
     assert reason(found, "a", "degraded") == "OtherCard"
     assert reason(found, "b") == "Degraded"
     assert (found.reservations, found.occupy_pod_steps) == ((), ())

@@ -87,7 +87,7 @@ def in_use(rig: Rig) -> set[str]:
     """The UUIDs of the cards on which containers of MtgpuPods run."""
     pods = [raw for raw in rig.cluster.all(PODS) if mtgpu.GPUID in (raw["metadata"].get("annotations") or {})]
     remnants = [given for node in rig.nodes.values() for given in node.remnants.values()]
-    return {mtgpu.card_of(raw) or "" for raw in pods} | {card for given in remnants for card in given.ids}
+    return {mtgpu.visible_card(raw) or "" for raw in pods} | {card for given in remnants for card in given.ids}
 
 
 @pytest.mark.parametrize("let_go", [delete_item, delete_pod, take_finalizer, orphan])

@@ -6,7 +6,7 @@ from typing import Any
 
 from mgpu.kube import ApiError
 from mgpu.model.device_object import write_device
-from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, NodeSlices, read_slices, with_status, write_made
+from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL, NodeSlices, read_slices, with_status, write_existing
 from mgpu.model.pods import Node, read_node
 from mgpu.model.slice_names import MIG, MPS, Slice
 from scheduler.cluster.gpu_pods import GpuPod
@@ -67,7 +67,7 @@ class Agent:
     def apply(self) -> None:
         """The plan that the Node has, unless it would destroy what is in use."""
         found = self.found
-        if found.planned is None or not found.waiting:
+        if found.planned is None or not found.has_pending_plan:
             return
         kept = {*found.planned}
         if any(pod and s not in kept for s, pod in self.made.items()):
@@ -94,7 +94,7 @@ class Agent:
             meta = node["metadata"]
             said = {
                 ANNOTATION: with_status(meta["annotations"].get(ANNOTATION), slices, applied),
-                MADE: write_made(slices, self.cards, self.refused),
+                EXISTING: write_existing(slices, self.cards, self.refused),
             }
             version = "0" if stale else meta["resourceVersion"]
             try:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
-from mgpu.model.mig import Instance, Layout, invalid_reason, openings
+from mgpu.model.mig import Instance, Layout, invalid_reason, possible_instances
 
 Instances = frozenset[Instance]
 
@@ -62,7 +62,7 @@ def best_of(
     first = min(map(rank, cuts))
     equal = [cut for cut in cuts if rank(cut) == first]
     rooms = (
-        len(openings(layout, used.union(serving)))
+        len(possible_instances(layout, used.union(serving)))
         for cut in equal
         for serving in _serving(sorted(cut - used), asked + ((free_in(cut, used) - asked) & wished))
     )

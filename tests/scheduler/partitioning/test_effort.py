@@ -149,4 +149,4 @@ def test_a_pod_of_one_slice_gets_its_plan_although_its_namespace_is_in_debt() ->
     (known,) = submit(replica, pod("p", {"9gb": 1}))
     assert replica.filter.filter(known, ["n1"]).repartitionable == ["n1"]
     replica.planning.work()
-    assert agents["n1"].found.waiting
+    assert agents["n1"].found.has_pending_plan

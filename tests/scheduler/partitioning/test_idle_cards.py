@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.errors import BadObject
-from mgpu.model.node_slices import ANNOTATION, undivided, with_spec
+from mgpu.model.node_slices import ANNOTATION, unpartitioned_cards, with_spec
 from mgpu.settings import load_settings
 from scheduler.cluster.reservations import Reservation
 from tests import builders as b
@@ -43,7 +43,7 @@ def end(replica: Replica, name: str) -> None:
 
 
 def whole(agent: Agent, cards: int = 2) -> set[int]:
-    return {card.index for card in undivided(agent.found, b.cards(cards, 80, node="n1"))}
+    return {card.index for card in unpartitioned_cards(agent.found, b.cards(cards, 80, node="n1"))}
 
 
 def test_the_cards_of_short_pods_are_whole_again_after_the_idle_time() -> None:

@@ -167,7 +167,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(node=nodes, what=st.sampled_from(["apply", "apply", "apply", "refuse"]))
     def the_agent_works(self, node: str, what: str) -> None:
         agent = self.agents[node]
-        if what == "refuse" and agent.found.waiting:
+        if what == "refuse" and agent.found.has_pending_plan:
             agent.refuse()
         elif what == "apply":
             self.apply(node)
@@ -175,7 +175,7 @@ class Cluster(RuleBasedStateMachine):
     def apply(self, node: str) -> None:
         agent, records = self.agents[node], self.places(node)
         found = agent.found
-        if found.waiting and found.planned is not None and node not in self.rebooted:
+        if found.has_pending_plan and found.planned is not None and node not in self.rebooted:
             taken = records.keys() - {*found.planned}
             assert not taken, f"the plan of {node} takes {taken} from their pods"
         agent.made = {s: records.get(s, "") for s in agent.made}
@@ -263,7 +263,7 @@ class Cluster(RuleBasedStateMachine):
                 for name, count in counts.items():
                     there[name] += count
             made: dict[str, int] = defaultdict(int)
-            for s in {*agent.found.made}:
+            for s in {*agent.found.existing}:
                 made[s.name] += 1
             assert there == made
             if said.plan is not None and self.plans[node][-1:] != [said.plan]:
@@ -293,8 +293,8 @@ class Cluster(RuleBasedStateMachine):
         assert state.partitions.plans() == ()
         assert all(holding.bound for holding in state.holdings())
         for node, agent in self.agents.items():
-            assert not agent.found.waiting
-            assert self.places(node).keys() <= {s.place for s in agent.found.made if s.pod}
+            assert not agent.found.has_pending_plan
+            assert self.places(node).keys() <= {s.place for s in agent.found.existing if s.pod}
         for raw in self.live():
             known = self.leader.decider.read(raw)
             if known and not known.pod.node:

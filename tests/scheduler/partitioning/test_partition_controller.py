@@ -26,7 +26,7 @@ def test_a_pod_that_finds_no_slice_gets_one() -> None:
     decision = replica.decider.decide(pod, "n1")
     assert isinstance(decision, Reservation)
     (_, _, indexes) = decision.placement.others[0]
-    assert {s.index for s in agents["n1"].found.made if s.name == "2g.20gb"}.issuperset(indexes)
+    assert {s.index for s in agents["n1"].found.existing if s.name == "2g.20gb"}.issuperset(indexes)
     assert "n1" in replica.freed
 
 
@@ -37,7 +37,7 @@ def test_one_plan_serves_all_that_wait_and_is_followed_by_no_other() -> None:
         replica.filter.filter(pod, ["n1", "n2"])
     turn(replica)
     turn(replica)
-    assert [agent.found.waiting for agent in agents.values()] == [True, False]
+    assert [agent.found.has_pending_plan for agent in agents.values()] == [True, False]
     assert sum(s.name == "2g.20gb" for s in agents["n1"].found.planned or ()) == 3
 
 
@@ -48,7 +48,7 @@ def test_a_pod_that_its_plan_does_not_serve_in_time_gets_another_node() -> None:
     turn(replica)
     replica.clock.now += PROMISE_SECONDS
     turn(replica)
-    assert [agent.found.waiting for agent in agents.values()] == [True, True]
+    assert [agent.found.has_pending_plan for agent in agents.values()] == [True, True]
     assert ("n1", "PlanLate") in [event[:2] for event in replica.events]
     text = "plan 1000 of its slices is not in force after 60 s: check that mgpu's agent runs on the node"
     assert any(text in event[2] for event in replica.events)

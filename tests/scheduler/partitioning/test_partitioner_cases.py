@@ -52,7 +52,7 @@ def node_of(given: Sequence[Case]) -> Node:
 
 def partitioning(node: Node) -> NodeSlices:
     cards, made, _ = node
-    return NodeSlices(MIG, made=tuple(made), cards=frozenset(card.index for card in cards))
+    return NodeSlices(MIG, existing=tuple(made), cards=frozenset(card.index for card in cards))
 
 
 def replan(node: Node, pods: Sequence[Mapping[str, int]]) -> tuple[Slice, ...] | Rejection:

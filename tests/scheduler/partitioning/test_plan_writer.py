@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.mps_config import read_config, write_config
-from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, read_partitioning
-from mgpu.model.slice_names import MIG, MPS, Slice, counts
+from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL, read_partitioning
+from mgpu.model.slice_names import MIG, MPS, Slice, count_slices
 from scheduler.cluster.slice_state import Plan
 from scheduler.partitioning.plan_writer import PlanWriter, SharingConfigs
 from tests.examples import examples
@@ -61,16 +61,16 @@ def test_nothing_that_the_other_one_wrote_is_lost(steps: list[tuple[str, set[Sli
             last = number
         said = read_partitioning(agent.said)
         assert json.loads(agent.said)["somebody.else/key"] == "kept"
-        assert (said.plan, said.spec) == (last, counts(wanted))
-        assert said.free == counts(agent.made)
-        assert {s.place for s in agent.found.made} == agent.made.keys()
+        assert (said.plan, said.spec) == (last, count_slices(wanted))
+        assert said.free == count_slices(agent.made)
+        assert {s.place for s in agent.found.existing} == agent.made.keys()
         assert agent.found.planned == (tuple(sorted(wanted)) if last else None)
 
 
 def _relabelled(agent: Agent) -> None:
     raw = agent.api.nodes["n1"]
     agent.api.put("nodes", {**raw, "metadata": {**raw["metadata"], "labels": {LABEL: MPS}}})
-    agent.api.annotate("n1", **{MADE: '{"cards": {}}'})
+    agent.api.annotate("n1", **{EXISTING: '{"cards": {}}'})
 
 
 OVERTAKEN: dict[str, tuple[Callable[[Agent], object], str]] = {

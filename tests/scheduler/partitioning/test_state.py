@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.node_slices import ANNOTATION, LABEL, MADE
+from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL
 from scheduler.cluster.reservations import Reservation
 from scheduler.cluster.slice_state import Plan
 from scheduler.decisions.preemption import Victims
@@ -146,7 +146,7 @@ def test_a_reservation_moves_from_a_slice_that_somebody_else_has() -> None:
     [
         (ANNOTATION, "{", "metadata.annotations[dynamicgpuslice]: is not JSON"),
         (
-            MADE,
+            EXISTING,
             '{"cards": {"0": [{"profile": "4g", "start": 0}]}}',
             "metadata.annotations[mgpu.io/slices].cards[0][0]",
         ),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.node_slices import LABEL, MADE
+from mgpu.model.node_slices import EXISTING, LABEL
 from scheduler.api.page import feed as board_module
 from scheduler.api.page import waiting_list as waiting_module
 from scheduler.api.page.feed import EVERY_SECONDS, Board
@@ -197,7 +197,7 @@ def in_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[dict[str,
 def test_looking_never_makes_a_plan(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked by kube-scheduler, the filter has the cards cut for this pod."""
     replica = page.replica
-    replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{MADE: json.dumps({"cards": {"0": []}})}))
+    replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{EXISTING: json.dumps({"cards": {"0": []}})}))
     slice_ = {"name": "c", "image": "cuda", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     pod = replica.api.put("pods", b.pod("p", slice_))
     replica.deliver()

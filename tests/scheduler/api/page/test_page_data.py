@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from mgpu.model.node_slices import LABEL, MADE
+from mgpu.model.node_slices import EXISTING, LABEL
 from scheduler.api.page.page_data import detail_json, node_json, why_json
 from scheduler.decisions.filter import Filtered
 from tests import builders as b
@@ -83,7 +83,7 @@ def test_the_card_of_a_gpuid_and_whoever_keeps_it() -> None:
 def test_slices_lie_where_they_lie() -> None:
     api = cluster(("n1", 1))
     made = [{"profile": "3g.40gb", "start": 4, "uuid": "MIG-1"}, {"profile": "1g.10gb", "start": 0, "uuid": "MIG-2"}]
-    api.put("nodes", b.node(labels={LABEL: "mig"}, **{MADE: json.dumps({"cards": {"0": made}})}))
+    api.put("nodes", b.node(labels={LABEL: "mig"}, **{EXISTING: json.dumps({"cards": {"0": made}})}))
     (card,) = shown(Replica(api))["cards"]
     assert card["cut"] == "mig"
     assert card["slices"] == [["1g.10gb", 0, 125, -1], ["3g.40gb", 500, 500, -1]]
@@ -91,8 +91,8 @@ def test_slices_lie_where_they_lie() -> None:
 
 def test_what_cannot_be_read_of_a_node_is_said() -> None:
     api = cluster(("n1", 1))
-    api.put("nodes", b.node(labels={LABEL: "mig"}, **{MADE: "{"}))
-    assert MADE in shown(Replica(api))["note"]
+    api.put("nodes", b.node(labels={LABEL: "mig"}, **{EXISTING: "{"}))
+    assert EXISTING in shown(Replica(api))["note"]
 
 
 def test_detail_has_uuids_containers_and_amounts() -> None:

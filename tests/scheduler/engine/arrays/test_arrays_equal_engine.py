@@ -11,7 +11,7 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node, Pod, Stage
-from mgpu.model.quantities import MAX
+from mgpu.model.quantities import MAX_QUANTITY
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.arrays import ClusterArrays
 from scheduler.cluster.forecast import Forecast
@@ -139,7 +139,7 @@ def test_amounts_that_no_array_holds_are_the_engines() -> None:
     idle = CardState(Card(0, "GPU-0", "", 8 * GIB))
     request = GpuRequest("mgpu", (ContainerRequest("c", 1, 100, GIB),))
     check([(full,), (idle,)], request, load_settings())
-    for memory in (4 * EXACT, MAX):
+    for memory in (4 * EXACT, MAX_QUANTITY):
         for ratio in (None, 0):
             check([(idle,)], GpuRequest("mgpu", (ContainerRequest("c", 2, 100, memory, ratio=ratio),)), load_settings())
             check([(idle,)], GpuRequest("mgpu", (ContainerRequest("c", 1, 100, memory, ratio=ratio),)), load_settings())

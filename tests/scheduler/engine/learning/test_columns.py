@@ -87,6 +87,6 @@ def test_what_a_card_has_left_is_the_scarcer_of_core_and_memory() -> None:
 
 def test_equal_machines_are_of_one_class() -> None:
     cards = [state(0), state(1, core=500), state(2, gib=40)]
-    one, other = (Node("n", room=CpuMemory(64_000, 256 * GIB + kib * 1024)) for kib in (8, 72))
+    one, other = (Node("n", allocatable=CpuMemory(64_000, 256 * GIB + kib * 1024)) for kib in (8, 72))
     assert class_of(one, cards) == class_of(other, cards) == NodeClass(64_000, 256 * GIB, 3, "A100-SXM4-80GB", 80 * GIB)
-    assert class_of(Node("n", room=UNBOUNDED), cards).cpu > 1 << 60
+    assert class_of(Node("n", allocatable=UNBOUNDED), cards).cpu > 1 << 60

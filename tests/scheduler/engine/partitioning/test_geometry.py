@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
-from mgpu.model.mig import LAYOUTS, Instance, Layout, openings
+from mgpu.model.mig import LAYOUTS, Instance, Layout, possible_instances
 from scheduler.engine.partitioning.geometry import GeometryTable, MigCard, counts_of, mig_card, table_of
 from tests.examples import examples
 from tests.scheduler.partitioning.exhaustive import Instances, all_cuts, allowed_cuts, best_of, free_in
@@ -94,14 +94,14 @@ def test_the_bits_of_a_table_clash_as_the_rules_say(layout: Layout) -> None:
     of = table(Card(0, "GPU-0", layout.name, 200 * GIB if layout.slices == 8 else 24 * GIB))
     for cut in all_cuts(of.layout)[::7]:
         blocked = of.blocked(sum(of.bit[i] for i in cut))
-        assert {i for i in of.instances if not of.bit[i] & blocked} == set(openings(of.layout, cut))
+        assert {i for i in of.instances if not of.bit[i] & blocked} == set(possible_instances(of.layout, cut))
 
 
 def test_an_empty_card_is_cut_full_and_what_is_asked_lies_where_most_fits_beside_it() -> None:
     cut = card_of(table(A100)).cut((("2g.20gb", 1),))
     assert cut
     assert cut.slices == (*((i, "1g.10gb") for i in range(4)), (4, "2g.20gb"), (6, "1g.10gb"))
-    assert cut.room == len(openings(table(A100).layout, [Instance(4, "2g.20gb")]))
+    assert cut.room == len(possible_instances(table(A100).layout, [Instance(4, "2g.20gb")]))
 
 
 def test_free_slices_stay_where_that_costs_nothing() -> None:

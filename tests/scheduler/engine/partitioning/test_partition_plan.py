@@ -31,11 +31,11 @@ def a100s(count: int) -> list[Card]:
 
 
 def mig(*made: Slice, cards: int = 8) -> NodeSlices:
-    return NodeSlices(MIG, made=made, cards=frozenset(range(cards)))
+    return NodeSlices(MIG, existing=made, cards=frozenset(range(cards)))
 
 
 def mps(*made: Slice) -> NodeSlices:
-    return NodeSlices(MPS, made=made)
+    return NodeSlices(MPS, existing=made)
 
 
 def by_card(slices: Sequence[Slice]) -> dict[int, Counter[str]]:
@@ -214,7 +214,7 @@ def test_every_card_that_cannot_be_cut_says_why_and_keeps_its_slices() -> None:
     cards.append(Card(5, "GPU-5", "NVIDIA T4", 16 << 30))
     used = [Slice(0, 0, "1g.10gb"), Slice(0, 4, "1g.10gb"), Slice(4, 1, "3g.40gb")]
     made = [*used, Slice(1, 0, "7g.80gb"), Slice(7, 0, "2g.20gb")]
-    found = NodeSlices(MIG, made=tuple(made), cards=frozenset({0, 1, 3, 4, 5}))
+    found = NodeSlices(MIG, existing=tuple(made), cards=frozenset({0, 1, 3, 4, 5}))
     barred = {3: "held by other pods"}
     rejected = plan(cards, found, used, [{"3g.40gb": 1}], {}, barred=barred)
     assert isinstance(rejected, Rejection)
@@ -233,7 +233,7 @@ def test_every_card_that_cannot_be_cut_says_why_and_keeps_its_slices() -> None:
 
 
 def test_without_the_places_of_instances_a_node_is_not_cut() -> None:
-    found = NodeSlices(MIG, made=(Slice(0, 0, "1g.10gb"),), cards=frozenset({0}), placed=False)
+    found = NodeSlices(MIG, existing=(Slice(0, 0, "1g.10gb"),), cards=frozenset({0}), has_positions=False)
     rejected = plan(a100s(1), found, [], [{"2g.20gb": 1}], {})
     assert isinstance(rejected, Rejection)
     assert [refusal.reason for refusal in rejected.cards] == ["where its instances lie is not known"]
