@@ -4,7 +4,7 @@ from typing import Any
 
 from mgpu.dialects import mtgpu
 from tests.builders import pod
-from tests.deviceplugin.desk import asking
+from tests.deviceplugin.records import requesting
 
 WHOLE = "nvidia.com/gpu"
 GIB = 1 << 30
@@ -29,6 +29,6 @@ def pod_of(
 
 def occupy_pod(gpuid: str = "zxcvb", node: str = "n1") -> dict[str, Any]:
     """Without a record, as it is where NVIDIA's plugin serves whole cards."""
-    raw = pod(mtgpu.occupy_name(node, gpuid), asking("c", {WHOLE: 1}), namespace="kube-system", node=node)
+    raw = pod(mtgpu.occupy_name(node, gpuid), requesting("c", {WHOLE: 1}), namespace="kube-system", node=node)
     raw["metadata"]["labels"] = {mtgpu.OCCUPY_LABEL: gpuid, "app.kubernetes.io/managed-by": "mgpu"}
     return raw

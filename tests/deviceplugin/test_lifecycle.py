@@ -12,8 +12,8 @@ from mgpu.kube import Api
 from playground.kubelet import device_checkpoint
 from tests.builders import MEMORY, container, pod, share
 from tests.deviceplugin import node as nodes
-from tests.deviceplugin.desk import ASSUMED, RECORD
 from tests.deviceplugin.node import PODS, Node
+from tests.deviceplugin.records import ASSUMED, RECORD
 from tests.waiting import until
 
 

@@ -10,8 +10,9 @@ from deviceplugin.health import HealthServer
 from deviceplugin.metrics import REGISTRY, NodeCards
 from mgpu.serving.metrics import CONTENT_TYPE, render_metrics
 from tests.builders import cards
-from tests.deviceplugin.desk import Desk, decided
+from tests.deviceplugin.fake_node import FakeNode
 from tests.deviceplugin.node import Node
+from tests.deviceplugin.records import decided
 from tests.waiting import until
 
 GIB = 1 << 30
@@ -53,28 +54,28 @@ def test_cards_and_how_the_kubelet_was_answered(node: Node) -> None:
 
 
 def test_a_guess_that_another_pod_came_before_is_a_correction_of_the_answer(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.pods.take(decided("p", "1"))
+    fake_node = FakeNode(tmp_path)
+    fake_node.pods.take(decided("p", "1"))
     before = corrections("answer")
-    answer = desk.allocate(["1", "2"])  # of p, as far as is known
-    desk.pods.take(decided("q", "0"))
-    desk.note(answer, ["1", "2"], "uid-q")
-    desk.start(["1", "2"])
-    desk.start(["1", "2"])  # the container starts again
-    assert desk.visible(answer) == "GPU-n1-0"
+    answer = fake_node.allocate(["1", "2"])  # of p, as far as is known
+    fake_node.pods.take(decided("q", "0"))
+    fake_node.note(answer, ["1", "2"], "uid-q")
+    fake_node.start(["1", "2"])
+    fake_node.start(["1", "2"])  # the container starts again
+    assert fake_node.visible(answer) == "GPU-n1-0"
     assert corrections("answer") == before + 1
 
 
 def test_records_that_were_exchanged_are_corrections(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, cdi=False, wait_seconds=0.01)
-    desk.cards = cards(2)
+    fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01)
+    fake_node.cards = cards(2)
     for name, on in (("p", "0"), ("q", "1")):
-        desk.pods.take(decided(name, on))
+        fake_node.pods.take(decided(name, on))
     before = corrections("records")
     for ids, uid in ((["1", "2"], "uid-q"), (["3", "4"], "uid-p")):
-        desk.admit(ids, uid)
+        fake_node.admit(ids, uid)
     for ids in (["1", "2"], ["3", "4"]):
-        desk.start(ids)
+        fake_node.start(ids)
     assert corrections("records") == before + 1  # the other one's has been made to agree by then
 
 

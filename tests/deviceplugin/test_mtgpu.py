@@ -8,9 +8,9 @@ from mgpu.dialects import mtgpu
 from playground.nvidia_device_plugin import NvidiaPlugin
 from tests.builders import share
 from tests.deviceplugin.allocation.test_whole_cards import label, listed
-from tests.deviceplugin.desk import recorded
 from tests.deviceplugin.mtgpu import GIB, WHOLE, occupy_pod, pod_of
 from tests.deviceplugin.node import PODS, Node
+from tests.deviceplugin.records import recorded
 from tests.waiting import until
 
 UUID = "GPU-n1-1"

@@ -15,7 +15,8 @@ from mgpu.model.pods import read_pod
 from mgpu.model.record_seals import Keys, Signer, Subject
 from mgpu.settings import load_settings
 from tests.builders import cards, owned, pod
-from tests.deviceplugin.desk import RECORD, Desk, decided
+from tests.deviceplugin.fake_node import FakeNode
+from tests.deviceplugin.records import RECORD, decided
 
 SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 SINCE, PUBLIC = "2026-01-01T00:00:00Z", {SIGNER.id: SIGNER.key.public_key()}
@@ -45,17 +46,17 @@ def taken(pods: NodePods, raw: dict[str, Any]) -> GpuPod:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    made = Desk(tmp_path, wait_seconds=0.01, records=AGENT)
+def fake_node(tmp_path: Path) -> FakeNode:
+    made = FakeNode(tmp_path, wait_seconds=0.01, records=AGENT)
     made.cards = cards(2)
     return made
 
 
-def test_a_sealed_record_starts_its_pod_on_its_card(desk: Desk) -> None:
-    desk.pods.take(sealed(of_node("p", "1")))
-    desk.admit(FIRST, "uid-p")
-    desk.start(FIRST)
-    assert not desk.refusals
+def test_a_sealed_record_starts_its_pod_on_its_card(fake_node: FakeNode) -> None:
+    fake_node.pods.take(sealed(of_node("p", "1")))
+    fake_node.admit(FIRST, "uid-p")
+    fake_node.start(FIRST)
+    assert not fake_node.refusals
 
 
 def running(raw: dict[str, Any]) -> dict[str, Any]:
@@ -73,64 +74,66 @@ ELSEWHERE = RecordVerifier(Keys(SINCE, {OTHER.id: OTHER.key.public_key()}, OTHER
 
 
 @pytest.mark.parametrize("cause", ["unknown key", "changed record", "changed record, new agent"])
-def test_running_pod_record_stops_counting_its_container_starts_again_on_its_card(desk: Desk, cause: str) -> None:
+def test_running_pod_record_stops_counting_its_container_starts_again_on_its_card(
+    fake_node: FakeNode, cause: str
+) -> None:
     """A key that was rotated past this agent, or a stolen token, must not end a user's pod at its next restart."""
     raw = sealed(of_node("p", "1"))
-    desk.pods.take(raw)
-    answer = desk.admit(FIRST, "uid-p")
-    desk.start(FIRST)
-    had = desk.env(answer)
+    fake_node.pods.take(raw)
+    answer = fake_node.admit(FIRST, "uid-p")
+    fake_node.start(FIRST)
+    had = fake_node.env(answer)
     if cause == "unknown key":
-        desk._records = ELSEWHERE
-        desk.restart(running(raw))
+        fake_node._records = ELSEWHERE
+        fake_node.restart(running(raw))
     else:
-        desk.pods.take(running(with_record(raw, "0")))
+        fake_node.pods.take(running(with_record(raw, "0")))
         if cause.endswith("agent"):
-            desk.restart(running(with_record(raw, "0")))
-    known = desk.pods.by_uid("uid-p")
+            fake_node.restart(running(with_record(raw, "0")))
+    known = fake_node.pods.by_uid("uid-p")
     assert known is not None
     assert known.finding is not None
-    desk.start(FIRST)
-    assert desk.env(answer) == had
-    assert not desk.refusals
+    fake_node.start(FIRST)
+    assert fake_node.env(answer) == had
+    assert not fake_node.refusals
 
 
-def test_running_pod_record_stops_counting_its_card_is_not_given_to_another(desk: Desk) -> None:
+def test_running_pod_record_stops_counting_its_card_is_not_given_to_another(fake_node: FakeNode) -> None:
     raw = sealed(of_node("p", "1", core=99))
-    desk.pods.take(raw)
-    desk.admit(FIRST, "uid-p")
-    desk.start(FIRST)
-    desk._records = ELSEWHERE
-    desk.restart(running(raw), sealed(of_node("later", "1"), ELSEWHERE))
-    desk.admit(["3", "4"], "uid-later")
+    fake_node.pods.take(raw)
+    fake_node.admit(FIRST, "uid-p")
+    fake_node.start(FIRST)
+    fake_node._records = ELSEWHERE
+    fake_node.restart(running(raw), sealed(of_node("later", "1"), ELSEWHERE))
+    fake_node.admit(["3", "4"], "uid-later")
     with pytest.raises(Refused, match="no room"):
-        desk.start(["3", "4"])
+        fake_node.start(["3", "4"])
 
 
-def test_running_pod_record_stops_counting_a_container_that_was_given_no_card_is_refused(desk: Desk) -> None:
+def test_running_pod_record_stops_counting_a_container_that_was_given_no_card_is_refused(fake_node: FakeNode) -> None:
     """Another container of the pod has run."""
     raw = of_node("p", "1")
     (container,) = raw["spec"]["containers"]
     raw["spec"]["containers"].append({**container, "name": "d"})
-    desk.pods.take(running(raw))
-    desk.admit(FIRST, "uid-p", "d")
+    fake_node.pods.take(running(raw))
+    fake_node.admit(FIRST, "uid-p", "d")
     with pytest.raises(Refused, match=r"no cards have been decided .* has no seal"):
-        desk.start(FIRST)
+        fake_node.start(FIRST)
 
 
 @pytest.mark.parametrize("forge", ["unsealed", "copied"])
-def test_a_forged_record_starts_nothing_and_says_why(desk: Desk, forge: str) -> None:
+def test_a_forged_record_starts_nothing_and_says_why(fake_node: FakeNode, forge: str) -> None:
     raw = of_node("thief", "1")
     if forge == "copied":
         raw["metadata"]["annotations"] = sealed(of_node("victim", "1"))["metadata"]["annotations"]
-    desk.pods.take(raw)
-    desk.admit(FIRST, "uid-thief")
+    fake_node.pods.take(raw)
+    fake_node.admit(FIRST, "uid-thief")
     with pytest.raises(
         Refused, match=r"no cards have been decided for the pod within 0.01 s; the (seal of the )?record"
     ):
-        desk.start(FIRST)
-    desk.pods.take(sealed(of_node("thief", "0")))  # as the scheduler decides it late
-    desk.start(FIRST)
+        fake_node.start(FIRST)
+    fake_node.pods.take(sealed(of_node("thief", "0")))  # as the scheduler decides it late
+    fake_node.start(FIRST)
 
 
 def test_what_counts_is_looked_at_again_when_the_annotations_change() -> None:
@@ -174,10 +177,10 @@ def test_that_a_gpushare_pod_was_given_its_card_is_written_beside_its_seal() -> 
 
 def test_without_cdi_a_container_on_the_cards_of_an_equal_pod_is_refused(tmp_path: Path) -> None:
     """Its record cannot be made to say so: the agent has no key."""
-    desk = Desk(tmp_path, cdi=False, wait_seconds=0.01, records=AGENT)
+    fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01, records=AGENT)
     for name, card in (("p", "0"), ("q", "1")):
-        desk.pods.take(sealed(of_node(name, card)))
-    desk.admit(FIRST, "uid-q")  # the kubelet takes them in another order than Allocate guessed
+        fake_node.pods.take(sealed(of_node(name, card)))
+    fake_node.admit(FIRST, "uid-q")  # the kubelet takes them in another order than Allocate guessed
     with pytest.raises(Refused, match="its record is sealed, so that only the scheduler can change it; delete the pod"):
-        desk.start(FIRST)
-    assert desk.written == []
+        fake_node.start(FIRST)
+    assert fake_node.written == []

@@ -26,9 +26,9 @@ from playground.kubelet import device_checkpoint
 from playground.nvidia_device_plugin import NvidiaPlugin
 from proto import deviceplugin_pb2 as api
 from tests.builders import cards, pod, share
-from tests.deviceplugin.desk import asking, recorded
+from tests.deviceplugin.fake_node import FixedGpus
 from tests.deviceplugin.node import PODS, Node
-from tests.deviceplugin.stand_ins import FixedGpus
+from tests.deviceplugin.records import recorded, requesting
 from tests.waiting import until
 
 UUID = "GPU-n1-1"
@@ -46,7 +46,7 @@ def ours(uid: str, *ids: str) -> device_checkpoint.Entry:
 
 
 def whole(name: str, **more: Any) -> dict[str, Any]:
-    return pod(name, asking("c", {WHOLE_CARDS: 1}), **more)
+    return pod(name, requesting("c", {WHOLE_CARDS: 1}), **more)
 
 
 class Place:
@@ -280,7 +280,7 @@ def test_what_the_checkpoint_knows_is_asked_of_nobody_else(place: Place) -> None
 
 
 def test_a_share_that_runs_without_a_record_is_held_too(place: Place) -> None:
-    place.pods.take({**pod("p", asking("c", {"koordinator.sh/gpu-memory-ratio": 20})), "status": RUNS})
+    place.pods.take({**pod("p", requesting("c", {"koordinator.sh/gpu-memory-ratio": 20})), "status": RUNS})
     place.write()
     place.environment["uid-p"] = UUID
     assert place.look() == ("mgpu", (CheckpointEntry("uid-p", "c", "koordinator.sh/gpu-memory-ratio", (UUID,)),))
@@ -338,7 +338,7 @@ def test_a_stock_plugin_is_left_alone_and_its_cards_are_told(node: Node) -> None
                 recorded(
                     pod(
                         "q",
-                        asking("c", {"koordinator.sh/gpu-core": 2, "koordinator.sh/gpu-memory-ratio": 2}),
+                        requesting("c", {"koordinator.sh/gpu-core": 2, "koordinator.sh/gpu-memory-ratio": 2}),
                         node="n1",
                     ),
                     {"c": index},

@@ -8,7 +8,8 @@ import pytest
 
 from deviceplugin.pods.identity import Refused
 from tests.builders import CORE, cards, container, pod
-from tests.deviceplugin.desk import ASSUMED, RECORD, Desk, decided
+from tests.deviceplugin.fake_node import FakeNode
+from tests.deviceplugin.records import ASSUMED, RECORD, decided
 
 A, B, C = ["1", "2"], ["3", "4"], ["5", "6"]
 
@@ -18,72 +19,72 @@ def at(second: int, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    desk = Desk(tmp_path, cdi=False, wait_seconds=0.01)
-    desk.cards = cards(3)
-    return desk
+def fake_node(tmp_path: Path) -> FakeNode:
+    fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01)
+    fake_node.cards = cards(3)
+    return fake_node
 
 
-def recorded(desk: Desk, name: str, container_name: str = "c") -> list[object]:
-    known = desk.pods.by_uid(f"uid-{name}")
+def recorded(fake_node: FakeNode, name: str, container_name: str = "c") -> list[object]:
+    known = fake_node.pods.by_uid(f"uid-{name}")
     assert known is not None
     return [share.card for share in known.shares or () if share.container == container_name]
 
 
-def test_the_oldest_decision_of_the_amount_is_given(desk: Desk) -> None:
+def test_the_oldest_decision_of_the_amount_is_given(fake_node: FakeNode) -> None:
     with pytest.raises(Refused, match="no pod on this node waits"):
-        desk.allocate(A)
+        fake_node.allocate(A)
     for name, on, created in (("young", "1", 2), ("old", "0", 1)):
-        desk.pods.take(at(created, decided(name, on)))
-    first, second = desk.allocate(A), desk.allocate(B)
+        fake_node.pods.take(at(created, decided(name, on)))
+    first, second = fake_node.allocate(A), fake_node.allocate(B)
     assert [a.env["NVIDIA_VISIBLE_DEVICES"] for a in (first, second)] == ["GPU-n1-0", "GPU-n1-1"]
     assert not first.cdi
 
 
 def test_a_pod_that_the_kubelet_saw_first_is_waited_for(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, cdi=False)
-    answer = desk.allocate(A, lambda: desk.pods.take(decided("p", "1")))
+    fake_node = FakeNode(tmp_path, cdi=False)
+    answer = fake_node.allocate(A, lambda: fake_node.pods.take(decided("p", "1")))
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
 
 
-def test_equal_pods_that_got_each_others_cards_have_their_records_exchanged(desk: Desk) -> None:
+def test_equal_pods_that_got_each_others_cards_have_their_records_exchanged(fake_node: FakeNode) -> None:
     for i, name in enumerate("pqr"):
-        desk.pods.take(at(i, decided(name, str(i))))
+        fake_node.pods.take(at(i, decided(name, str(i))))
     # The kubelet takes them in another order: p's cards go to q, q's to r, r's to p.
     for ids, name in ((A, "q"), (B, "r"), (C, "p")):
-        desk.admit(ids, f"uid-{name}")
+        fake_node.admit(ids, f"uid-{name}")
     for ids in (A, B, C):
-        desk.start(ids)
-    assert [recorded(desk, name) for name in "pqr"] == [[2], [0], [1]]
-    assert {name: record[RECORD + "c"] for name, record in desk.written} == {"p": "2", "q": "0", "r": "1"}
-    assert not desk.refusals
+        fake_node.start(ids)
+    assert [recorded(fake_node, name) for name in "pqr"] == [[2], [0], [1]]
+    assert {name: record[RECORD + "c"] for name, record in fake_node.written} == {"p": "2", "q": "0", "r": "1"}
+    assert not fake_node.refusals
     for ids in (A, B, C):
-        desk.start(ids)
-    assert len(desk.written) == 4, "once settled, they stay"
+        fake_node.start(ids)
+    assert len(fake_node.written) == 4, "once settled, they stay"
 
 
-def test_the_other_one_may_be_admitted_only_afterwards(desk: Desk) -> None:
+def test_the_other_one_may_be_admitted_only_afterwards(fake_node: FakeNode) -> None:
     for i, name in enumerate("pq"):
-        desk.pods.take(at(i, decided(name, str(i))))
-    desk.admit(A, "uid-q")
-    desk.start(A)
-    assert (recorded(desk, "p"), recorded(desk, "q")) == ([1], [0])
-    late = desk.admit(B, "uid-p")
-    desk.start(B)
+        fake_node.pods.take(at(i, decided(name, str(i))))
+    fake_node.admit(A, "uid-q")
+    fake_node.start(A)
+    assert (recorded(fake_node, "p"), recorded(fake_node, "q")) == ([1], [0])
+    late = fake_node.admit(B, "uid-p")
+    fake_node.start(B)
     assert late.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
-    assert len(desk.written) == 2
+    assert len(fake_node.written) == 2
 
 
-def test_however_the_kubelet_takes_them_every_pod_gets_a_decision_and_none_gets_two(desk: Desk) -> None:
+def test_however_the_kubelet_takes_them_every_pod_gets_a_decision_and_none_gets_two(fake_node: FakeNode) -> None:
     """Starts come between the admissions, and several decisions name the same card."""
-    desk.cards = cards(2)
+    fake_node.cards = cards(2)
     for seed in range(60):
-        desk.restart()
-        desk.entries.clear()
+        fake_node.restart()
+        fake_node.entries.clear()
         rng = random.Random(seed)
         for i in range(6):
-            desk.pods.take(at(i, decided(f"p{i}", str(rng.randrange(2)), core=10)))
-        planned = sorted(str(recorded(desk, f"p{i}")) for i in range(6))
+            fake_node.pods.take(at(i, decided(f"p{i}", str(rng.randrange(2)), core=10)))
+        planned = sorted(str(recorded(fake_node, f"p{i}")) for i in range(6))
         order = rng.sample(range(6), 6)
         waiting: list[list[str]] = []
         answers = {}
@@ -91,82 +92,82 @@ def test_however_the_kubelet_takes_them_every_pod_gets_a_decision_and_none_gets_
             if order and (not waiting or rng.random() < 0.5):
                 name = f"p{order.pop()}"
                 waiting.append(ids := [f"{name}-{k}" for k in range(10)])
-                answers[name] = desk.admit(ids, f"uid-{name}")
+                answers[name] = fake_node.admit(ids, f"uid-{name}")
             else:
-                desk.start(waiting.pop(rng.randrange(len(waiting))))
-        assert sorted(str(recorded(desk, name)) for name in answers) == planned
+                fake_node.start(waiting.pop(rng.randrange(len(waiting))))
+        assert sorted(str(recorded(fake_node, name)) for name in answers) == planned
         for name, answer in sorted(answers.items()):
-            assert [answer.env["NVIDIA_VISIBLE_DEVICES"]] == [f"GPU-n1-{card}" for card in recorded(desk, name)]
+            assert [answer.env["NVIDIA_VISIBLE_DEVICES"]] == [f"GPU-n1-{card}" for card in recorded(fake_node, name)]
 
 
-def test_unequal_pods_do_not_start_on_each_others_cards(desk: Desk) -> None:
+def test_unequal_pods_do_not_start_on_each_others_cards(fake_node: FakeNode) -> None:
     """The kubelet counts only the ids: of memory they may ask for different amounts."""
     small, large = decided("small", "0", mib=512), decided("large", "1", mib=1024)
     for i, raw in enumerate((small, large)):
-        desk.pods.take(at(i, raw))
-    desk.admit(A, "uid-large")
+        fake_node.pods.take(at(i, raw))
+    fake_node.admit(A, "uid-large")
     with pytest.raises(Refused, match="the cards of another pod were given to it"):
-        desk.start(A)
-    assert [name for name, _ in desk.refusals] == ["large"]
-    assert not desk.written
+        fake_node.start(A)
+    assert [name for name, _ in fake_node.refusals] == ["large"]
+    assert not fake_node.written
 
 
-def test_containers_of_one_pod_can_be_exchanged_too(desk: Desk) -> None:
+def test_containers_of_one_pod_can_be_exchanged_too(fake_node: FakeNode) -> None:
     two = {RECORD + "a": "0", RECORD + "b": "1"}
-    desk.pods.take(pod("p", container("a", 2, 512), container("b", 2, 512), annotations={ASSUMED: "true", **two}))
-    desk.admit(A, "uid-p", "b")
-    desk.admit(B, "uid-p", "a")
-    desk.start(A)
-    desk.start(B)
-    assert (recorded(desk, "p", "a"), recorded(desk, "p", "b")) == ([1], [0])
+    fake_node.pods.take(pod("p", container("a", 2, 512), container("b", 2, 512), annotations={ASSUMED: "true", **two}))
+    fake_node.admit(A, "uid-p", "b")
+    fake_node.admit(B, "uid-p", "a")
+    fake_node.start(A)
+    fake_node.start(B)
+    assert (recorded(fake_node, "p", "a"), recorded(fake_node, "p", "b")) == ([1], [0])
 
 
-def test_what_was_exchanged_when_the_agent_died_is_exchanged_again(desk: Desk) -> None:
+def test_what_was_exchanged_when_the_agent_died_is_exchanged_again(fake_node: FakeNode) -> None:
     pods = [at(i, decided(name, str(i))) for i, name in enumerate("pq")]
     for raw in pods:
-        desk.pods.take(raw)
-    desk.admit(A, "uid-q")
-    desk.start(A)
-    desk.written.clear()
-    desk.restart(*pods)
-    assert (recorded(desk, "p"), recorded(desk, "q")) == ([1], [0])
-    assert [name for name, _ in desk.written] == ["p", "q"], "the one that does not run first"
+        fake_node.pods.take(raw)
+    fake_node.admit(A, "uid-q")
+    fake_node.start(A)
+    fake_node.written.clear()
+    fake_node.restart(*pods)
+    assert (recorded(fake_node, "p"), recorded(fake_node, "q")) == ([1], [0])
+    assert [name for name, _ in fake_node.written] == ["p", "q"], "the one that does not run first"
 
 
-def test_an_exchange_of_which_half_was_written_is_finished(desk: Desk) -> None:
-    desk.pods.take(at(0, decided("p", "0")))
-    desk.pods.take(at(1, decided("q", "1")))
-    desk.admit(A, "uid-q")
-    desk.restart(at(0, decided("p", "1")), at(1, decided("q", "1")))
-    assert (recorded(desk, "p"), recorded(desk, "q")) == ([1], [0])
+def test_an_exchange_of_which_half_was_written_is_finished(fake_node: FakeNode) -> None:
+    fake_node.pods.take(at(0, decided("p", "0")))
+    fake_node.pods.take(at(1, decided("q", "1")))
+    fake_node.admit(A, "uid-q")
+    fake_node.restart(at(0, decided("p", "1")), at(1, decided("q", "1")))
+    assert (recorded(fake_node, "p"), recorded(fake_node, "q")) == ([1], [0])
 
 
-def test_cards_that_somebody_holds_are_not_taken_over(desk: Desk) -> None:
-    desk.pods.take(at(0, decided("gone", "0")))
-    desk.pods.take(at(1, decided("q", "1")))
-    desk.admit(A, "uid-q")
-    desk.pods.drop(decided("gone", "0"))
-    desk.pods.take(at(2, decided("full", "0", core=99)))
+def test_cards_that_somebody_holds_are_not_taken_over(fake_node: FakeNode) -> None:
+    fake_node.pods.take(at(0, decided("gone", "0")))
+    fake_node.pods.take(at(1, decided("q", "1")))
+    fake_node.admit(A, "uid-q")
+    fake_node.pods.drop(decided("gone", "0"))
+    fake_node.pods.take(at(2, decided("full", "0", core=99)))
     with pytest.raises(Refused, match=r"card 0 \(GPU-n1-0\) has no room: core 2% asked, 1% free; held by default/full"):
-        desk.start(A)
+        fake_node.start(A)
 
 
-def test_what_was_answered_before_a_restart_is_not_given_again(desk: Desk) -> None:
+def test_what_was_answered_before_a_restart_is_not_given_again(fake_node: FakeNode) -> None:
     pods = [at(i, decided(name, str(i))) for i, name in enumerate("pq")]
     for raw in pods:
-        desk.pods.take(raw)
-    desk.admit(A, "uid-p")
-    desk.restart(*pods)
-    assert desk.admit(B, "uid-q").env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
+        fake_node.pods.take(raw)
+    fake_node.admit(A, "uid-p")
+    fake_node.restart(*pods)
+    assert fake_node.admit(B, "uid-q").env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
 
 
-def test_nothing_is_given_before_that_is_known(desk: Desk) -> None:
-    desk.restart(decided("p", "0"), synced=False)
+def test_nothing_is_given_before_that_is_known(fake_node: FakeNode) -> None:
+    fake_node.restart(decided("p", "0"), synced=False)
     with pytest.raises(Refused, match="no pod on this node waits"):
-        desk.allocate(A)
+        fake_node.allocate(A)
 
 
-def test_ids_count_as_the_resource_does(desk: Desk) -> None:
-    desk.pods.take(decided("p", "0"))
+def test_ids_count_as_the_resource_does(fake_node: FakeNode) -> None:
+    fake_node.pods.take(decided("p", "0"))
     with pytest.raises(Refused, match=f"waits for this amount of {CORE}"):
-        desk.allocate([*A, *B])
+        fake_node.allocate([*A, *B])

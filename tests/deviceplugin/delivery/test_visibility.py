@@ -18,9 +18,10 @@ from mgpu.version import Toolkit
 from playground.container_runtime import Edits, resolve
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, card, pod
-from tests.deviceplugin.desk import Desk, asking, decided, recorded
+from tests.deviceplugin.fake_node import FakeNode
 from tests.deviceplugin.node import Node
 from tests.deviceplugin.partitioning.rig import place, slice_pod
+from tests.deviceplugin.records import decided, recorded, requesting
 
 IDS = ["1", "2"]
 LIST = "/var/run/nvidia-container-devices"
@@ -37,24 +38,24 @@ def dev(folder: Path, *names: str) -> Path:
     return root
 
 
-def started(desk: Desk, raw: dict[str, Any], resource: str = CORE) -> Edits:
+def started(fake_node: FakeNode, raw: dict[str, Any], resource: str = CORE) -> Edits:
     """What the runtime makes of the pod's container."""
-    desk.pods.take(raw)
-    answer = desk.admit(IDS, raw["metadata"]["uid"], resource=resource)
+    fake_node.pods.take(raw)
+    answer = fake_node.admit(IDS, raw["metadata"]["uid"], resource=resource)
     assert not answer.mounts
     assert not answer.nodes
-    desk.start(IDS, resource=resource)
-    return resolve(answer.cdi, desk.folder / "cdi")
+    fake_node.start(IDS, resource=resource)
+    return resolve(answer.cdi, fake_node.folder / "cdi")
 
 
 def test_by_default_the_variable_says_all(tmp_path: Path) -> None:
-    edits = started(Desk(tmp_path), decided("p", "1"))
+    edits = started(FakeNode(tmp_path), decided("p", "1"))
     assert (edits.env["NVIDIA_VISIBLE_DEVICES"], edits.mounts, edits.nodes) == ("GPU-n1-1", (), ())
 
 
 def test_as_mounts_every_card_is_named_and_the_variable_keeps_the_uuids(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, exposure=Exposure(mounts=True))
-    edits = started(desk, recorded(pod("p", asking("c", {"nvidia.com/gpu": 1})), {"c": 1}), "nvidia.com/gpu")
+    fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True))
+    edits = started(fake_node, recorded(pod("p", requesting("c", {"nvidia.com/gpu": 1})), {"c": 1}), "nvidia.com/gpu")
     assert edits.mounts == ((f"{LIST}/GPU-n1-1", "/dev/null"),)
     assert edits.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
     assert edits.nodes == ()
@@ -62,31 +63,36 @@ def test_as_mounts_every_card_is_named_and_the_variable_keeps_the_uuids(tmp_path
 
 def test_mig_devices_are_named_by_their_own_uuids_and_have_their_cards_node(tmp_path: Path) -> None:
     root = dev(tmp_path, "nvidia3", "nvidia7")
-    desk = Desk(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=root))
+    fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=root))
     made = [Slice(0, place(text).start, "1g.10gb", f"MIG-{text}") for text in ("1g.10gb@4", "1g.10gb@5")]
-    desk.all_gpus, desk.cards = MINORS, (MINORS[1], *slice_devices(NodeSlices("mig", existing=tuple(made)), MINORS))
+    fake_node.all_gpus, fake_node.cards = (
+        MINORS,
+        (MINORS[1], *slice_devices(NodeSlices("mig", existing=tuple(made)), MINORS)),
+    )
     raw = slice_pod("p", *made, phase="Pending")
-    raw["spec"]["containers"] = [asking("c", {"nvidia.com/mig-1g.10gb": 2})]
-    edits = started(desk, raw, "nvidia.com/mig-1g.10gb")
+    raw["spec"]["containers"] = [requesting("c", {"nvidia.com/mig-1g.10gb": 2})]
+    edits = started(fake_node, raw, "nvidia.com/mig-1g.10gb")
     assert edits.mounts == tuple((f"{LIST}/MIG-1g.10gb@{start}", "/dev/null") for start in (4, 5))
     assert edits.nodes == ("/dev/nvidia3",)
 
 
 def test_a_share_under_mps_has_the_card_that_it_is_of(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7")))
-    desk.all_gpus, desk.cards = (
+    fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7")))
+    fake_node.all_gpus, fake_node.cards = (
         MINORS,
         (MINORS[1], *slice_devices(NodeSlices("mps", existing=(place("4gb@3"),)), MINORS)),
     )
-    edits = started(desk, slice_pod("p", place("4gb@3"), phase="Pending"), "nvidia.com/gpu-4gb")
+    edits = started(fake_node, slice_pod("p", place("4gb@3"), phase="Pending"), "nvidia.com/gpu-4gb")
     assert edits.mounts == ((f"{LIST}/GPU-n1-0", "/dev/null"),)
     assert edits.nodes == ("/dev/nvidia3",)
 
 
 def test_nodes_are_those_of_its_cards_and_of_the_drivers_those_that_are_there(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, exposure=Exposure(nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7", "nvidiactl", "null")))
-    desk.cards = MINORS
-    edits = started(desk, decided("p", "1"))
+    fake_node = FakeNode(
+        tmp_path, exposure=Exposure(nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7", "nvidiactl", "null"))
+    )
+    fake_node.cards = MINORS
+    edits = started(fake_node, decided("p", "1"))
     assert (edits.nodes, edits.mounts) == (("/dev/nvidia7", "/dev/nvidiactl"), ())
     (file,) = (tmp_path / "cdi").iterdir()
     (node, _) = json.loads(file.read_text())["devices"][0]["containerEdits"]["deviceNodes"]
@@ -98,22 +104,22 @@ def test_nodes_are_those_of_its_cards_and_of_the_drivers_those_that_are_there(tm
     [(7, "no .*/dev/nvidia7"), (None, "no device node of a known number")],
 )
 def test_a_card_without_its_node_starts_nothing(tmp_path: Path, minor: int | None, why: str) -> None:
-    desk = Desk(tmp_path, exposure=Exposure(nodes=True, dev=dev(tmp_path, "nvidia3", "nvidiactl")))
-    desk.cards = (MINORS[0], replace(card(1), minor=minor))
+    fake_node = FakeNode(tmp_path, exposure=Exposure(nodes=True, dev=dev(tmp_path, "nvidia3", "nvidiactl")))
+    fake_node.cards = (MINORS[0], replace(card(1), minor=minor))
     said = rf"default/p container c: card 1 \(GPU-n1-1\) has {why}, and deviceplugin.deviceNodes is true"
     with pytest.raises(Refused, match=said):
-        started(desk, decided("p", "1"))
-    assert [name for name, _ in desk.refusals] == ["p"]
+        started(fake_node, decided("p", "1"))
+    assert [name for name, _ in fake_node.refusals] == ["p"]
     assert not (tmp_path / "cdi").exists()
 
 
 def test_only_the_carrier_brings_them(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, exposure=Exposure(mounts=True))
+    fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True))
     names = ("koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio")
-    desk.pods.take(recorded(pod("p", asking("c", dict.fromkeys(names, 2))), {"c": 1}))
-    answers = [desk.admit(IDS, "uid-p", resource=name) for name in names]
+    fake_node.pods.take(recorded(pod("p", requesting("c", dict.fromkeys(names, 2))), {"c": 1}))
+    answers = [fake_node.admit(IDS, "uid-p", resource=name) for name in names]
     for name in names:
-        desk.start(IDS, resource=name)
+        fake_node.start(IDS, resource=name)
     own, other = (resolve(answer.cdi, tmp_path / "cdi") for answer in answers)
     assert own.mounts
     assert (other.mounts, other.nodes) == ((), ())
@@ -121,15 +127,17 @@ def test_only_the_carrier_brings_them(tmp_path: Path) -> None:
 
 def test_without_cdi_allocates_answer_brings_them(tmp_path: Path) -> None:
     exposure = Exposure(mounts=True, nodes=True, dev=dev(tmp_path, "nvidia7", "nvidia-uvm"))
-    desk = Desk(tmp_path, cdi=False, wait_seconds=0.01, exposure=exposure)
-    desk.cards = MINORS
-    desk.pods.take(decided("q", "0"))
-    desk.pods.take(decided("p", "1"))
+    fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01, exposure=exposure)
+    fake_node.cards = MINORS
+    fake_node.pods.take(decided("q", "0"))
+    fake_node.pods.take(decided("p", "1"))
 
     async def allocate() -> api.AllocateResponse:
-        desk.changed.bind()
+        fake_node.changed.bind()
         asked = api.ContainerAllocateRequest(devices_ids=IDS)
-        return await Plugin(CORE, desk.of, DeviceList()).Allocate(api.AllocateRequest(container_requests=[asked]), None)
+        return await Plugin(CORE, fake_node.allocator, DeviceList()).Allocate(
+            api.AllocateRequest(container_requests=[asked]), None
+        )
 
     (answer,) = asyncio.run(allocate()).container_responses
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1", "q's card has no node here"

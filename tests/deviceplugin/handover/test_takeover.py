@@ -16,8 +16,8 @@ from deviceplugin.handover import node_ownership, takeover
 from deviceplugin.handover.node_ownership import NodeLock
 from deviceplugin.handover.takeover import SOCKET
 from tests.builders import CORE, share
-from tests.deviceplugin.desk import ASSUMED, RECORD
 from tests.deviceplugin.node import PODS, Node
+from tests.deviceplugin.records import ASSUMED, RECORD
 from tests.waiting import until
 
 Json = dict[str, Any]

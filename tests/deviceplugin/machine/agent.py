@@ -12,31 +12,21 @@ from deviceplugin.kubelet.device_ids import device_ids
 from deviceplugin.kubelet.pod_resources import OwnersByResource, PodResources, owners_by_resource
 from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 from deviceplugin.pods.capacity_check import Grants, read_delivered
-from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.remnants import PodStore, remove_gone_pods
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.ledger import Holding
 from mgpu.settings import load_settings
 from playground.kubelet.device_manager import PluginError
 from proto import deviceplugin_pb2 as api
 from proto import podresources_pb2
+from tests.deviceplugin.fake_node import NoHolders, NoRemnants
 from tests.deviceplugin.machine.cluster import Raw
 from tests.deviceplugin.machine.loop import VirtualLoop
 
 WAIT_SECONDS = 1.0
 SETTINGS = load_settings()
 RESOURCES = tuple(resource.name for resource in id_resources((), SETTINGS))
-
-
-class _NoRemnants:
-    """In this machine the containers of a pod end with its object."""
-
-    removed = 0
-
-    def uids(self) -> tuple[str, ...]:
-        return ()
 
 
 class Listing(PodResources):
@@ -58,7 +48,7 @@ class Context:
         raise PluginError(f"rpc error: code = {code.name} desc = {details}")
 
 
-class Agent:
+class Agent(NoHolders):
     """One life of the agent. It sees the pods late: `sync` is its list, `see` one event of its watch."""
 
     def __init__(
@@ -97,18 +87,6 @@ class Agent:
 
     def devices(self) -> Sequence[Card]:
         return self._cards()
-
-    def holdings(self) -> tuple[Holding, ...]:
-        return ()
-
-    def is_undetermined(self) -> bool:
-        return False
-
-    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
-        """Ignore it: the machine looks at the call's error."""
-
-    def start_granted(self, gpu_pod: GpuPod) -> None:
-        """Ignore it: the machine looks at the containers."""
 
     def kill(self) -> None:
         self.alive = False
@@ -161,5 +139,5 @@ class Agent:
             await self._changed.wait()
         for allocator in self._allocators.values():
             allocator.resume()
-        keepers: list[PodStore] = [self._cdi, self._grants, *self._allocators.values()]
-        await remove_gone_pods(self._pods, _NoRemnants(), keepers, self._changed)
+        stores: list[PodStore] = [self._cdi, self._grants, *self._allocators.values()]
+        await remove_gone_pods(self._pods, NoRemnants(), stores, self._changed)

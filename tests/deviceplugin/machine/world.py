@@ -17,11 +17,11 @@ from playground.kubelet.device_checkpoint import FILE
 from playground.kubelet.device_manager import DeviceManager, PluginError
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards
-from tests.deviceplugin.desk import recorded
 from tests.deviceplugin.machine.agent import RESOURCES, SETTINGS, Agent, Context, Listing
 from tests.deviceplugin.machine.cluster import Cluster, Raw
 from tests.deviceplugin.machine.kubelet import Killed, Kubelet
 from tests.deviceplugin.machine.loop import VirtualLoop
+from tests.deviceplugin.records import recorded
 
 CARDS = cards(2)
 _STEP = 0.3

@@ -31,8 +31,8 @@ from mgpu.settings import load_settings
 from playground.nvml_state import register
 from playground.simulated_nvml import SimulatedNvml
 from tests.builders import node, pod
+from tests.deviceplugin.fake_node import FixedCards, NoRemnants
 from tests.deviceplugin.mig.rig import GPU, Flaky, gpu, instance
-from tests.deviceplugin.stand_ins import FixedCards, NoRemnants
 
 Json = dict[str, Any]
 

@@ -6,8 +6,8 @@ from deviceplugin.pods.capacity_check import Grants, excess, holding, read_deliv
 from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from mgpu.settings import load_settings
 from tests.builders import card, cards, container, pod, share
-from tests.deviceplugin.desk import ASSUMED, RECORD
 from tests.deviceplugin.partitioning.rig import place, slice_pod
+from tests.deviceplugin.records import ASSUMED, RECORD
 
 CARDS = cards(2)
 

@@ -15,8 +15,8 @@ from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
 from playground.nvml_state import deregister, register, state_file
 from tests.builders import cards, occupy_pod
-from tests.deviceplugin.desk import decided
 from tests.deviceplugin.node import PODS, Node
+from tests.deviceplugin.records import decided
 from tests.waiting import until
 
 BUSY = (MigCard("GPU-n1-0", capable=False, busy=True), MigCard("GPU-n1-1", capable=False))

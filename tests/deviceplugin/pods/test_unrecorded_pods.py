@@ -24,9 +24,9 @@ from mgpu.model.ledger import unknown_shares
 from mgpu.settings import load_settings
 from tests.builders import cards, container, pod, share
 from tests.deviceplugin.cri import serving
-from tests.deviceplugin.desk import recorded
+from tests.deviceplugin.fake_node import FixedGpus
 from tests.deviceplugin.node import PODS, Node
-from tests.deviceplugin.stand_ins import FixedGpus
+from tests.deviceplugin.records import recorded
 from tests.waiting import until
 
 CARDS = cards(2)

@@ -28,9 +28,9 @@ from playground.container_runtime import Edits, Unresolvable, resolve
 from playground.kubelet import device_checkpoint
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, container, pod
-from tests.deviceplugin.desk import ASSUMED, RECORD, asking, decided
+from tests.deviceplugin.fake_node import FixedGpus
 from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, pid_of, until
-from tests.deviceplugin.stand_ins import FixedGpus
+from tests.deviceplugin.records import ASSUMED, RECORD, decided, requesting
 
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
 
@@ -273,7 +273,7 @@ def test_cut_card_has_a_daemon_before_any_container_starts(bench: Bench) -> None
 
 
 def test_mps_slice_is_a_client_whatever_the_setting(bench: Bench) -> None:
-    asking_slice = asking("c", {"nvidia.com/gpu-4gb": 1})
+    asking_slice = requesting("c", {"nvidia.com/gpu-4gb": 1})
     raw = pod("p", asking_slice, annotations={GIVEN: '{"c": {"gpu-4gb": ["1:3"]}}'})
 
     async def work() -> None:

@@ -1,7 +1,8 @@
-"""What the allocations of a node see, without gRPC: pods and cards, the kubelet's checkpoint and PodResources."""
+"""A node without processes: pods and cards in memory, allocators, and the kubelet's checkpoint and PodResources."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,47 +18,65 @@ from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants, read_delivered
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
-from mgpu import dialects
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.gpu_requests import Placement
 from mgpu.model.ledger import Holding
-from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
 from playground.container_runtime import resolve
 from playground.kubelet import device_checkpoint
 from proto import deviceplugin_pb2 as api
-from tests.builders import CORE, cards, share
+from tests.builders import CORE, cards
 
-ASSUMED = "vke.volcengine.com/assumed"
-RECORD = "vke.volcengine.com/gpu-index-container-"
 SLICES = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/gpu-4gb")
 T = TypeVar("T")
 
 
-def decided(name: str, on: str, core: int = 2, **more: Any) -> dict[str, Any]:
-    return share(name, core=core, annotations={ASSUMED: "true", RECORD + "c": on}, **more)
+@dataclass
+class FixedGpus:
+    """The GPUs of a node (`deviceplugin.cards.NodeGpus`)."""
+
+    gpus: tuple[Card, ...]
 
 
-def asking(name: str, amounts: Mapping[str, object]) -> dict[str, Any]:
-    """A container that asks for these resources, in requests and limits."""
-    texts = {resource: str(amount) for resource, amount in amounts.items()}
-    return {"name": name, "image": "cuda", "resources": {"requests": texts, "limits": dict(texts)}}
+@dataclass
+class FixedCards:
+    """The cards of a node as `CardWatch` has them; None: not known yet."""
+
+    cards: tuple[Card, ...] | None
 
 
-def recorded(raw: dict[str, Any], on: Mapping[str, int], own: Sequence[Card] = ()) -> dict[str, Any]:
-    """The pod with what its own dialect writes where its containers get these cards of `own` (else of two)."""
-    pod, settings = read_pod(raw), load_settings()
-    request = dialects.read_request(pod, settings)
-    assert request is not None
-    placement = Placement(tuple((c.container, (on[c.container],)) for c in request.containers))
-    written = dialects.by_name(request.dialect).write_placement(pod, request, placement, own or cards(2), settings, 1)
-    return {**raw, "metadata": {**raw["metadata"], "annotations": {**raw["metadata"]["annotations"], **written}}}
+class NoRemnants:
+    """A node without deleted pods that still run."""
+
+    removed = 0
+
+    def uids(self) -> tuple[str, ...]:
+        return ()
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return ()
+
+    def is_remnant(self, uid: str) -> bool:  # noqa: ARG002
+        return False
 
 
-class Desk:
-    """`restart` is the agent's; the kubelet's files, and what is in the CDI folder, stay."""
+class NoHolders:
+    """The other holders of a node's cards, and a listener that ignores starts (`AllocationContext`)."""
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return ()
+
+    def is_undetermined(self) -> bool:
+        return False
+
+    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None: ...
+
+    def start_granted(self, gpu_pod: GpuPod) -> None: ...
+
+
+class FakeNode(NoHolders):
+    """A node whose agent can restart: the checkpoint and the CDI folder stay."""
 
     def __init__(
         self,
@@ -79,7 +98,7 @@ class Desk:
         self.budget = WaitBudget(1e6, lambda: 0.0)
         self.on_resend: Callable[[], None] = lambda: None
         self.refusals: list[tuple[str, str]] = []
-        self.given: list[str] = []
+        self.granted: list[str] = []
         self.foreign: tuple[Holding, ...] = ()
         self.written: list[tuple[str, dict[str, str]]] = []
         self.restart()
@@ -107,10 +126,10 @@ class Desk:
             guess_budget=self.budget,
         )
         names = [*(resource.name for resource in id_resources((), load_settings())), *SLICES]
-        self.each = {name: self._allocator(name, context) for name in names}
-        self.of = self.each[CORE]
+        self.allocators = {name: self._allocator(name, context) for name in names}
+        self.allocator = self.allocators[CORE]
         if synced:
-            for allocator in self.each.values():
+            for allocator in self.allocators.values():
                 allocator.resume()
 
     def _write(self, known: GpuPod, annotations: Any) -> None:
@@ -130,21 +149,18 @@ class Desk:
     def holdings(self) -> tuple[Holding, ...]:
         return self.foreign
 
-    def is_undetermined(self) -> bool:
-        return False
-
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
         self.refusals.append((gpu_pod.pod.name, reason))
 
     def start_granted(self, gpu_pod: GpuPod) -> None:
-        self.given.append(gpu_pod.pod.name)
+        self.granted.append(gpu_pod.pod.name)
 
     def _resend(self) -> None:
         self.resent += 1
         self.on_resend()
 
     async def owners(self, resource: str) -> list[Owner]:
-        assert resource in self.each
+        assert resource in self.allocators
         if self.silent:
             self.silent -= 1
             raise RetryLater("PodResources: RESOURCE_EXHAUSTED")
@@ -171,11 +187,11 @@ class Desk:
         return resolve(answer.cdi, self.folder / "cdi").env
 
     def allocate(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None, resource: str = CORE) -> Answer:
-        return self._run(lambda: self.each[resource].allocate(ids), meanwhile)
+        return self._run(lambda: self.allocators[resource].allocate(ids), meanwhile)
 
     def start(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None, resource: str = CORE) -> None:
         """PreStartContainer; `meanwhile` happens while it waits."""
-        self._run(lambda: self.each[resource].pre_start(ids), meanwhile)
+        self._run(lambda: self.allocators[resource].pre_start(ids), meanwhile)
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, T]], meanwhile: Callable[[], None]) -> T:
         async def run() -> T:
