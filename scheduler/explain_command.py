@@ -1,13 +1,12 @@
-"""`mgpu explain`: why a pod waits, node by node and card by card, or which cards it has.
+"""Runs `mgpu explain`, which explains why a pod waits, node by node and card by card, or which cards it has.
 
-The command reads the cluster with the user's rights, fills a `ClusterCache` with what it has read, and asks the same
-code that the scheduler runs (`scheduler/decisions/explanation.py`). It writes nothing and needs no running scheduler.
-The upper half of this module reads, the lower half shows: as text for people, or as JSON, whose keys scripts rely on
-(docs/kubectl.md).
+`mgpu.cli` finds `command` by its entry point. The command reads the cluster with the user's rights into a
+`ClusterCache` and runs the scheduler's own code (`decisions.explanation`). It writes nothing and needs no running
+scheduler. It prints text, or JSON whose keys must not change, since scripts rely on them (docs/kubectl.md).
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,9 @@ from scheduler.decisions.explanation import CardRow, Explainer, Explanation, Nod
 
 _KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
 _SIMPLE = re.compile(r"[-a-z0-9.]*")
-"""Names that need no escape in a field selector. All valid node names are such."""
-_FEW_NODES = 8
-"""In a cluster of at most so many nodes with cards, the cards of each are shown."""
+"""Names that need no escape in a field selector, which all valid node names do not."""
+_MAX_DETAILED_NODES = 8
+"""The cards of all nodes are listed if at most so many nodes have cards."""
 _MOST_HOLDERS = 2
 _MOST_NAMES = 4
 _MOST_REASONS = 12
@@ -59,48 +58,38 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("name", metavar="[TYPE/]NAME")
-@click.option("-n", "--namespace", default="", help="The pod's.  [default: as kubectl chooses it]")
-@click.option("--node", "nodes", multiple=True, help="Ask about this node alone, and show its cards; may be repeated.")
+@click.option("-n", "--namespace", default="", help="Namespace of the pod.  [default: the one that kubectl uses]")
+@click.option("--node", "nodes", multiple=True, help="Evaluate only this node, and list its cards; may be repeated.")
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
     name: str, namespace: str, nodes: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str
 ) -> None:
-    """Say why a pod waits, node by node and card by card, or where its cards are.
+    """Explain why a pod waits, node by node and card by card, or where its cards are.
 
-    TYPE is pod (the default) or mtgpupod. The reasons are those of mgpu's own engine, asked now; whatever else keeps a
-    pod waiting (taints, selectors, cpu, volumes) is told as the scheduler wrote it on the pod. Exit code 1 where there
-    is no such pod or the cluster does not answer.
+    TYPE is pod (the default) or mtgpupod. The reasons are the current ones of mgpu's engine. Other reasons (taints,
+    selectors, cpu, volumes) are shown as the scheduler wrote them on the pod. The exit code is 1 if there is no such
+    pod or the cluster does not answer.
     """
     kind, name = _kind(name)
     with report_api_errors(), cluster_objects.paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context, timeout=30.0)
         settings, _ = read_installed_settings(api, config)
         raw = _read(api, kind, namespace or current_namespace(kubeconfig, context), name)
-        own = str(raw["spec"].get("nodeName") or "")
-        _check_nodes(f"{kind} {name}", own, nodes)
-        state, names = _state(api, settings, _enough(kind, raw, settings, nodes))
-        found = _explained(state, settings, kind, raw, nodes, names)
+        own = raw["spec"].get("nodeName")
+        if own and any(name != own for name in nodes):
+            raise BadObject([Problem("--node", f"{kind} {name} is on node {own}; --node is for pods without a node")])
+        state, names = _read_cluster(api, settings, _nodes_to_read(kind, raw, settings, nodes))
+        explanation = _explain(state, settings, kind, raw, nodes, names)
     if output == "json":
-        show_json(_json(found))
+        show_json(_json(explanation))
     else:
-        show(_text(found))
-
-
-def _check_nodes(of: str, own: str, asked: Collection[str]) -> None:
-    """Refuse `--node` for an object that has its node already.
-
-    Args:
-        own: its node, "" while it has none.
-    """
-    others = [name for name in asked if own and name != own]
-    if others:
-        raise BadObject([Problem("--node", f"{of} has its node, {own}; only one that waits for a node may be asked")])
+        show(_text(explanation))
 
 
 def _kind(name: str) -> tuple[str, str]:
-    """Return the kind and the name that an argument such as `mtgpupod/notebook` means. Raises BadObject."""
+    """Return the kind and the name of an argument such as `mtgpupod/notebook`. Raises BadObject."""
     type_, slash, rest = name.partition("/")
     if not slash:
         return "Pod", name
@@ -114,31 +103,33 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
     try:
         return api.get(f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}/{quote(name, safe='')}")
     except ApiError as error:
-        # The API server gives a reason where the object is missing, and none where its type is.
+        # The API server gives a reason if the object is missing, and none if its type is.
         if error.status == 404 and not error.reason:
             raise click.ClickException(f"this cluster has no {kind}s: their CRD is missing") from error
         raise
 
 
-def _enough(kind: str, raw: Raw, settings: Settings, asked: Sequence[str]) -> Sequence[str]:
-    """Return the nodes to read: the object's own, else those that the user names; () means all nodes.
+def _nodes_to_read(kind: str, raw: Raw, settings: Settings, selected: Sequence[str]) -> Sequence[str]:
+    """Return the nodes to read: the object's own node, or else those that the user selects; () means all nodes.
 
-    All nodes are needed where other nodes matter to the answer: they have the other pods of the pod's groups, and the
-    pods from which a learning policy learns.
+    All nodes are read if other nodes affect the answer: by the other pods of the pod's groups, or by the pods from
+    which a policy learns.
     """
-    own = str(raw["spec"].get("nodeName") or "")
-    nodes = [own] if own else list(dict.fromkeys(asked))
+    own = raw["spec"].get("nodeName")
+    nodes = [str(own)] if own else list(dict.fromkeys(selected))
     if not all(map(_SIMPLE.fullmatch, nodes)) or not (own or kind == "Pod"):
         return ()
-    known = None if own else read_gpu_pod(raw, settings)
-    return () if known and (known.constraints.groups or settings.node_policy in LEARNING_POLICIES) else nodes
+    gpu_pod = None if own else read_gpu_pod(raw, settings)
+    if gpu_pod and (gpu_pod.constraints.groups or settings.node_policy in LEARNING_POLICIES):
+        return ()
+    return nodes
 
 
-def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterCache, list[str]]:
-    """Return what the scheduler would know of the cluster, and the names of its nodes.
+def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterCache, list[str]]:
+    """Return a cache as the scheduler has it, and the names of the nodes.
 
     Args:
-        nodes: Only these, and the pods on them and on no node; all where empty.
+        nodes: The nodes to read, with the pods on them and on no node; all nodes and pods if empty.
     """
     state = ClusterCache(settings)
     names = []
@@ -158,11 +149,11 @@ def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterC
     return state, sorted(names)
 
 
-def _explained(
-    state: ClusterCache, settings: Settings, kind: str, raw: Raw, asked: Sequence[str], names: Sequence[str]
+def _explain(
+    state: ClusterCache, settings: Settings, kind: str, raw: Raw, selected: Sequence[str], names: Sequence[str]
 ) -> Explanation:
-    """Explain the object. asked: the nodes that the user names, if any. names: all nodes that were read."""
-    unknown = sorted(set(asked) - set(names))
+    """Explain the object. selected: the nodes that the user selects, if any. names: all nodes that were read."""
+    unknown = sorted(set(selected) - set(names))
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
     explainer = Explainer(state, settings)
@@ -174,24 +165,25 @@ def _explained(
             f"pod {meta['namespace']}/{meta['name']} was deleted while the cluster was read; run the command again"
         )
     with_cards = state.nodes_with_cards()
-    few = with_cards if len(with_cards) <= _FEW_NODES else ()
-    return explainer.pod(raw, list(dict.fromkeys(asked)) or names, asked or few, all_cards=bool(asked))
+    detailed = selected or (with_cards if len(with_cards) <= _MAX_DETAILED_NODES else ())
+    return explainer.pod(raw, list(dict.fromkeys(selected)) or names, detailed, all_cards=bool(selected))
 
 
-def _json(found: Explanation) -> dict[str, Any]:
+def _json(explanation: Explanation) -> dict[str, Any]:
     return {
-        "of": found.of,
-        "stands": found.stands,
-        "dialect": found.dialect or None,
-        "ask": [{"container": container, "asks": text} for container, text in found.request],
-        "wishes": dict(found.constraints),
-        "chosen": found.chosen or None,
-        "problems": list(found.problems),
-        "verdict": list(found.verdict),
-        "nodes": [_node_json(row, found.cards.get(row.name, ())) for row in found.nodes]
-        or [_node_json(NodeRow(name), rows) for name, rows in found.cards.items()],
+        "of": explanation.subject,
+        "stands": explanation.status,
+        "dialect": explanation.dialect,
+        "ask": [{"container": container, "asks": text} for container, text in explanation.request],
+        "wishes": dict(explanation.constraints),
+        "chosen": explanation.policy,
+        "problems": list(explanation.problems),
+        "verdict": list(explanation.verdict),
+        "nodes": [_node_json(row, explanation.cards.get(row.name, ())) for row in explanation.nodes]
+        or [_node_json(NodeRow(name), rows) for name, rows in explanation.cards.items()],
         "said": [
-            {"type": row.type, "status": row.status, "reason": row.reason, "message": row.message} for row in found.said
+            {"type": row.type, "status": row.status, "reason": row.reason, "message": row.message}
+            for row in explanation.conditions
         ],
     }
 
@@ -199,7 +191,7 @@ def _json(found: Explanation) -> dict[str, Any]:
 def _node_json(row: NodeRow, cards: Sequence[CardRow]) -> dict[str, Any]:
     return {
         "name": row.name,
-        "reason": row.reason or None,
+        "reason": row.reason,
         "hopeless": row.hopeless,
         "recut": row.repartitionable,
         "points": row.points,
@@ -218,79 +210,79 @@ def _card_json(row: CardRow) -> dict[str, Any]:
         "memoryFree": state.memory_free,
         "gpuid": state.gpuid or None,
         "holders": list(row.holders),
-        "reason": row.reason or None,
+        "reason": row.reason,
         "own": row.own,
     }
 
 
-def _text(found: Explanation) -> Group:
+def _text(explanation: Explanation) -> Group:
     parts: list[RenderableType] = [
-        Text.assemble((found.of, "bold"), f": {one_line(found.stands)}"),
-        *_request_text(found),
+        Text.assemble((explanation.subject, "bold"), f": {one_line(explanation.status)}"),
+        *_request_text(explanation),
     ]
-    parts += (Text(one_line(f"✗ {problem}"), style="bold red") for problem in found.problems)
-    parts += [Text(), *(Text(one_line(sentence), style="bold") for sentence in found.verdict)]
-    listed = {row.name for row in found.nodes} & found.cards.keys()
-    if found.nodes and not found.problems:
-        parts += [Text(), *_nodes_text(found, listed)]
-    for name, rows in found.cards.items():
+    parts += (Text(one_line(f"✗ {problem}"), style="bold red") for problem in explanation.problems)
+    parts += [Text(), *(Text(one_line(sentence), style="bold") for sentence in explanation.verdict)]
+    listed = {row.name for row in explanation.nodes} & explanation.cards.keys()
+    if explanation.nodes and not explanation.problems:
+        parts += [Text(), *_nodes_text(explanation, listed)]
+    for name, rows in explanation.cards.items():
         if rows and name not in listed:
             parts += [Text(), Text(f"{name}:"), _cards_table(rows)]
-    if found.said:
-        parts += [Text(), *_conditions_text(found)]
+    if explanation.conditions:
+        parts += [Text(), *_conditions_text(explanation)]
     return Group(*parts)
 
 
-def _request_text(found: Explanation) -> Iterator[RenderableType]:
+def _request_text(explanation: Explanation) -> Iterator[RenderableType]:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style=_DIM, no_wrap=True)
     grid.add_column(overflow="fold")
-    for i, (container, text) in enumerate(found.request):
-        grid.add_row("" if i else f"asks as {found.dialect}", f"{container}: {text}")
-    if found.constraints:
-        grid.add_row("wishes", ", ".join(f"{key} {value}" for key, value in found.constraints.items()))
-    if found.chosen:
-        grid.add_row("cards chosen", found.chosen)
+    for i, (container, text) in enumerate(explanation.request):
+        grid.add_row("" if i else f"requests as {explanation.dialect}", f"{container}: {text}")
+    if explanation.constraints:
+        grid.add_row("constraints", ", ".join(f"{key} {value}" for key, value in explanation.constraints.items()))
+    if explanation.policy:
+        grid.add_row("cards chosen", explanation.policy)
     if grid.row_count:
         yield Padding(grid, (0, 0, 0, 2))
 
 
-def _nodes_text(found: Explanation, listed: set[str]) -> Iterator[RenderableType]:
+def _nodes_text(explanation: Explanation, listed: set[str]) -> Iterator[RenderableType]:
     """Yield the nodes whose cards are listed one by one, then the other nodes grouped by their reason."""
-    for row in found.nodes:
+    for row in explanation.nodes:
         if row.name in listed:
             yield Text.assemble((row.name, "bold"), ": ", _answer_text(row))
-            yield Padding(_cards_table(found.cards[row.name]), (0, 0, 0, 2))
-    rest = [row for row in found.nodes if row.name not in listed]
-    fits = [row for row in rest if not row.reason]
+            yield Padding(_cards_table(explanation.cards[row.name]), (0, 0, 0, 2))
+    rest = [row for row in explanation.nodes if row.name not in listed]
+    fits = [row for row in rest if row.reason is None]
     if fits:
         best = ", ".join(f"{row.name} ({row.points})" for row in fits[:_MOST_NAMES])
         yield Text(f"{_count(len(fits))} fit, best first (points of 10): {best}{_more(fits)}", style=_GOOD)
     reasons: dict[str, list[NodeRow]] = {}
     for row in rest:
         if row.reason:
-            # Thousands of nodes may have no cards; a reason that names its node must not make as many groups.
+            # A reason that names its node must not make a group of its own for each of thousands of nodes.
             reasons.setdefault(one_line(row.reason.replace(f"node {row.name} ", "the node ")), []).append(row)
     ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
     for reason, rows in ordered[:_MOST_REASONS]:
         names = ", ".join(row.name for row in rows[:_MOST_NAMES])
         yield Text.assemble((f"{_count(len(rows))}", "bold"), f": {reason}", (f"  {names}{_more(rows)}", _DIM))
     if len(ordered) > _MOST_REASONS:
-        left = sum(len(rows) for _, rows in ordered[_MOST_REASONS:])
-        yield Text(f"… and {_count(left)} for {len(ordered) - _MOST_REASONS} other reasons", style=_DIM)
+        others = sum(len(rows) for _, rows in ordered[_MOST_REASONS:])
+        yield Text(f"… and {_count(others)} for {len(ordered) - _MOST_REASONS} other reasons", style=_DIM)
     if len(rest) > 1 and not listed:
-        yield Text("--node NAME shows the cards of one.", style=_DIM)
+        yield Text("--node NAME lists the cards of one node.", style=_DIM)
 
 
 def _answer_text(row: NodeRow) -> Text:
-    if not row.reason:
+    if row.reason is None:
         return Text(f"fits ({row.points} of 10 points)", style=_GOOD)
-    hope = ""
+    remedy = ""
     if row.repartitionable:
-        hope = " (fits once its cards are cut anew)"
+        remedy = " (fits once its cards are partitioned again)"
     elif row.hopeless:
-        hope = " (evicting pods cannot help)"
-    return Text(f"{one_line(row.reason)}{hope}", style=_BAD)
+        remedy = " (evicting pods cannot help)"
+    return Text(f"{one_line(row.reason)}{remedy}", style=_BAD)
 
 
 def _cards_table(rows: Sequence[CardRow]) -> Table:
@@ -301,9 +293,7 @@ def _cards_table(rows: Sequence[CardRow]) -> Table:
         )
     for row in rows:
         state = row.state
-        mark = Text("✔ its own", style=_GOOD) if row.own else Text(row.reason, style=_BAD)
-        if not (row.reason or row.own):
-            mark = Text(_card_note(state), style=_BAD)
+        mark = Text("✔ its own", style=_GOOD) if row.own else Text(row.reason or _card_note(state), style=_BAD)
         amounts = (format_core(state.core_left), format_bytes(state.memory_left))
         table.add_row(str(state.card.index), *amounts, mark, Text(_holders_text(row), style=_DIM))
     return table
@@ -320,9 +310,9 @@ def _holders_text(row: CardRow) -> str:
     return ", ".join(row.holders[:_MOST_HOLDERS]) + more
 
 
-def _conditions_text(found: Explanation) -> Iterator[RenderableType]:
-    yield Text("What is written on it:", style=_DIM)
-    for row in found.said:
+def _conditions_text(explanation: Explanation) -> Iterator[RenderableType]:
+    yield Text("Its status:", style=_DIM)
+    for row in explanation.conditions:
         reason = f" ({row.reason})" if row.reason else ""
         text = f"{row.type} {row.status}{reason}{f': {row.message}' if row.message else ''}"
         yield Padding(Text(text), (0, 0, 0, 2))

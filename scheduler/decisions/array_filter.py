@@ -1,8 +1,8 @@
-"""Evaluation of a request against the arrays of all nodes at once.
+"""Evaluates a request against the arrays of all nodes at once.
 
-The first half of the filter and of the scores (`scheduler/decisions/filter.py`): what numpy can tell of thousands of
-nodes in milliseconds. The nodes for which it cannot are returned as `Remaining`, and the engine evaluates them one by
-one. Whatever is said here must be what the engine says of the same node; a property test compares the two.
+`decisions.filter` calls it first, since numpy evaluates thousands of nodes in milliseconds. The nodes for which arrays
+do not suffice are returned as `Remaining`, and the engine evaluates them one by one. An answer of this module must be
+the engine's answer for the same node; a property test compares the two.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +23,11 @@ from scheduler.engine.card_constraints import same_card_group_rejection, score_b
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Where the other pods of the request's groups are.
+    """The placement of the other pods in the groups of the request.
 
     Attributes:
-        seats: the cards of its same-card group.
-        nodes: the nodes of any of its groups, by name.
+        seats: The cards of its same-card group.
+        nodes: The names of the nodes of all its groups.
     """
 
     seats: Sequence[GroupCard]
@@ -39,8 +39,8 @@ class Remaining:
     """The nodes that the engine has to evaluate one by one. All sequences are parallel.
 
     Attributes:
-        positions: where each stands among the names of the call.
-        unique: true for a node whose answer holds for no other node, even one with equal rows.
+        positions: The position of each node among the names of the call.
+        unique: True for a node whose answer is not valid for any other node, even one with equal rows.
     """
 
     positions: Places
@@ -52,12 +52,12 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True)
 class ArrayVerdict:
-    """What the arrays say of the nodes of a call, by their positions among its names.
+    """The answers that the arrays give, by the positions of the nodes among the names of the call.
 
     Attributes:
-        unmet: nodes that do not meet a requirement of the request, whatever their cards hold, with the reason.
-        fits: true where the pod fits for sure.
-        rejected: the other nodes that are refused.
+        unmet: The nodes that do not meet a requirement of the request regardless of free capacity, with the reason.
+        fits: True for nodes on which the pod fits.
+        rejected: The other nodes that are rejected.
     """
 
     unmet: Mapping[int, Rejection]
@@ -68,30 +68,30 @@ class ArrayVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ArrayScores:
-    """The score of each node, by its position among the names of the call; 0 for those that remain."""
+    """The score of each node, by its position among the names of the call; 0 for the remaining nodes."""
 
     points: Ints
     remaining: Remaining
 
 
 def filter_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> ArrayVerdict:
-    """Tell on which nodes of a snapshot the pod fits, on which it does not and why, and which remain."""
-    sifted, unique = _sift(table, names, request, members)
+    """Return on which nodes of a snapshot the pod fits, on which it does not and why, and which nodes remain."""
+    verdicts, unique = _evaluate(table, names, request, members)
     unmet = _unmet(table, unique, request, members)
     candidates = _all_but(unmet, len(names))
-    rejected = list(refusals(table.rows, table.at, sifted.without(~candidates), request))
-    remaining = _remaining(table, candidates & sifted.open, unique)
-    return ArrayVerdict(unmet, candidates & sifted.fits, rejected, remaining)
+    rejected = list(refusals(table.rows, table.at, verdicts.without(~candidates), request))
+    remaining = _remaining(table, candidates & verdicts.open, unique)
+    return ArrayVerdict(unmet, candidates & verdicts.fits, rejected, remaining)
 
 
 def score_nodes(
     table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members, node_policy: str, weight_of_core: int
 ) -> ArrayScores:
-    """Score the nodes of a snapshot on which the pod fits with the same score whatever cards it gets there."""
+    """Score the nodes of a snapshot on which the pod has the same score for any placement that fits."""
     rows, at = table.rows, table.at
-    sifted, unique = _sift(table, names, request, members)
+    verdicts, unique = _evaluate(table, names, request, members)
     candidates = _all_but(_unmet(table, unique, request, members), len(names))
-    fits = candidates & sifted.fits
+    fits = candidates & verdicts.fits
     scored = fits & same_on_any_cards(rows, request).take(at)
     if not can_tell_spread(request):
         scored &= ~unique
@@ -99,18 +99,20 @@ def score_nodes(
     points[scored] = scores(rows, request, at[scored], node_policy, weight_of_core)
     if request.constraints.spread:
         points[scored] = _spread(points, scored & unique, table, request)[scored]
-    return ArrayScores(points, _remaining(table, (candidates & sifted.open) | (fits & ~scored), unique))
+    return ArrayScores(points, _remaining(table, (candidates & verdicts.open) | (fits & ~scored), unique))
 
 
-def _sift(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> tuple[NodeVerdicts, Mask]:
-    """Return what the arrays say of each node, and which nodes are unique (`Remaining`)."""
+def _evaluate(
+    table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members
+) -> tuple[NodeVerdicts, Mask]:
+    """Return the arrays' verdict for each node, and which nodes are unique (`Remaining`)."""
     rows, at = table.rows, table.at
     unique: Mask = (rows.odd | (rows.totals[COUNT] == 0)).take(at)
     if members.nodes:
         unique |= np.fromiter([name in members.nodes for name in names], np.bool_, len(names))
-    sifted = evaluate(rows, request).at(at)
-    # On the nodes of a same-card group the pod must get the very card of the group, which only the engine knows.
-    return (sifted.without(unique) if request.constraints.same_card else sifted), unique
+    verdicts = evaluate(rows, request).at(at)
+    # On the nodes of a same-card group the pod must get the card of the group, which only the engine checks.
+    return (verdicts.without(unique) if request.constraints.same_card else verdicts), unique
 
 
 def _unmet(table: NodeTable, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, Rejection]:
@@ -121,9 +123,9 @@ def _unmet(table: NodeTable, unique: Mask, request: GpuRequest, members: Members
 
 
 def _all_but(positions: Collection[int], count: int) -> Mask:
-    found = np.ones(count, np.bool_)
-    found[list(positions)] = False
-    return found
+    mask = np.ones(count, np.bool_)
+    mask[list(positions)] = False
+    return mask
 
 
 def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> Ints:

@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 PATH = "/apis/policy/v1/poddisruptionbudgets"
 
 SELECTOR = 64
-"""Labels, expressions and values that a selector may have. The API server accepts 25,000, which take 9 MiB decoded."""
+"""The most labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB decoded."""
 BUDGETS = 100
-"""Budgets that are compared with one pod. First come those whose `matchLabels` demand a label of the pod, in the order
-of their names: a namespace may have hundreds of workloads, each with a budget of its own. Then come those without."""
+"""The most budgets that are compared with one pod. Budgets whose `matchLabels` require a label of the pod come first,
+in the order of their names, since a namespace may have hundreds of workloads with a budget each."""
 
 Raw = Mapping[str, Any]
 _Table = Mapping[str, Any]
 _Group = tuple[str, tuple[str, str] | None]
-"""A namespace, and the first of the labels that a budget's selector demands, or None where it demands none."""
+"""A namespace, and the first label that a budget's selector requires, or None if it requires none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """A budget as far as it is needed here.
+    """The part of a budget that matters here.
 
     Attributes:
-        allowed: how many more of its pods may be disrupted now.
-        disrupted: the names of the pods whose eviction the API server has accepted and not yet carried out.
+        allowed: How many more of its pods may be disrupted now.
+        disrupted: The names of the pods whose eviction the API server has accepted but not completed.
     """
 
     namespace: str
@@ -50,13 +50,11 @@ class _Budget:
 
 
 class DisruptionBudgets:
-    """All budgets that the watch has delivered. Thread-safe.
+    """All budgets that the watch has delivered; none if this process is not allowed to read them. Thread-safe.
 
-    There are none where this process may not read them.
-
-    A user of one namespace can create any number of budgets of any size. They must cost neither memory nor the time of
-    evictions in other namespaces. So what exceeds `SELECTOR` and `BUDGETS` protects no pod here. That is acceptable,
-    because kube-scheduler too evicts pods that a budget protects if nothing else makes room.
+    A user of one namespace can create any number of budgets of any size. They must not use up memory, or delay
+    evictions in other namespaces. So budgets beyond `SELECTOR` and `BUDGETS` protect no pod here. That is acceptable,
+    because kube-scheduler also evicts pods that a budget protects if no other eviction suffices.
     """
 
     def __init__(self) -> None:
@@ -65,7 +63,7 @@ class DisruptionBudgets:
         self._group_of: dict[tuple[str, str], _Group] = {}
 
     def changed(self, raw: Raw) -> None:
-        """Take in a budget that was added or modified."""
+        """Store a budget that was added or modified."""
         spec = raw.get("spec") or {}
         status = raw.get("status") or {}
         namespace = raw["metadata"]["namespace"]
@@ -78,15 +76,15 @@ class DisruptionBudgets:
             return
         allowed = int(status.get("disruptionsAllowed") or 0)
         budget = _Budget(namespace, selector, allowed, frozenset(status.get("disruptedPods") or ()))
-        demanded = selector.get("matchLabels") or {}
-        group = (namespace, min(demanded.items()) if demanded else None)
+        required = selector.get("matchLabels") or {}
+        group = (namespace, min(required.items()) if required else None)
         with self._lock:
             self._drop(namespace, name)
             self._known.setdefault(group, {})[name] = budget
             self._group_of[namespace, name] = group
 
     def gone(self, raw: Raw) -> None:
-        """Forget a budget that was deleted."""
+        """Remove a budget that was deleted."""
         with self._lock:
             self._drop(raw["metadata"]["namespace"], raw["metadata"]["name"])
 
@@ -100,8 +98,8 @@ class DisruptionBudgets:
     def violated_by(self, pods: Sequence[Pod]) -> frozenset[str]:
         """Return the uids of the pods whose eviction violates a budget if all of them are evicted in this order.
 
-        This follows kube-scheduler's filterPodsWithPDBViolation: if a budget allows two disruptions, all but the first
-        two of its pods violate it. The caller passes the most important pods first.
+        This follows kube-scheduler's filterPodsWithPDBViolation: if a budget allows two disruptions, all its pods but
+        the first two violate it. The caller passes the most important pods first.
         """
         groups = {pod.uid: _groups(pod) for pod in pods if pod.labels}
         with self._lock:
@@ -123,7 +121,7 @@ class DisruptionBudgets:
 
 
 def _groups(pod: Pod) -> list[_Group]:
-    """Return the groups in which the budgets of this pod are, always in the same order."""
+    """Return the groups that may contain budgets of this pod, always in the same order."""
     return [*((pod.namespace, label) for label in sorted(pod.labels.items())), (pod.namespace, None)]
 
 
@@ -134,7 +132,7 @@ def _size(selector: _Table) -> int:
 
 
 def selects(selector: _Table, labels: Mapping[str, str]) -> bool:
-    """Tell whether a LabelSelector matches. An empty or malformed one matches nothing, as in kube-scheduler."""
+    """Return whether a LabelSelector matches. An empty or malformed selector matches nothing, as in kube-scheduler."""
     wanted = selector.get("matchLabels") or {}
     expressions = selector.get("matchExpressions") or ()
     if not wanted and not expressions:

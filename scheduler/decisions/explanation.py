@@ -1,6 +1,7 @@
-"""Why a pod waits, or where its cards are: what the engine, the accounts and the scheduler say of it, put together.
+"""Explains why a pod waits, or where its cards are, from the engine, the ledger and the pod's own conditions.
 
-Nothing is decided here, and nothing is written: the state is the process's own, filled from lists.
+`scheduler.explain_command` fills a `ClusterCache` from lists and calls `Explainer`. The reasons must be those of the
+filter and the engine, word for word; a property test compares them. Nothing is decided or written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,32 +28,39 @@ from scheduler.engine.node_assessment import assess
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Raw = Mapping[str, Any]
-_TROUBLE = ("DisruptionTarget", "Degraded")
-"""Conditions that are true where something is not as it should be; of all others it is the other way round."""
+_NEGATIVE = ("DisruptionTarget", "Degraded")
+"""Conditions whose status True means trouble; of all other conditions False does."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """A card as the pod finds it. holders: who else is on it. reason: why it cannot serve; "": it could, or it does.
+    """A card of a node.
 
-    own: it is one of the pod's.
+    Attributes:
+        holders: The other pods that hold a share of the card.
+        reason: Why the card cannot serve the pod, or None if it can or does.
+        own: Whether the pod holds a share of the card.
     """
 
     state: CardState
     holders: tuple[str, ...] = ()
-    reason: str = ""
+    reason: str | None = None
     own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """reason "": the pod's cards fit, and `points` is the node's score, 0..10. hopeless: no eviction there can help.
+    """A node for a pod that waits.
 
-    recut: they fit once the node's cards are cut anew.
+    Attributes:
+        reason: Why the pod does not fit, or None if it does.
+        hopeless: Whether no eviction there can help.
+        repartitionable: Whether the pod fits once the node's cards are partitioned again.
+        points: The score of a node on which the pod fits, 0 to 10.
     """
 
     name: str
-    reason: str = ""
+    reason: str | None = None
     hopeless: bool = False
     repartitionable: bool = False
     points: int = 0
@@ -60,6 +68,8 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
+    """A condition of the pod, the waiting state of a container, or the message of the pod's status."""
+
     type: str
     status: str
     reason: str
@@ -68,281 +78,285 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """of: `Pod namespace/name`. stands: `Pending`, `on n1, Running`. ask: (container, what it asks for).
+    """The explanation of one object.
 
-    verdict: sentences, what matters first. nodes: those that fit by their points, then the others by name; of a pod
-    that waits. said: what others have written on the pod. chosen: how its cards are, or would be.
+    Attributes:
+        subject: For example `Pod default/train-0`.
+        status: For example `Pending` or `on n1, Running`.
+        request: Each container with the text of its request.
+        policy: How the cards are, or would be, chosen.
+        problems: What is wrong with the request.
+        verdict: Sentences, the most important first.
+        nodes: For a pod that waits: first the nodes on which it fits, by their points, then the others by name.
+        conditions: What others have written in the object's status.
+        cards: The cards of some nodes, by the name of the node.
     """
 
-    of: str
-    stands: str
-    dialect: str = ""
+    subject: str
+    status: str
+    dialect: str | None = None
     request: tuple[tuple[str, str], ...] = ()
     constraints: Mapping[str, str] = field(default_factory=dict)
-    chosen: str = ""
+    policy: str | None = None
     problems: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
-    said: tuple[Condition, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     cards: Mapping[str, tuple[CardRow, ...]] = field(default_factory=dict)
 
 
 class Explainer:
-    """state: of all that there is."""
+    """Explains objects of the cluster. state: holds the whole cluster, or all of it that matters to the object."""
 
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
-        self._state, self._settings = state, settings
+        self._state = state
+        self._settings = settings
         self._filter = Filter(state, settings, budgets=EffortBudgets(sleep=lambda _: None))
         state.forecast.refresh()
         self._filter.refresh()
 
-    def pod(self, raw: Raw, names: Sequence[str], closely: Sequence[str], *, all_cards: bool = False) -> Explanation:
-        """names: the nodes to ask about. closely: those whose cards are to be shown, where the pod waits.
+    def pod(self, raw: Raw, names: Sequence[str], detailed: Sequence[str], *, all_cards: bool = False) -> Explanation:
+        """Explain a pod.
 
-        all_cards: also of those where it cannot be whatever their cards are.
+        Args:
+            names: The nodes to evaluate if the pod waits.
+            detailed: The nodes whose cards to include if the pod waits.
+            all_cards: Include also the cards of nodes whose labels exclude the pod.
         """
-        pod, known = read_pod(raw), self._state.gpu_pod(str(raw["metadata"].get("uid")))
-        found = Explanation(f"Pod {pod.key}", _stands(pod), said=_conditions(raw))
-        if known is None:
-            return _with(found, verdict=self._no_gpu_pod(pod, raw))
+        pod = read_pod(raw)
+        gpu_pod = self._state.gpu_pod(str(raw["metadata"].get("uid")))
+        explanation = Explanation(f"Pod {pod.key}", _status(pod), conditions=_conditions(raw))
+        if gpu_pod is None:
+            return replace(explanation, verdict=(_without_request(pod, raw),))
         if pod.ended:
-            known = read_gpu_pod(raw, self._settings) or known  # the state keeps nothing of what it asked for
-        problems = (*map(str, known.problems), *map(str, mixed_vocabulary_problems(pod)))
-        request = known.request
+            gpu_pod = read_gpu_pod(raw, self._settings) or gpu_pod  # the cache stores no requests of ended pods
+        request = gpu_pod.request
         if request is not None:
-            found = _with(
-                found,
+            explanation = replace(
+                explanation,
                 dialect=request.dialect,
                 request=tuple(request_text.describe_containers(request)),
                 constraints=request.constraints.texts(),
-                chosen=self._chosen(request),
+                policy=self._policy(request),
             )
-        found = _with(found, problems=problems)
+        explanation = replace(explanation, problems=(*map(str, gpu_pod.problems), *map(str, mixed_vocabulary_problems(pod))))
         if pod.ended:
-            return _with(found, verdict=(f"It has {pod.phase.lower()}, and holds no cards.",))
+            return replace(explanation, verdict=(f"It has {pod.phase.lower()}, and holds no cards.",))
         if pod.node:
-            return self._bound(found, known)
-        return self._waiting(found, known, raw, names, closely, all_cards=all_cards)
+            return self._bound(explanation, gpu_pod)
+        # Gates are a part of the verdict; the nodes are evaluated as if the gates were removed.
+        ungated = replace(gpu_pod, pod=replace(gpu_pod.pod, gated=False))
+        result = self._filter.filter(ungated, names)
+        points = dict(zip(result.passed, self._filter.scores(gpu_pod, result.passed), strict=True))
+        nodes = _node_rows(result, points)
+        cards = {name: self._candidate_cards(gpu_pod, name, all_cards=all_cards) for name in detailed}
+        return replace(
+            explanation,
+            nodes=nodes,
+            cards={} if explanation.problems else {name: rows for name, rows in cards.items() if rows},
+            verdict=tuple(_verdict(explanation, pod, raw, nodes)),
+        )
 
     def mtgpupod(self, raw: Raw) -> Explanation:
-        """Its user has chosen the node, so that there is one to ask about."""
+        """Explain an MtgpuPod. Its user has chosen its node."""
         pod = read_pod(raw)
-        found = Explanation(f"MtgpuPod {pod.key}", _stands(pod), mtgpu.NAME, said=_conditions(raw))
+        explanation = Explanation(f"MtgpuPod {pod.key}", _status(pod), mtgpu.NAME, conditions=_conditions(raw))
         try:
-            named = mtgpu.read_mtgpupod(raw)
+            mtgpupod = mtgpu.read_mtgpupod(raw)
         except BadObject as error:
-            text = "What it asks for cannot be read; a new one like it would be denied."
-            return _with(found, problems=tuple(map(str, error.problems)), verdict=(text,))
-        share = f"{named.request / 10:g}% to {named.limit / 10:g}% and {format_bytes(named.memory)} of the card"
-        found = _with(found, request=((f"all containers, GPUID {named.gpuid}", share),))
-        rows = self._rows(named.node, named.uid, {})
-        own = tuple(CardRow(r.state, r.holders, r.reason, r.state.card.uuid == named.card_uuid) for r in rows)
-        found = _with(found, cards={named.node: own} if rows else {})
-        if named.ended:
-            return _with(found, verdict=(f"It has {named.phase.lower()}, and holds no card.",))
-        return _with(found, verdict=self._of_mtgpupod(named, own))
-
-    def _of_mtgpupod(self, named: mtgpu.MtgpuPod, rows: Sequence[CardRow]) -> tuple[str, ...]:
-        if not rows:
-            return (f"Node {named.node} has no GPU cards (no Device), or is not there.",)
-        if named.card_uuid:
-            where = next((f"card {row.state.card.index}" for row in rows if row.own), "a card that the node has not")
-            return (f"It is on {where} of {named.node} ({named.card_uuid}).",)
-        theirs = next((row.state for row in rows if row.state.gpuid == named.gpuid), None)
-        if theirs:
-            left = f"{theirs.core_left / 10:g}% and {format_bytes(theirs.memory_left)} are left of it"
-            return (f"It waits: GPUID {named.gpuid} has card {theirs.card.index} of {named.node}, and {left}.",)
-        idle = f"{sum(row.state.idle and row.state.card.healthy for row in rows)} of its {len(rows)} cards"
-        occupier = mtgpu.occupy_name(named.node, named.gpuid)
-        text = f"It waits: GPUID {named.gpuid} has no card of {named.node} yet; {idle} are healthy and idle."
-        return (text, f"Its occupy pod is {mtgpu.OCCUPY_NAMESPACE}/{occupier}; explain that for more.")
-
-    def _no_gpu_pod(self, pod: Pod, raw: Raw) -> tuple[str, ...]:
-        asked = vocabularies(pod)
-        if mtgpu.controlling_mtgpupod(raw):
-            name = next(o.get("name") for o in raw["metadata"]["ownerReferences"] if o.get("kind") == mtgpu.KIND)
-            return (f"It was made for an MtgpuPod, whose card it has: explain mtgpupod/{name}.",)
-        if asked:
-            name = next(iter(asked))
-            return (f"It asks in the vocabulary {name} ({asked[name]}), which the settings do not enable.",)
-        return ("It asks for no GPU: mgpu plays no part in where it goes.",)
-
-    def _chosen(self, request: GpuRequest) -> str:
-        if requested_slices(request):
-            return "slices as the node is cut, or can be cut anew"
-        whose = "" if all(c.whole for c in request.containers) else f" ({_whose(request, self._settings)})"
-        return f"{request_text.describe_policy(request, self._settings)}{whose}; nodes: {self._settings.node_policy}"
-
-    def _bound(self, found: Explanation, known: GpuPod) -> Explanation:
-        pod, node = known.pod, known.pod.node
-        held = next((h for h in self._state.holdings(node) if h.uid == pod.uid), None)
-        rows = self._rows(node, pod.uid, {})
-        if self._state.is_undecided(pod.uid):
-            text = f"It is bound to {node} without a readable record of its cards: the scheduler decides them late."
-            return _with(found, verdict=(text, *_waits(found)), cards={node: rows})
-        if held is None:
-            return _with(found, verdict=(f"It is bound to {node}, and holds no card there.",), cards={node: rows})
-        own = tuple(CardRow(r.state, r.holders, "", any(s.is_on(r.state.card) for s in held.shares)) for r in rows)
-        verdict = [f"{_where(held, own)} of {node}{_by(held)}."]
-        if any(share.card is None for share in held.shares):
-            verdict = [f"It is on {node}, and nobody can tell on which cards: its share is held on each of them."]
-        return _with(found, verdict=(*verdict, *_waits(found)), cards={node: own})
-
-    def _waiting(
-        self,
-        found: Explanation,
-        known: GpuPod,
-        raw: Raw,
-        names: Sequence[str],
-        closely: Sequence[str],
-        *,
-        all_cards: bool,
-    ) -> Explanation:
-        # Where it fits once its gates are gone; the gates are told of apart.
-        answer = self._filter.filter(replace(known, pod=replace(known.pod, gated=False)), names)
-        points = dict(zip(answer.passed, self._filter.scores(known, answer.passed), strict=True))
-        nodes = _rows_of(answer, points)
-        shown = {name: self._of_node(known, name, all_cards=all_cards) for name in closely if not found.problems}
-        return _with(
-            found,
-            nodes=nodes,
-            cards={name: rows for name, rows in shown.items() if rows},
-            verdict=tuple(_verdict(found, known.pod, raw, nodes)),
+            text = "Its request is invalid; admission would deny a new MtgpuPod like it."
+            return replace(explanation, problems=tuple(map(str, error.problems)), verdict=(text,))
+        fractions = f"{mtgpupod.request / 10:g}% to {mtgpupod.limit / 10:g}%"
+        share = f"{fractions} and {format_bytes(mtgpupod.memory)} of the card"
+        rows = self._card_rows(mtgpupod.node, mtgpupod.uid)
+        rows = tuple(replace(row, own=row.state.card.uuid == mtgpupod.card_uuid) for row in rows)
+        explanation = replace(
+            explanation,
+            request=((f"all containers, GPUID {mtgpupod.gpuid}", share),),
+            cards={mtgpupod.node: rows} if rows else {},
         )
+        if mtgpupod.ended:
+            return replace(explanation, verdict=(f"It has {mtgpupod.phase.lower()}, and holds no card.",))
+        return replace(explanation, verdict=_mtgpupod_verdict(mtgpupod, rows))
 
-    def _of_node(self, known: GpuPod, name: str, *, all_cards: bool) -> tuple[CardRow, ...]:
-        """Per card, what the engine has against it."""
-        request, view = known.request, self._state.node_snapshot(name, known.pod.uid, occupied_gpuid(known.pod, name))
-        if request is None or view.node is None or (request.unmet_requirement(view.node) and not all_cards):
+    def _policy(self, request: GpuRequest) -> str:
+        if requested_slices(request):
+            return "slices of the node's partitions, or of partitions that a plan makes"
+        text = request_text.describe_policy(request, self._settings)
+        if not all(container.whole for container in request.containers):
+            text += f" ({_policy_origin(request, self._settings)})"
+        return f"{text}; nodes: {self._settings.node_policy}"
+
+    def _bound(self, explanation: Explanation, gpu_pod: GpuPod) -> Explanation:
+        pod = gpu_pod.pod
+        rows = self._card_rows(pod.node, pod.uid)
+        holding = next((h for h in self._state.holdings(pod.node) if h.uid == pod.uid), None)
+        if self._state.is_undecided(pod.uid):
+            text = f"It is bound to {pod.node} without a valid allocation record: the scheduler decides its cards late."
+        elif holding is None:
+            text = f"It is bound to {pod.node}, and holds no card there."
+            return replace(explanation, verdict=(text,), cards={pod.node: rows})
+        else:
+            rows = tuple(replace(row, own=any(s.is_on(row.state.card) for s in holding.shares)) for row in rows)
+            text = _holding_text(holding, rows, pod.node)
+        return replace(explanation, verdict=(text, *_waiting_containers(explanation)), cards={pod.node: rows})
+
+    def _candidate_cards(self, gpu_pod: GpuPod, name: str, *, all_cards: bool) -> tuple[CardRow, ...]:
+        """Return the cards of a node, each with the engine's reason against it."""
+        uid = gpu_pod.pod.uid
+        request = gpu_pod.request
+        snapshot = self._state.node_snapshot(name, uid, occupied_gpuid(gpu_pod.pod, name))
+        if request is None or snapshot.node is None or (request.unmet_requirement(snapshot.node) and not all_cards):
             return ()
         reasons: dict[int, str] = {}
-        if not requested_slices(request) and not nvidia_plugin.chooses_cards(view.node, request):
-            seats = self._state.seats(request, known.pod.uid)
-            cards = (*view.available_cards, *view.available_other_devices)
-            answer = assess(request, view.node, cards, self._settings, seats=seats)
+        if not requested_slices(request) and not nvidia_plugin.chooses_cards(snapshot.node, request):
+            cards = (*snapshot.available_cards, *snapshot.available_other_devices)
+            answer = assess(request, snapshot.node, cards, self._settings, seats=self._state.seats(request, uid))
             if isinstance(answer, Rejection):
                 reasons = {card.index: card.reason for card in answer.cards if card.type == GPU}
-        return self._rows(name, known.pod.uid, reasons)
+        return tuple(replace(row, reason=reasons.get(row.state.card.index)) for row in self._card_rows(name, uid))
 
-    def _rows(self, name: str, uid: str, reasons: Mapping[int, str]) -> tuple[CardRow, ...]:
-        seen = self._state.cards_and_holdings(name)
-        if seen is None:
+    def _card_rows(self, name: str, uid: str) -> tuple[CardRow, ...]:
+        contents = self._state.cards_and_holdings(name)
+        if contents is None:
             return ()
-        cards, holdings = seen
-        return tuple(
-            CardRow(state, _holders(state, holdings, uid), reasons.get(state.card.index, "")) for state in cards
-        )
+        cards, holdings = contents
+        return tuple(CardRow(state, _holders(state, holdings, uid)) for state in cards)
+
+
+def _without_request(pod: Pod, raw: Raw) -> str:
+    """Return the verdict for a pod that is not a GPU pod."""
+    if mtgpu.controlling_mtgpupod(raw):
+        name = next(o.get("name") for o in raw["metadata"]["ownerReferences"] if o.get("kind") == mtgpu.KIND)
+        return f"It was made for an MtgpuPod, whose card it has: explain mtgpupod/{name}."
+    for name, resource in vocabularies(pod).items():
+        return f"It requests GPUs in the vocabulary {name} ({resource}), which the settings do not enable."
+    return "It requests no GPU, so mgpu does not affect its scheduling."
+
+
+def _mtgpupod_verdict(pod: mtgpu.MtgpuPod, rows: Sequence[CardRow]) -> tuple[str, ...]:
+    if not rows:
+        return (f"Node {pod.node} has no GPU cards (no Device), or does not exist.",)
+    if pod.card_uuid:
+        card = next((f"card {row.state.card.index}" for row in rows if row.own), "a card that the node does not have")
+        return (f"It is on {card} of {pod.node} ({pod.card_uuid}).",)
+    shared = next((row.state for row in rows if row.state.gpuid == pod.gpuid), None)
+    if shared:
+        free = f"{shared.core_left / 10:g}% and {format_bytes(shared.memory_left)} of it are free"
+        return (f"It waits: GPUID {pod.gpuid} has card {shared.card.index} of {pod.node}, and {free}.",)
+    idle = sum(row.state.idle and row.state.card.healthy for row in rows)
+    text = f"It waits: GPUID {pod.gpuid} has no card of {pod.node} yet"
+    occupier = f"{mtgpu.OCCUPY_NAMESPACE}/{mtgpu.occupy_name(pod.node, pod.gpuid)}"
+    return (
+        f"{text}; {idle} of its {len(rows)} cards are healthy and idle.",
+        f"Its occupy pod is {occupier}; explain that pod for more.",
+    )
 
 
 def _holders(state: CardState, holdings: Sequence[Holding], uid: str) -> tuple[str, ...]:
-    """Who else is on the card; an occupy pod only where it keeps the card for MtgpuPods that are not there."""
-    on = [h for h in holdings if any(share.is_on(state.card) for share in h.shares)]
-    users = [h for h in on if not (h.occupies and h.gpuid == state.gpuid)]
-    return tuple(sorted(h.key for h in users or on if h.uid != uid))
+    """Return the other pods on the card. An occupy pod is omitted if MtgpuPods use the card that it occupies."""
+    on_card = [h for h in holdings if any(share.is_on(state.card) for share in h.shares)]
+    users = [h for h in on_card if not (h.occupies and h.gpuid == state.gpuid)]
+    return tuple(sorted(h.key for h in users or on_card if h.uid != uid))
 
 
-def _with(found: Explanation, **changes: Any) -> Explanation:
-    return replace(found, **changes)
-
-
-def _rows_of(answer: Filtered, points: Mapping[str, int]) -> tuple[NodeRow, ...]:
-    fits = sorted((NodeRow(name, points=points[name]) for name in answer.passed), key=lambda r: (-r.points, r.name))
-    repartitionable = set(answer.repartitionable)
-    others = [NodeRow(name, why, repartitionable=name in repartitionable) for name, why in answer.failed.items()]
-    others += [
-        NodeRow(name, why, hopeless=True, repartitionable=name in repartitionable)
-        for name, why in answer.hopeless.items()
+def _node_rows(result: Filtered, points: Mapping[str, int]) -> tuple[NodeRow, ...]:
+    fits = sorted((NodeRow(name, points=points[name]) for name in result.passed), key=lambda r: (-r.points, r.name))
+    repartitionable = frozenset(result.repartitionable)
+    others = [
+        NodeRow(name, reason, hopeless=name in result.hopeless, repartitionable=name in repartitionable)
+        for name, reason in (*result.failed.items(), *result.hopeless.items())
     ]
     return (*fits, *sorted(others, key=lambda row: row.name))
 
 
-def _verdict(found: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeRow]) -> list[str]:
-    if found.problems:
-        return ["For this it fits nowhere; a new Pod has to be made, since what a Pod asks for stays as it is."]
-    fits, verdict = [row.name for row in nodes if not row.reason], []
+def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeRow]) -> list[str]:
+    """Return the verdict for a pod that waits."""
+    if explanation.problems:
+        return ["It fits on no node for this reason. Create a new Pod, since the request of a Pod cannot change."]
+    verdict = []
     gates = [str(gate.get("name")) for gate in (raw.get("spec") or {}).get("schedulingGates") or ()]
     if gates:
         verdict.append(f"It waits for its scheduling gates first: {', '.join(gates)}.")
     if pod.nominated_node:
-        verdict.append(f"Pods are being evicted for it on {pod.nominated_node}; its cards there are kept for it.")
+        verdict.append(f"Pods are being evicted for it on {pod.nominated_node}; cards there are kept for it.")
+    fits = sum(row.reason is None for row in nodes)
+    total = f"{len(nodes):,} node{'s' * (len(nodes) != 1)}"
     if not nodes:
         verdict.append("There are no nodes.")
     elif not fits:
-        verdict.append(f"Its cards fit on none of {len(nodes):,} node{'s' * (len(nodes) != 1)}.")
+        verdict.append(f"Its cards fit on none of {total}.")
         repartitionable = [row.name for row in nodes if row.repartitionable]
         if repartitionable:
-            verdict.append(f"They fit once the cards are cut anew, which could be on {', '.join(repartitionable[:5])}.")
+            verdict.append(f"They fit once cards are partitioned again, on {', '.join(repartitionable[:5])}.")
     else:
-        of = f"{len(fits):,} of {len(nodes):,} node{'s' * (len(nodes) != 1)}"
-        verdict.append(f"Its cards fit on {of}, so they are not what it waits for.")
-        verdict += [] if gates else _of_scheduler(found, pod)
+        verdict.append(f"Its cards fit on {fits:,} of {total}, so it does not wait for cards.")
+        if not gates:
+            verdict.append(_scheduler_verdict(explanation, pod))
     return verdict
 
 
-def _of_scheduler(found: Explanation, pod: Pod) -> list[str]:
-    told = any(row.type == "PodScheduled" and row.message for row in found.said)
-    if told:
-        return ["Taints, selectors, cpu and volumes are the scheduler's: what it says stands below."]
-    name = pod.scheduler or "default-scheduler"
-    return [f"No scheduler has said anything of it: does {name} run?"]
+def _scheduler_verdict(explanation: Explanation, pod: Pod) -> str:
+    if any(row.type == "PodScheduled" and row.message for row in explanation.conditions):
+        return "The scheduler also considers taints, selectors, cpu and volumes; its message is below."
+    return f"No scheduler has reported on it: does {pod.scheduler or 'default-scheduler'} run?"
 
 
-def _stands(pod: Pod) -> str:
+def _status(pod: Pod) -> str:
     state = "Terminating" if pod.deleting else pod.phase
     return f"on {pod.node}, {state}" if pod.node else state
 
 
 def _conditions(raw: Raw) -> tuple[Condition, ...]:
-    """Those that say that something is not as it should be, and what containers wait for."""
+    """Return the conditions that report trouble, and what containers wait for."""
     status = raw.get("status") or {}
-    found = []
+    rows = []
     for row in status.get("conditions") or ():
-        said = Condition(*(str(row.get(key) or "") for key in ("type", "status", "reason", "message")))
-        if said.message and said.status == ("True" if said.type in _TROUBLE else "False"):
-            found.append(said)
+        condition = Condition(*(str(row.get(key) or "") for key in ("type", "status", "reason", "message")))
+        if condition.message and condition.status == ("True" if condition.type in _NEGATIVE else "False"):
+            rows.append(condition)
     for row in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (row.get("state") or {}).get("waiting") or {}
         if waiting.get("reason"):
             message = str(waiting.get("message") or "")
-            found.append(Condition(f"container {row.get('name')}", "waiting", str(waiting["reason"]), message))
+            rows.append(Condition(f"container {row.get('name')}", "waiting", str(waiting["reason"]), message))
     if status.get("message"):
-        found.append(
-            Condition("Pod", str(status.get("phase")), str(status.get("reason") or ""), str(status["message"]))
-        )
-    return tuple(found)
+        reason = str(status.get("reason") or "")
+        rows.append(Condition("Pod", str(status.get("phase")), reason, str(status["message"])))
+    return tuple(rows)
 
 
-def _waits(found: Explanation) -> tuple[str, ...]:
-    waiting = [row.type for row in found.said if row.status == "waiting"]
-    return (f"It has not started: {', '.join(waiting)}; what the kubelet says stands below.",) if waiting else ()
+def _waiting_containers(explanation: Explanation) -> tuple[str, ...]:
+    waiting = [row.type for row in explanation.conditions if row.status == "waiting"]
+    return (f"It has not started: {', '.join(waiting)}; the message of the kubelet is below.",) if waiting else ()
 
 
-def _where(held: Holding, rows: Sequence[CardRow]) -> str:
-    """Whole cards by index; slices and devices of other types, which are not among the rows, by what they are."""
-    containers = dict.fromkeys(share.container for share in held.shares)
-    return "; ".join(
-        f"{name or 'it'} is on {_devices([s for s in held.shares if s.container == name], rows)}" for name in containers
+def _holding_text(holding: Holding, rows: Sequence[CardRow], node: str) -> str:
+    """Return which devices the containers have: whole cards by index, slices and other devices by what they are."""
+    if any(share.card is None for share in holding.shares):
+        return f"It is on {node}, but its cards are unknown: its share is counted on each of them."
+    containers = dict.fromkeys(share.container for share in holding.shares)
+    texts = (
+        f"{name or 'it'} is on {_devices_text([s for s in holding.shares if s.container == name], rows)}"
+        for name in containers
     )
+    by = ", chosen by NVIDIA's device plugin" if holding.dialect == nvidia_plugin.NVIDIA else ""
+    return f"{'; '.join(texts)} of {node}{by}."
 
 
-def _devices(shares: Sequence[Share], rows: Sequence[CardRow]) -> str:
+def _devices_text(shares: Sequence[Share], rows: Sequence[CardRow]) -> str:
     cards = [row.state.card for row in rows]
-    on = [str(card.index) for card in cards if any(share.is_on(card) for share in shares)]
-    listed = [f"card{'s' * (len(on) > 1)} {', '.join(on)}"] if on else []
+    indexes = [str(card.index) for card in cards if any(share.is_on(card) for share in shares)]
+    listed = [f"card{'s' * (len(indexes) > 1)} {', '.join(indexes)}"] if indexes else []
     return " and ".join((*listed, *missing_cards(shares, cards)))
 
 
-def _by(held: Holding) -> str:
-    return ", chosen by NVIDIA's own plugin" if held.dialect == nvidia_plugin.NVIDIA else ""
-
-
-def _whose(request: GpuRequest, settings: Settings) -> str:
-    """Whose word the card policy is (docs/design/design.md, "Commands")."""
-    dialect = dialects.by_name(request.dialect)
+def _policy_origin(request: GpuRequest, settings: Settings) -> str:
+    """Return where the card policy is set (docs/design/design.md, "Commands")."""
     if request.constraints.card_policy:
-        return "the pod's own wish"
+        return "annotation of the pod"
     if settings.card_policy_flag:
-        return "by flag"
-    if dialect.card_policy(settings):
+        return "flag"
+    if dialects.by_name(request.dialect).card_policy(settings):
         return f"setting of the dialect {request.dialect}"
     return "setting cardPolicy" if settings.card_policy else f"the default of {request.dialect}"

@@ -75,22 +75,22 @@ def test_cards_that_fit_are_not_what_it_waits_for(cluster: Cluster) -> None:
     found = cluster.found("waits")
     assert [(node["name"], node["reason"]) for node in found["nodes"]][:2] == [("n1", None), ("n2", None)]
     assert found["verdict"] == [
-        "Its cards fit on 2 of 3 nodes, so they are not what it waits for.",
-        "Taints, selectors, cpu and volumes are the scheduler's: what it says stands below.",
+        "Its cards fit on 2 of 3 nodes, so it does not wait for cards.",
+        "The scheduler also considers taints, selectors, cpu and volumes; its message is below.",
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("unseen", "No scheduler has said anything of it: does default-scheduler run?"),
+        ("unseen", "No scheduler has reported on it: does default-scheduler run?"),
         ("gated", "It waits for its scheduling gates first: team/quota."),
-        ("malformed", "it fits nowhere; a new Pod has to be made"),
-        ("incomplete", "it fits nowhere; a new Pod has to be made"),
-        ("plain", "It asks for no GPU"),
-        ("late", "It is bound to n2 without a readable record of its cards: the scheduler decides them late."),
+        ("malformed", "It fits on no node for this reason. Create a new Pod"),
+        ("incomplete", "It fits on no node for this reason. Create a new Pod"),
+        ("plain", "It requests no GPU"),
+        ("late", "It is bound to n2 without a valid allocation record: the scheduler decides its cards late."),
         ("late", "It has not started: container c"),
-        ("lost", "without a readable record"),
+        ("lost", "without a valid allocation record"),
         ("holder", "c is on card 1 of n1."),
         ("done", "It has succeeded, and holds no cards."),
         ("pod/holder", "c is on card 1 of n1."),
@@ -136,7 +136,7 @@ def test_one_that_has_its_node_is_asked_about_no_other(cluster: Cluster, name: s
     assert cluster.verdict(name, "--node", own) == cluster.verdict(name)
     result = cluster.explain(name, "--node", own, "--node", "n3")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert f"has its node, {own}; only one that waits for a node may be asked" in result.stderr
+    assert f"is on node {own}; --node is for pods without a node" in result.stderr
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_many_nodes_are_told_by_their_reasons(cluster: Cluster) -> None:
         text = cluster.explain("too-large").stdout
         assert "9 nodes: insufficient GPU (1 card: 1 memory 10.0 GiB short)" in text
         assert "small-0, small-1, small-2, small-3 and 5 more" in " ".join(text.split())
-        assert "--node NAME shows the cards of one." in text
+        assert "--node NAME lists the cards of one node." in text
         fits = " ".join(cluster.explain("waits").stdout.split())
         assert (
             "11 nodes fit, best first (points of 10): n1 (4), small-0 (1), small-1 (1), small-2 (1) and 7 more" in fits
@@ -245,7 +245,7 @@ def test_the_text_has_all_of_it(cluster: Cluster) -> None:
     text = " ".join(cluster.explain("too-large").stdout.split())
     for part in (
         "Pod default/too-large: Pending",
-        "asks as mgpu c: 50% and 90.0 GiB of one card",
+        "requests as mgpu c: 50% and 90.0 GiB of one card",
         "Its cards fit on none of 3 nodes.",
         "(evicting pods cannot help)",
         "1 node: the node has no GPU cards (no Device) n3",

@@ -101,7 +101,7 @@ def test_what_is_well_is_not_told() -> None:
     waits = share("waits")
     rows = [("Degraded", "False"), ("Degraded", "True"), ("DisruptionTarget", "True"), ("PodScheduled", "False")]
     waits["status"]["conditions"] = [{"type": t, "status": s, "message": "m"} for t, s in (*rows, ("Ready", "True"))]
-    assert [(row.type, row.status) for row in explained(state([node()], waits), waits, "n1").said] == rows[1:]
+    assert [(row.type, row.status) for row in explained(state([node()], waits), waits, "n1").conditions] == rows[1:]
 
 
 def test_a_gated_pod_waits_for_its_gates_alone() -> None:
@@ -109,13 +109,13 @@ def test_a_gated_pod_waits_for_its_gates_alone() -> None:
     waits["spec"]["schedulingGates"] = [{"name": "team/quota"}]
     assert explained(state([node()], waits), waits, "n1").verdict == (
         "It waits for its scheduling gates first: team/quota.",
-        "Its cards fit on 1 of 1 node, so they are not what it waits for.",
+        "Its cards fit on 1 of 1 node, so it does not wait for cards.",
     )
 
 
 def test_whole_cards_are_chosen_by_no_policy() -> None:
     whole = pod("whole", container("c", 200))
-    assert explained(state([node()], whole), whole, "n1").chosen == "whole cards must be idle; nodes: binpack"
+    assert explained(state([node()], whole), whole, "n1").policy == "whole cards must be idle; nodes: binpack"
 
 
 shares = st.tuples(st.integers(1, 4).map(lambda n: n * 25), st.integers(1, 79))
@@ -140,12 +140,12 @@ def test_it_says_word_for_word_what_the_filter_and_the_engine_say(
     assert known is not None
     answer, filter_ = explained(found, waits, *names), Filter(found, SETTINGS)
     said = filter_.filter(known, names)
-    assert {row.name: row.reason for row in answer.nodes if row.reason} == {**said.failed, **said.hopeless}
-    fits = [row.name for row in answer.nodes if not row.reason]
+    assert {row.name: row.reason for row in answer.nodes if row.reason is not None} == {**said.failed, **said.hopeless}
+    fits = [row.name for row in answer.nodes if row.reason is None]
     assert sorted(fits) == said.passed
-    assert [row.points for row in answer.nodes if not row.reason] == filter_.scores(known, fits)
+    assert [row.points for row in answer.nodes if row.reason is None] == filter_.scores(known, fits)
     for row in answer.nodes:
         view = found.node_snapshot(row.name, "uid-waits")
         assert known.request is not None
         found_there = assess(known.request, view.node or Node(""), view.available_cards, SETTINGS)
-        assert row.reason == (found_there.summary().reason if isinstance(found_there, Rejection) else "")
+        assert row.reason == (found_there.summary().reason if isinstance(found_there, Rejection) else None)
