@@ -139,7 +139,9 @@ class Explainer:
                 constraints=request.constraints.texts(),
                 policy=self._policy(request),
             )
-        explanation = replace(explanation, problems=(*map(str, gpu_pod.problems), *map(str, mixed_vocabulary_problems(pod))))
+        explanation = replace(
+            explanation, problems=(*map(str, gpu_pod.problems), *map(str, mixed_vocabulary_problems(pod)))
+        )
         if pod.ended:
             return replace(explanation, verdict=(f"It has {pod.phase.lower()}, and holds no cards.",))
         if pod.node:

@@ -160,7 +160,7 @@ def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
         **_if(
             node=pod.node,
             nominated=pod.nominated_node,
-            constraints=str(request.constraints) if request and request.constraints != NO_CONSTRAINTS else "",
+            wishes=str(request.constraints) if request and request.constraints != NO_CONSTRAINTS else "",
         ),
         "why": why,
     }

@@ -1,4 +1,4 @@
-// Asks what has changed, and lets the parts of the page show it.
+// Polls for changes and updates the parts of the page.
 
 import { Detail } from "./detail.js";
 import { bytes, el, plural, say } from "./dom.js";
@@ -48,7 +48,7 @@ function showTotals() {
   for (const [name, values] of [["model", store.models()], ["dialect", store.dialects()]]) offer(at(name), values);
 }
 
-// What is chosen stays, even where there is none of it any more.
+// The selected option stays, even if no card has that value any more.
 function offer(select, values) {
   const known = [...select.options].slice(1).map((option) => option.value);
   const chosen = select.value;

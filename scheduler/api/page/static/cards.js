@@ -4,7 +4,7 @@ import { bytes, el, percent, plural } from "./dom.js";
 
 export const SIZES = { head: 34, line: 22, tile: 98, gap: 8, end: 14, narrowest: 165, widest: 320 };
 
-// As many beside each other as there is room for, in rows of equal length.
+// The cards fill the width, in rows of equal length.
 export function columnsOf(node, width) {
   const room = Math.max(1, Math.floor((width + SIZES.gap) / (SIZES.narrowest + SIZES.gap)));
   const rows = Math.ceil(node.cards.length / room);
@@ -32,8 +32,8 @@ export function section({ node, cards }, columns) {
 function about(node, cards) {
   const shown = cards.length === node.cards.length ? "" : `${cards.length} of `;
   const text = [`${shown}${plural(node.cards.length, "card")}`, ...node.models].join(" · ");
-  const stock = node.nvidia ? [el("span", { className: "badge", textContent: "NVIDIA's plugin" })] : [];
-  return [el("span", { className: "about", textContent: text }), ...stock];
+  const badges = node.nvidia ? [el("span", { className: "badge", textContent: "NVIDIA's plugin" })] : [];
+  return [el("span", { className: "about", textContent: text }), ...badges];
 }
 
 function tile(node, card) {
@@ -44,7 +44,7 @@ function tile(node, card) {
       type: "button",
       className: "tile",
       tabIndex: -1,
-      "aria-label": told(node, card),
+      "aria-label": describe(node, card),
       data: { card: card.index, state: card.state },
     },
     head(card, over),
@@ -83,7 +83,7 @@ function part(pod, share) {
   return el("i", { className: ["part", `c${pod.colour}`, ...kinds].join(" "), style: { width: `${share * 100}%` } });
 }
 
-// Slices lie where they lie on the card; one that nobody has is only an outline.
+// Slices are drawn at their position on the card; a free slice is only an outline.
 function sliced(node, card) {
   const parts = card.slices.map(([name, left, width, user]) => {
     const pod = user >= 0 ? node.pods[user] : null;
@@ -117,7 +117,7 @@ function mark(pod) {
   return pod.unsure ? "? " : "";
 }
 
-function told(node, card) {
+function describe(node, card) {
   const pods = [...new Set(card.uses.map(([pod]) => node.pods[pod].name))];
   const slices = card.slices ? `, ${plural(card.slices.length, "slice")}` : "";
   const what = { unhealthy: "unhealthy, ", free: "idle, " }[card.state] ?? "";

@@ -1,4 +1,4 @@
-// One card with everything that is known of it, read when it is opened and again when its node changes.
+// The details of one card, read when it is opened and again when its node changes.
 
 import { bytes, el, percent } from "./dom.js";
 
@@ -29,7 +29,7 @@ export class Detail {
       const own = found.cards.find((row) => row.index === card && !row.type);
       parts = own ? shown(own, found.note) : [el("p", { textContent: "The node does not have this card any more." })];
     } catch (error) {
-      parts = [el("p", { className: "note", textContent: `not read: ${error.message}` })];
+      parts = [el("p", { className: "note", textContent: `cannot read the node: ${error.message}` })];
     }
     if (this.place === place) this.body.replaceChildren(...parts);
   }
@@ -57,7 +57,7 @@ function shown(card, note) {
     ...(card.slices.length ? [table("Slices", ["profile", "start", "holder"], card.slices.map(slice))] : []),
     card.uses.length
       ? table("Pods", ["pod", "containers", "dialect", "core", "memory", ""], card.uses.map(use))
-      : el("p", { className: "about", textContent: "No pod has any of it." }),
+      : el("p", { className: "about", textContent: "No pod holds a share of it." }),
   ];
 }
 

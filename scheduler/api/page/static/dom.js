@@ -1,4 +1,4 @@
-// Elements are made here alone, and what comes from the cluster is only ever text in them.
+// All elements are created here. Data of the cluster becomes text in them, never HTML.
 
 export function el(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -12,7 +12,7 @@ export function el(tag, properties = {}, ...children) {
   return made;
 }
 
-// What is said again is not read out again.
+// An unchanged text is not written, so that screen readers do not repeat it.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -1,4 +1,4 @@
-// Only the nodes that can be seen are in the document; the others are known by their heights.
+// The document contains only the visible nodes; for the others only their heights are known.
 
 import { columnsOf, heightOf, section, SIZES } from "./cards.js";
 
@@ -38,7 +38,7 @@ export class List {
     const to = this.scroller.scrollTop + this.scroller.clientHeight + BEYOND;
     const wanted = new Map();
     for (let i = this.rowAt(from); i < this.rows.length && this.tops[i] < to; i++) wanted.set(this.rows[i].node.name, i);
-    // The one with the focus stays, wherever it is scrolled to.
+    // The node with the focus stays in the document, even if it is scrolled out of view.
     if (this.hasFocus()) {
       const at = this.rows.findIndex((row) => row.node.name === this.active.node);
       if (at >= 0) wanted.set(this.active.node, at);
@@ -49,7 +49,7 @@ export class List {
         this.made.delete(name);
       }
     }
-    // From the last on, each before the next: whoever has the page read out hears it in order.
+    // Inserted from the last to the first, so that screen readers read them in order.
     let next = null;
     for (const i of [...wanted.values()].sort((a, b) => b - a)) next = this.put(i, next);
     this.canvas.dataset.drawn = this.made.size;
@@ -112,7 +112,7 @@ export class List {
     if (place) this.open(place.node, place.card);
   }
 
-  // Who comes back from a dialog finds the tile again, even where it was made anew meanwhile.
+  // After a dialog the focus returns to the tile, even if the tile was created again meanwhile.
   refocus() {
     if (this.active) this.tile(this.active)?.focus({ preventScroll: true });
   }
@@ -126,12 +126,12 @@ export class List {
     const ends = { Home: 0, End: this.rows.length - 1 };
     if (!(event.key in steps || event.key in ends)) return;
     event.preventDefault();
-    const place = event.key in ends ? this.card(ends[event.key], 0) : this.beside(row, at, event.key, steps[event.key]);
+    const place = event.key in ends ? this.card(ends[event.key], 0) : this.neighbor(row, at, event.key, steps[event.key]);
     if (place) this.focus(place);
   }
 
-  // The card so many on; beyond the node's own the nearest of the next node, or of the one before.
-  beside(row, at, key, step) {
+  // Return the card `step` cards further; beyond this node's cards, the nearest card of the next or previous node.
+  neighbor(row, at, key, step) {
     const cards = this.rows[row]?.cards ?? [];
     if (at + step >= 0 && at + step < cards.length) return this.card(row, at + step);
     const onward = Math.sign(step);

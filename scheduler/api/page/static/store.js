@@ -1,4 +1,4 @@
-// What is known of the cluster, kept up to date by answers to `api/cluster`, and what of it a filter leaves.
+// The state of the cluster, updated by the answers of `api/cluster`, and the nodes that match the filters.
 
 const NAMES = new Intl.Collator("en", { numeric: true });
 
@@ -9,7 +9,7 @@ export class Store {
   pending = { total: 0, pods: [], whys: [] };
   todo = 0;
 
-  // Whether anything has changed.
+  // Returns whether anything has changed.
   take(answer) {
     const changed = answer.whole || answer.nodes.length || answer.gone.length || answer.pending !== null;
     const before = this.nodes;
@@ -50,7 +50,7 @@ export class Store {
     return sortedSet([...held, ...this.pending.pods.map((pod) => pod.dialect)]);
   }
 
-  // The nodes with the cards that match, in the order of their names: [{node, cards}].
+  // Returns the nodes with the cards that match, in the order of their names: [{node, cards}].
   matching(filter) {
     const wanted = filter.search.trim().toLowerCase();
     const some = wanted || filter.model || filter.dialect || filter.state;
@@ -86,7 +86,7 @@ function matches(node, card, filter, wanted) {
 
 const COLOURS = 12;
 
-// A pod keeps its colour while it is on the node; a new one gets that of its name, or the next that is free.
+// A pod keeps its colour while it is on the node. A new pod gets the colour of its name, or the next free one.
 function colours(pods, before) {
   const known = before ? new Map(before.pods.map((pod) => [pod.name, pod.colour])) : new Map();
   const taken = new Set(pods.filter((pod) => known.has(pod.name)).map((pod) => known.get(pod.name)));

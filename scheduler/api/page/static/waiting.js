@@ -1,4 +1,4 @@
-// The pods that wait, each with what is in its way. A row that says the same as before stays, with the focus that it has.
+// The list of waiting pods, each with its reasons. Unchanged rows stay in the document, so that they keep the focus.
 
 import { el, plural } from "./dom.js";
 
@@ -44,7 +44,7 @@ function drawn(pod, why, before) {
   return element;
 }
 
-// Nothing is moved that stands where it should: whatever is moved loses its focus.
+// Rows that are in place are not moved, since a row that is moved loses the focus.
 function place(list, rows) {
   const wanted = new Set(rows);
   for (const child of [...list.children]) if (!wanted.has(child)) child.remove();
@@ -54,7 +54,7 @@ function place(list, rows) {
 }
 
 function row(pod, why, open) {
-  const beside = [
+  const facts = [
     pod.created && `since ${new Date(pod.created).toLocaleString()}`,
     pod.node && `on ${pod.node}`,
     pod.nominated && `nominated to ${pod.nominated}`,
@@ -66,8 +66,8 @@ function row(pod, why, open) {
     el("b", { textContent: pod.name }),
     pod.dialect ? el("span", { className: "badge", textContent: pod.dialect }) : null,
     el("p", { className: "asks", textContent: pod.asks }),
-    beside.length ? el("p", { className: "about", textContent: beside.join(" · ") }) : null,
-    ...(why ? reasons(why, open) : [el("p", { className: "about", textContent: "why is being worked out…" })]),
+    facts.length ? el("p", { className: "about", textContent: facts.join(" · ") }) : null,
+    ...(why ? reasons(why, open) : [el("p", { className: "about", textContent: "finding out why…" })]),
   );
 }
 
@@ -80,7 +80,7 @@ function reasons(why, open) {
   const text = why.fits
     ? `Its share is free on ${of}: it waits for its scheduler, or for something else than cards.`
     : `Its share is free on ${of}.`;
-  const recut = why.recut ? ` On ${plural(why.recut, "node")} it fits once the cards are cut anew.` : "";
+  const recut = why.recut ? ` On ${plural(why.recut, "node")} it fits once the cards are partitioned again.` : "";
   return [el("p", { textContent: text + recut }, el("span", { className: "about at" })), found, more];
 }
 

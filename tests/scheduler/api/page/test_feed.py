@@ -279,3 +279,9 @@ def test_of_many_that_wait_some_are_listed_and_all_counted(page: Page, monkeypat
         page.replica.api.put("pods", b.share(f"p{i}", 50, 90 * 1024))
     told = pending(page)
     assert (told["total"], [row["name"] for row in told["pods"]]) == (5, ["default/p0", "default/p1"])
+
+
+def test_pod_with_constraints_is_listed_with_its_wishes(page: Page) -> None:
+    page.replica.api.put("pods", b.share("p", 50, annotations={"mgpu.io/card-models": "H100"}))
+    (row,) = pending(page)["pods"]
+    assert "H100" in row["wishes"]  # the key that static/waiting.js reads
