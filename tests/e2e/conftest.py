@@ -1,6 +1,7 @@
-"""One cluster of two nodes per module: the three real processes, and everything else of the playground.
+"""One cluster of two nodes for most modules: the three real processes, and everything else of the playground.
 
-Whatever a cluster is used for, its processes must get by with the rights of manifests/base/rbac.yaml.
+Starting a cluster takes seconds of CPU, so that the modules of one pytest process share it. In every cluster the
+processes have only the rights of manifests/base/rbac.yaml.
 """
 
 import os
@@ -34,7 +35,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
     return report
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _nothing_is_forbidden_to_us() -> Iterator[None]:
     """Ask every cluster at its end what it has refused: a process that may not do what it wants mostly goes on."""
     refused: set[Request] = set()
@@ -50,10 +51,16 @@ def _nothing_is_forbidden_to_us() -> Iterator[None]:
     assert sorted(refused) == []
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
     with patient(make_nodes(2, 4)) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_cluster: Cluster) -> Cluster:
+    """The cluster of the module. Modules that need another one, or that leave more than Pods behind, override this."""
+    return shared_cluster
 
 
 @pytest.fixture

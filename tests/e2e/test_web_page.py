@@ -13,7 +13,9 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from playground.cluster import Cluster
+from playground.nodes import make_nodes
 from tests.e2e.bench import Bench, share
+from tests.e2e.clusters import patient
 
 SECONDS = 20_000
 """In milliseconds, as playwright has it: for a browser beside other work."""
@@ -39,6 +41,13 @@ FOCUS = """async () => {
   return [stays, kept];
 }"""
 TILE = 'section[data-node="{}"] .tile[data-card="{}"]'
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster of its own: the page also shows reservations, and those of other modules may last for 30 s."""
+    with patient(make_nodes(2, 4)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
