@@ -16,7 +16,7 @@ from deviceplugin.allocation.allocator import AllocationContext
 from deviceplugin.cards import CardSource
 from deviceplugin.changes import Change
 from deviceplugin.delivery.exchange import RecordExchange
-from deviceplugin.delivery.visibility import exposure_of, read_toolkit
+from deviceplugin.delivery.visibility import make_exposure, read_toolkit
 from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heartbeat
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
@@ -125,7 +125,7 @@ class Agent:
             listener=self,
             unrecorded=state.whole_cards,
             mps=self._mps if has_cdi else None,
-            exposure=exposure_of(self._own),
+            exposure=make_exposure(self._own),
             lingering=LingeringProcesses(state.pods, driver),
             remnants=state.remnants,
         )
@@ -305,7 +305,7 @@ class Agent:
             raise RetryLater("it is not certain yet which plugin serves whole cards")
         if whole is None:
             raise RetryLater("the partitions of the cards have not been read yet")
-        given = state.whole_cards.given
+        given = state.whole_cards.unrecorded_rows
         rows = (*(given or ()), *state.remnants.rows())
         return NodeFacts(
             state.devices.gpus(),

@@ -75,7 +75,7 @@ class Reconciler:
         state, whole_cards = self._state, self._state.whole_cards
         warned: str | None = None
         while True:
-            if await whole_cards.look(synced=state.pod_watch.synced):
+            if await whole_cards.update(synced=state.pod_watch.synced):
                 for uid in whole_cards.bare:
                     state.remnants.remove_receipt(uid)
                 self._publish_holdings()

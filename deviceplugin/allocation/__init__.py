@@ -1,4 +1,4 @@
-"""What the agent answers to the kubelet's Allocate and PreStartContainer."""
+"""Answers the kubelet's calls of Allocate and PreStartContainer."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from deviceplugin.delivery.exchange import RecordExchange
 
 
 def make_allocator(resource: str, context: AllocationContext, resend: Callable[[], None]) -> Allocator:
-    """Make the allocator of a resource, for a container runtime with or without CDI.
+    """Return the allocator of a resource, for a container runtime with or without CDI.
 
     Args:
-        resend: sends the resource's device list to the kubelet once more, upon which it writes its checkpoint.
+        resend: sends the resource's device list to the kubelet again, after which the kubelet writes its checkpoint.
     """
     kind = AllocatorWithoutCdi if isinstance(context.delivery, RecordExchange) else Allocator
     return kind(resource, context, resend)

@@ -1,22 +1,21 @@
-"""Allocate and PreStartContainer for one resource: which container a call is for, and what that container gets.
+"""Answers Allocate and PreStartContainer for one resource.
 
-What the kubelet does (docs/design/kubernetes.md, "Device manager"), and what follows from it:
+`deviceplugin.plugin.plugin_server` calls the `Allocator`; `allocator_without_cdi` overrides what differs if the runtime
+has no CDI. This module contains no gRPC and does not call the API server. It follows from what the kubelet does
+(docs/design/kubernetes.md, "Device manager"):
 
-1. When it admits a pod it calls Allocate for each container and resource, with device ids and no pod. Its sync loop
-   waits for the answer without a timeout. So `Allocator.allocate` answers from memory, and does not need to be right:
-   the answer names a CDI device that does not exist yet.
-2. It writes its checkpoint: pod UID, container, ids and answer.
+1. When the kubelet admits a pod it calls Allocate for each container and resource, with device ids but without the pod.
+   Its sync loop waits for the answer without a timeout. So `Allocator.allocate` answers from memory, and need not be
+   right: the answer names a CDI device that does not exist yet.
+2. The kubelet writes its checkpoint: pod UID, container, ids and answer.
 3. Before it creates a container it calls PreStartContainer with the container's ids, and waits up to 30 seconds.
    `Allocator.pre_start` finds the owner of the ids in the checkpoint, waits for the pod's allocation record, and writes
-   the CDI file that the answer has named. The runtime cannot create a container whose CDI device has no file, so no
-   container starts on cards that were not decided for it, whatever went wrong before.
+   the file of the CDI device. The runtime cannot create a container whose CDI device has no file. So no container
+   starts on cards that were not decided for it, whatever went wrong before.
 
-A container that requests several resources gets its cards by the answer of one of them, its carrier. The answers of the
-others carry nothing, so the order in which the kubelet asks and merges them does not matter; and since each of them has
-to pass PreStartContainer, none starts a container that the carrier's call refuses.
-
-The plugin server calls this module (`deviceplugin.plugin.plugin_server`). There is no gRPC in here, and no call to the
-API server. `deviceplugin.allocation.allocator_without_cdi` has what differs where the runtime has no CDI.
+If a container requests several resources, the answer for one of them, its carrier, brings the cards. The other answers
+bring nothing, so the order in which the kubelet requests and merges them does not matter. The kubelet calls
+PreStartContainer for each resource, so a container that the carrier's allocator refuses does not start.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ from mgpu.model.ledger import Holding
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
-"""How long a start waits for what is missing. The kubelet waits 30 s, and tries again 10 s after an error."""
+"""How long PreStartContainer waits for missing data. The kubelet waits 30 s, and retries 10 s after an error."""
 _POLL_SECONDS = 0.5
 
 Key = tuple[str, str]
@@ -58,8 +57,11 @@ Key = tuple[str, str]
 class Answer:
     """The answer to Allocate for one container.
 
-    name: fresh with every answer. It tells answers apart in the checkpoint, and is the name of the CDI device.
-    mounts, nodes: as in `Edits`; only where the runtime has no CDI.
+    Attributes:
+        name: the name of the CDI device. It is unique, so that it identifies the answer in the checkpoint.
+        cdi: the names of CDI devices; none if the runtime has no CDI.
+        mounts: as in `Edits`; only if the runtime has no CDI.
+        nodes: as in `Edits`; only if the runtime has no CDI.
     """
 
     name: str
@@ -71,39 +73,47 @@ class Answer:
 
 
 class Devices(Protocol):
-    """`deviceplugin.node_devices.NodeDevices`."""
+    """The part of `deviceplugin.node_devices.NodeDevices` that is used here.
+
+    `gpus` are all GPUs of the node. `devices` are the GPUs that are not partitioned, and the slices.
+    """
 
     def gpus(self) -> Sequence[Card]: ...
     def devices(self) -> Sequence[Card]: ...
 
 
 class UnrecordedHoldings(Protocol):
-    """What pods have without an allocation record that counts (`deviceplugin.allocation.whole_cards.WholeCards`)."""
+    """The part of `deviceplugin.allocation.whole_cards.WholeCards` that is used here."""
 
     def holdings(self) -> Sequence[Holding]: ...
     def is_undetermined(self) -> bool: ...
 
 
 class StartListener(Protocol):
-    """Is notified of the decisions about starts. Called on the event loop; must not block."""
+    """Receives the decisions about starts, on the event loop. The methods must not block."""
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
-        """A container of this pod may not start now; the kubelet will try again."""
+        """Handle that a container of this pod may not start now. The kubelet will try again."""
 
     def start_granted(self, gpu_pod: GpuPod) -> None:
-        """A container of this pod starts on the cards of the pod's record."""
+        """Handle that a container of this pod starts on the cards of the pod's record."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationContext:
     """The parts of the agent that the allocators of all resources share.
 
-    checkpoint: the kubelet's file.
-    changed: wakes when pods, cards or slices change.
-    mps: holds containers to their shares; None where nothing does.
-    exposure: device nodes and mounts that containers get beside their environment.
-    lingering, remnants: None where nothing looks for what is left of deleted pods.
-    guess_budget: how long the answers of all resources together may wait, where the runtime has no CDI.
+    Attributes:
+        owners: the kubelet's PodResources service.
+        checkpoint: the kubelet's checkpoint file.
+        delivery: the CDI files, or what replaces them if the container runtime has no CDI.
+        changed: wakes when pods, cards or slices change.
+        unrecorded: the holdings of pods without a valid allocation record.
+        mps: limits containers to their shares by MPS; None if the container runtime has no CDI.
+        exposure: the device nodes and mounts that containers get in addition to their environment.
+        lingering: finds processes that outlive their containers; None if nothing looks for them.
+        remnants: the deleted pods whose containers still run; None if nothing looks for them.
+        wait_budget: how long answers to Allocate may wait if the container runtime has no CDI.
     """
 
     pods: NodePods
@@ -119,11 +129,16 @@ class AllocationContext:
     exposure: Exposure = field(default_factory=Exposure)
     lingering: LingeringProcesses | None = None
     remnants: Remnants | None = None
-    guess_budget: WaitBudget = field(default_factory=WaitBudget)
+    wait_budget: WaitBudget = field(default_factory=WaitBudget)
 
 
 class Allocator:
-    """The allocator of one resource, where the runtime has CDI. Used on one event loop."""
+    """The allocator of one resource. Used on one event loop.
+
+    Args:
+        resend: sends the resource's device list to the kubelet again, after which the kubelet writes its checkpoint.
+        wait_seconds: how long PreStartContainer waits for missing data; `WAIT_SECONDS` if None.
+    """
 
     def __init__(
         self,
@@ -142,7 +157,7 @@ class Allocator:
         self._resumed = False
 
     def resume(self) -> None:
-        """Let containers start: from here on all pods of the node, and its cards, are known."""
+        """Let containers start. Call it after all pods and cards of the node have been read."""
         self._resumed = True
 
     def keep_only(self, uids: Collection[str]) -> None:
@@ -151,14 +166,17 @@ class Allocator:
         self._corrected = {key for key in self._corrected if key[0] in uids}
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
-        """Answer at once, from memory. Raises Refused where the runtime has no CDI."""
+        """Return the answer for a container that gets these ids. Raises Refused only if the runtime has no CDI."""
         name = new_name()
         answer = Answer(name, self._environment_of_only_candidate(len(ids)), cdi=(name,))
-        self._owners.answered(frozenset(ids), name)
+        self._owners.record_answer(frozenset(ids), name)
         return answer
 
     async def pre_start(self, ids: Sequence[str]) -> GpuPod:
-        """Let the containers that hold these ids have what the allocation record of their pod says. Raises Refused."""
+        """Deliver the cards of the pod's allocation record to the containers that hold these ids; return the pod.
+
+        Waits for missing data, at most `wait_seconds`. Raises Refused if no container may start.
+        """
         deadline = asyncio.get_running_loop().time() + self._wait_seconds
         entries = await self._owners.entries(frozenset(ids), deadline)
         gpu_pod = await self._pod(entries[0].uid, deadline)
@@ -182,45 +200,48 @@ class Allocator:
         return candidates(self._context.pods.all(), self._resource, amount, self._served)
 
     def _environment_of_only_candidate(self, amount: int) -> Mapping[str, str]:
-        """Return the environment of the container that the call is for, if only one can be meant; `void` otherwise.
+        """Return the environment of the only container that the call can be for, or `VOID` if there are several.
 
         A wrong answer does no harm: the edits of the CDI device, which PreStartContainer writes, take precedence.
         """
-        found = self._candidates(amount)
-        target = next(found, None)
-        if target is None or next(found, None) is not None:
+        targets = self._candidates(amount)
+        target = next(targets, None)
+        if target is None or next(targets, None) is not None:
             return VOID
         env: Mapping[str, str] = {}
         try:
             if self._is_carrier(target):
                 env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
         except Refused:
-            return VOID  # not decided yet, or an invalid record: PreStartContainer waits, or says what is wrong
+            return VOID  # not decided yet, or an invalid record: PreStartContainer waits, or reports the reason
         self._served.add(target.key)
         return env
 
     def _is_carrier(self, target: Target) -> bool:
-        """Return whether the container's cards come by this resource's answers.
+        """Return whether this resource is the carrier of the container.
 
-        A container whose cards no resource can bring counts as carried by all, so that each of them reports it.
+        If no resource can be the carrier, every resource counts as one, so that each of them reports the problem.
         """
         return target.carrier in (self._resource, "")
 
-    # PreStartContainer: what a start waits for
+    # PreStartContainer: the data that a start waits for
 
     async def _pod(self, uid: str, deadline: float) -> GpuPod:
-        """Wait for the pod to arrive from the API server: the kubelet may see it first. Raises Refused."""
+        """Return the pod, and wait until the API server delivers it: the kubelet may see it first. Raises Refused."""
         while True:
             gpu_pod = self._context.pods.by_uid(uid)
             if self._resumed and gpu_pod is not None:
                 return gpu_pod
             if not await self._changed_before(deadline):
                 if not self._resumed:
-                    raise Refused("the pods and cards of this node are not known yet", uid)
-                raise Refused(f"pod {uid} is not known from the API server yet")
+                    raise Refused("the pods and cards of this node have not been read yet", uid)
+                raise Refused(f"the API server has not delivered pod {uid} yet")
 
     async def _until_decided(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float) -> GpuPod:
-        """Wait for the pod's allocation record, which a late binding decision may write only now. Raises Refused."""
+        """Wait for the pod's allocation record, which a late binding decision may not have written yet.
+
+        Raises Refused.
+        """
         while not (gpu_pod := self._with_kept_cards(gpu_pod, entries)).is_decided:
             if not await self._changed_before(deadline):
                 limit = f"within {self._wait_seconds:g} s"
@@ -231,7 +252,7 @@ class Allocator:
         return gpu_pod
 
     async def _until_slices_exist(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float) -> GpuPod:
-        """Wait until the slices that the record names are made. At the deadline `_start` refuses with the reason."""
+        """Wait until the slices of the record exist. If they do not at the deadline, `_start` refuses."""
         while any(lacks_slice(Target(gpu_pod, entry.container), self._context.devices.devices()) for entry in entries):
             if not await self._changed_before(deadline):
                 break
@@ -239,10 +260,10 @@ class Allocator:
         return gpu_pod
 
     async def _until_cards_free(self, gpu_pod: GpuPod, deadline: float) -> None:
-        """Wait until nothing that is about to go holds the pod's cards. At the deadline `_start` refuses.
+        """Wait until no temporary holding covers the pod's cards. If one does at the deadline, `_start` refuses.
 
-        Both kinds of holder are outside the API's accounts: deleted pods whose containers still run, and pods without a
-        record, which hold everything until it is found out what they were handed (mostly nothing).
+        Two kinds of holdings are temporary: those of remnants, and those of unrecorded pods, which hold every card
+        until the agent has found out which cards they were given (mostly none).
         """
         loop = asyncio.get_running_loop()
         while gpu_pod.shares is not None and self._may_become_free(gpu_pod) and loop.time() < deadline:
@@ -256,16 +277,16 @@ class Allocator:
     async def _prepare_mps(
         self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float
     ) -> Mapping[Key, Edits]:
-        """Return the edits of the containers that MPS holds to their shares, once its daemons run. Raises Refused."""
+        """Return the edits of the containers that MPS limits to their shares, once its daemons run. Raises Refused."""
         if self._context.mps is None:
             return {}
         targets = [Target(gpu_pod, entry.container) for entry in entries if entry.device]
         carried = [target for target in targets if self._is_carrier(target)]
         limits = await self._context.mps.ready(carried, deadline)
-        # A daemon takes seconds to start. The limits of a record that has changed meanwhile are wrong.
+        # A daemon takes seconds to start. The limits are wrong if the record has changed in this time.
         now = self._latest(gpu_pod)
         if limits and (now is None or now.shares != gpu_pod.shares):
-            raise Refused(f"{gpu_pod.pod.key}: its record has changed meanwhile", gpu_pod.pod.uid)
+            raise Refused(f"{gpu_pod.pod.key}: its allocation record has changed during the start", gpu_pod.pod.uid)
         return limits
 
     async def _changed_before(self, deadline: float) -> bool:
@@ -273,11 +294,11 @@ class Allocator:
         return await self._context.changed.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
 
     def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:
-        """Return the pod with the cards that these containers were handed before, if its record does not count.
+        """Return the pod with the cards that these containers got before, if its allocation record does not count.
 
-        Whatever made the record void (a key that this agent does not have, a stolen token, a scheduler of a version
-        without seals), a container that has run starts again on what it had, and on nothing else. CDI files say what
-        that was: only root can write them, and agents write one only for a record that counts.
+        A container that has run starts again on the cards that it had, and on no others, for whatever reason the record
+        does not count: a missing key, a stolen token, a scheduler without seals. The CDI files name these cards. They
+        can be trusted, since only root can write them, and agents write them only for records that count.
         """
         if gpu_pod.finding is None or not gpu_pod.started_containers:
             return gpu_pod
@@ -287,19 +308,19 @@ class Allocator:
         return replace(gpu_pod, shares=shares) if carried <= containers_with_cards else gpu_pod
 
     def _latest(self, gpu_pod: GpuPod) -> GpuPod | None:
-        """Return the pod as the API server has it by now, with the cards that it has kept; None if it is gone."""
+        """Return the current version of the pod, with the cards of `_with_kept_cards`; None if it is gone."""
         now = self._context.pods.by_uid(gpu_pod.pod.uid)
         if now is None or now.finding is None or gpu_pod.finding is None:
             return now
         return replace(now, shares=gpu_pod.shares)
 
-    # PreStartContainer: the decision. Nothing from here on waits, so that no other call comes in between.
+    # PreStartContainer: the decision. No function from here on waits, so that no other call can intervene.
 
     def _start(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], limits: Mapping[Key, Edits]) -> None:
         """Deliver to all containers that hold the ids. Raises Refused if none of them may start.
 
-        The kubelet gives an init container's ids to later containers of the pod again, and does not say which of them
-        it is about to start. Each gets the file that its own answer has named.
+        The kubelet reuses an init container's ids for later containers of the pod, and the call does not name the
+        container that it will start. So each container gets the file that its own answer has named.
         """
         ready: list[tuple[PodDevicesEntry, Edits]] = []
         refused: list[tuple[PodDevicesEntry, Refused]] = []
@@ -311,10 +332,10 @@ class Allocator:
                     env = self._environment(target, entry)
                     is_carried = True
                 else:
-                    env = self._environment_beside_carrier(target, entry)
+                    env = self._environment_without_cards(target, entry)
                 limit = limits.get(target.key, Edits())
-                shown = self._exposed(target, env)
-                ready.append((entry, Edits({**env, **limit.env}, (*limit.mounts, *shown.mounts), shown.nodes)))
+                exposed = self._with_exposure(target, env)
+                ready.append((entry, Edits({**env, **limit.env}, (*limit.mounts, *exposed.mounts), exposed.nodes)))
             except Refused as error:
                 refused.append((entry, error))
         if not ready:
@@ -325,7 +346,7 @@ class Allocator:
         gpu_pod = self._latest(gpu_pod) or gpu_pod
         if reason := self._over_capacity(gpu_pod) or self._held_by_remnants(gpu_pod):
             raise Refused(f"{gpu_pod.pod.key}: {reason}", gpu_pod.pod.uid)
-        # The receipt comes first: an agent that dies in between must not forget that the pod may hold its cards.
+        # The receipt comes first: if the agent dies after it, the next one knows that the pod may hold its cards.
         self._write_receipt(gpu_pod)
         self._deliver(gpu_pod, ready, refused)
         self._context.grants.grant(gpu_pod, self._context.devices.devices())
@@ -334,30 +355,33 @@ class Allocator:
         self._context.listener.start_granted(gpu_pod)
 
     def _over_capacity(self, gpu_pod: GpuPod, remnants: Sequence[Holding] = ()) -> str | None:
-        """Return why the pod does not fit beside what else has been handed out on this node, whatever records say."""
+        """Return why the pod does not fit beside what other pods on this node have been given, or None.
+
+        Allocation records of other pods do not count: users may have changed them.
+        """
         foreign = (*self._context.unrecorded.holdings(), *remnants)
         pods, cards = self._context.pods.all(), self._context.devices.devices()
         return self._context.grants.refusal(gpu_pod, pods, cards, foreign)
 
     def _held_by_remnants(self, gpu_pod: GpuPod) -> str | None:
-        """Return why the pod must not start beside deleted pods that still run.
+        """Return why the pod must not start beside the remnants on this node, or None.
 
-        Those pods may be another tenant's, so the text names cards only.
+        Remnants may belong to another tenant, so the text names only cards.
         """
         remnants = self._context.remnants.holdings() if self._context.remnants is not None else ()
         if not remnants or self._over_capacity(gpu_pod, remnants) is None:
             return None
         cards = self._context.devices.devices()
-        wanted = holding(gpu_pod, cards)
-        shared = [card for card in cards if wanted.is_on(card) and any(held.is_on(card) for held in remnants)]
-        named = ", ".join(f"{noun(card.type)} {card.index} ({card.uuid})" for card in shared)
+        own = holding(gpu_pod, cards)
+        shared = [card for card in cards if own.is_on(card) and any(remnant.is_on(card) for remnant in remnants)]
+        names = ", ".join(f"{noun(card.type)} {card.index} ({card.uuid})" for card in shared)
         return (
-            f"{named}: containers of a deleted pod still run there; the start is tried again, and succeeds once the "
+            f"{names}: containers of a deleted pod still run there; the start is retried, and succeeds once the "
             "container runtime reports that they have ended"
         )
 
     def _write_receipt(self, gpu_pod: GpuPod) -> None:
-        """Raises Refused."""
+        """Write the receipt of the pod. Raises Refused if that fails."""
         if self._context.remnants is None:
             return
         cards = self._context.devices.devices()
@@ -366,33 +390,33 @@ class Allocator:
         except OSError as error:
             raise Refused(f"{gpu_pod.pod.key}: receipt not written: {error}", gpu_pod.pod.uid) from error
 
-    # PreStartContainer: what a container gets
+    # PreStartContainer: the edits of a container
 
     def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
-        """Return the environment of a container that this resource carries. Raises Refused."""
+        """Return the environment of a container whose carrier is this resource. Raises Refused."""
         env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
-        # An answer from the time before the runtime had CDI stands in the checkpoint for good, and no file corrects it.
+        # The kubelet keeps an answer from before the runtime had CDI, and no CDI file can correct it.
         if not entry.device and dict(entry.env) != env:
             raise Refused(f"{target} was admitted without CDI and given other cards", target.gpu_pod.pod.uid)
         self._count_correction(target, entry, env)
         return env
 
     def _count_correction(self, target: Target, entry: PodDevicesEntry, env: Mapping[str, str]) -> None:
-        """Count an answer that named other cards; once for each container, which may start again."""
+        """Count an answer that named other cards. A container that starts several times is counted once."""
         if entry.env.get(VISIBLE) not in (VOID[VISIBLE], env[VISIBLE], None) and target.key not in self._corrected:
             self._corrected.add(target.key)
             CORRECTIONS.labels("answer").inc()
 
-    def _environment_beside_carrier(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
-        """Return what this resource brings a container that another one carries. Raises Refused.
+    def _environment_without_cards(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
+        """Return the environment of a container whose carrier is another resource. Raises Refused.
 
-        The kubelet ignores requests for a resource that the node does not have at all, and starts the container
-        nevertheless. So this call must not pass unless the carrier's ids were given out too.
+        The kubelet ignores requests for a resource that the node does not advertise, and starts the container
+        nevertheless. So this call must not succeed unless the kubelet has allocated ids of the carrier too.
         """
         uid = target.gpu_pod.pod.uid
-        carried = read_checkpoint(self._context.checkpoint, target.carrier)
-        if not any((row.uid, row.container) == (entry.uid, entry.container) for row in carried):
-            self._resend()  # the file may be older than the carrier's answer
+        of_carrier = read_checkpoint(self._context.checkpoint, target.carrier)
+        if not any((row.uid, row.container) == (entry.uid, entry.container) for row in of_carrier):
+            self._resend()  # the file may be older than the answer for the carrier
             missing = f"none of {target.carrier}, which brings its cards"
             raise Refused(f"{target}: the kubelet gave it ids of {self._resource}, but {missing}", uid)
         if not entry.device and VISIBLE in entry.env:
@@ -400,10 +424,10 @@ class Allocator:
         # CDI accepts no device without edits.
         return {CARRIER_VARIABLE: target.carrier}
 
-    def _exposed(self, target: Target, env: Mapping[str, str]) -> Edits:
-        """Return the environment with the mounts and device nodes that the settings ask for. Raises Refused."""
-        shown = self._context.exposure.edits(target, env, self._context.devices.devices(), self._context.devices.gpus())
-        return Edits(env, shown.mounts, shown.nodes)
+    def _with_exposure(self, target: Target, env: Mapping[str, str]) -> Edits:
+        """Return the environment with the mounts and device nodes of the settings. Raises Refused."""
+        devices = self._context.devices
+        return self._context.exposure.edits(target, env, devices.devices(), devices.gpus())
 
     def _deliver(
         self,
@@ -413,23 +437,23 @@ class Allocator:
     ) -> None:
         """Write the CDI files of the containers that are ready, and remove those of the refused ones. Raises Refused.
 
-        Without its file the runtime cannot create a refused container, which holds the same ids as one that is ready.
+        The call succeeds for all containers with these ids. Only its missing file keeps a refused one from starting.
         """
         files, uid = self._context.delivery, gpu_pod.pod.uid
         assert isinstance(files, CdiFiles)
         try:
             for entry, edits in ready:
                 if entry.device:
-                    files.write(entry.name, uid, entry.container, edits.env, edits.mounts, edits.nodes)
+                    files.write(entry.name, uid, entry.container, edits)
         except OSError as error:
             raise Refused(f"{gpu_pod.pod.key}: CDI file not written: {error}", uid) from error
         for entry, _ in refused:
             if entry.device:
                 files.remove(entry.name, uid, entry.container)
-        for reason in pending(gpu_pod, refused):
-            self._context.listener.start_refused(gpu_pod, str(reason))
+        for refusal in relevant_refusals(gpu_pod, refused):
+            self._context.listener.start_refused(gpu_pod, str(refusal))
 
 
-def pending(gpu_pod: GpuPod, refused: Sequence[tuple[PodDevicesEntry, Refused]]) -> list[Refused]:
-    """Return the refusals that matter: an init container that has ended well is not started again."""
+def relevant_refusals(gpu_pod: GpuPod, refused: Sequence[tuple[PodDevicesEntry, Refused]]) -> list[Refused]:
+    """Return the refusals without those of init containers that have succeeded, which do not start again."""
     return [error for entry, error in refused if entry.container not in gpu_pod.completed_init_containers]

@@ -1,17 +1,17 @@
-"""Allocate and PreStartContainer where the operator says that the container runtime has no CDI.
+"""Answers Allocate and PreStartContainer for one resource if the container runtime has no CDI (`deviceplugin.cdi`).
 
-Nothing can correct an answer to Allocate then: the kubelet keeps it for the life of the container. So Allocate assumes
-that the call is for the oldest pod that waits for this amount and whose cards are decided. If there is none yet it
-waits briefly, and then refuses. If the assumption was wrong, the pods with equal requests exchange their allocation
-records before the container starts (`deviceplugin.delivery.exchange`).
-Slices, MPS and requests of different kinds on one node need CDI.
+`make_allocator` creates the `AllocatorWithoutCdi`. Without CDI nothing can correct an answer to Allocate: the kubelet
+keeps it for the life of the container. So Allocate assumes that the call is for the oldest pod that waits for this
+amount and whose cards are decided. If there is none yet it waits briefly, and then refuses. If the assumption was
+wrong, pods with equal requests exchange their allocation records before the container starts
+(`deviceplugin.delivery.exchange`). Slices, MPS and requests of different kinds on one node need CDI.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from deviceplugin.allocation.allocator import AllocationContext, Allocator, Answer, pending
+from deviceplugin.allocation.allocator import Allocator, Answer, relevant_refusals
 from deviceplugin.delivery.cdi import ANSWER_ANNOTATION, Edits, new_name
 from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.kubelet.checkpoint import PodDevicesEntry, read_checkpoint
@@ -20,27 +20,9 @@ from deviceplugin.pods.identity import Refused, Target, environment
 
 log = logging.getLogger(__name__)
 
-GUESS_SECONDS = 1.0
-"""How long one answer may wait for a decision. The kubelet admits no other pod meanwhile."""
-
 
 class AllocatorWithoutCdi(Allocator):
-    """The allocator of one resource, where the runtime has no CDI. Used on one event loop.
-
-    Args:
-        guess_seconds: how long one answer may wait.
-    """
-
-    def __init__(
-        self,
-        resource: str,
-        context: AllocationContext,
-        resend: Callable[[], None],
-        wait_seconds: float | None = None,
-        guess_seconds: float = GUESS_SECONDS,
-    ) -> None:
-        super().__init__(resource, context, resend, wait_seconds)
-        self._guess_seconds = guess_seconds
+    """The allocator of one resource for a runtime without CDI. Used on one event loop."""
 
     @property
     def _exchange(self) -> RecordExchange:
@@ -61,13 +43,13 @@ class AllocatorWithoutCdi(Allocator):
                 target = Target(gpu_pod, entry.container)
                 self._served.add(target.key)
                 is_decided = gpu_pod.shares is not None and self._is_carrier(target)
-                if is_decided and not self._exchange.agrees(target, entry.env):
+                if is_decided and not self._exchange.confirm(target, entry.env):
                     mismatched.append(entry)
         for entry in mismatched:
             gpu_pod = self._context.pods.by_uid(entry.uid)
             if gpu_pod is not None:
                 try:
-                    self._exchange.settle(Target(gpu_pod, entry.container), entry.env, self._served)
+                    self._exchange.reconcile(Target(gpu_pod, entry.container), entry.env, self._served)
                 except Refused as error:
                     log.warning(
                         "the allocation record could not be changed to agree with the answer to Allocate: %s",
@@ -76,16 +58,16 @@ class AllocatorWithoutCdi(Allocator):
                     )
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
-        """Answer with the cards of the oldest candidate, and wait a little if there is none. Raises Refused."""
+        """Answer with the cards of the oldest candidate, and wait briefly if there is none. Raises Refused."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            deadline = began + min(self._guess_seconds, self._context.guess_budget.remaining())
+            deadline = began + self._context.wait_budget.allowance()
             edits = await self._edits_of_oldest_candidate(len(ids), deadline)
         finally:
-            self._context.guess_budget.spend(loop.time() - began)
+            self._context.wait_budget.spend(loop.time() - began)
         name = new_name()
-        self._owners.answered(frozenset(ids), name)
+        self._owners.record_answer(frozenset(ids), name)
         return Answer(name, edits.env, (), {ANSWER_ANNOTATION: name}, edits.mounts, edits.nodes)
 
     async def _edits_of_oldest_candidate(self, amount: int, deadline: float) -> Edits:
@@ -105,7 +87,7 @@ class AllocatorWithoutCdi(Allocator):
     def _edits(self, target: Target) -> Edits:
         if target.requests_slices:
             raise Refused(f"{target}: slices need a container runtime with CDI", target.gpu_pod.pod.uid)
-        return self._exposed(target, environment(target, self._context.devices.devices()))
+        return self._with_exposure(target, environment(target, self._context.devices.devices()))
 
     def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:  # noqa: ARG002
         """Return the pod unchanged: without CDI files there is no trustworthy source for the cards that it had."""
@@ -113,7 +95,7 @@ class AllocatorWithoutCdi(Allocator):
 
     def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
         """Make the records agree with the answer to Allocate; return the container's environment. Raises Refused."""
-        self._exchange.settle(target, entry.env, self._served)
+        self._exchange.reconcile(target, entry.env, self._served)
         now = self._context.pods.by_uid(target.gpu_pod.pod.uid) or target.gpu_pod
         target = Target(now, target.container)
         env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
@@ -127,5 +109,5 @@ class AllocatorWithoutCdi(Allocator):
         refused: Sequence[tuple[PodDevicesEntry, Refused]],
     ) -> None:
         """Refuse all containers if one is refused: containers that share ids can only be held back together."""
-        for reason in pending(gpu_pod, refused):
-            raise reason
+        for refusal in relevant_refusals(gpu_pod, refused):
+            raise refusal

@@ -1,4 +1,8 @@
-"""Finds the containers that hold the ids of a PreStartContainer call, or refuses if that is not certain."""
+"""Finds the containers that hold the device ids of a PreStartContainer call.
+
+Each `Allocator` has an `IdOwners`: it records the name of every answer to Allocate, and asks for the owners of the ids
+before a container starts. The call is refused if the owners are not certain: a container must never get another's file.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -30,9 +34,9 @@ class Owners(Protocol):
 class IdOwners:
     """The owners of one resource's ids. Used on one event loop.
 
-    The kubelet's checkpoint says who holds which ids, but it may be out of date: two writers in the kubelet can
-    overtake each other, and the file then holds the older state until the kubelet writes it again. An entry is
-    current if it has the name of the last answer for its ids; otherwise `resend` makes the kubelet write once more.
+    The kubelet's checkpoint names the owners, but it may be out of date: two writers in the kubelet can overtake each
+    other, and the file then contains the older state until the kubelet writes it again. An entry is current if it has
+    the name of the last answer for its ids. Otherwise `resend` makes the kubelet write the file again.
 
     Args:
         resend: sends the resource's device list to the kubelet.
@@ -48,15 +52,15 @@ class IdOwners:
         self._resend = resend
         self._names: OrderedDict[Ids, str] = OrderedDict()
 
-    def answered(self, ids: Ids, name: str) -> None:
-        """Note the name of an answer to Allocate for these ids. Their previous owner does not hold them any more."""
+    def record_answer(self, ids: Ids, name: str) -> None:
+        """Record the name of the answer to Allocate for these ids. Their previous owner does not hold them any more."""
         self._names[ids] = name
         self._names.move_to_end(ids)
         if len(self._names) > _REMEMBERED_ANSWERS:
             self._names.popitem(last=False)
 
     async def entries(self, ids: Ids, deadline: float) -> list[PodDevicesEntry]:
-        """Return the entries of the containers that hold exactly these ids, all of one pod; at least one.
+        """Return the checkpoint's entries of the containers that hold exactly these ids. All are of one pod.
 
         There are several if the kubelet has reused an init container's ids for later containers of the pod. Raises
         Refused if the owner is not certain at the deadline (the loop's time).
@@ -64,26 +68,26 @@ class IdOwners:
         loop = asyncio.get_running_loop()
         while True:
             entries = read_checkpoint(self._checkpoint, self._resource, ids)
-            doubt = await self._doubt(ids, entries)
-            if doubt is None:
+            reason = await self._uncertainty(ids, entries)
+            if reason is None:
                 return entries
             if loop.time() >= deadline:
-                raise Refused(doubt)
+                raise Refused(reason)
             self._resend()
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _doubt(self, ids: Ids, entries: Sequence[PodDevicesEntry]) -> str | None:
-        """Return why these may not be the owners; None if it is certain that they are."""
+    async def _uncertainty(self, ids: Ids, entries: Sequence[PodDevicesEntry]) -> str | None:
+        """Return why these may not be the owners, or None if they certainly are."""
         if not entries:
             return f"the kubelet's checkpoint names no owner of {len(ids)} ids of {self._resource}"
         name = self._names.get(ids)
         if name is None:
-            return await self._doubt_of_earlier_answer(ids, entries[0].uid)
+            return await self._uncertainty_of_earlier_answer(ids, entries[0].uid)
         if all(entry.name != name for entry in entries):
             return "the kubelet's checkpoint does not have the last answer for these ids yet"
         return None
 
-    async def _doubt_of_earlier_answer(self, ids: Ids, uid: str) -> str | None:
+    async def _uncertainty_of_earlier_answer(self, ids: Ids, uid: str) -> str | None:
         """Return why it is uncertain that the pod owns ids for which an earlier agent answered, or None.
 
         The checkpoint counts unless PodResources contradicts it. PodResources alone is not enough: it leaves out
@@ -91,7 +95,7 @@ class IdOwners:
         """
         gpu_pod = self._pods.by_uid(uid)
         if gpu_pod is None:
-            return f"pod {uid} is not known from the API server yet"
+            return f"the API server has not delivered pod {uid} yet"
         try:
             owners = await self._owners.owners(self._resource)
         except RetryLater as error:
@@ -100,5 +104,5 @@ class IdOwners:
         others = {(owner.namespace, owner.name) for owner in owners if owner.ids & ids} - {(pod.namespace, pod.name)}
         if not others:
             return None
-        named = names_visible_to(pod.namespace, others)
-        return f"the kubelet's checkpoint gives the ids to {pod.key}, PodResources to {named}"
+        names = names_visible_to(pod.namespace, others)
+        return f"the kubelet's checkpoint assigns the ids to {pod.key}, PodResources to {names}"

@@ -1,9 +1,14 @@
-"""Limits the total time for which an agent's answers to Allocate wait: the kubelet does nothing else meanwhile."""
+"""Limits how long answers to Allocate may wait if the container runtime has no CDI.
+
+`allocator_without_cdi` is the only user: with CDI, Allocate answers at once. All resources share one budget, since the
+kubelet does nothing else while it waits for an answer.
+"""
 
 import time
 from collections.abc import Callable
 
 _LIMIT_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0
 _REFILL = 0.1
 """Seconds of waiting that are regained each second."""
 
@@ -16,22 +21,32 @@ class WaitBudget:
 
     Args:
         limit: the most seconds that the budget holds.
+        answer_limit: the most seconds that one answer may wait.
         clock: a monotonic clock, in seconds.
     """
 
-    def __init__(self, limit: float = _LIMIT_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limit: float = _LIMIT_SECONDS,
+        answer_limit: float = _ANSWER_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limit = limit
+        self._answer_limit = answer_limit
         self._clock = clock
         self._remaining = limit
         self._updated = clock()
 
-    def remaining(self) -> float:
-        """Return how many seconds of waiting are left."""
-        now = self._clock()
-        self._remaining = min(self._limit, self._remaining + _REFILL * (now - self._updated))
-        self._updated = now
-        return max(0.0, self._remaining)
+    def allowance(self) -> float:
+        """Return how many seconds the next answer may wait."""
+        return max(0.0, min(self._answer_limit, self._refill()))
 
     def spend(self, seconds: float) -> None:
         """Deduct this many seconds of waiting."""
-        self._remaining = self.remaining() - seconds
+        self._remaining = max(0.0, self._refill()) - seconds
+
+    def _refill(self) -> float:
+        now = self._clock()
+        self._remaining = min(self._limit, self._remaining + _REFILL * (now - self._updated))
+        self._updated = now
+        return self._remaining

@@ -1,11 +1,12 @@
-"""CDI spec files (Container Device Interface): what a container gets, applied by the runtime when it creates it.
+"""Writes and reads CDI spec files (Container Device Interface), which the runtime applies when it creates a container.
 
-There is one file per allocated container, written by the allocator before the container starts. The name of its device
-is a nonce from the answer to Allocate. A name made from device ids could be the name of the ids' previous owner, whose
-file would take effect where the kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
+The allocator writes one file for each container before the container starts. The name of the CDI device is a nonce from
+the answer to Allocate. If the name were made from device ids, the file of the previous owner of these ids would take
+effect when the kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
 
-The file name contains pod UID and container. So a file can be removed when its pod is gone, and an agent that starts
-knows what was handed out. Other versions of the agent read these files: keep name and content readable for them.
+The file name contains pod UID and container. So the agent can remove the file when the pod is gone, and an agent that
+starts knows which cards containers have. Other versions of the agent read these files: name and content must stay
+readable for them.
 """
 
 import logging
@@ -22,9 +23,9 @@ log = logging.getLogger(__name__)
 
 KIND = "mgpu.io/card"
 CARRIER_VARIABLE = "MGPU_CARRIER"
-"""The only variable in the spec of a resource that is not its container's carrier. CDI needs at least one edit."""
+"""The only variable in the spec of a resource that is not the container's carrier. CDI requires at least one edit."""
 ANSWER_ANNOTATION = "mgpu.io/answer"
-"""Holds the name of an answer if the runtime has no CDI. The runtime ignores it; the checkpoint keeps it."""
+"""Stores the name of an answer in the checkpoint if the runtime has no CDI. The runtime ignores the annotation."""
 PERMISSIONS = "rw"
 """Cgroup permissions of device nodes."""
 _VERSION = "0.5.0"
@@ -36,11 +37,12 @@ _NAME = re.compile(rf"{_PREFIX}_([^_]+)_([^_]+)_[^_]+\.json")
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What a container gets.
+    """The changes that the runtime makes to a container.
 
-    env: environment variables.
-    mounts: path on the host, path in the container.
-    nodes: device nodes, by the path that they have on both sides.
+    Attributes:
+        env: environment variables.
+        mounts: pairs of a path on the host and a path in the container.
+        nodes: the paths of device nodes, which are the same on the host and in the container.
     """
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -59,32 +61,25 @@ class CdiFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(
-        self,
-        name: str,
-        uid: str,
-        container: str,
-        env: Mapping[str, str],
-        mounts: Iterable[tuple[str, str]] = (),
-        nodes: Iterable[str] = (),
-    ) -> None:
-        """Write the spec of a device. The runtime sees the old file, the new one or none. Raises OSError.
+    def write(self, name: str, uid: str, container: str, edits: Edits) -> None:
+        """Write the spec of a device, atomically. Raises OSError.
 
         Args:
-            name: of the device, from `new_name`.
-            uid, container: for which the device is.
-            env, mounts, nodes: as in `Edits`. Mounts cover what the pod itself mounts there.
+            name: the name of the device, from `new_name`.
+            uid: the UID of the container's pod.
+            container: the name of the container.
+            edits: the content. Mounts take precedence over mounts of the pod itself at the same path.
         """
-        edits: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(env.items())]}
-        if bound := [{"hostPath": at, "containerPath": to, "options": _BIND} for at, to in mounts]:
-            edits["mounts"] = bound
-        if made := [{"path": path, "permissions": PERMISSIONS} for path in nodes]:
-            edits["deviceNodes"] = made
-        device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": edits}
+        content: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(edits.env.items())]}
+        if edits.mounts:
+            content["mounts"] = [{"hostPath": a, "containerPath": b, "options": _BIND} for a, b in edits.mounts]
+        if edits.nodes:
+            content["deviceNodes"] = [{"path": path, "permissions": PERMISSIONS} for path in edits.nodes]
+        device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": content}
         spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(name, uid, container)
-        # The runtime reads only files that end in .json or .yaml, so it never sees this one.
+        # The runtime reads only files that end in .json or .yaml, so it ignores this one.
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(spec))
         os.replace(new, file)
@@ -101,16 +96,16 @@ class CdiFiles:
     def environments(self) -> dict[tuple[str, str], dict[str, str]]:
         """Return the environment in the specs of each container, by pod UID and container.
 
-        Other programs may write to the folder: a file that is damaged, or has a name of another form, is ignored. It
-        must not keep an agent from starting.
+        Other programs may write to the folder. A damaged file, or one with an unexpected name, is ignored: it must not
+        keep an agent from starting.
         """
         found: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self._folder.glob(f"{_PREFIX}_*_*_*.json")):
-            named = _NAME.fullmatch(file.name)
-            if named is None:
-                log.warning("Ignoring CDI file %s: mgpu gives no such name", file)
+            name = _NAME.fullmatch(file.name)
+            if name is None:
+                log.warning("Ignoring CDI file %s: mgpu does not use names of this form", file)
                 continue
-            uid, container = named.groups()
+            uid, container = name.groups()
             try:
                 (device,) = orjson.loads(file.read_bytes())["devices"]
                 lines: list[str] = device["containerEdits"]["env"]
@@ -129,4 +124,4 @@ class CdiFiles:
             try:
                 file.unlink(missing_ok=True)
             except OSError as error:
-                log.warning("CDI file not removed: %s", error)
+                log.warning("CDI file cannot be removed: %s", error)

@@ -1,10 +1,9 @@
-"""Exchange of allocation records where the container runtime has no CDI.
+"""Exchanges allocation records between pods if the container runtime has no CDI.
 
-Allocate had to guess the container there, and the kubelet keeps its answer. If the guess was wrong, a container got the
-cards of another one with an equal request. That does no harm as long as the records say what is so, so the two records
-change places. Each step is a transposition: at any time each placement belongs to exactly one container.
-
-The allocator calls this before a container starts (`deviceplugin.allocation.allocator_without_cdi`).
+`deviceplugin.allocation.allocator_without_cdi` calls `RecordExchange` before a container starts. Without CDI, Allocate
+has to guess the container, and the kubelet keeps the answer. If the guess was wrong, a container gets the cards of
+another container with an equal request. That does no harm if the records are changed accordingly, so the two containers
+exchange their records. Each change is a transposition: at any time each placement belongs to exactly one container.
 """
 
 import time
@@ -32,7 +31,7 @@ class RecordExchange:
     Args:
         gpus: returns the GPUs of the node.
         write: sends annotations of a pod to the API server, in the background.
-        sealed: whether records are sealed. A record that an agent writes would not count then.
+        sealed: whether records are sealed. If so, only the scheduler can write records that count.
     """
 
     def __init__(
@@ -49,61 +48,74 @@ class RecordExchange:
         self._settings = settings
         self._write = write
         self._sealed = sealed
-        self._settled: set[Key] = set()
+        self._confirmed: set[Key] = set()
 
-    def settle(self, target: Target, env: Mapping[str, str], served: set[Key]) -> None:
-        """Make the records say that the container runs on what its answer `env` names.
+    def reconcile(self, target: Target, env: Mapping[str, str], served: set[Key]) -> None:
+        """Change the records so that the container's record has the cards of its answer to Allocate.
 
         Args:
-            served: the containers whose placement Allocate has given away; kept true.
+            env: the environment in the answer.
+            served: the containers whose placement Allocate has given to a container. The method updates it.
 
         Raises Refused if the container must not run on those cards.
         """
         gpus = self._gpus()
         own = recorded_cards(target, gpus)
-        given = _named(env, gpus)
-        uid = target.gpu_pod.pod.uid
-        why = f"{target}: the runtime has no CDI, and at admission the cards of another pod were given to it"
+        given = _visible_cards(env, gpus)
+        other = None
         if not given or dict(env) != environment_on(target, given):
-            raise Refused(why, uid)
-        if own != given and self._sealed:
-            rule = "its record is sealed, so that only the scheduler can change it; delete the pod"
-            raise Refused(f"{why}; {rule}", uid)
-        if own != given and not _is_exchangeable(target):
-            raise Refused(why, uid)
-        other = self._owner_of(given, target, served) if own != given or target.key not in served else None
+            raise Refused(_wrong_cards(target), target.gpu_pod.pod.uid)
         if own != given:
-            # The other record first: an agent that dies between the two leaves cards that look free, not held twice.
-            if other is not None:
-                self._amend(other, own)
-            elif short := self._excess(target, given):
-                raise Refused(f"{why}; {short}", uid)
-            self._amend(target, given)
-            CORRECTIONS.labels("records").inc()
+            other = self._exchange(target, own, given, served)
+        elif target.key not in served:
+            other = self._owner_of(given, target, served)
         if other is not None and target.key not in served:
-            # The placement that this container had is still to be given away, and it is the other one's now.
+            # Allocate has not given away this container's former placement yet. It belongs to the other container now.
             served.discard(other.key)
         served.add(target.key)
-        self._settled.add(target.key)
+        self._confirmed.add(target.key)
 
-    def agrees(self, target: Target, env: Mapping[str, str]) -> bool:
-        """Return whether the record says what the answer does; if so, the container is settled."""
+    def confirm(self, target: Target, env: Mapping[str, str]) -> bool:
+        """Return whether the record agrees with the answer. If so, the container takes part in no exchange any more."""
         try:
             agrees = dict(env) == environment(target, self._gpus())
         except Refused:
             return False
         if agrees:
-            self._settled.add(target.key)
+            self._confirmed.add(target.key)
         return agrees
 
     def keep_only(self, uids: Collection[str]) -> None:
         """Forget all other pods."""
-        self._settled = {key for key in self._settled if key[0] in uids}
+        self._confirmed = {key for key in self._confirmed if key[0] in uids}
+
+    def _exchange(
+        self, target: Target, own: Sequence[Card], given: Sequence[Card], served: Collection[Key]
+    ) -> Target | None:
+        """Record the given cards for the container, and its own cards for the container that had the given ones.
+
+        Return the other container; None if it is gone. Raises Refused.
+        """
+        uid = target.gpu_pod.pod.uid
+        if self._sealed:
+            remedy = "its record is sealed, so that only the scheduler can change it; delete the pod"
+            raise Refused(f"{_wrong_cards(target)}; {remedy}", uid)
+        if not _is_exchangeable(target):
+            raise Refused(_wrong_cards(target), uid)
+        other = self._owner_of(given, target, served)
+        # The other record is changed first. If the agent dies between the two, cards look free, but none is held twice.
+        if other is not None:
+            self._amend(other, own)
+        elif reason := self._excess(target, given):
+            raise Refused(f"{_wrong_cards(target)}; {reason}", uid)
+        self._amend(target, given)
+        CORRECTIONS.labels("records").inc()
+        return other
 
     def _owner_of(self, given: Sequence[Card], target: Target, served: Collection[Key]) -> Target | None:
-        """Return the container whose placement has these cards: the oldest one with an equal request; None if gone.
+        """Return the oldest container with an equal request whose placement has these cards; None if it is gone.
 
-        It is one of `served`, whose placement Allocate has given away, unless an agent before this one did.
+        Containers in `served` come first: Allocate has given their placement to another container.
         """
         targets = [
             Target(gpu_pod, request.container)
@@ -112,10 +124,10 @@ class RecordExchange:
             for request in gpu_pod.request.containers
         ]
         for other in sorted(targets, key=lambda other: other.key not in served):
-            if other.gpu_pod.pod.ended or other.gpu_pod.problem or other.key in {*self._settled, target.key}:
+            if other.gpu_pod.pod.ended or other.gpu_pod.problem or other.key in {*self._confirmed, target.key}:
                 continue
             if other.carrier != target.carrier or not _is_exchangeable(other):
-                continue  # Allocate of one resource never gives away what another one carries
+                continue  # Allocate of one resource never gives away cards that another resource carries
             equal = replace(other.request, container=target.container, stage=target.request.stage) == target.request
             recorded = {card for card in self._gpus() if any(share.is_on(card) for share in other.shares)}
             if equal and recorded == set(given):
@@ -123,20 +135,20 @@ class RecordExchange:
         return None
 
     def _excess(self, target: Target, given: Sequence[Card]) -> str | None:
-        """Return why the container cannot have these cards beside what the records of other pods say."""
+        """Return why these cards have too little capacity for the container beside the records of other pods."""
         gpus = self._gpus()
         uid = target.gpu_pod.pod.uid
         others = [other for other in self._pods.all() if not other.pod.ended and other.pod.uid != uid]
         return excess(holding(_placed_on(target, given), gpus), [holding(other, gpus) for other in others], gpus)
 
     def _amend(self, target: Target, cards: Sequence[Card]) -> None:
-        # Both containers may be of one pod: then the first amendment must not be undone by the second.
+        # Both containers may belong to one pod. The second change then must not undo the first one.
         now = self._pods.by_uid(target.gpu_pod.pod.uid) or target.gpu_pod
-        annotations = self._record(_placed_on(Target(now, target.container), cards))
+        annotations = self._record_of(_placed_on(Target(now, target.container), cards))
         self._pods.amend(now, annotations)
         self._write(now, annotations)
 
-    def _record(self, gpu_pod: GpuPod) -> dict[str, str]:
+    def _record_of(self, gpu_pod: GpuPod) -> dict[str, str]:
         """Return the annotations that record the pod's shares; none if it requests nothing."""
         request = gpu_pod.request
         if request is None:
@@ -152,14 +164,18 @@ class RecordExchange:
         return dialect.write_placement(gpu_pod.pod, request, placement, gpus, self._settings, time.time_ns())
 
 
-def _named(env: Mapping[str, str], gpus: Sequence[Card]) -> tuple[Card, ...]:
+def _wrong_cards(target: Target) -> str:
+    return f"{target}: the runtime has no CDI, and at admission the cards of another pod were given to it"
+
+
+def _visible_cards(env: Mapping[str, str], gpus: Sequence[Card]) -> tuple[Card, ...]:
     """Return the cards that an environment names."""
     uuids = env.get(VISIBLE, "").split(",")
     return tuple(card for card in gpus if card.uuid in uuids)
 
 
 def _is_exchangeable(target: Target) -> bool:
-    """Return whether the agent can write the pod's record: it knows the request, and all of it is about GPUs."""
+    """Return whether the agent can write the pod's record: the request is valid and has no devices but GPUs."""
     return target.gpu_pod.request is not None and not target.gpu_pod.request.others
 
 
@@ -167,9 +183,10 @@ def _placed_on(target: Target, cards: Sequence[Card]) -> GpuPod:
     """Return the pod as if its record gave these cards to the container. Raises Refused if it requests none."""
     gpu_pod = target.gpu_pod
     request = target.request
-    moved = tuple(share_of(request, card.index) for card in cards)
+    new = tuple(share_of(request, card.index) for card in cards)
     shares = gpu_pod.shares or ()
-    kept = (share for share in shares if share.type == GPU and share.container != request.container)
-    others = tuple(share for share in shares if share.type != GPU)
+    of_other_containers = (share for share in shares if share.type == GPU and share.container != request.container)
+    other_devices = tuple(share for share in shares if share.type != GPU)
     order = [container.container for container in gpu_pod.request.containers] if gpu_pod.request else []
-    return replace(gpu_pod, shares=(*sorted((*kept, *moved), key=lambda s: order.index(s.container)), *others))
+    gpu_shares = sorted((*of_other_containers, *new), key=lambda s: order.index(s.container))
+    return replace(gpu_pod, shares=(*gpu_shares, *other_devices))

@@ -1,8 +1,9 @@
-"""How the container runtime learns which cards a container gets, beside NVIDIA_VISIBLE_DEVICES.
+"""Names the cards of a container to the container runtime by mounts or device nodes, if the settings require it.
 
-The settings `deviceplugin.deviceList` and `deviceplugin.deviceNodes` are for nodes where NVIDIA's container toolkit
-ignores that variable for unprivileged containers, or where no toolkit is installed (docs/nodes.md). The toolkit's own
-configuration says which of them it follows; the agent reports that for `mgpu doctor`.
+The allocators call `Exposure.edits`; the agent calls `read_toolkit` and reports the result for `mgpu doctor`. Usually
+the variable NVIDIA_VISIBLE_DEVICES suffices. The settings `deviceplugin.deviceList` and `deviceplugin.deviceNodes` are
+for nodes whose NVIDIA Container Toolkit ignores the variable for unprivileged containers, or that have no toolkit
+(docs/nodes.md).
 """
 
 import logging
@@ -22,13 +23,13 @@ log = logging.getLogger(__name__)
 
 _NULL = "/dev/null"
 _LIST = "/var/run/nvidia-container-devices"
-"""/dev/null mounted there under a UUID asks NVIDIA's container toolkit for that card or MIG device, if its
-accept-nvidia-visible-devices-as-volume-mounts is true. The toolkit looks there first; if it finds any, it ignores the
-variable, which then only informs the application (nvidia-container-toolkit, internal/config/image/cuda_image.go,
-VisibleDevices; 1.9 did the same). NVIDIA's own plugin sets the variable to the folder's name instead.
+"""A mount of /dev/null in this folder, named by a UUID, requests that card or MIG device from NVIDIA's container
+toolkit if its accept-nvidia-visible-devices-as-volume-mounts is true. Such mounts take precedence over the variable,
+which then only informs the application (nvidia-container-toolkit, internal/config/image/cuda_image.go, VisibleDevices;
+1.9 did the same). NVIDIA's device plugin sets the variable to the name of the folder instead.
 """
 _DRIVER_NODES = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
-"""The driver's own device nodes; which of them exist depends on its modules."""
+"""The device nodes of the driver itself. Its loaded modules determine which of them exist."""
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 _ACCEPTS_VARIABLE = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _ACCEPTS_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
@@ -36,11 +37,12 @@ _ACCEPTS_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What containers get beside their environment.
+    """What containers get in addition to their environment.
 
-    mounts: whether cards are named by mounts (`deviceList: mounts`).
-    nodes: whether containers get the device nodes of their cards (`deviceNodes`).
-    dev: where the agent sees the host's /dev.
+    Attributes:
+        mounts: whether mounts name the cards (`deviceList: mounts`).
+        nodes: whether containers get the device nodes of their cards (`deviceNodes`).
+        dev: the path of the host's /dev in the agent's container.
     """
 
     mounts: bool = False
@@ -48,23 +50,23 @@ class Exposure:
     dev: Path = Path("/dev")
 
     def edits(self, target: Target, env: Mapping[str, str], cards: Sequence[Card], gpus: Sequence[Card]) -> Edits:
-        """Return the mounts and device nodes of a container with this environment.
+        """Return the environment `env` with the mounts and device nodes of its cards.
 
         Args:
-            cards: the node's cards that are whole, and its slices.
+            cards: the GPUs of the node that are not partitioned, and its slices.
             gpus: all GPUs of the node.
 
         Raises Refused if a card's device node is missing.
         """
         visible = [uuid for uuid in env.get(VISIBLE, "").split(",") if uuid]
         if not visible:
-            return Edits()
+            return Edits(env)
         mounts = tuple((_NULL, f"{_LIST}/{uuid}") for uuid in visible) if self.mounts else ()
         nodes = tuple(self._nodes(target, visible, [*cards, *gpus])) if self.nodes else ()
-        return Edits(mounts=mounts, nodes=nodes)
+        return Edits(env, mounts, nodes)
 
     def _nodes(self, target: Target, visible: Sequence[str], devices: Sequence[Card]) -> Iterator[str]:
-        """Yield device nodes; of a slice its card's. The toolkit adds those of MIG instances, below nvidia-caps."""
+        """Yield the device nodes of cards, and of the cards of slices. The toolkit adds those below nvidia-caps."""
         found = [device for device in devices if device.uuid in visible]
         indexes = {place_of(device.index)[0] if is_slice(device.type) else device.index for device in found}
         cards = {device for device in devices if device.index in indexes and not is_slice(device.type)}
@@ -79,15 +81,15 @@ class Exposure:
         yield from (f"/dev/{name}" for name in _DRIVER_NODES if (self.dev / name).exists())
 
 
-def exposure_of(own: DevicePluginSettings) -> Exposure:
-    """Return what the settings ask for."""
-    return Exposure(own.device_list == "mounts", own.device_nodes, Path(own.dev_dir))
+def make_exposure(settings: DevicePluginSettings) -> Exposure:
+    """Return the `Exposure` of these settings."""
+    return Exposure(settings.device_list == "mounts", settings.device_nodes, Path(settings.dev_dir))
 
 
 def read_toolkit(file: Path = TOOLKIT_CONFIG) -> Toolkit | None:
-    """Return which requests NVIDIA's container toolkit follows; None if its configuration cannot be read from here.
+    """Return which requests NVIDIA's container toolkit accepts, or None if its configuration cannot be read.
 
-    Missing keys have the toolkit's defaults (internal/config, GetDefault): the variable alone.
+    By default (the toolkit's internal/config, GetDefault) it accepts only the variable.
     """
     try:
         found = tomllib.loads(file.read_text())

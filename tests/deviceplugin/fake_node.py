@@ -95,7 +95,7 @@ class FakeNode(NoHolders):
         self.entries: list[device_checkpoint.Entry] = []
         self.owned: list[Owner] = []
         self.silent = self.resent = 0
-        self.budget = WaitBudget(1e6, lambda: 0.0)
+        self.budget = WaitBudget(1e6, wait_seconds, lambda: 0.0)
         self.on_resend: Callable[[], None] = lambda: None
         self.refusals: list[tuple[str, str]] = []
         self.granted: list[str] = []
@@ -123,7 +123,7 @@ class FakeNode(NoHolders):
             listener=self,
             unrecorded=self,
             exposure=self._exposure,
-            guess_budget=self.budget,
+            wait_budget=self.budget,
         )
         names = [*(resource.name for resource in id_resources((), load_settings())), *SLICES]
         self.allocators = {name: self._allocator(name, context) for name in names}
@@ -138,7 +138,7 @@ class FakeNode(NoHolders):
     def _allocator(self, resource: str, context: AllocationContext) -> Allocator:
         if self._cdi:
             return Allocator(resource, context, self._resend, self._wait)
-        return AllocatorWithoutCdi(resource, context, self._resend, self._wait, self._wait)
+        return AllocatorWithoutCdi(resource, context, self._resend, self._wait)
 
     def gpus(self) -> tuple[Card, ...]:
         return self.all_gpus or self.cards

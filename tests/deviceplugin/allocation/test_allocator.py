@@ -74,7 +74,7 @@ def test_the_pod_and_its_decision_are_waited_for(fake_node: FakeNode) -> None:
 @pytest.mark.parametrize(
     ("pods", "why"),
     [
-        ([], "pod uid-p is not known from the API server yet"),
+        ([], "the API server has not delivered pod uid-p yet"),
         ([share("p", core=2)], "default/p: no cards have been decided for the pod"),
     ],
 )
@@ -184,7 +184,7 @@ def test_after_a_restart_the_kubelet_must_not_say_otherwise(tmp_path: Path) -> N
     fake_node.admit(A, "uid-p")
     fake_node.restart(decided("p", "1"))
     fake_node.owned = [Owner("default", "q", "c", frozenset(A))]
-    with pytest.raises(Refused, match="gives the ids to default/p, PodResources to default/q"):
+    with pytest.raises(Refused, match="assigns the ids to default/p, PodResources to default/q"):
         fake_node.start(A)
     fake_node.owned = [Owner("other", "q", "c", frozenset(A))]
     with pytest.raises(Refused, match="PodResources to a pod of another namespace"):
@@ -227,7 +227,7 @@ def test_nothing_starts_before_all_pods_are_known(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, wait_seconds=0.01)
     fake_node.admit(A, "uid-p")
     fake_node.restart(decided("p", "1"), synced=False)
-    with pytest.raises(Refused, match="pods and cards of this node are not known"):
+    with pytest.raises(Refused, match="pods and cards of this node have not been read"):
         fake_node.start(A)
 
 
@@ -284,7 +284,7 @@ def test_many_waits_do_not_hold_each_other_up(fake_node: FakeNode) -> None:
 def test_answers_without_cdi_wait_together_no_longer_than_there_is_patience(tmp_path: Path) -> None:
     """The kubelet admits one pod at a time: 80 pods that never get cards kept a node from others for 80 seconds."""
     fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.2)
-    fake_node.budget = WaitBudget(0.2, lambda: 0.0)
+    fake_node.budget = WaitBudget(0.2, 0.2, lambda: 0.0)
     fake_node.restart()
     waited = []
     for _ in range(3):
@@ -298,10 +298,10 @@ def test_answers_without_cdi_wait_together_no_longer_than_there_is_patience(tmp_
 
 def test_wait_budget_spent_refills_over_time() -> None:
     now = 0.0
-    budget = WaitBudget(2.0, lambda: now)
+    budget = WaitBudget(2.0, 10.0, lambda: now)
     budget.spend(5.0)
-    assert budget.remaining() == 0.0
+    assert budget.allowance() == 0.0
     now = 40.0
-    assert budget.remaining() == pytest.approx(1.0)
+    assert budget.allowance() == pytest.approx(1.0)
     now = 1000.0
-    assert budget.remaining() == 2.0
+    assert budget.allowance() == 2.0

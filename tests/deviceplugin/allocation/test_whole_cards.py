@@ -87,12 +87,12 @@ class Place:
         loop = asyncio.new_event_loop()
         loop.time = lambda: self.now  # type: ignore[method-assign]
         try:
-            loop.run_until_complete(self.whole.look(synced=synced))
+            loop.run_until_complete(self.whole.update(synced=synced))
         finally:
             loop.close()
-        *rows, others = self.whole.given or (no_devices_entry(UNLISTED_PODS),)
+        *rows, others = self.whole.unrecorded_rows or (no_devices_entry(UNLISTED_PODS),)
         assert others == no_devices_entry(UNLISTED_PODS), "pods that are not listed have nothing"
-        return self.whole.server, None if self.whole.given is None else tuple(rows)
+        return self.whole.server, None if self.whole.unrecorded_rows is None else tuple(rows)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_whoever_shows_signs_of_serving_them_is_left_alone(tmp_path: Path, setti
         place.write()
         place.capacity = 2
     assert place.look()[0] == "nvidia"
-    assert "is left to NVIDIA's plugin" in str(place.whole.not_served_reason())
+    assert "NVIDIA's plugin serves" in str(place.whole.not_served_reason())
 
 
 def test_a_plugin_that_comes_later_takes_over_and_when_it_has_gone_and_its_pods_too_they_are_ours(place: Place) -> None:

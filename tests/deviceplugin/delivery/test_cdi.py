@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.delivery.cdi import CdiFiles, new_name
+from deviceplugin.delivery.cdi import CdiFiles, Edits, new_name
 from playground.container_runtime import Unresolvable, resolve
 
 
 def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> None:
     name = new_name()
-    CdiFiles(tmp_path / "cdi").write(name, "uid-1", "c", {"B": "2", "A": "x=y"})
+    CdiFiles(tmp_path / "cdi").write(name, "uid-1", "c", Edits({"B": "2", "A": "x=y"}))
     assert resolve([name], tmp_path / "cdi").env == {"A": "x=y", "B": "2"}
     (file,) = (tmp_path / "cdi").iterdir()
     spec = json.loads(file.read_text())
@@ -22,7 +22,7 @@ def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> Non
 def test_files_go_with_their_pods_and_only_theirs(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path)
     for uid in ("a", "b", "b", "c"):
-        files.write(new_name(), uid, "main", {"A": "1"})
+        files.write(new_name(), uid, "main", Edits({"A": "1"}))
     (tmp_path / "nvidia.json").write_text("{}")
     (tmp_path / "mgpu_a_main_0.new").write_text("an agent was killed here")
     files.keep_only({"c"})
@@ -36,7 +36,7 @@ def test_one_container_can_be_kept_back(tmp_path: Path) -> None:
     name, other = new_name(), new_name()
     files = CdiFiles(tmp_path)
     for device in (name, other):
-        files.write(device, "a", "main", {"A": "1"})
+        files.write(device, "a", "main", Edits({"A": "1"}))
     files.remove(name, "a", "main")
     assert resolve([other], tmp_path).env == {"A": "1"}
     with pytest.raises(Unresolvable):
@@ -53,7 +53,7 @@ def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> Non
 def test_mounts_come_with_the_device(tmp_path: Path) -> None:
     name = new_name()
     files = CdiFiles(tmp_path)
-    files.write(name, "a", "main", {"A": "1"}, [("/run/x", "/run/x"), ("/run/shm", "/dev/shm")])
+    files.write(name, "a", "main", Edits({"A": "1"}, (("/run/x", "/run/x"), ("/run/shm", "/dev/shm"))))
     assert resolve([name], tmp_path).mounts == (("/run/x", "/run/x"), ("/dev/shm", "/run/shm"))
     (file,) = tmp_path.iterdir()
     (mount, _) = json.loads(file.read_text())["devices"][0]["containerEdits"]["mounts"]
@@ -65,14 +65,14 @@ def test_mounts_come_with_the_device(tmp_path: Path) -> None:
 
 
 def test_without_mounts_the_file_says_nothing_of_any(tmp_path: Path) -> None:
-    CdiFiles(tmp_path).write(new_name(), "a", "main", {"A": "1"})
+    CdiFiles(tmp_path).write(new_name(), "a", "main", Edits({"A": "1"}))
     (file,) = tmp_path.iterdir()
     assert list(json.loads(file.read_text())["devices"][0]["containerEdits"]) == ["env"]
 
 
 def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path)
-    files.write(new_name(), "a", "main", {"X": "a=b", "Y": ""})
+    files.write(new_name(), "a", "main", Edits({"X": "a=b", "Y": ""}))
     for i, text in enumerate(("{", "[]", '{"devices": [{"containerEdits": {"env": ["X"]}}]}', '{"devices": [3]}')):
         (tmp_path / f"mgpu_b_main_{i}.json").write_text(text)
     assert files.environments() == {("a", "main"): {"X": "a=b", "Y": ""}}
@@ -82,6 +82,6 @@ def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> N
 def test_file_with_a_name_that_mgpu_never_gives_is_ignored(tmp_path: Path, name: str) -> None:
     """Such a file ended every agent of its node when it started."""
     files = CdiFiles(tmp_path)
-    files.write("mgpu.io/card=0", "a", "main", {"X": "1"})
+    files.write("mgpu.io/card=0", "a", "main", Edits({"X": "1"}))
     (tmp_path / name).write_bytes((tmp_path / "mgpu_a_main_0.json").read_bytes())
     assert files.environments() == {("a", "main"): {"X": "1"}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.delivery.visibility import Exposure, exposure_of, read_toolkit
+from deviceplugin.delivery.visibility import Exposure, make_exposure, read_toolkit
 from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 from deviceplugin.pods.identity import Refused
 from mgpu.model.node_slices import NodeSlices, slice_devices
@@ -148,10 +148,10 @@ def test_without_cdi_allocates_answer_brings_them(tmp_path: Path) -> None:
 
 def test_the_settings_say_it() -> None:
     own = load_settings("deviceplugin: {deviceList: Mounts, deviceNodes: true, devDir: /host/dev}").deviceplugin
-    assert exposure_of(own) == Exposure(mounts=True, nodes=True, dev=Path("/host/dev"))
-    assert exposure_of(load_settings().deviceplugin) == Exposure()
+    assert make_exposure(own) == Exposure(mounts=True, nodes=True, dev=Path("/host/dev"))
+    assert make_exposure(load_settings().deviceplugin) == Exposure()
     environ = {"MGPU_DEVICEPLUGIN__DEVICELIST": "mounts", "MGPU_DEVICEPLUGIN__DEVICENODES": "true"}
-    assert exposure_of(load_settings(environ=environ).deviceplugin) == Exposure(mounts=True, nodes=True)
+    assert make_exposure(load_settings(environ=environ).deviceplugin) == Exposure(mounts=True, nodes=True)
 
 
 def test_the_agent_does_as_its_settings_say(node: Node) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.delivery.cdi import CdiFiles, Edits
 from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.mig.mig_driver import NvmlMig
 from deviceplugin.mig.mode_manager import ModeManager
@@ -208,7 +208,7 @@ class Rig:
             "MGPU_SLICES": ",".join(s.name for s in on),
             PLACES_VARIABLE: ",".join(f"{s.card}:{s.start}" for s in on),
         }
-        self.cdi.write("mgpu.io/card=1", f"uid-{name}", "c", {**(told if on else {}), **env})
+        self.cdi.write("mgpu.io/card=1", f"uid-{name}", "c", Edits({**(told if on else {}), **env}))
         return self
 
     def run_on(self, s: Slice, pid: int = 7) -> None:

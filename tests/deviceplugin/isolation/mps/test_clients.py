@@ -308,7 +308,7 @@ def test_pod_whose_record_changes_while_its_daemon_starts_is_refused(bench: Benc
             start = asyncio.create_task(bench.start("p", "1", "2"))
             await until(lambda: (bench.folder / CARD / "pipe").exists())
             bench.pods.take(decided("p", "1"))
-            with pytest.raises(Refused, match="its record has changed meanwhile"):
+            with pytest.raises(Refused, match="its allocation record has changed during the start"):
                 await start
 
     asyncio.run(work())
