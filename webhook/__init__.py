@@ -1,1 +1,1 @@
-"""The admission webhook: is the ask valid? Mutates and validates pods."""
+"""The admission webhook, which validates and mutates pods that request GPUs, and MtgpuPods."""

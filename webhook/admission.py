@@ -1,7 +1,7 @@
-"""The Flask app of the webhook: `/mutate`, `/rebuild` and `/validate` for Pods and MtgpuPods, `/healthz` and `/readyz`.
+"""Builds the Flask app of the webhook: `/mutate`, `/rebuild`, `/validate`, `/healthz` and `/readyz`.
 
-It checks that an object is within its budget before anything else reads it, picks the rules by kind and operation, and
-logs denials. The paths, the status codes and the shape of denials are API (manifests/base/webhook).
+`webhook.main` serves it. It must check the size of an object before anything else reads it. The paths, the status codes
+and the structure of denials are API (manifests/base/webhook.yaml).
 """
 
 import logging
@@ -33,27 +33,26 @@ def make_app(
     """Return the app.
 
     Args:
-        observe: is called with every review and its reply, for the metrics.
+        observe: called with every review and its reply, for the metrics.
         find_mtgpupod: reads an MtgpuPod. Without it, new Pods of MtgpuPods are denied.
     """
 
-    def mutating(review: Review) -> Reply:
-        if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
+    def review_mutation(review: Review) -> Reply:
+        pod = _new_pod(review)
+        if pod is None:
             return allow(review)
-        _within_budget(review)
-        mutation = mutate(review.object, settings, review.user)
+        mutation = mutate(pod, settings, review.user)
         return allow(review, mutation.patch, mutation.warnings)
 
-    def rebuilding(review: Review) -> Reply:
-        if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
+    def review_rebuild(review: Review) -> Reply:
+        pod = _new_pod(review)
+        if pod is None or not is_rebuilt(pod, review.user, settings):
             return allow(review)
-        _within_budget(review)
-        if not is_rebuilt(review.object, review.user, settings):
-            return allow(review)
-        return allow(review, rebuild(review.object, review.namespace, find_mtgpupod))
+        return allow(review, rebuild(pod, review.namespace, find_mtgpupod))
 
-    def validating(review: Review) -> Reply:
-        problems, warnings = _problems(review, settings), _warnings(review)
+    def review_validation(review: Review) -> Reply:
+        problems = _problems(review, settings)
+        warnings = _warnings(review)
         if not problems:
             return allow(review, warnings=warnings)
         _log_denial(review, problems)
@@ -61,15 +60,23 @@ def make_app(
         return deny(review, problems, code=code, warnings=warnings)
 
     app = new_app()
-    serve_reviews(app, "/mutate", mutating, kinds=("Pod",), observe=observe)
-    serve_reviews(app, "/rebuild", rebuilding, kinds=("Pod",), observe=observe)
-    serve_reviews(app, "/validate", validating, kinds=("Pod", mtgpu.KIND), observe=observe)
+    serve_reviews(app, "/mutate", review_mutation, kinds=("Pod",), observe=observe)
+    serve_reviews(app, "/rebuild", review_rebuild, kinds=("Pod",), observe=observe)
+    serve_reviews(app, "/validate", review_validation, kinds=("Pod", mtgpu.KIND), observe=observe)
     serve_probes(app)
     return app
 
 
-def _within_budget(review: Review) -> None:
-    """Refuse an object that is too large, before anything is built from it. Raises BadObject."""
+def _new_pod(review: Review) -> dict[str, Any] | None:
+    """Return the Pod that is being created, None in all other reviews. Raises BadObject if it is too large."""
+    if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
+        return None
+    _check_budget(review)
+    return review.object
+
+
+def _check_budget(review: Review) -> None:
+    """Raise BadObject if the object is too large. Call it before anything is built from the object."""
     problems = budget.excess(review.object, review.old)
     if review.kind == mtgpu.KIND and review.resource == "mtgpupods":
         problems += budget.excess_of_spec(review.object, review.old)
@@ -80,7 +87,7 @@ def _within_budget(review: Review) -> None:
 def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
     if review.object is None:
         return ()
-    _within_budget(review)
+    _check_budget(review)
     if review.kind == mtgpu.KIND:
         return _problems_of_mtgpupod(review, review.object, settings)
     if review.operation == "CREATE" and review.resource == "pods":
@@ -91,7 +98,7 @@ def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
 
 
 def _problems_of_mtgpupod(review: Review, raw: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
-    """Return the rules that an MtgpuPod breaks. A write of its status cannot change anything that they concern."""
+    """Return the rules that an MtgpuPod breaks. An update of its status cannot break any."""
     if review.operation == "CREATE":
         return validate_mtgpupod_create(raw, settings)
     if review.operation == "UPDATE" and review.old is not None and review.resource == "mtgpupods":

@@ -1,7 +1,7 @@
-"""The metrics of the webhook. Each worker process counts into files of a shared folder, and the page sums them up.
+"""The metrics of the webhook. Each worker process counts in files of a shared folder; `page` returns the sums.
 
-prometheus_client decides when it is imported whether it counts in files, by an environment variable. So nothing may
-import this module before `webhook.main` has made the folder.
+prometheus_client reads the environment variable for the folder when it is imported. So `webhook.main` creates the
+folder before it imports this module, and no other module may import it.
 """
 
 from prometheus_client import CollectorRegistry
@@ -18,11 +18,7 @@ add_version_metric(REGISTRY, "webhook")
 
 
 def page(folder: str) -> bytes:
-    """Return what all workers have counted, including workers that have ended.
-
-    Args:
-        folder: the shared folder.
-    """
+    """Return the sums over all workers, including workers that have ended, in the Prometheus text format."""
     registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return metrics.render_metrics(registry)

@@ -1,4 +1,7 @@
-"""The command `mgpu webhook`: reads settings, prepares the certificate and serves the app."""
+"""The command `mgpu webhook`: reads the settings, prepares the certificate and serves the app.
+
+It is the only module of the webhook that reads the environment and connects to the API server.
+"""
 
 import os
 from contextlib import ExitStack
@@ -19,21 +22,21 @@ from webhook.admission import make_app
 from webhook.mtgpupod_rebuild import SECONDS, FindMtgpuPod, make_finder
 
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable by which prometheus_client counts in files that all worker processes share."""
+"""The variable with the folder in which the prometheus_client of each worker process counts."""
 
 EXAMPLES = """
 \b
 Examples:
-  # In a cluster: makes its certificate under the CA in its Secret
+  # In a cluster: creates its certificate under the CA in its Secret
   mgpu webhook --config /etc/mgpu/mgpu.yaml
 \b
   # With cert-manager's certificate
   mgpu webhook --cert-dir /tls
 \b
-  # Beside a cluster, for a webhook configuration that names a URL and has certs/ca.crt as its caBundle
+  # Outside of a cluster, for a webhook configuration with a URL and with certs/ca.crt as its caBundle
   mgpu webhook --kubeconfig ~/.kube/config --names host.example --self-signed-dir certs
 \b
-  # By hand: any free port (the first line says which), CA in certs/ca.crt
+  # For a test: any free port, which the first line of output names; the CA is in certs/ca.crt
   mgpu webhook --host 127.0.0.1 --port 0 --self-signed-dir certs
 """
 
@@ -67,38 +70,36 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 
 
 def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
-    """Serve until the process is stopped.
-
-    Args:
-        stack: receives what has to be undone afterwards.
-    """
+    """Serve until SIGTERM. The caller unwinds `stack` afterwards, which removes temporary files."""
     own = settings.webhook
-    certificate, keeper = prepare_certificate(own, kubeconfig, stack)
+    certificate, renewer = prepare_certificate(own, kubeconfig, stack)
     find = _finder(kubeconfig, stack)
     if own.metrics_port >= 0:
         folder = os.environ[_METRICS_FOLDER] = create_private_folder(stack, "mgpu-metrics-")
         from webhook import admission_metrics  # Not before: prometheus_client reads the variable when it is imported.
 
-        app, exposed = make_app(settings, observe=admission_metrics.ADMISSIONS, find_mtgpupod=find), new_app()
-        serve_probes(exposed)
-        serve_metrics(exposed, lambda: admission_metrics.page(folder), admission_metrics.CONTENT_TYPE)
-        beside = [Listen(own.metrics_host, own.metrics_port, exposed.wsgi_app, tls=False)]
+        app = make_app(settings, observe=admission_metrics.ADMISSIONS, find_mtgpupod=find)
+        metrics = new_app()
+        serve_probes(metrics)
+        serve_metrics(metrics, lambda: admission_metrics.page(folder), admission_metrics.CONTENT_TYPE)
+        metrics_listen = [Listen(own.metrics_host, own.metrics_port, metrics.wsgi_app, tls=False)]
     else:
-        app, beside = make_app(settings, find_mtgpupod=find), []
+        app = make_app(settings, find_mtgpupod=find)
+        metrics_listen = []
     serve(
         [
             Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca, callers=read_callers(own, "webhook")),
-            *beside,
+            *metrics_listen,
         ],
         certificate=certificate,
         workers=own.workers,
-        start=keeper.start if keeper else None,
-        stop=keeper.stop if keeper else None,
+        start=renewer.start if renewer else None,
+        stop=renewer.stop if renewer else None,
     )
 
 
 def _finder(kubeconfig: str, stack: ExitStack) -> FindMtgpuPod | None:
-    """Return what reads MtgpuPods, or None without an API server. The workers connect when they first read."""
+    """Return the function that reads MtgpuPods, or None without an API server. Workers connect on the first read."""
     if not (kubeconfig or runs_in_cluster(kubeconfig)):
         return None
     api = Api.connect(kubeconfig, timeout=SECONDS)

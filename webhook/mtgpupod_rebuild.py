@@ -1,9 +1,9 @@
-"""`/rebuild`: replaces the content of a new Pod of an MtgpuPod by what mgpu builds from the MtgpuPod.
+"""Replaces the content of a new Pod of an MtgpuPod by what mgpu builds from the MtgpuPod.
 
-The scheduler's account may create Pods in every namespace, so its stolen token could run any program as any service
-account. Therefore the content of such a Pod comes from the MtgpuPod, which only its tenant writes, and a process with
-another identity puts it in place. Comparing instead of replacing would not do: the API server and other admission
-plugins complete a Pod before this webhook sees it, and their additions cannot be told from an attacker's.
+`webhook.admission` calls it for `/rebuild`. The scheduler's account may create Pods in every namespace, so a stolen
+token could run any program as any service account. Therefore the content of such a Pod comes from the MtgpuPod, which
+only its tenant writes, and a process with another identity sets it. The Pod cannot be compared instead: the API server
+and other admission plugins complete a Pod before this webhook, and their additions look like an attacker's.
 """
 
 import re
@@ -22,21 +22,21 @@ from mgpu.serving.review import Patch
 from mgpu.settings import Settings
 
 FindMtgpuPod = Callable[[str, str], Mapping[str, Any] | None]
-"""Reads the MtgpuPod of a namespace and name from the API server; None where there is none. Raises RetryLater."""
+"""Returns the MtgpuPod with a namespace and name, None if it does not exist. Raises RetryLater."""
 SECONDS = 3.0
-"""Timeout of that read. The API server itself waits 5 s for the review."""
+"""The timeout for reading an MtgpuPod. The API server waits 5 s for the review."""
 
 _OWNERS = "metadata.ownerReferences"
 _INDEX = re.compile(r"\d{1,4}", re.ASCII)
 _UUID = re.compile(r"(?!\d+$)(?!(?:all|none|void)$)[A-Za-z0-9][-A-Za-z0-9._]{0,127}", re.ASCII)
-"""The UUID of one card. NVIDIA's runtime accepts indexes, lists and these three words in the variable too."""
+"""The UUID of one card. In this variable NVIDIA's runtime also accepts indexes, lists and the three excluded words."""
 
 
 def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
-    """Return whether a new Pod is to be built from its MtgpuPod.
+    """Return whether a new Pod must be built from its MtgpuPod.
 
-    `validate_create` denies such Pods of users who are not trusted. Where MtgpuPods are not served, another controller
-    that `webhook.identities` names builds their Pods in its own way; only mgpu's own scheduler still cannot.
+    `validate_create` denies such Pods of users who are not trusted. If MtgpuPods are disabled, another controller in
+    `webhook.identities` may create Pods for them as it likes, but mgpu's scheduler may not.
     """
     if not mtgpu.controlling_mtgpupod(raw) or user not in settings.webhook.trusted_users:
         return False
@@ -46,13 +46,14 @@ def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
 def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -> Patch:
     """Return the JSON Patch that replaces a new Pod by the one that mgpu builds from its MtgpuPod.
 
-    Only the card, which must be that of the MtgpuPod, and the seal are taken from what was sent.
+    Only the card, which must be the card of the MtgpuPod, and the seal are copied from the Pod.
 
     Args:
-        find: reads the MtgpuPod; None where this process has no API server.
+        find: reads the MtgpuPod; None if this process has no API server.
+
     Raises:
-        BadObject: where the Pod names no existing MtgpuPod, or mgpu would not create its Pod now.
-        RetryLater: where the MtgpuPod cannot be read.
+        BadObject: the Pod names no existing MtgpuPod, or mgpu would not create the Pod of the MtgpuPod now.
+        RetryLater: the MtgpuPod cannot be read.
     """
     if find is None:
         text = f"names an {KIND}, which this webhook cannot read: start it in the cluster or with --kubeconfig"
@@ -71,7 +72,7 @@ def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -
 
 
 def _mismatches(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
-    """Yield the reasons why mgpu would not create this Pod for its MtgpuPod now."""
+    """Yield each reason for which mgpu would not create this Pod for its MtgpuPod now."""
     if mtgpu.controlling_mtgpupod(raw) != pod.uid:
         yield Problem(_OWNERS, f"names another uid than that of {KIND} {pod.key}, which is {pod.uid}")
     if pod.deleting:
@@ -110,17 +111,15 @@ def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[M
 
 
 def make_finder(api: Api) -> FindMtgpuPod:
-    """Return the function that reads MtgpuPods by `api`."""
+    """Return the function that reads MtgpuPods from this API server."""
 
     def find(namespace: str, name: str) -> Mapping[str, Any] | None:
-        where = f"namespaces/{quote(namespace, safe='')}/mtgpupods/{quote(name, safe='')}"
+        path = f"namespaces/{quote(namespace, safe='')}/mtgpupods/{quote(name, safe='')}"
         try:
-            return api.get(f"/apis/{mtgpu.API_VERSION}/{where}")
-        except ApiError as error:
-            if error.status == 404:
+            return api.get(f"/apis/{mtgpu.API_VERSION}/{path}")
+        except (ApiError, Unreachable) as error:
+            if isinstance(error, ApiError) and error.status == 404:
                 return None
-            raise RetryLater(f"{mtgpu.KIND} {namespace}/{name} cannot be read: {error}") from error
-        except Unreachable as error:
             raise RetryLater(f"{mtgpu.KIND} {namespace}/{name} cannot be read: {error}") from error
 
     return find

@@ -1,7 +1,7 @@
-"""The admission rules for MtgpuPods, and for Pods that look like the Pods of MtgpuPods.
+"""The admission rules for MtgpuPods, and for Pods that look like the Pods of MtgpuPods. Pure.
 
-`webhook.admission` and `webhook.pod_rules` call them, and `mgpu simulate`. Pure. What a valid MtgpuPod is, the
-vocabulary decides (`mgpu.dialects.mtgpu`); here is what may not change and who may create what (docs/security.md).
+`webhook.admission`, `webhook.pod_rules` and `mgpu simulate` call them. `mgpu.dialects.mtgpu` defines what a valid
+MtgpuPod is. The rules here protect what may not change, and limit who may create the Pods (docs/security.md).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +20,9 @@ _FIXED = "it cannot be changed; delete the MtgpuPod and create another"
 
 
 def validate_mtgpupod_create(raw: Mapping[str, Any], settings: Settings) -> list[Problem]:
-    """Return every rule that a new MtgpuPod breaks; none where MtgpuPods are not served.
+    """Return every rule that a new MtgpuPod breaks; none if MtgpuPods are disabled.
 
-    Its `status` does not count: the API server drops it.
+    The rules ignore its `status`, because the API server removes it.
     """
     return _broken(raw) if mtgpu.enabled(settings) else []
 
@@ -30,35 +30,35 @@ def validate_mtgpupod_create(raw: Mapping[str, Any], settings: Settings) -> list
 def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], settings: Settings) -> list[Problem]:
     """Return the rules that an update of an MtgpuPod breaks.
 
-    What its card is chosen by and its spec, from which its Pod is made, are fixed. Everything else may change as long
-    as
-    it breaks no rule that was kept before: removing the finalizer of an invalid MtgpuPod must remain possible.
+    The spec, from which the Pod is built, and the annotations for choosing the card are immutable. Any other change is
+    allowed unless it breaks a rule that the old object did not break: the finalizer of an invalid MtgpuPod can be
+    removed.
     """
     if not mtgpu.enabled(settings):
         return []
-    annotations = _differing(table_at(raw, "metadata", "annotations"), table_at(old, "metadata", "annotations"))
-    spec = _differing(table_at(raw, "spec"), table_at(old, "spec"))
+    annotations = _changed_keys(table_at(raw, "metadata", "annotations"), table_at(old, "metadata", "annotations"))
+    spec = _changed_keys(table_at(raw, "spec"), table_at(old, "spec"))
     before = {*_broken(old)}
-    share = [annotation_path(key) for key in annotations if key in mtgpu.ANNOTATIONS]
+    request = [annotation_path(key) for key in annotations if key in mtgpu.ANNOTATIONS]
     return [
-        *(Problem(path, f"is what the card is chosen by; {_FIXED}", Rule.REQUEST_IS_FIXED) for path in share),
-        *(Problem(f"spec.{key}", f"is what its Pod is made from; {_FIXED}", Rule.REQUEST_IS_FIXED) for key in spec),
+        *(Problem(path, f"determines the card; {_FIXED}", Rule.REQUEST_IS_FIXED) for path in request),
+        *(Problem(f"spec.{key}", f"determines the Pod; {_FIXED}", Rule.REQUEST_IS_FIXED) for key in spec),
         *(problem for problem in _broken(raw) if problem not in before),
     ]
 
 
 def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
-    """Yield problems of a new Pod that no trusted user creates and that looks like the Pod of an MtgpuPod.
+    """Yield a problem if a new Pod looks like the Pod of an MtgpuPod. Call it if the user is not trusted.
 
-    Such a Pod would hold a card. The rule applies even where MtgpuPods are not served, since Pods that were created for
-    them before still hold their cards.
+    Such a Pod would hold a card. The rule applies even if MtgpuPods are disabled, because the Pods of earlier MtgpuPods
+    still hold their cards.
     """
     if mtgpu.enabled(settings):
-        remedy = f"create an object of kind {mtgpu.KIND} ({mtgpu.API_VERSION}) in place of this Pod"
+        remedy = f"create an object of kind {mtgpu.KIND} ({mtgpu.API_VERSION}) instead of this Pod"
     else:
-        remedy = "leave it out; where another controller creates these Pods, name its user in webhook.identities"
+        remedy = "remove it; if another controller creates these Pods, add its user to webhook.identities"
     for key in sorted(key for key in pod.annotations if key.startswith(MTGPU_PREFIX))[:1]:
-        text = f"is for MtgpuPods, whose Pods mgpu creates; {remedy}"
+        text = f"is for MtgpuPods, and mgpu creates their Pods; {remedy}"
         yield Problem(annotation_path(key), text, Rule.MTGPU_ON_A_POD)
     if mtgpu.controlling_mtgpupod(raw):
         text = f"names an {mtgpu.KIND} as the controller of this Pod, and mgpu creates the Pods of MtgpuPods; {remedy}"
@@ -66,7 +66,7 @@ def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> I
 
 
 def check_adoption(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem where an update makes an MtgpuPod the controller of a Pod.
+    """Yield a problem if an update makes an MtgpuPod the controller of a Pod.
 
     Removing the owner is allowed: the garbage collector does so when an MtgpuPod is deleted with `--cascade=orphan`.
     """
@@ -79,20 +79,22 @@ def check_copied_annotations(changed: Iterable[str]) -> Iterator[Problem]:
     """Yield a problem for each changed annotation of MtgpuPods on a Pod, with or without an owner."""
     for key in changed:
         if key.startswith(MTGPU_PREFIX):
-            text = "is copied from an MtgpuPod when its Pod is made; it cannot be added, changed or removed afterwards"
+            text = (
+                "is copied from an MtgpuPod when its Pod is created; it cannot be added, changed or removed afterwards"
+            )
             yield Problem(annotation_path(key), text, Rule.REQUEST_IS_FIXED)
 
 
 def _broken(raw: Mapping[str, Any]) -> list[Problem]:
-    recorded = sorted(filter(dialects.is_placement_annotation, table_at(raw, "metadata", "annotations")))
-    text = "records a placement, which only mgpu decides; leave it out"
-    found = [Problem(annotation_path(key), text, Rule.PLACEMENT_IS_RESERVED) for key in recorded]
+    reserved = sorted(filter(dialects.is_placement_annotation, table_at(raw, "metadata", "annotations")))
+    text = "records a placement, which only mgpu decides; remove it"
+    problems = [Problem(annotation_path(key), text, Rule.PLACEMENT_IS_RESERVED) for key in reserved]
     try:
         mtgpu.read_mtgpupod({key: value for key, value in raw.items() if key != "status"})
     except BadObject as error:
-        found += error.problems
-    return found
+        problems += error.problems
+    return problems
 
 
-def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+def _changed_keys(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in {*now, *before} if now.get(key) != before.get(key))

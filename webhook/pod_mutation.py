@@ -1,7 +1,7 @@
-"""What `/mutate` changes in a new Pod.
+"""Computes the changes that `/mutate` makes to a new Pod. Pure.
 
-`webhook.admission` calls `mutate`, and `mgpu simulate`. Pure. The mutation completes valid GPU pods so that the kubelet
-calls the node agent for their containers; it leaves what is wrong for the validation to deny as the user wrote it.
+`webhook.admission` and `mgpu simulate` call `mutate`. It completes valid GPU pods so that the kubelet calls the node
+agent for their containers. It must not correct an invalid pod: the validation denies it with what the user wrote.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Operation = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A JSON Patch (RFC 6902) and warnings for the user. Mutating the patched pod again changes nothing more."""
+    """A JSON Patch (RFC 6902) and warnings for the user. A second mutation of the patched pod changes nothing."""
 
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -35,28 +35,28 @@ class Mutation:
 def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutation:
     """Return the changes to a pod that is being created.
 
-    Placement annotations are removed from every pod unless a trusted user creates it, whether their vocabulary is
-    enabled or not. Nothing else changes in a pod that requests no GPU.
+    Placement annotations of every vocabulary, enabled or not, are removed unless the user is trusted. Nothing else
+    changes in a pod that requests no GPU.
 
     Args:
-        user: who creates the pod; "" for a user without a name.
+        user: the name of the user who creates the pod, or "".
+
     Raises:
-        BadObject: where parts of the pod's JSON have a wrong type, or where it needs more changes than a patch may
-            have.
+        BadObject: parts of the pod's JSON have a wrong type, or the pod needs more changes than a patch may have.
     """
     pod = read_new_pod(raw)
     trusted = user in settings.webhook.trusted_users
-    placed = [] if trusted else sorted(filter(dialects.is_placement_annotation, pod.annotations))
-    patch: list[Operation] = [{"op": "remove", "path": json_pointer("metadata", "annotations", key)} for key in placed]
+    removed = [] if trusted else sorted(filter(dialects.is_placement_annotation, pod.annotations))
+    patch: list[Operation] = [{"op": "remove", "path": json_pointer("metadata", "annotations", key)} for key in removed]
     rule = "removed; it records a placement, which only mgpu decides"
-    warnings = [f"metadata.annotations[{key}]: {rule}" for key in placed]
-    # The request is read without the record: an exported pod with node and record would look as if it had its cards.
-    pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in placed})
+    warnings = [f"metadata.annotations[{key}]: {rule}" for key in removed]
+    # The request is read without the record: a pod exported with its node and record would seem to have its cards.
+    pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in removed})
     used = vocabularies(pod)
     if not used:
-        return Mutation(_within_budget(patch), tuple(warnings))
+        return Mutation(_check_size(patch), tuple(warnings))
     request = _request(pod, settings) if len(used) == 1 else None
-    if request is not None and _schedules(pod, settings):
+    if request is not None and _needs_scheduler_name(pod, settings):
         patch.append(
             {"op": "add", "path": json_pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name}
         )
@@ -75,27 +75,27 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
         patch += _set(container, "requests", container.requests, requests)
         patch += _set(container, "limits", container.limits, limits)
         if container.name in served:
-            removed = list(_without_visible_devices(container))
-            patch += removed
-            if removed:
+            operations = list(_remove_visible_devices(container))
+            patch += operations
+            if operations:
                 path = f"{container.path}.env[{VISIBLE_DEVICES}]"
                 warnings.append(f"{path}: removed; mgpu sets it to the cards that the container gets")
-    return Mutation(
-        _within_budget(patch), (*warnings, *(_missing_for_mps(raw, pod, request) if request is not None else ()))
-    )
+    if request is not None:
+        warnings += _missing_for_mps(raw, pod, request)
+    return Mutation(_check_size(patch), tuple(warnings))
 
 
-def _within_budget(patch: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return the patch as it is. Raises BadObject where it has too many operations."""
+def _check_size(patch: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return the patch unchanged. Raises BadObject if it has too many operations."""
     if len(patch) > budget.MAX_PATCH_OPERATIONS:
-        most = budget.MAX_PATCH_OPERATIONS
-        text = f"needs {len(patch)} changes before it can run, more than the {most} of one patch; split the pod"
+        limit = budget.MAX_PATCH_OPERATIONS
+        text = f"needs {len(patch)} changes before it can run, more than the {limit} of one patch; split the pod"
         raise BadObject([Problem("spec.containers", text, Rule.TOO_LARGE)])
     return tuple(patch)
 
 
 def _request(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """Return the request; None for a vocabulary that is not served or a broken request."""
+    """Return the request; None if its vocabulary is disabled or the request is invalid."""
     try:
         return dialects.read_request(pod, settings)
     except BadObject:
@@ -103,8 +103,8 @@ def _request(pod: Pod, settings: Settings) -> GpuRequest | None:
 
 
 def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> Iterator[str]:
-    """Yield warnings about fields that a pod with MPS shares may need (docs/design/slices.md, "MPS")."""
-    shares = {one.container for one in dialects.device_requests(request) if is_mps(one.type)}
+    """Yield a warning for each missing field that a pod with MPS shares may need (docs/design/slices.md, "MPS")."""
+    shares = {container.container for container in dialects.device_requests(request) if is_mps(container.type)}
     if not shares:
         return
     spec = raw.get("spec") or {}
@@ -132,18 +132,18 @@ def _runs_as_set(holder: Mapping[str, Any]) -> bool:
     return isinstance(context, dict) and context.get("runAsUser") is not None
 
 
-def _schedules(pod: Pod, settings: Settings) -> bool:
-    """Return whether the pod's scheduler is to be set; a pod that has a node needs none.
+def _needs_scheduler_name(pod: Pod, settings: Settings) -> bool:
+    """Return whether the pod's schedulerName must be set (docs/design/koordinator.md, "Upgrade webhook").
 
-    Source: docs/design/koordinator.md, "Upgrade webhook".
+    A pod that already has a node needs no scheduler.
     """
     return settings.webhook.scheduler_name not in ("", pod.scheduler) and not pod.node
 
 
 def _completed(container: Container) -> tuple[Amounts, Amounts]:
-    """Return requests and limits, each completed by the other.
+    """Return requests and limits, each completed from the other.
 
-    Extended resources need both, and equal ones (docs/design/kubernetes.md, "Pods").
+    Extended resources need equal requests and limits (docs/design/kubernetes.md, "Pods").
     """
     requests = dict(container.requests)
     limits = dict(container.limits)
@@ -159,8 +159,8 @@ def _with_share(
     """Return the amounts with `mgpu.io/share: 1` where the container needs it, and without it otherwise.
 
     Args:
-        needed: whether the node hands the container cards or slices. Unless it requests another resource that is served
-            as device ids, the kubelet would not call the node agent for it.
+        needed: whether the container gets cards or slices. Unless it requests another resource that is served as device
+            ids, the kubelet would not call the node agent for it.
     """
     bare = replace(container, requests=_without_share(requests), limits=_without_share(limits))
     share = {SHARE: "1"} if needed and not dialects.carrier(bare, settings) else {}
@@ -182,11 +182,11 @@ def _set(container: Container, kind: str, before: Mapping[str, str], after: Amou
             yield {"op": "add", "path": _pointer(container, "resources", kind, name), "value": after[name]}
 
 
-def _without_visible_devices(container: Container) -> Iterator[Operation]:
-    """Yield operations that remove the pod's own `NVIDIA_VISIBLE_DEVICES`, from the back of the list.
+def _remove_visible_devices(container: Container) -> Iterator[Operation]:
+    """Yield the operations that remove the pod's own `NVIDIA_VISIBLE_DEVICES`, last position first.
 
-    The pod's variable would override the one from Allocate (docs/design/kubernetes.md, "Device manager"). Each
-    operation of a patch sees the list as the one before left it, so removing from the front would shift the positions.
+    The pod's variable would override the variable from Allocate (docs/design/kubernetes.md, "Device manager"). Each
+    operation of a patch applies to the result of the operation before, so removing the first would shift the others.
     """
     for i in reversed(container.visible):
         yield {"op": "remove", "path": _pointer(container, "env", i)}

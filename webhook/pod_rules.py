@@ -1,7 +1,7 @@
-"""The admission rules for Pods: what `/validate` denies, and what it warns about.
+"""The admission rules for Pods, by which `/validate` denies a Pod or warns about it. Pure.
 
-`webhook.admission` calls these functions, and `mgpu simulate`. Pure. The rules of a vocabulary are in its dialect; here
-are those that hold for all vocabularies, and the protection of placement annotations (docs/security.md).
+`webhook.admission` and `mgpu simulate` call these functions. The rules of one vocabulary are in its dialect. The rules
+here hold for all vocabularies and protect placement annotations (docs/security.md).
 """
 
 import re
@@ -25,7 +25,7 @@ from mgpu.settings import Settings
 from webhook import mtgpupod_rules
 
 _WARNINGS = 20
-"""The API server cuts off what is more than 4 KiB of them."""
+"""The most warnings. The API server truncates them to 4 KiB."""
 
 
 def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") -> list[Problem]:
@@ -36,9 +36,10 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
     may add them again afterwards.
 
     Args:
-        user: who creates the pod; "" for a user without a name.
+        user: the name of the user who creates the pod, or "".
+
     Raises:
-        BadObject: where parts of the pod's JSON have a wrong type.
+        BadObject: parts of the pod's JSON have a wrong type.
     """
     pod = read_new_pod(raw)
     problems = [*mixed_vocabulary_problems(pod), *_unequal(pod)]
@@ -56,15 +57,15 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
         problems += dialects.constraint_problems(pod, requests[0] if len(requests) == 1 else None)
     else:
         problems += _useless_shares(pod)
-    return _in_order(problems)
+    return _sort(problems)
 
 
 def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: str, settings: Settings) -> list[Problem]:
     """Return the rules that an update of a pod, or of its status, breaks.
 
-    Placement annotations are protected on every pod. Resources are immutable in Kubernetes, so the annotations that
-    belong to them are immutable too. Constraints count when cards are decided, so they may change to valid ones until
-    the pod has a node. Raises BadObject as `validate_create` does.
+    Placement annotations are protected on every pod. The annotations of a request are immutable, as its resources are
+    in Kubernetes. Constraints apply when the cards are decided, so they can change until the pod has a node. Raises
+    BadObject as `validate_create` does.
     """
     pod = _read(raw)
     old = _read(old_raw)
@@ -81,14 +82,14 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
         problems += _placements(changed, user)
     if changed and vocabularies(old):
         problems += (*_request_changes(pod, old, changed, settings), *_constraint_changes(pod, old, changed, settings))
-    return _in_order(problems)
+    return _sort(problems)
 
 
 def _read(raw: Mapping[str, Any]) -> Pod:
-    """Return a pod that exists; without containers where it has more of them than any process reads.
+    """Return a pod that exists, without its containers if it has more of them than any process reads.
 
     Such a pod gets no cards and its containers are immutable, so the annotations of its request have no meaning.
-    Reading 10,000 containers four times would take half a second of a worker.
+    Reading 10,000 containers four times would take a worker half a second.
     """
     if not budget.excess_of_containers(raw):
         return read_pod(raw)
@@ -100,7 +101,8 @@ def unknown_constraints(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | Non
     """Return a warning for each new annotation of a GPU pod that looks like a constraint but is none, such as a typo.
 
     Args:
-        old_raw: the pod before the update; None for a new one.
+        old_raw: the pod before the update; None for a new pod.
+
     Raises:
         BadObject: as `validate_create`.
     """
@@ -109,14 +111,14 @@ def unknown_constraints(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | Non
     new = sorted(
         key for key in annotations if key.startswith(PREFIX) and key not in CONSTRAINT_ANNOTATIONS and key not in before
     )
-    strange = [key for key in new if not dialects.is_placement_annotation(key)][:_WARNINGS]
+    unknown = [key for key in new if not dialects.is_placement_annotation(key)][:_WARNINGS]
     read = read_new_pod if old_raw is None else _read
-    if not strange or not vocabularies(read(raw)):
+    if not unknown or not vocabularies(read(raw)):
         return []
-    return [f"{annotation_path(key)}: is not known to mgpu and has no effect{_similar(key)}" for key in strange]
+    return [f"{annotation_path(key)}: is unknown to mgpu and has no effect{_suggestion(key)}" for key in unknown]
 
 
-def _similar(key: str) -> str:
+def _suggestion(key: str) -> str:
     close = get_close_matches(key.lower(), CONSTRAINT_ANNOTATIONS, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else f"; the constraints are {', '.join(CONSTRAINT_ANNOTATIONS)}"
 
@@ -134,15 +136,15 @@ def _unequal(pod: Pod) -> Iterator[Problem]:
 def _useless_shares(pod: Pod) -> Iterator[Problem]:
     """Yield a problem for each `mgpu.io/share` in a pod without GPUs.
 
-    The kubelet would allocate an id of it, and the container would wait for a placement that nobody decides.
+    The kubelet would allocate a device id, and the container would wait for a placement that is never decided.
     """
-    text = "stands for no card by itself; mgpu sets it for a pod that asks for GPU and needs it"
+    text = "is not a request for GPUs; mgpu sets it on pods that request GPUs and need it"
     for amount in filter(None, (container.requested(SHARE) for container in pod.containers)):
         yield Problem(amount.path, text, Rule.SHARE_RESOURCE)
 
 
 def _placements(keys: Iterable[str], user: str) -> Iterator[Problem]:
-    """Yield a problem at each of these annotations that records a placement. `user` is not trusted."""
+    """Yield a problem for each placement annotation among `keys`. Call it if `user` is not trusted."""
     for key in keys:
         if dialects.is_placement_annotation(key):
             text = f"records a placement; only mgpu may change it, not {user or 'an unnamed user'}"
@@ -150,23 +152,23 @@ def _placements(keys: Iterable[str], user: str) -> Iterator[Problem]:
 
 
 def _request_changes(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
-    """Yield a problem at each changed annotation that by itself would change what the old pod requests."""
+    """Yield a problem for each changed annotation that would change the request of the old pod."""
     changed = [key for key in changed if key in dialects.REQUEST_ANNOTATIONS]
     before = _request(old, settings) if changed else None
     if not changed or _request(replace(old, annotations=pod.annotations), settings) == before:
         return
     annotations = dict(old.annotations)  # One copy for all keys: there may be thousands of other annotations.
-    alone = replace(old, annotations=annotations)
+    pod_with_one_change = replace(old, annotations=annotations)
     for key in changed:
         _copy(annotations, key, pod.annotations)
-        if _request(alone, settings) != before:
-            text = "is part of what the pod asks for; it cannot be changed once it exists"
+        if _request(pod_with_one_change, settings) != before:
+            text = "is part of the pod's request, which is immutable"
             yield Problem(annotation_path(key), text, Rule.REQUEST_IS_FIXED)
         _copy(annotations, key, old.annotations)
 
 
 def _copy(target: dict[str, str], key: str, source: Mapping[str, str]) -> None:
-    """Make `target` have the key as `source` has it, or not at all."""
+    """Set the key in `target` to its value in `source`, or remove it if `source` does not have it."""
     if key in source:
         target[key] = source[key]
     else:
@@ -174,30 +176,32 @@ def _copy(target: dict[str, str], key: str, source: Mapping[str, str]) -> None:
 
 
 def _constraint_changes(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
-    """Yield the problems that an update adds. Problems from before it must not prevent another change."""
+    """Yield the problems that an update adds. A problem of the old pod must not prevent another change."""
     keys = [key for key in changed if key in CONSTRAINT_ANNOTATIONS]
     if keys and old.node:
-        text = f"is read when cards are decided; the pod is on {old.node} already, it cannot be changed any more"
+        text = f"cannot be changed: the cards are decided, and the pod is on {old.node}"
         yield from (Problem(annotation_path(key), text, Rule.CONSTRAINT_IN_TIME) for key in keys)
     elif keys:
-        request = _request(old, settings)
-        known = request if isinstance(request, GpuRequest) else None
-        before = dialects.constraint_problems(old, known)
-        yield from (problem for problem in dialects.constraint_problems(pod, known) if problem not in before)
+        parsed = _request(old, settings)
+        request = parsed if isinstance(parsed, GpuRequest) else None
+        before = dialects.constraint_problems(old, request)
+        yield from (problem for problem in dialects.constraint_problems(pod, request) if problem not in before)
 
 
 def _request(pod: Pod, settings: Settings) -> GpuRequest | tuple[Problem, ...] | None:
-    """Return the request, or what is wrong with it. Both can be compared."""
+    """Return the request, or the problems of an invalid one. Both can be compared."""
     try:
         return dialects.read_bare_request(pod, settings)
     except BadObject as error:
         return error.problems
 
 
-def _in_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Return each problem once, by field in natural order (`containers[2]` first, then `[10]`), then by message."""
-    return sorted(set(problems), key=lambda p: ([(len(d), d, t) for d, t in _pieces(p.field)], p.field, p.message))
+def _sort(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems without duplicates, by field in natural order (`[2]` before `[10]`), then by message."""
+    return sorted(
+        set(problems), key=lambda p: ([(len(d), d, t) for d, t in _split_digits(p.field)], p.field, p.message)
+    )
 
 
-def _pieces(field: str) -> list[tuple[str, str]]:
+def _split_digits(field: str) -> list[tuple[str, str]]:
     return re.findall(r"(\d*)(\D*)", field)

@@ -1,1 +1,1 @@
-"""The `mgpu` command. One module for each subcommand that reads a cluster; helpers that they share."""
+"""The `mgpu` command: one module for each subcommand that reads a cluster, and the helpers that they share."""

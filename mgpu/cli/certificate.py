@@ -1,7 +1,7 @@
-"""Prepares the serving certificate of a process, when it starts.
+"""Prepares the serving certificate when `mgpu webhook` or `mgpu scheduler` starts.
 
-Called by `mgpu webhook` and `mgpu scheduler`. The certificate is either mounted (`certDir`) or issued by the process
-itself under the CA of the installation.
+The certificate is mounted (`certDir`), or the process issues it under the CA of the installation. The process must
+never write a webhook configuration: a right to do that is a right to send every pod of the cluster to another server.
 """
 
 import os
@@ -28,15 +28,14 @@ def runs_in_cluster(kubeconfig: str) -> bool:
 def prepare_certificate(
     own: WebhookSettings | SchedulerSettings, kubeconfig: str, stack: ExitStack
 ) -> tuple[tuple[Path, Path], CertificateRenewer | None]:
-    """Return the files (chain, key) and the Keeper that renews them, None if something else does (`certDir`).
+    """Return the files (chain, key) and their CertificateRenewer, which is None with `certDir`.
 
-    In a cluster the CA is in a Secret of the installation. Outside of one the process makes its own CA in
-    `selfSignedDir`, and the user gives it to the clients. The process never writes a webhook configuration: a right to
-    do that is a right to send every pod of the cluster to a server of one's own.
+    In a cluster the CA is in a Secret of the installation. Outside of a cluster the process creates its own CA in
+    `selfSignedDir`, and the user gives it to the clients.
 
     Args:
         kubeconfig: as for `Api.connect`.
-        stack: gets what has to be undone when the process ends.
+        stack: removes the temporary directory, if there is one, when the process ends.
 
     Raises:
         BadObject: a setting or file is invalid.
@@ -47,22 +46,22 @@ def prepare_certificate(
     folder = CertificateFolder(Path(own.self_signed_dir or create_private_folder(stack, "mgpu-")))
     api = Api.connect("") if runs_in_cluster(kubeconfig) else None
     if kubeconfig:
-        Api.connect(kubeconfig).close()  # report an unreadable file even though this process does not need it
+        Api.connect(kubeconfig).close()  # report an invalid file now, not when a worker connects
     name = f"{own.service}-tls"
     store = SecretStore(api, own.namespace, name) if api else None
-    keeper = CertificateRenewer(folder, _names(own), store, REMEDY)
+    renewer = CertificateRenewer(folder, _names(own), store, REMEDY)
     try:
-        keeper.renew()
+        renewer.renew()
     except NoAuthority as error:
         text = f"Secret {own.namespace}/{name} has no certificate authority (ca.crt, ca.key): {REMEDY}"
         raise click.ClickException(text) from error
     except OSError as error:
-        raise BadObject([Problem(str(folder.path), f"cannot keep certificates: {error.strerror}")]) from error
+        raise BadObject([Problem(str(folder.path), f"cannot store certificates: {error.strerror}")]) from error
     except (ApiError, Unreachable, RetryLater) as error:
         raise click.ClickException(f"no serving certificate: {error}") from error
     if api:
         api.close()  # the workers open connections of their own
-    return (folder.chain, folder.key), keeper
+    return (folder.chain, folder.key), renewer
 
 
 def _names(own: WebhookSettings | SchedulerSettings) -> set[str]:

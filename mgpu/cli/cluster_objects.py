@@ -1,6 +1,7 @@
 """Lists the API objects that describe cards and holdings, page by page.
 
-Commands that read a cluster use these functions, so that all of them treat missing kinds and missing rights alike.
+All commands that read a cluster call these functions, so that they handle missing kinds and missing rights in the same
+way.
 """
 
 import gc
@@ -19,32 +20,32 @@ Raw = dict[str, Any]
 
 
 def nodes(api: Api, fields: str = "") -> Iterator[Raw]:
-    """List Nodes. fields: a field selector. Raises ApiError and Unreachable, as all functions here."""
-    return _listed(api, "/api/v1/nodes", fields=fields)
+    """List Nodes. fields: a field selector. Raises ApiError and Unreachable, as all functions of this module do."""
+    return _list(api, "/api/v1/nodes", fields=fields)
 
 
 def devices(api: Api, fields: str = "") -> Iterator[Raw]:
-    """List Devices. A cluster without their CRD has none; gpushare nodes report their cards in node status."""
-    return _listed(api, f"/apis/{DEVICE_API}/devices", fields=fields, without=404)
+    """List Devices; none without their CRD, as in a cluster of gpushare nodes, which report cards in node status."""
+    return _list(api, f"/apis/{DEVICE_API}/devices", fields=fields, empty_status=404)
 
 
 def pods(api: Api) -> Iterator[Raw]:
-    """List Pods without their largest unused fields, for callers that keep all of them."""
-    for raw in _listed(api, "/api/v1/pods"):
+    """List Pods without their largest unused fields, for callers that store all Pods."""
+    for raw in _list(api, "/api/v1/pods"):
         raw["metadata"].pop("managedFields", None)
         (raw.get("spec") or {}).pop("volumes", None)
         yield raw
 
 
 def whole_pods(api: Api, fields: str = "") -> Iterator[Raw]:
-    """List Pods as they are. fields: a field selector."""
-    return _listed(api, "/api/v1/pods", fields=fields)
+    """List Pods with all fields. fields: a field selector."""
+    return _list(api, "/api/v1/pods", fields=fields)
 
 
 def mtgpupods(api: Api) -> Iterator[Raw]:
-    """List MtgpuPods, or none with a warning if the user may not: their Pods and occupy pods say what they hold."""
+    """List MtgpuPods, or none and a warning if the user may not. Their Pods and occupy pods still show the holdings."""
     try:
-        yield from _listed(api, mtgpu.COLLECTION, without=404)
+        yield from _list(api, mtgpu.COLLECTION, empty_status=404)
     except ApiError as error:
         if error.status != 403:
             raise
@@ -54,22 +55,22 @@ def mtgpupods(api: Api) -> Iterator[Raw]:
 def unhealthy_lists(api: Api) -> Iterator[Raw]:
     """List the ConfigMaps in which gpushare reports unhealthy cards; none if the user may not read their namespace."""
     namespace = gpushare.UNHEALTHY_CARD_LISTS.namespace
-    return _listed(api, f"/api/v1/namespaces/{namespace}/configmaps", without=403)
+    return _list(api, f"/api/v1/namespaces/{namespace}/configmaps", empty_status=403)
 
 
-def _listed(api: Api, path: str, *, fields: str = "", without: int = 0) -> Iterator[Raw]:
-    """List objects page by page; none if the API server answers with the status `without`."""
+def _list(api: Api, path: str, *, fields: str = "", empty_status: int = 0) -> Iterator[Raw]:
+    """List objects page by page; none if the API server answers with `empty_status`."""
     try:
         for page, _ in api.pages(path, fieldSelector=fields):
             yield from page
     except ApiError as error:
-        if error.status != without:
+        if error.status != empty_status:
             raise
 
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection while a whole cluster is read: each collection would walk all objects again."""
+    """Disable garbage collection while a whole cluster is read: each collection would visit all objects again."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,7 @@
-"""Connects a command to the cluster that kubectl would use, and finds the settings of the installation there."""
+"""Connects a command to the cluster that kubectl would use, and reads the settings of the installation there.
+
+Every command that reads a cluster uses it. A problem with the cluster must be reported in one line, without traceback.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -22,16 +25,14 @@ _CONFIGMAP, _FILE = "mgpu-config", "mgpu.yaml"
 
 def cluster_options(command: F) -> F:
     """Add the options --kubeconfig and --context to a command."""
+    context = click.option("--context", default="", help="The kubeconfig context to use.  [default: the current one]")
     text = "The kubeconfig file to use.  [default: as kubectl chooses it]"
-    with_context = click.option(
-        "--context", default="", help="The kubeconfig context to use.  [default: the current one]"
-    )
-    return click.option("--kubeconfig", default="", help=text)(with_context(command))
+    return click.option("--kubeconfig", default="", help=text)(context(command))
 
 
 @contextmanager
 def report_api_errors() -> Iterator[None]:
-    """Turn a refusal of the API server, or no answer, into one line on stderr and exit code 1."""
+    """Report an error of the API server, or a missing answer, in one line on stderr, with exit code 1."""
     try:
         yield
     except (ApiError, Unreachable) as error:
@@ -44,16 +45,16 @@ def current_namespace(kubeconfig: str, context: str) -> str:
     try:
         contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]
     except config.ConfigException:
-        return "default"  # in a cluster there is none
+        return "default"  # in a cluster there is no kubeconfig
     chosen = next((row for row in contexts if row["name"] == context), active)
     return str((chosen.get("context") or {}).get("namespace") or "default")
 
 
 def read_installed_settings(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tuple[Settings, str]:
-    """Return the settings and their source: this file, or the ConfigMap of the installation, or the defaults.
+    """Return the settings and their source: this file, the ConfigMap of the installation, or the defaults.
 
-    The ConfigMap is the one that the scheduler's Deployment mounts. Defaults apply where it does not exist or the user
-    may not read it. Flags and environment variables of the processes are not known here.
+    The ConfigMap is the one that the scheduler's Deployment mounts. The defaults apply if it does not exist or the user
+    may not read it. Flags and environment variables of the processes are not considered.
 
     Raises:
         BadObject: the settings are invalid.
@@ -62,7 +63,7 @@ def read_installed_settings(api: Api, config: Path | None, namespace: str = NAME
     if config:
         return read_settings(config, os.environ, {}), str(config)
     try:
-        name = _mounted(api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/mgpu-scheduler"))
+        name = _config_map_name(api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/mgpu-scheduler"))
         data = api.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}").get("data") or {}
     except ApiError as error:
         if error.status not in (403, 404):
@@ -72,7 +73,7 @@ def read_installed_settings(api: Api, config: Path | None, namespace: str = NAME
     return load_settings(str(data.get(_FILE, "")), source, os.environ), source
 
 
-def _mounted(deployment: Mapping[str, Any]) -> str:
+def _config_map_name(deployment: Mapping[str, Any]) -> str:
     """Return the name of the mounted ConfigMap; kustomize adds a hash to it."""
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
     names = (str((volume.get("configMap") or {}).get("name") or "") for volume in volumes)

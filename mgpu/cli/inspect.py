@@ -1,4 +1,7 @@
-"""`mgpu inspect`: shows the cards of a cluster and the pods that hold them."""
+"""The command `mgpu inspect`: shows the cards of a cluster and the pods that hold them.
+
+`mgpu top` uses `read_cluster` too, and `mgpu demo` uses `render_overview`. The JSON is API, the picture is not.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,7 +26,7 @@ from mgpu.presentation.overview import GroupView, Overview, make_overview
 from mgpu.presentation.plain_text import join_names, one_line
 from mgpu.presentation.terminal import show, show_json
 
-_MOST_SEATS = 4  # to be listed one by one
+_MOST_SEATS = 4  # that are listed one by one
 _MOST_PODS = 20
 
 EXAMPLES = """
@@ -52,20 +55,20 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
 
     Exit code 1 if a NODE does not exist or the cluster does not answer.
     """
-    found = read_cluster(kubeconfig, context, config)
-    unknown = sorted(set(names) - {node.name for node in found.nodes})
+    cluster = read_cluster(kubeconfig, context, config)
+    unknown = sorted(set(names) - {node.name for node in cluster.nodes})
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
     if names:
-        found = replace(found, nodes=tuple(node for node in found.nodes if node.name in names))
+        cluster = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name in names))
     if output == "json":
-        show_json(_json(found))
+        show_json(_json(cluster))
     else:
-        show(render_overview(found))
+        show(render_overview(cluster))
 
 
 def read_cluster(kubeconfig: str, context: str, config: Path | None) -> Overview:
-    """Return a snapshot of the cluster. Raises ClickException if it does not answer. Used by `mgpu top` too."""
+    """Return a snapshot of the cluster. Raises ClickException if it does not answer."""
     with report_api_errors(), cluster_objects.paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context)
         settings, _ = read_installed_settings(api, config)
@@ -79,14 +82,14 @@ def read_cluster(kubeconfig: str, context: str, config: Path | None) -> Overview
         )
 
 
-def _json(found: Overview) -> dict[str, Any]:
+def _json(cluster: Overview) -> dict[str, Any]:
     return {
-        "nodes": nodes_json(found.nodes),
-        "accounting": accounting_json(account_nodes(found.nodes)),
-        "pending": list(found.pending),
-        "unclear": dict(found.unclear),
-        "dialects": {use.pod: use.dialect for node in found.nodes for device in node.devices for use in device.uses},
-        "wishes": {pod: constraints.texts() for pod, constraints in found.constraints.items()},
+        "nodes": nodes_json(cluster.nodes),
+        "accounting": accounting_json(account_nodes(cluster.nodes)),
+        "pending": list(cluster.pending),
+        "unclear": dict(cluster.unclear),
+        "dialects": {use.pod: use.dialect for node in cluster.nodes for device in node.devices for use in device.uses},
+        "wishes": {pod: constraints.texts() for pod, constraints in cluster.constraints.items()},
         "groups": [
             {
                 "wish": view.group.constraint,
@@ -95,39 +98,39 @@ def _json(found: Overview) -> dict[str, Any]:
                 "pods": list(view.pods),
                 "cards": [seat._asdict() for seat in view.seats],
             }
-            for view in found.groups
+            for view in cluster.groups
         ],
-        "mtgpupods": mtgpupods_json(found.mtgpupods),
+        "mtgpupods": mtgpupods_json(cluster.mtgpupods),
         "agentsNotReady": {
             node: {"pod": pod.name, "reason": pod.problem, "since": pod.since}
-            for node, pod in found.agents_not_ready.items()
+            for node, pod in cluster.agents_not_ready.items()
         },
     }
 
 
-def render_overview(found: Overview) -> Group:
-    parts: list[RenderableType] = [card_map(found.nodes) if found.nodes else Text("There are no nodes.")]
-    accounts = account_nodes(found.nodes)
-    if found.mtgpupods or any(account.gpuids for account in accounts):
+def render_overview(cluster: Overview) -> Group:
+    parts: list[RenderableType] = [card_map(cluster.nodes) if cluster.nodes else Text("There are no nodes.")]
+    accounts = account_nodes(cluster.nodes)
+    if cluster.mtgpupods or any(account.gpuids for account in accounts):
         parts += [Text(), _table(accounts), Text()]
-    if found.pending:
-        reasons = {v.pod.key: ": ".join(filter(None, (f"GPUID {v.pod.gpuid}", v.reason))) for v in found.mtgpupods}
+    if cluster.pending:
+        reasons = {v.pod.key: ": ".join(filter(None, (f"GPUID {v.pod.gpuid}", v.reason))) for v in cluster.mtgpupods}
         waiting = [
-            _with_constraints(pod, found.constraints.get(pod, NO_CONSTRAINTS), reasons.get(pod, ""))
-            for pod in found.pending
+            _with_constraints(pod, cluster.constraints.get(pod, NO_CONSTRAINTS), reasons.get(pod, ""))
+            for pod in cluster.pending
         ]
         parts.append(Text(f"Waiting for cards: {join_names(waiting, _MOST_PODS)}", style="yellow"))
-    parts += _lines(map(_group, found.groups), "")
-    degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in found.mtgpupods if view.degraded)
+    parts += _lines(map(_group, cluster.groups), "")
+    degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in cluster.mtgpupods if view.degraded)
     parts += _lines(degraded, "bold red")
-    silent = (f"{node}: its mgpu agent is not ready ({pod.problem})" for node, pod in found.agents_not_ready.items())
+    silent = (f"{node}: its mgpu agent is not ready ({pod.problem})" for node, pod in cluster.agents_not_ready.items())
     parts += _lines(silent, "bold red")
-    parts += _lines((f"{what}: {why}" for what, why in found.unclear.items()), "bold red")
+    parts += _lines((f"{what}: {why}" for what, why in cluster.unclear.items()), "bold red")
     return Group(*parts)
 
 
 def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
-    """Return the first lines, and how many more there are."""
+    """Yield the first lines, and a line with the number of the others."""
     lines = list(texts)
     yield from (Text(one_line(line), style=style) for line in lines[:_MOST_PODS])
     if len(lines) > _MOST_PODS:
@@ -135,7 +138,7 @@ def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
 
 
 def _table(accounts: tuple[NodeAccount, ...]) -> Table:
-    """Return the table of idle cards and of what is left for each GPUID."""
+    """Return the table of idle cards and of the rest of each GPUID's card."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="grey50")
     for name in ("node", "free cards", "GPUID", "card", "core left", "memory left"):
         table.add_column(name, overflow="fold", justify="left" if name in ("node", "GPUID") else "right")
@@ -149,12 +152,12 @@ def _table(accounts: tuple[NodeAccount, ...]) -> Table:
 
 
 def _with_constraints(pod: str, constraints: Constraints, reason: str) -> str:
-    said = reason or (str(constraints) if constraints != NO_CONSTRAINTS else "")
-    return f"{pod} ({said})" if said else pod
+    note = reason or (str(constraints) if constraints != NO_CONSTRAINTS else "")
+    return f"{pod} ({note})" if note else pod
 
 
 def _group(view: GroupView) -> str:
-    """Return `same-card-group team/pair: 2 pods on card 0 of n1`."""
+    """Return a line such as `same-card-group team/pair: 2 pods on card 0 of n1`."""
     constraint, namespace, name = view.group
     pods = f"{len(view.pods)} pod{'' if len(view.pods) == 1 else 's'}"
     nodes = len({seat.node for seat in view.seats})

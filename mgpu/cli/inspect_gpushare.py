@@ -1,6 +1,7 @@
-"""`kubectl inspect gpushare`: GPU memory by node and card, in units of `aliyun.com/gpu-mem`.
+"""The command `kubectl inspect gpushare`: shows GPU memory by node and card, in units of `aliyun.com/gpu-mem`.
 
-A replacement for gpushare's own kubectl plugin, for its users and their scripts. It counts pods of all vocabularies.
+It replaces gpushare's own kubectl plugin for its users and their scripts, so the output must not change. It counts pods
+of all vocabularies.
 """
 
 import os
@@ -29,7 +30,7 @@ from mgpu.settings import Settings
 Raw = Mapping[str, Any]
 
 _MOST_GIB = 1024
-"""A node that reports more units than this per card counts in MiB."""
+"""A node that reports more units per card than this uses MiB."""
 
 EXAMPLES = """
 \b
@@ -44,16 +45,16 @@ Examples:
 @click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("name", required=False, metavar="[NODE]")
 @click.option("-d", "--details", "detailed", is_flag=True, help="Show every pod.")
-@click.option("--kubeconfig", default="", help="The cluster to look at.  [default: as kubectl chooses it]")
+@click.option("--kubeconfig", default="", help="The kubeconfig file to use.  [default: as kubectl chooses it]")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="[default: as the nodes count]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def main(
     name: str | None, detailed: bool, kubeconfig: str, config: Path | None, memory_unit: str | None, output: str
 ) -> None:
-    """Show how much GPU memory of each node and card is allocated, as the pods' own records say.
+    """Show how much GPU memory of each node and card is allocated, by the allocation records of the pods.
 
-    Exit code 1 where NODE is not there or the cluster does not answer.
+    Exit code 1 if NODE does not exist or the cluster does not answer.
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
@@ -77,9 +78,11 @@ def main(
 
 
 def unit_of_nodes(nodes: Iterable[Raw]) -> str | None:
-    """The unit that the nodes count `gpu-mem` in; None: none of them reports any."""
-    per_card = [found[1] for raw in nodes if (found := gpushare.card_units(read_node(raw)))]
-    return None if not per_card else "MiB" if max(per_card) > _MOST_GIB else "GiB"
+    """Return the unit of the nodes' `gpu-mem`, or None if no node reports it."""
+    per_card = [units[1] for raw in nodes if (units := gpushare.card_units(read_node(raw)))]
+    if not per_card:
+        return None
+    return "MiB" if max(per_card) > _MOST_GIB else "GiB"
 
 
 def in_unit(settings: Settings, unit: str | None) -> Settings:
@@ -96,60 +99,58 @@ def node_rows(
     settings: Settings,
     mtgpupods: Iterable[Raw] = (),
 ) -> list[NodeRow]:
-    """The nodes that have GPUs, by name. raws: the cluster's pods."""
-    found = make_overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
+    """Return the nodes with GPUs, sorted by name. raws: the pods of the cluster."""
+    cluster = make_overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
     addresses = {str(raw["metadata"]["name"]): _address(raw) for raw in nodes}
-    pods = [pod for raw in raws if (pod := read_pod(raw)).node and not pod.ended and f"Pod {pod.key}" in found.unclear]
+    pods = [pod for pod in map(read_pod, raws) if pod.node and not pod.ended and f"Pod {pod.key}" in cluster.unclear]
     rows = []
-    for view in found.nodes:
-        waiting = {pod.key: _asked(pod, settings) for pod in pods if pod.node == view.name}
-        row = _node(view, addresses[view.name], waiting, gpushare.unit_bytes(settings))
-        rows += [row] if row.cards else []
+    for view in cluster.nodes:
+        requested = {pod.key: _requested_memory(pod, settings) for pod in pods if pod.node == view.name}
+        row = _node_row(view, addresses[view.name], requested, gpushare.unit_bytes(settings))
+        if row.cards:
+            rows.append(row)
     return rows
 
 
-def _node(view: NodeView, address: str, waiting: Mapping[str, int], unit: int) -> NodeRow:
-    """waiting: bytes that pods ask for which do not, or not all, stand on a card of the node for certain."""
+def _node_row(view: NodeView, address: str, requested: Mapping[str, int], unit: int) -> NodeRow:
+    """Return the row of a node. requested: the bytes that pods on it request whose cards are not all known."""
     held: dict[str, dict[int, int]] = {}
-    left = dict(waiting)
+    pending = dict(requested)
     cards = []
-    for view_of_card in view.cards:
-        card, used = view_of_card.state.card, 0
-        for use in view_of_card.uses:
-            if use.certain or use.pod not in waiting:
+    for card_view in view.cards:
+        card, used = card_view.state.card, 0
+        for use in card_view.uses:
+            if use.certain or use.pod not in requested:
                 held.setdefault(use.pod, {})[card.index] = gpushare.held_units(use.memory, card, unit)
-                left[use.pod] = max(0, left.get(use.pod, 0) - use.memory)
+                pending[use.pod] = max(0, pending.get(use.pod, 0) - use.memory)
                 used += use.memory
         cards.append(CardRow(card.index, card.memory // unit, gpushare.held_units(used, card, unit)))
-    pods = [_pod(key, held.get(key, {}), -(-left[key] // unit)) for key in left if key in held or left[key]]
+    pods = []
+    for key in pending:
+        if key in held or pending[key]:
+            namespace, _, name = key.partition("/")
+            pods.append(PodRow(namespace, name, held.get(key, {}), -(-pending[key] // unit)))
     pods.sort(key=lambda pod: (min(pod.cards, default=-1), pod.namespace, pod.name))
     return NodeRow(view.name, address, tuple(cards), tuple(pods))
 
 
-def _pod(key: str, cards: Mapping[int, int], pending: int) -> PodRow:
-    namespace, _, name = key.partition("/")
-    return PodRow(namespace, name, cards, pending)
-
-
-def _asked(pod: Pod, settings: Settings) -> int:
-    """Return the bytes of GPU memory that the pod requests, whole cards aside; 0 if its request is unreadable."""
+def _requested_memory(pod: Pod, settings: Settings) -> int:
+    """Return the bytes of GPU memory that the pod requests, without whole cards; 0 if its request is unreadable."""
     request = read_request(pod, settings)
-    amounts = (
-        ((c.stage, Amount(memory=c.memory * c.cards)) for c in request.containers)
-        if isinstance(request, GpuRequest)
-        else ()
-    )
-    return peak(amounts).memory
+    if not isinstance(request, GpuRequest):
+        return 0
+    return peak((c.stage, Amount(memory=c.memory * c.cards)) for c in request.containers).memory
 
 
 def _address(raw: Raw) -> str:
+    """Return the first internal address of a node, or otherwise its first address."""
     rows = (raw.get("status") or {}).get("addresses") or []
-    known = {row.get("type"): str(row.get("address")) for row in reversed(rows)}
-    return one_line(known.get("InternalIP") or next(iter(reversed(known.values())), "unknown"))
+    by_type = {row.get("type"): str(row.get("address")) for row in reversed(rows)}
+    return one_line(by_type.get("InternalIP") or next(iter(reversed(by_type.values())), "unknown"))
 
 
 def _json(row: NodeRow) -> dict[str, Any]:
-    """Return the JSON of gpushare's extender for `/inspect`, with additional fields."""
+    """Return the JSON that gpushare's extender returns for `/inspect`, with additional fields."""
     return {
         "name": row.name,
         "ipAddress": row.address,

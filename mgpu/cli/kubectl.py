@@ -1,4 +1,7 @@
-"""`kubectl mgpu`: the commands of `mgpu` that read a cluster, as a kubectl plugin."""
+"""The kubectl plugin `kubectl mgpu`, with the commands of `mgpu` that only read a cluster.
+
+kubectl finds the program `kubectl-mgpu` on the PATH (`pyproject.toml` installs it). Add a command's name to `NAMES`.
+"""
 
 import click
 
@@ -8,7 +11,7 @@ NAMES = ("inspect", "explain", "top", "doctor")
 
 
 class Plugin(Commands):
-    """The commands in `NAMES`, loaded as `mgpu` loads them."""
+    """The group of the commands in `NAMES`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if name in NAMES]

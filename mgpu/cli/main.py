@@ -1,7 +1,7 @@
-"""`mgpu`: a command whose subcommands are the entry points of the group `mgpu.commands`.
+"""The command `mgpu`, whose subcommands are the entry points of the group `mgpu.commands` (`pyproject.toml`).
 
-A subcommand is imported when it runs, so that help is immediate and no process loads another's libraries. Entry points
-are found by name, so that this module imports nothing of the layers above it.
+A subcommand is imported only when it runs, so that `mgpu --help` is fast and no process imports the libraries of
+another. This module must not import the layers above it, so it finds the commands by their entry points.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -23,14 +23,14 @@ SUMMARIES = {
     "simulate": "Place the pods of a file without a cluster.",
     "inspect": "Show nodes, cards and the pods that hold them.",
     "explain": "Show why a pod waits, for each node and card, or where its cards are.",
-    "top": "Show how full the cards are, and which pods hold most.",
+    "top": "Show how full the cards are, and which pods hold the most.",
     "doctor": "Check an installation, and show how to repair it.",
 }
-"""The help text of each subcommand, in order. It is here because reading it from the commands would import them all."""
+"""The help text of each subcommand, in order. It is here because reading it from the commands would import them."""
 
 
 class BadInput(click.ClickException):
-    """Wrong input: prints the message on one line and exits with code 2."""
+    """Invalid input: click prints the message on one line and exits with code 2."""
 
     exit_code = 2
 
@@ -39,7 +39,7 @@ class BadInput(click.ClickException):
 
 
 class Commands(click.Group):
-    """Loads a subcommand when it is called, and turns BadObject from any of them into BadInput."""
+    """A group that imports a subcommand when it is called, and converts BadObject to BadInput."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         found = _entry_points()
@@ -75,12 +75,12 @@ def _load(entry: EntryPoint) -> click.Command:
     try:
         command: click.Command = entry.load()
     except ModuleNotFoundError as error:
-        _explain(entry, error)
+        _report_missing(entry, error)
     return command
 
 
-def _explain(entry: EntryPoint, error: ModuleNotFoundError) -> NoReturn:
-    """Report a library of an extra that is not installed in one line; a missing module of mgpu is a bug: raise."""
+def _report_missing(entry: EntryPoint, error: ModuleNotFoundError) -> NoReturn:
+    """Report in one line that a library of an extra is missing. A missing module of mgpu is a bug: raise the error."""
     if (error.name or "").split(".")[0] in {"mgpu", entry.module.split(".")[0]}:
         raise error
     message = f"mgpu {entry.name} needs {error.name!r}, which is not installed: pip install 'mgpu[playground]'"

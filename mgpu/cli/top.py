@@ -1,4 +1,7 @@
-"""`mgpu top`: shows how full the cards are, by node and model, and which pods hold most."""
+"""The command `mgpu top`: shows how full the cards are, by node and model, and which pods hold the most.
+
+`mgpu.presentation.utilization` computes the figures and the JSON, which is API; this module prints tables.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +28,7 @@ Examples:
   kubectl mgpu top --sort memory --limit 5
   kubectl mgpu top -o json | jq '.nodes[] | select(.idle > 0) | .name'
 """
-_BAR = 8
+_BAR_WIDTH = 8
 
 
 @click.command(epilog=EXAMPLES)
@@ -39,16 +42,16 @@ _BAR = 8
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
-    """Show how full the cards are, for the cluster, each model and each node, and which pods hold most.
+    """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
     Core is in percent of one card, so two cards have 200%. "Used" is what pods hold by their allocation records, not
     what their processes use at this moment. Exit code 1 if the cluster does not answer.
     """
-    found = read_cluster(kubeconfig, context, config)
+    cluster = read_cluster(kubeconfig, context, config)
     if output == "json":
-        show_json(_json(found, sort))
+        show_json(_json(cluster, sort))
     else:
-        show(_shown(found, sort, limit))
+        show(_render(cluster, sort, limit))
 
 
 def _cluster(found: Overview) -> Figures:
@@ -66,13 +69,13 @@ def _json(found: Overview, sort: str) -> dict[str, Any]:
     }
 
 
-def _shown(found: Overview, sort: str, limit: int) -> Group:
-    whole = _cluster(found)
-    if not whole.cards:
+def _render(found: Overview, sort: str, limit: int) -> Group:
+    total = _cluster(found)
+    if not total.cards:
         return Group(Text("No node has GPU cards (no Device, and no aliyun.com/gpu-mem with gpu-count)."))
     models, nodes = utilization.by_model(found.nodes), sorted(utilization.by_node(found.nodes), key=SORTS[sort])
     parts: list[RenderableType] = [
-        *(Text(line) for line in _summary(whole, len(found.pending))),
+        *(Text(line) for line in _summary(total, len(found.pending))),
         Text(free_line(utilization.fragmentation(found.nodes)), style="cyan"),
         Text(),
     ]
@@ -85,50 +88,57 @@ def _shown(found: Overview, sort: str, limit: int) -> Group:
     return Group(*parts)
 
 
-def _summary(whole: Figures, pending: int) -> list[str]:
-    odd = f", {whole.unhealthy} unhealthy" if whole.unhealthy else ""
+def _summary(total: Figures, pending: int) -> list[str]:
+    unhealthy = f", {total.unhealthy} unhealthy" if total.unhealthy else ""
     waiting = f"; {pending} GPU pod{_s(pending)} waiting" if pending else ""
     return [
-        f"{whole.nodes:,} node{_s(whole.nodes)}, {whole.cards:,} card{_s(whole.cards)} "
-        f"({whole.idle:,} idle{odd}){waiting}",
-        f"core {_percent(whole.core_share)} of {_core(whole.core)}, "
-        f"memory {_percent(whole.memory_share)} of {_bytes(whole.memory)}",
+        f"{total.nodes:,} node{_s(total.nodes)}, {total.cards:,} card{_s(total.cards)} "
+        f"({total.idle:,} idle{unhealthy}){waiting}",
+        f"core {_percent(total.core_share)} of {_core(total.core)}, "
+        f"memory {_percent(total.memory_share)} of {_bytes(total.memory)}",
     ]
 
 
 def free_line(found: Fragmentation) -> str:
-    """Return one sentence on what is free and how usable it is."""
+    """Return one line about the free capacity and whether pods can use it."""
     parts = [f"{found.idle:,} idle card{_s(found.idle)}"] if found.idle else []
     if found.part:
         most = f"at most {_core(found.most_core)} and {_bytes(found.most_memory)} on one"
         amounts = f"{_core(found.part_core)} and {_bytes(found.part_memory)}"
         parts.append(f"{amounts} on {found.part:,} part-used card{_s(found.part)} ({most})")
-    useless = [_core(found.useless_core)] * bool(found.useless_core)
-    useless += [_bytes(found.useless_memory)] * bool(found.useless_memory)
+    useless = [
+        *([_core(found.useless_core)] if found.useless_core else []),
+        *([_bytes(found.useless_memory)] if found.useless_memory else []),
+    ]
     if useless:
         parts.append(f"{' and '.join(useless)} where the rest of the card is taken, so no share fits")
-    cut = f" ({found.cut:,} card{_s(found.cut)} cut into slices not counted)" if found.cut else ""
-    return f"Free: {'; '.join(parts) or 'nothing'}{cut}"
+    count = found.partitioned
+    partitioned = f" ({count:,} partitioned card{_s(count)} not counted)" if count else ""
+    return f"Free: {'; '.join(parts) or 'nothing'}{partitioned}"
 
 
 def _table(kind: str, rows: Sequence[Figures]) -> Table:
     table = _bare(kind, "cards", "idle", "core", "", "memory", "")
     for row in rows:
-        odd = f" {row.unhealthy}✗" if row.unhealthy else ""
+        unhealthy = f" {row.unhealthy}✗" if row.unhealthy else ""
         table.add_row(
             one_line(row.name),
-            f"{row.cards}{odd}",
+            f"{row.cards}{unhealthy}",
             str(row.idle),
-            *_filled(row.core_share, f"{_core(row.core_used)} / {_core(row.core)}"),
-            *_filled(row.memory_share, f"{_bytes(row.memory_used)} / {_bytes(row.memory)}"),
+            *_bar(row.core_share, f"{_core(row.core_used)} / {_core(row.core)}"),
+            *_bar(row.memory_share, f"{_bytes(row.memory_used)} / {_bytes(row.memory)}"),
         )
     return table
 
 
-def _filled(share: float, text: str) -> tuple[Text, str]:
-    full = round(share * _BAR)
-    style = "red" if share >= 0.95 else "yellow" if share >= 0.7 else "green"
-    return Text("█" * full, style=style) + Text("░" * (_BAR - full), style="grey50"), text
+def _bar(share: float, text: str) -> tuple[Text, str]:
+    full = round(share * _BAR_WIDTH)
+    style = "green"
+    if share >= 0.95:
+        style = "red"
+    elif share >= 0.7:
+        style = "yellow"
+    return Text("█" * full, style=style) + Text("░" * (_BAR_WIDTH - full), style="grey50"), text
 
 
 def _holders(rows: Sequence[Holder]) -> Table:
@@ -148,17 +158,17 @@ def _bare(*names: str) -> Table:
 
 
 def _more(rows: Sequence[object], limit: int) -> list[Text]:
-    left = len(rows) - limit
-    return [Text(f"… and {left:,} more (--limit)", style="grey50")] if left > 0 else []
+    more = len(rows) - limit
+    return [Text(f"… and {more:,} more (--limit)", style="grey50")] if more > 0 else []
 
 
 def _core(milli: int) -> str:
-    """Return `1,250%` or `12.5%`."""
+    """Return the percentage of a card for thousandths, such as `1,250%` or `12.5%`."""
     return f"{milli // 10:,}%" if milli % 10 == 0 else f"{milli / 10:,.1f}%"
 
 
 def _bytes(amount: int) -> str:
-    """Return `64.0 GiB`, `1,140.0 GiB`, or from 10 TiB on `3,125.0 TiB`."""
+    """Return an amount such as `64.0 GiB` or `1,140.0 GiB`, and from 10 TiB on such as `3,125.0 TiB`."""
     if amount >= 10 << 40:
         return f"{amount / (1 << 40):,.1f} TiB"
     return f"{amount / (1 << 30):,.1f} GiB" if amount >= 1 << 40 else format_bytes(amount)

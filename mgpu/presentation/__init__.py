@@ -1,4 +1,4 @@
-"""What people see of cards, holdings, requests and reasons: pictures, tables and JSON.
+"""Presents cards, holdings, requests and reasons to people, as pictures, tables and JSON.
 
-Shared by the commands, the web page, `mgpu simulate` and the demo. Nothing here reads the API or the clock.
+The commands, the web page, `mgpu simulate` and the demo use it. Nothing here reads the API server or the clock.
 """

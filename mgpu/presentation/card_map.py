@@ -1,10 +1,10 @@
-"""The card map: nodes and their cards as a picture for the terminal.
+"""The card map: a picture of nodes and their cards for the terminal.
 
-Each card has two bars, core above memory, divided among the pods that hold them. A card with slices shows each slice
-where it lies in memory, with its name below. Each pod has a letter, which the node's legend explains, so that the
-picture says the same without colour; with colour a pod is a block with its letter in the middle.
+Each card has two bars, core above memory, divided among the pods that hold the card. A card with slices shows each
+slice at its position in memory, with its name below. Each pod has a letter, which the legend of the node explains, so
+that the picture is complete without colour.
 
-`mgpu inspect`, `mgpu demo` and `mgpu simulate` draw it. The picture may change; no program reads it.
+`mgpu inspect`, `mgpu demo` and `mgpu simulate` draw it. The picture may change, because no program reads it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +59,7 @@ _ASCII = _Signs(".", "/", "x", "-", "|")
 
 
 @dataclass(frozen=True, slots=True)
-class card_map:  # noqa: N801 (used like a function, as rich's own renderables of one call are)
+class card_map:  # noqa: N801 (callers use it like a function)
     """A rich renderable of nodes, for widths from 60 columns on. Nodes without cards share one line at the end."""
 
     nodes: Sequence[NodeView]
@@ -106,7 +106,7 @@ def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
 
 
 def _labels(node: NodeView) -> dict[str, _Label]:
-    """Give each pod on the node a letter and a colour, in the order of the cards; `?` if its cards are unknown."""
+    """Return the letter and colour of each pod on the node, in the order of the cards; `?` if its cards are unknown."""
     labels: dict[str, _Label] = {}
     letters = iter(_LETTERS)
     for use in (use for card in node.devices for use in card.uses):
@@ -118,8 +118,8 @@ def _labels(node: NodeView) -> dict[str, _Label]:
 
 
 def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
-    """Draw the cards in rows of equal length, as many to a row as fit."""
-    narrowest = max(_NARROWEST, *(_least_head(card) for card in node.cards))
+    """Draw the cards in rows of equal length, with as many cards in a row as fit."""
+    narrowest = max(_NARROWEST, *(_least_head_width(card) for card in node.cards))
     fit = max(1, (width - _GUTTER + _GAP) // (narrowest + _GAP))
     rows = -(-len(node.cards) // fit)
     per_row = -(-len(node.cards) // rows)
@@ -138,7 +138,7 @@ def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> 
 
 
 def _line(name: str, cells: Iterable[Text], width: int) -> Text:
-    """Draw one line of a row of cards: a cell of this width for each."""
+    """Draw one line of a row of cards, with a cell of this width for each card."""
     line = Text().append(name.ljust(_GUTTER - _GAP), style=_IDLE if name else "")
     for cell in cells:
         cell.truncate(width, overflow="ellipsis")
@@ -147,14 +147,15 @@ def _line(name: str, cells: Iterable[Text], width: int) -> Text:
 
 
 def _lines(lines: Iterable[Text]) -> Text:
-    """Join lines into one text. A rich Table would measure and wrap each cell: seconds for thousands of nodes."""
+    """Join lines into one text. A rich Table measures and wraps each cell: seconds for thousands of nodes."""
     text = Text("\n").join(lines)
-    text.no_wrap, text.overflow = True, "ellipsis"
+    text.no_wrap = True
+    text.overflow = "ellipsis"
     return text
 
 
 def _others(node: NodeView, labels: dict[str, _Label], pen: _Pen) -> Table:
-    """Draw a row for each type of device: `rdma  0 50% A   1 idle`."""
+    """Draw a row for each type of device, such as `rdma  0 50% A   1 idle`."""
     table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
     table.add_column(style=_IDLE)
     table.add_column()
@@ -181,8 +182,8 @@ def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
     return text
 
 
-def _least_head(card: CardView) -> int:
-    """Return the width that the head of a card with a GPUID needs."""
+def _least_head_width(card: CardView) -> int:
+    """Return the least width of the head of a card with a GPUID."""
     state = card.state
     return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {_used(card)}") if state.gpuid else 0
 
@@ -190,11 +191,10 @@ def _least_head(card: CardView) -> int:
 def _head(card: CardView, pen: _Pen, width: int) -> Text:
     state = card.state
     over = state.core_used > state.card.core or state.memory_used > state.card.memory
-    text = Text.assemble((str(state.card.index), "bold"), f" {card.cut.upper()}" if card.cut else "")
+    text = Text.assemble((str(state.card.index), "bold"), f" {card.mode.upper()}" if card.mode else "")
     if state.gpuid:
-        room = max(_SHORTEST_GPUID, width - len(text) - len(_used(card)) - 2)
         name = Text(state.gpuid, style=_NAME)
-        name.truncate(room, overflow="ellipsis")
+        name.truncate(max(_SHORTEST_GPUID, width - len(text) - len(_used(card)) - 2), overflow="ellipsis")
         text.append(" ").append_text(name)
     if not state.card.healthy:
         text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
@@ -202,7 +202,7 @@ def _head(card: CardView, pen: _Pen, width: int) -> Text:
         text.append(" idle", style=_IDLE)
     if not state.idle:
         used = _used(card)
-        # The note "unhealthy" is more important than the amounts, which are in the bars too.
+        # The note "unhealthy" is more important than the amounts, which the bars show too.
         if state.card.healthy or len(text) + len(used) < width:
             text.append(f" {used}", style=_WARNING if over else "")
     return text
@@ -245,17 +245,17 @@ def _block(label: _Label, cells: int, pen: _Pen) -> Text:
 
 
 def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
-    """Divide `width` cells among amounts, by largest remainders.
+    """Divide `width` cells among the amounts, by the largest remainder method.
 
-    Every amount above 0 gets at least one cell, taken from the widest, so that no pod is invisible; and while the card
-    is not full, at least one cell stays free.
+    Every amount above 0 gets at least one cell, taken from the widest, so that every pod is visible. If the card is not
+    full, at least one cell stays free.
     """
     held = sum(amounts)
     scale = Fraction(width, max(total, held, 1))
     exact = [amount * scale for amount in amounts]
     cells = [int(value) for value in exact]
-    room = width - sum(cells) if held >= total else round(held * scale) - sum(cells)
-    for i in sorted(range(len(cells)), key=lambda i: (cells[i] - exact[i], i))[:room]:
+    remaining = width - sum(cells) if held >= total else round(held * scale) - sum(cells)
+    for i in sorted(range(len(cells)), key=lambda i: (cells[i] - exact[i], i))[:remaining]:
         cells[i] += 1
     for i in (i for i, amount in enumerate(amounts) if amount and not cells[i]):
         widest = max(range(len(cells)), key=lambda j: (cells[j], -j))
@@ -282,11 +282,11 @@ def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) ->
 
 
 def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool) -> Text:
-    """Return a pod's line of the legend: `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`.
+    """Return a pod's line of the legend, such as `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`.
 
-    several: whether the node has pods of several vocabularies; then each line names its own.
+    several: whether the node has pods of several vocabularies. Then the line names the vocabulary.
     """
-    on = _on(node, pod)
+    on = _uses_of(node, pod)
     uses = [use for _, use in on]
     containers = sorted({container for use in uses for container in use.containers})
     text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
@@ -300,14 +300,14 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
     elif several and uses[0].dialect:
         text.append(f" {pen.signs.dot} {uses[0].dialect}")
     if not uses[0].certain:
-        text.append(f" {pen.signs.dot} on which cards is not known", style=_WARNING)
+        text.append(f" {pen.signs.dot} its cards are unknown", style=_WARNING)
         return text
-    cut = _slices_of(node, pod)
-    if cut:
-        text.append(f" {pen.signs.dot} {cut}", style=_IDLE)
+    slices = _slices_of(node, pod)
+    if slices:
+        text.append(f" {pen.signs.dot} {slices}", style=_IDLE)
     for type in dict.fromkeys(card.type for card, _ in on):
         held = [(card.index, use) for card, use in on if card.type == type]
-        where = "" if cut else f" on {','.join(str(index) for index, _ in held)}"
+        where = "" if slices else f" on {','.join(str(index) for index, _ in held)}"
         text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}{where}", style=_IDLE)
     if uses[0].constraints != NO_CONSTRAINTS:
         constraints = Text(f" {pen.signs.dot} {uses[0].constraints}", style=_IDLE)
@@ -317,28 +317,29 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
 
 
 def _total_of(held: Sequence[tuple[int, CardUse]]) -> str:
-    """Return `50% 8 GiB`, without what the pod does not request."""
+    """Return amounts such as `50% 8 GiB`, without an amount that the pod does not request."""
     core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
     return " ".join(([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else []))
 
 
 def _slices_of(node: NodeView, pod: str) -> str:
-    """Return the slices of a pod, `2g.20gb and 1g.10gb of card 0`, or ""."""
-    on = []
+    """Return the slices of a pod, such as `2g.20gb and 1g.10gb of card 0`, or ""."""
+    parts = []
     for card in node.cards:
         held = [s.slice.name for s in card.slices if any(use.pod == pod for use in s.uses)]
         counts = {name: held.count(name) for name in held}
         names = (name if count == 1 else f"{count} × {name}" for name, count in counts.items())
-        on += [f"{' and '.join(names)} of card {card.state.card.index}"] if held else []
-    return ", ".join(on)
+        if held:
+            parts.append(f"{' and '.join(names)} of card {card.state.card.index}")
+    return ", ".join(parts)
 
 
-def _on(node: NodeView, pod: str) -> list[tuple[Card, CardUse]]:
+def _uses_of(node: NodeView, pod: str) -> list[tuple[Card, CardUse]]:
     return [(device.state.card, use) for device in node.devices for use in device.uses if use.pod == pod]
 
 
 def _models(node: NodeView) -> Iterator[str]:
-    """Return `7 × A100-SXM4-80GB 80 GiB` for each kind of card, in the order of the first index."""
+    """Yield a text such as `7 × A100-SXM4-80GB 80 GiB` for each kind of card, in the order of the first index."""
     kinds: dict[str, int] = {}
     for card in node.cards:
         kind = " ".join(filter(None, (card.state.card.model, _short(card.state.card.memory))))
@@ -347,7 +348,7 @@ def _models(node: NodeView) -> Iterator[str]:
 
 
 def _share(node: NodeView, what: str) -> str:
-    """Return how much of all the node's cards is held, unhealthy ones included, in percent."""
+    """Return how much of all cards of the node, including unhealthy cards, is held, in percent."""
     states = [card.state for card in node.cards]
     if what == "core":
         used, total = sum(s.core_used for s in states), sum(s.card.core for s in states)
@@ -375,5 +376,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _short(amount: int) -> str:
-    """Return `80 GiB` instead of `80.0 GiB`: there is little room."""
+    """Return `80 GiB` instead of `80.0 GiB`, because the width is limited."""
     return format_bytes(amount).replace(".0 ", " ")

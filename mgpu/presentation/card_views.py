@@ -1,7 +1,7 @@
-"""Snapshots of nodes, their cards and slices, and the pods that hold them.
+"""Snapshots of nodes, their cards and slices, and the pods that hold them. Pure.
 
-The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the web page show these values. `view_nodes` makes
-them from a ledger. `nodes_json` is API (docs/design/simulate.md). Pure.
+`view_nodes` creates them from a ledger. The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the web
+page show them. The keys of `nodes_json` are API (docs/design/simulate.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +21,12 @@ class CardUse:
     """What one pod holds of one card at its peak.
 
     Attributes:
-        core, memory: in thousandths of a card and in bytes. 0 for an occupy pod that keeps a card for its MtgpuPods.
+        core: in thousandths of a card. 0 for an occupy pod that reserves a card for its MtgpuPods.
+        memory: in bytes. 0 for such an occupy pod.
         certain: False for a pod with an unreadable allocation record, which is held on every card of its node.
-        dialect: the vocabulary of its request, `nvidia` where NVIDIA's device plugin chose its cards, "" if unknown.
-        occupies: the GPUID for which an occupy pod keeps the card, "" for all other pods. An occupy pod appears only
-            on a card that no MtgpuPod of that GPUID uses.
+        dialect: the vocabulary of the request, `nvidia` if NVIDIA's device plugin chose the cards, "" if unknown.
+        occupies: the GPUID for which an occupy pod reserves the card, "" for all other pods. An occupy pod is shown
+            only on a card that no MtgpuPod with this GPUID uses.
     """
 
     pod: str
@@ -40,7 +41,7 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class SliceView:
-    """A slice of a card with its core and memory. holder: `namespace/pod/container`, "" while the slice is free."""
+    """A slice of a card. holder: `namespace/pod/container`, "" if the slice is free."""
 
     slice: Slice
     state: CardState
@@ -50,16 +51,19 @@ class SliceView:
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """A card. cut: MIG or MPS for a card that is divided, or reserved for slices; its use is then the sum of theirs."""
+    """A card. mode: `mig` or `mps` for a card that is partitioned, or reserved for slices, "" for a whole card.
+
+    The use of a partitioned card is the sum of the use of its slices.
+    """
 
     state: CardState
     uses: tuple[CardUse, ...] = ()
-    cut: str = ""
+    mode: str = ""
     slices: tuple[SliceView, ...] = ()
 
     @property
     def holders(self) -> list[str]:
-        """`namespace/pod/container`, sorted."""
+        """The containers that hold the card, as `namespace/pod/container`, sorted."""
         return sorted(f"{use.pod}/{container}".rstrip("/") for use in self.uses for container in use.containers)
 
 
@@ -68,9 +72,10 @@ class NodeView:
     """A node.
 
     Attributes:
-        cards: its GPUs. others: its devices of other types.
-        annotations: those that mgpu writes on the Node.
-        note: the state of its partition plan, "" where there is none.
+        cards: its GPUs.
+        others: its devices of other types.
+        annotations: the annotations of the Node that mgpu writes.
+        note: the state of its partition plan, "" without a plan.
     """
 
     name: str
@@ -86,48 +91,54 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class NodePartitions:
-    """A node whose cards are partitioned. gpus: all its GPUs. annotations: those that describe the partitions."""
+    """The slices of a node with partitioned cards.
 
-    found: NodeSlices
+    Attributes:
+        gpus: all GPUs of the node, partitioned or not.
+        annotations: the annotations of the Node that describe the slices.
+    """
+
+    slices: NodeSlices
     gpus: tuple[Card, ...]
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-def list_allocatable(found: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the devices that pods can get: undivided cards, slices, and devices of other types."""
+def list_allocatable(node_slices: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
+    """Return the devices that pods can get: whole cards, slices, and devices of other types."""
     gpus = [card for card in cards if card.type == GPU]
-    slices = slice_devices(replace(found, partitioning=Partitioning()), gpus)
-    return (*unpartitioned_cards(found, gpus), *slices, *(card for card in cards if card.type != GPU))
+    slices = slice_devices(replace(node_slices, partitioning=Partitioning()), gpus)
+    return (*unpartitioned_cards(node_slices, gpus), *slices, *(card for card in cards if card.type != GPU))
 
 
-def view_nodes(ledger: Ledger, sliced: Mapping[str, NodePartitions] | None = None) -> tuple[NodeView, ...]:
-    """Return every node of the ledger, sorted by name. sliced: the nodes whose cards are partitioned, by name."""
-    nothing = NodePartitions(NO_SLICES, ())
-    return tuple(_node(ledger, name, (sliced or {}).get(name, nothing)) for name in sorted(ledger.nodes()))
+def view_nodes(ledger: Ledger, partitions: Mapping[str, NodePartitions] | None = None) -> tuple[NodeView, ...]:
+    """Return every node of the ledger, sorted by name. partitions: of the nodes with partitioned cards, by name."""
+    unpartitioned = NodePartitions(NO_SLICES, ())
+    return tuple(_node(ledger, name, (partitions or {}).get(name, unpartitioned)) for name in sorted(ledger.nodes()))
 
 
-def _node(ledger: Ledger, name: str, sliced: NodePartitions) -> NodeView:
-    whole = _viewed(ledger, name, ledger.cards(name))
-    known = {view.state.card.index for view in whole}
-    cut = (_divided(ledger, name, card, sliced.found) for card in sliced.gpus if card.index not in known)
-    others = _viewed(ledger, name, (s for s in ledger.others(name) if not is_slice(s.card.type)))
-    cards = tuple(sorted((*whole, *cut), key=lambda view: view.state.card.index))
-    return NodeView(name, cards, sliced.annotations, others, _note(sliced.found))
+def _node(ledger: Ledger, name: str, partitions: NodePartitions) -> NodeView:
+    whole = _whole_cards(ledger, name, ledger.cards(name))
+    indexes = {view.state.card.index for view in whole}
+    gpus = (card for card in partitions.gpus if card.index not in indexes)
+    partitioned = (_partitioned_card(ledger, name, card, partitions.slices) for card in gpus)
+    others = _whole_cards(ledger, name, (s for s in ledger.others(name) if not is_slice(s.card.type)))
+    cards = tuple(sorted((*whole, *partitioned), key=lambda view: view.state.card.index))
+    return NodeView(name, cards, partitions.annotations, others, _plan_note(partitions.slices))
 
 
-def _viewed(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[CardView, ...]:
+def _whole_cards(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[CardView, ...]:
     return tuple(CardView(state, _uses(ledger, node, [state.card], state.gpuid)) for state in states)
 
 
-def _divided(ledger: Ledger, node: str, card: Card, found: NodeSlices) -> CardView:
-    """Return a divided card, with the sum of its held slices as its use."""
-    alone = [(s, NodeSlices(found.mode, existing=(replace(s, pod=""),))) for s in found.existing]
-    made = [(s, device) for s, one in alone for device in slice_devices(one, [card])]
+def _partitioned_card(ledger: Ledger, node: str, card: Card, node_slices: NodeSlices) -> CardView:
+    """Return a partitioned card, with the sum of its held slices as its use."""
+    single = [(s, NodeSlices(node_slices.mode, existing=(replace(s, pod=""),))) for s in node_slices.existing]
+    made = [(s, device) for s, one_slice in single for device in slice_devices(one_slice, [card])]
     slices = tuple(_slice(ledger, node, s, device) for s, device in made)
     held = [s.state for s in slices if not s.state.idle]
     core, memory = sum(s.core_used for s in held), sum(s.memory_used for s in held)
     state = CardState(card, core, memory, sum(s.shares for s in held))
-    return CardView(state, _uses(ledger, node, [device for _, device in made]), found.mode, slices)
+    return CardView(state, _uses(ledger, node, [device for _, device in made]), node_slices.mode, slices)
 
 
 def _slice(ledger: Ledger, node: str, s: Slice, device: Card) -> SliceView:
@@ -149,15 +160,16 @@ def _holder(ledger: Ledger, node: str, device: Card) -> str:
     return min(held)[1] if held else ""
 
 
-def _note(found: NodeSlices) -> str:
-    plan, (refused, why) = found.partitioning.plan, found.refused or (None, "")
+def _plan_note(slices: NodeSlices) -> str:
+    plan = slices.partitioning.plan
+    refused, reason = slices.refused or (None, "")
     if plan is not None and plan == refused:
-        return f"plan {plan} was refused: {why}"
-    return f"plan {plan} is under way" if found.has_pending_plan else ""
+        return f"plan {plan} was refused: {reason}"
+    return f"plan {plan} is under way" if slices.has_pending_plan else ""
 
 
 def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[CardUse, ...]:
-    """Return what each pod holds of these devices together. gpuid: that of the card, where there is just one."""
+    """Return what each pod holds of these devices together. gpuid: the GPUID of a single card, otherwise ""."""
     uses = []
     for holding in ledger.holdings(node):
         on = [(share, card) for card in cards for share in holding.shares if share.is_on(card)]
@@ -165,8 +177,9 @@ def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> 
             amounts = [holding.uses(card) for card in dict.fromkeys(card for _, card in on)]
             containers = tuple(sorted({share.container for share, _ in on}))
             certain = all(share.card is not None for share, _ in on)
-            keeps = holding.occupies and holding.gpuid == gpuid
-            core, memory = (0, 0) if keeps else (sum(a.core for a in amounts), sum(a.memory for a in amounts))
+            core, memory = sum(a.core for a in amounts), sum(a.memory for a in amounts)
+            if holding.occupies and holding.gpuid == gpuid:
+                core = memory = 0
             occupies = holding.gpuid if holding.occupies else ""
             uses.append(
                 CardUse(
@@ -199,7 +212,7 @@ def _card_json(view: CardView) -> dict[str, Any]:
         "core": {"used": percent(state.core_used), "total": percent(state.card.core)},
         "memory": {"used": state.memory_used, "total": state.card.memory},
         "holders": view.holders,
-        "slices": [_slice_json(s, view.cut) for s in view.slices],
+        "slices": [_slice_json(s, view.mode) for s in view.slices],
         "gpuid": state.gpuid or None,
     }
 
@@ -210,5 +223,5 @@ def _slice_json(view: SliceView, cut: str) -> dict[str, Any]:
 
 
 def percent(milli: int) -> int | float:
-    """Convert thousandths to percent, to an integer where it is one."""
+    """Return the percentage for thousandths, as an integer if it is one."""
     return milli // 10 if milli % 10 == 0 else milli / 10

@@ -1,6 +1,6 @@
-"""The tables of `kubectl inspect gpushare`, character by character as gpushare's own plugin prints them.
+"""Formats the tables of `kubectl inspect gpushare` exactly as gpushare's own plugin does. Pure.
 
-Scripts parse this output, so it does not change (docs/gpushare.md). Pure.
+`mgpu.cli.inspect_gpushare` prints them. Scripts parse this output, so it must not change (docs/gpushare.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ _PADDING = 2
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """What a pod holds of each card, by index. pending: what it holds of unknown cards. In units of GPU memory."""
+    """What a pod holds of each card, by index, in units of GPU memory. pending: what it holds of unknown cards."""
 
     namespace: str
     name: str
@@ -48,7 +48,7 @@ class NodeRow:
 
 
 def summary(nodes: Sequence[NodeRow], unit: str) -> str:
-    """Return the table with one line for each node, then the cluster's total."""
+    """Return the table with one line for each node, and the total of the cluster."""
     indexes = sorted({card.index for node in nodes for card in node.cards})
     pending = any(node.pending for node in nodes)
     head = ["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in indexes)]
@@ -64,7 +64,7 @@ def summary(nodes: Sequence[NodeRow], unit: str) -> str:
 
 
 def details(nodes: Sequence[NodeRow]) -> str:
-    """Return the table of `-d`: for each node its pods with what they hold of each card, then the cluster's total."""
+    """Return the tables of `-d`: what the pods of each node hold of each card, and the total of the cluster."""
     pods = [_pod(node, pod) for node in nodes for pod in node.pods]
     line = "-" * (10 + max((len(row) + 1 for row in pods), default=len(_head(nodes[0])) if nodes else 0))
     rows: list[str] = []
@@ -98,10 +98,10 @@ def _percent(used: int, total: int) -> str:
 
 
 def align_columns(rows: Sequence[str]) -> str:
-    """Align cells that end in a tab into columns, as Go's text/tabwriter does, with which gpushare prints.
+    """Align cells that end in a tab into columns, as Go's text/tabwriter does, which gpushare uses.
 
-    A column extends over adjacent lines that have it; a line without it ends the column, and the next block is aligned
-    by itself. Text after the last tab of a line is not part of a column.
+    A column extends over adjacent lines that have a cell in it. A line without one ends the column, and the lines after
+    it are aligned separately. Text after the last tab of a line is not part of a column.
     """
     lines = [row.split("\t") for row in rows]
     widths: list[list[int]] = [[0] * (len(line) - 1) for line in lines]

@@ -1,7 +1,7 @@
-"""Snapshots of MtgpuPods: what those with a card hold, why the others wait, and what is left of each GPUID's card.
+"""Snapshots of MtgpuPods: their holdings, the reasons why they wait, and what is left of the card of each GPUID. Pure.
 
-Used by `mgpu.presentation.overview` and `mgpu inspect`. The accounting follows K8sGPUSharing (docs/design/mtgpu.md,
-"Accounting"). The JSON functions are API. Pure.
+`mgpu.presentation.overview`, `mgpu inspect` and `mgpu simulate` use it. The accounting follows K8sGPUSharing
+(docs/design/mtgpu.md, "Accounting"). The keys of the JSON functions are API.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,12 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MtgpuView:
-    """An MtgpuPod that has not ended. reason, message: of its condition `Bound`. degraded: the reason, or ""."""
+    """An MtgpuPod that has not ended.
+
+    Attributes:
+        reason, message: of its condition `Bound`.
+        degraded: the reason if it is degraded, otherwise "".
+    """
 
     pod: mtgpu.MtgpuPod
     reason: str = ""
@@ -30,7 +35,10 @@ class MtgpuView:
 
 @dataclass(frozen=True, slots=True)
 class MtgpuPods:
-    """All MtgpuPods by namespace and name, what they hold, and `MtgpuPod namespace/name` → reason of the unreadable."""
+    """All MtgpuPods, sorted by namespace and name, and their holdings.
+
+    unclear: the reason for each MtgpuPod that cannot be read, by `MtgpuPod namespace/name`.
+    """
 
     views: tuple[MtgpuView, ...]
     holdings: tuple[Holding, ...]
@@ -38,10 +46,10 @@ class MtgpuPods:
 
 
 def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
-    """Read all MtgpuPods. pods: all Pods of the cluster, among them those that were made for MtgpuPods.
+    """Read all MtgpuPods. pods: all Pods of the cluster, including those of MtgpuPods.
 
-    An MtgpuPod with a card holds its share until its own Pod has ended, whatever its phase says: the containers use the
-    card until then. For the same reason the share of a running Pod is held when its MtgpuPod, or the status, is lost.
+    An MtgpuPod with a card holds its share until its own Pod has ended, whatever its phase is, because the containers
+    use the card until then. For the same reason a running Pod holds its share if its MtgpuPod, or the status, is lost.
     """
     running = [raw for raw in pods if (raw.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     alive = {str(raw["metadata"].get("uid")) for raw in running}
@@ -67,7 +75,7 @@ def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
 
 
 def _of_own_pod(raw: Raw) -> Iterator[Holding]:
-    """What a Pod that was made for an MtgpuPod has, for that one."""
+    """Yield the holding of a Pod that was created for an MtgpuPod."""
     if mtgpu.controlling_mtgpupod(raw):
         pod = read_pod(raw)
         held = mtgpu.holding_of_pod(pod, raw)
@@ -76,7 +84,7 @@ def _of_own_pod(raw: Raw) -> Iterator[Holding]:
 
 
 def _of_unreadable(raw: Raw) -> Iterator[Holding]:
-    """Return the whole card of an MtgpuPod whose request cannot be read: it may use all of it."""
+    """Yield the whole card of an MtgpuPod whose request cannot be read, because it may use all of the card."""
     bound = (raw.get("status") or {}).get("BoundDeviceID")
     try:
         pod = read_pod(raw)
@@ -88,7 +96,7 @@ def _of_unreadable(raw: Raw) -> Iterator[Holding]:
 
 
 def by_container(holding: Holding, pod: Pod) -> Holding:
-    """Return the holding with a share for each container; the first has the amounts, which all of them use together."""
+    """Return the holding with a share for each container. All use the amounts together; the first share has them."""
     if not pod.containers:
         return holding
     first, rest = holding.shares[0], pod.containers[1:]
@@ -100,30 +108,30 @@ def _view(pod: mtgpu.MtgpuPod, raw: Raw) -> MtgpuView:
     rows = (raw.get("status") or {}).get("conditions") or ()
     conditions = {str(row.get("type")): row for row in rows if isinstance(row, dict)}
     bound, degraded = conditions.get("Bound", {}), conditions.get("Degraded", {})
-    why = str(degraded.get("message") or degraded.get("reason") or "degraded")
+    reason = str(degraded.get("message") or degraded.get("reason") or "degraded")
     return MtgpuView(
         pod,
         str(bound.get("reason") or ""),
         str(bound.get("message") or ""),
-        why if degraded.get("status") == "True" else "",
+        reason if degraded.get("status") == "True" else "",
     )
 
 
 def occupying(holding: Holding, pod: Pod) -> Holding:
-    """Return the holding, marked as that of an occupy pod if the pod is one on this node."""
+    """Return the holding, marked as the holding of an occupy pod if the pod is one on this node."""
     node, gpuid = mtgpu.occupy_target(pod) or ("", "")
     return replace(holding, gpuid=gpuid, occupies=True) if node == holding.node else holding
 
 
-def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str:
-    """Return a sentence if the MtgpuPod's card is not among its node's cards, "" if it is, or if it has no card yet."""
+def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str | None:
+    """Return a description if the card of the MtgpuPod is not among the cards of its node, otherwise None."""
     names = ", ".join(missing_cards([Share("", view.pod.card_uuid)], cards)) if view.pod.card_uuid else ""
-    return f"it is on {names}, which {view.pod.node} does not have" if names else ""
+    return f"it is on {names}, which {view.pod.node} does not have" if names else None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuidAccount:
-    """What is left of a GPUID's card: core in thousandths of a card, memory in bytes. card: its index."""
+    """What is left of the card of a GPUID. card: its index. core: in thousandths of a card. memory: in bytes."""
 
     gpuid: str
     card: int
@@ -133,7 +141,7 @@ class GpuidAccount:
 
 @dataclass(frozen=True, slots=True)
 class NodeAccount:
-    """One node: the number of idle whole cards, and what is left for each GPUID, sorted."""
+    """The number of idle whole cards of a node, and what is left for each GPUID, sorted."""
 
     node: str
     free: int
@@ -141,12 +149,15 @@ class NodeAccount:
 
 
 def account_nodes(nodes: Sequence[NodeView]) -> tuple[NodeAccount, ...]:
-    """Return the account of each node that has cards. Ended pods do not count; occupy pods only if they are alone."""
+    """Return the account of each node with cards.
+
+    Ended pods do not count, and an occupy pod counts only if it is alone on its card.
+    """
     return tuple(_account(node) for node in nodes if node.cards)
 
 
 def _account(node: NodeView) -> NodeAccount:
-    free = sum(card.state.idle and card.state.card.healthy and not card.cut for card in node.cards)
+    free = sum(card.state.idle and card.state.card.healthy and not card.mode for card in node.cards)
     states = sorted((card.state for card in node.cards if card.state.gpuid), key=lambda s: (s.gpuid, s.card.index))
     return NodeAccount(
         node.name, free, tuple(GpuidAccount(s.gpuid, s.card.index, s.core_left, s.memory_left) for s in states)
@@ -154,7 +165,7 @@ def _account(node: NodeView) -> NodeAccount:
 
 
 def accounting_json(accounts: Iterable[NodeAccount]) -> dict[str, Any]:
-    """Return the accounts by node; core in percent."""
+    """Return the accounts by node, with core in percent."""
     return {
         account.node: {
             "free": account.free,
@@ -168,7 +179,7 @@ def accounting_json(accounts: Iterable[NodeAccount]) -> dict[str, Any]:
 
 
 def mtgpupods_json(views: Iterable[MtgpuView]) -> dict[str, Any]:
-    """Return the MtgpuPods by `namespace/name`; null for what does not apply."""
+    """Return the MtgpuPods by `namespace/name`, with null for missing values."""
     return {
         view.pod.key: {
             "node": view.pod.node,

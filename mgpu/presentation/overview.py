@@ -1,8 +1,7 @@
-"""Reads the API objects of a cluster into a snapshot of nodes, cards and holdings.
+"""Reads the API objects of a cluster into a snapshot of nodes, cards and holdings. Pure.
 
-`mgpu inspect`, `top`, `doctor` and `simulate` use it. It reads the same annotations by the same dialects as the
-scheduler does, but without watches: one pass over lists. It never fails on an object; what cannot be read is in
-`Overview.unclear`. Pure.
+`mgpu inspect`, `top`, `doctor` and `simulate` use it. It must read every annotation as the scheduler does, so it uses
+the same dialects. No object may make it fail: an object that cannot be read is listed in `Overview.unclear`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,12 +26,12 @@ from mgpu.presentation.mtgpupod_tables import MtgpuPods, MtgpuView, missing_card
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
-_SAID = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.PLANNED)
+_SLICE_ANNOTATIONS = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.PLANNED)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A spread group or same-card group with pods that hold cards. pods: their `namespace/name`, sorted."""
+    """A spread group or same-card group whose pods hold cards. pods: `namespace/name` of each, sorted."""
 
     group: Group
     pods: tuple[str, ...]
@@ -41,16 +40,16 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A cluster.
+    """A snapshot of a cluster.
 
     Attributes:
         nodes: sorted by name.
         pending: `namespace/name` of GPU pods without a node and of MtgpuPods without a card, sorted.
-        unclear: `kind name` of each object that cannot be read or whose cards are unknown, with the reason.
-        constraints: by `namespace/name`, of the GPU pods that have any.
-        groups: by kind, namespace and name.
-        mtgpupods: those that have not ended, by namespace and name.
-        agents_not_ready: the nodes that get no new GPU pods because no Pod of their mgpu agent is ready.
+        unclear: the reason for each object that cannot be read or whose cards are unknown, by `kind name`.
+        constraints: of the GPU pods with constraints, by `namespace/name`.
+        groups: sorted by constraint, namespace and name.
+        mtgpupods: the MtgpuPods that have not ended, sorted by namespace and name.
+        agents_not_ready: the agent Pod of each node that gets no new GPU pods because its agent is not ready.
     """
 
     nodes: tuple[NodeView, ...]
@@ -64,35 +63,34 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a bound pod holds, or None. problem: the reason why its cards are unknown, "" where they are known."""
+    """What a bound pod holds, or None. problem: the reason why its cards are unknown, "" if they are known."""
 
     holding: Holding | None = None
     problem: str = ""
 
 
 NO_RECORD = "its cards are not decided yet"
-_RUNS = "it runs without a record of its cards; its share is held on every card there"
-_BARE = "it runs without a record of its cards, and was given none; it holds nothing"
+_UNRECORDED = "it runs without a record of its cards; its share is held on every card of the node"
+_BARE = "it runs without a record of its cards and was given no cards; it holds nothing"
 NVIDIA_PLUGIN = "nvidia"
 """The dialect of holdings that NVIDIA's device plugin allocated."""
 
 
-def read_claim(pod: Pod, request: GpuRequest | BadObject | None, given: tuple[Share, ...] = ()) -> Claim:
-    """Return what a pod holds by its allocation record, or else by the kubelet's checkpoint (`given`).
+def read_claim(pod: Pod, request: GpuRequest | BadObject | None, checkpoint: tuple[Share, ...] = ()) -> Claim:
+    """Return what a pod holds by its allocation record, or otherwise by the kubelet's checkpoint.
 
     A pod whose record cannot be read holds its share on every card of the node, and all of every card if its request
-    cannot be read either: nothing may be promised that it might use. An occupy pod holds its card for the MtgpuPods of
-    its GPUID.
+    cannot be read either, because it may use them. An occupy pod holds its card for the MtgpuPods of its GPUID.
     """
     if not pod.node or pod.ended:
         return Claim()
-    found = _recorded(pod, request)
-    if given and (found.problem or not found.holding):
-        found = Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, NVIDIA_PLUGIN, given))
-    return replace(found, holding=occupying(found.holding, pod)) if found.holding else found
+    claim = _read_record(pod, request)
+    if checkpoint and (claim.problem or not claim.holding):
+        claim = Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, NVIDIA_PLUGIN, checkpoint))
+    return replace(claim, holding=occupying(claim.holding, pod)) if claim.holding else claim
 
 
-def _recorded(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
+def _read_record(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
     if request is None:
         return Claim()
     if isinstance(request, BadObject):
@@ -107,17 +105,17 @@ def _recorded(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
     return Claim(problem=NO_RECORD) if shares is None else Claim(_holding(pod, request, shares))
 
 
-def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str:
-    """Return a sentence on the cards of a holding that are not among `cards`, its node's of all types, or "".
+def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str | None:
+    """Return a description of the cards that the holding has but its node, with these cards, does not, otherwise None.
 
-    Devices that NVIDIA's plugin allocated are not checked: they can be other than the Device object lists.
+    Devices that NVIDIA's plugin allocated are not checked, because the Device object need not list them.
     """
     names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(missing_cards(holding.shares, cards))
-    return f"its record names {names}, which {holding.node} does not have" if names else ""
+    return f"its record names {names}, which {holding.node} does not have" if names else None
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | BadObject | None:
-    """Return the pod's request, None for a pod without one, or the reason why it cannot be read."""
+    """Return the pod's request, None for a pod without a request, or the error if it cannot be read."""
     try:
         return dialects.read_request(pod, settings)
     except BadObject as error:
@@ -139,148 +137,165 @@ def make_overview(
     """Return the snapshot of a cluster from raw API objects. Never raises.
 
     Args:
-        configmaps: those of gpushare that can list unhealthy cards (docs/design/gpushare.md).
+        configmaps: the ConfigMaps of gpushare that can list unhealthy cards (docs/design/gpushare.md).
     """
+    reader = _Reader(settings)
+    reader.read_devices(devices)
+    reader.read_nodes(nodes, reader.read_unhealthy(configmaps))
     pods = tuple(pods)
-    ledger, pending, constraints = Ledger(), [], {}
-    unclear: dict[str, str] = {}
-    inventories, given, listing = _inventories(devices, unclear)
-    unhealthy = _unhealthy(configmaps, unclear)
-    cut: dict[str, NodePartitions] = {}
-    stocked: set[str] = set()
-    for raw in nodes:
-        node = read_node(raw)
-        cards = inventories.get(node.name, dialects.cards_from_capacity(node, settings))
-        cards = mark_unhealthy(cards, unhealthy.get(node.name, frozenset()))
-        sliced, problem = read_partitioning(node, cards)
-        if problem:
-            unclear[f"Node {node.name}"] = problem
-        if sliced.found.mode:
-            cut[node.name] = sliced
-            given |= {uid: (node.name, shares) for uid, shares in node_slices.shares_by_pod(sliced.found).items()}
-        ledger.set_cards(node.name, list_allocatable(sliced.found, cards))
-        stocked |= {node.name} if node.labels.get(device_object.WHOLE_CARDS_LABEL) == NVIDIA_PLUGIN else set()
     for raw in pods:
-        pod = read_pod(raw)
-        request = read_request(pod, settings)
-        if request is not None and not pod.node and not pod.ended:
-            pending.append(pod.key)
-            if isinstance(request, BadObject):
-                unclear[f"Pod {pod.key}"] = str(request)
-        if isinstance(request, GpuRequest) and request.constraints != NO_CONSTRAINTS and not pod.ended:
-            constraints[pod.key] = request.constraints
-        told, theirs = given.pop(pod.uid, ("", ()))
-        found = read_claim(pod, request, theirs)
-        if found.problem and isinstance(request, GpuRequest) and dialects.has_run(pod, request):
-            # NVIDIA's device plugin allocates without a record, and the agent lists its pods with some delay: a pod
-            # that is not listed yet may well have cards, so it is not taken for a bare pod.
-            chosen = pod.node in stocked and any(container.is_nvidia_gpu for container in request.containers)
-            found = _without_record(pod, request, found, listed=bool(told), bare=pod.node in listing and not chosen)
-        if found.holding:
-            ledger.hold(found.holding)
-        problem = found.problem or (
-            describe_missing_cards(found.holding, ledger.nodes().get(pod.node, ())) if found.holding else ""
-        )
-        if problem:
-            unclear[f"Pod {pod.key}"] = problem
-    _hold_listed(given, ledger)
-    named = read_mtgpupods(mtgpupods, pods)
-    pending += [view.pod.key for view in named.views if not view.pod.card_uuid]
-    unclear |= named.unclear
-    _hold_named(named, ledger, unclear)
+        reader.read_pod(read_pod(raw))
+    reader.hold_unknown_pods()
+    mtgpu = read_mtgpupods(mtgpupods, pods)
+    reader.read_mtgpupods(mtgpu)
     return Overview(
-        view_nodes(ledger, cut),
-        tuple(sorted(pending)),
-        dict(sorted(unclear.items())),
-        dict(sorted(constraints.items())),
-        list_groups(ledger),
-        named.views,
+        view_nodes(reader.ledger, reader.partitions),
+        tuple(sorted(reader.pending)),
+        dict(sorted(reader.unclear.items())),
+        dict(sorted(reader.constraints.items())),
+        list_groups(reader.ledger),
+        mtgpu.views,
         nodes_without_agent(pods, settings.scheduler.namespace),
     )
 
 
-def _without_record(pod: Pod, request: GpuRequest, found: Claim, *, listed: bool, bare: bool) -> Claim:
-    """Return what a pod holds that runs without a readable record, and without cards that its node lists.
+class _Reader:
+    """The state of `make_overview` while it reads objects: Devices first, then Nodes, Pods and MtgpuPods.
 
-    Args:
-        found: what its annotations say.
-        listed: whether its node says of this pod that it was given nothing.
-        bare: whether its node says so of all pods without a record that it does not list.
+    Attributes:
+        checkpoints: the node of each pod in a kubelet's checkpoint, and its shares, by the pod's UID.
+        complete: the nodes whose Device lists every pod that the kubelet has given a device.
+        nvidia_nodes: the NVIDIA device plugin nodes.
     """
-    if found.problem != NO_RECORD and not listed:
-        return found
-    if (listed or bare) and dialects.has_waiting_container(pod, request):
-        return Claim(problem=found.problem)
-    shares = () if listed or bare else unknown_shares(request, pod)
-    return Claim(occupying(_holding(pod, request, shares), pod), _RUNS) if shares else Claim(problem=_BARE)
 
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.ledger = Ledger()
+        self.pending: list[str] = []
+        self.constraints: dict[str, Constraints] = {}
+        self.unclear: dict[str, str] = {}
+        self.cards: dict[str, tuple[Card, ...]] = {}
+        self.checkpoints: dict[str, tuple[str, tuple[Share, ...]]] = {}
+        self.complete: set[str] = set()
+        self.partitions: dict[str, NodePartitions] = {}
+        self.nvidia_nodes: set[str] = set()
 
-def _hold_listed(given: Mapping[str, tuple[str, tuple[Share, ...]]], ledger: Ledger) -> None:
-    for uid, (name, shares) in given.items():
-        if shares:
-            ledger.hold(Holding(uid, "", "", name, NVIDIA_PLUGIN, shares))
+    def read_devices(self, devices: Iterable[Raw]) -> None:
+        for raw in devices:
+            node = str(raw["metadata"]["name"])
+            try:
+                self.cards[node] = device_object.read_device(raw)
+                shares_of = shares_by_pod(read_entries(raw))
+            except BadObject as error:
+                self.unclear[f"Device {node}"] = str(error)
+                continue
+            if shares_of.pop(UNLISTED_PODS, None) is not None:
+                self.complete.add(node)
+            self.checkpoints |= {uid: (node, shares) for uid, shares in shares_of.items()}
 
+    def read_unhealthy(self, configmaps: Iterable[Raw]) -> dict[str, frozenset[int]]:
+        """Return the indexes of the unhealthy cards by node."""
+        unhealthy = {}
+        for raw in configmaps:
+            match = dialects.unhealthy_list_of(raw)
+            if match is not None:
+                node, card_list = match
+                try:
+                    unhealthy[node] = card_list.cards_of(raw)
+                except BadObject as error:
+                    self.unclear[f"ConfigMap {raw['metadata']['name']}"] = str(error)
+        return unhealthy
 
-def _hold_named(named: MtgpuPods, ledger: Ledger, unclear: dict[str, str]) -> None:
-    for holding in named.holdings:
-        ledger.hold(holding)
-    for view in named.views:
-        problem = missing_card(view, ledger.nodes().get(view.pod.node, ()))
+    def read_nodes(self, nodes: Iterable[Raw], unhealthy: Mapping[str, frozenset[int]]) -> None:
+        for raw in nodes:
+            node = read_node(raw)
+            cards = self.cards.get(node.name, dialects.cards_from_capacity(node, self.settings))
+            cards = mark_unhealthy(cards, unhealthy.get(node.name, frozenset()))
+            partitions, problem = read_partitioning(node, cards)
+            if problem:
+                self.unclear[f"Node {node.name}"] = problem
+            if partitions.slices.mode:
+                self.partitions[node.name] = partitions
+                held = node_slices.shares_by_pod(partitions.slices)
+                self.checkpoints |= {uid: (node.name, shares) for uid, shares in held.items()}
+            self.ledger.set_cards(node.name, list_allocatable(partitions.slices, cards))
+            if node.labels.get(device_object.WHOLE_CARDS_LABEL) == NVIDIA_PLUGIN:
+                self.nvidia_nodes.add(node.name)
+
+    def read_pod(self, pod: Pod) -> None:
+        request = read_request(pod, self.settings)
+        if request is not None and not pod.node and not pod.ended:
+            self.pending.append(pod.key)
+            if isinstance(request, BadObject):
+                self.unclear[f"Pod {pod.key}"] = str(request)
+        if isinstance(request, GpuRequest) and request.constraints != NO_CONSTRAINTS and not pod.ended:
+            self.constraints[pod.key] = request.constraints
+        node, shares = self.checkpoints.pop(pod.uid, ("", ()))
+        claim = read_claim(pod, request, shares)
+        if claim.problem and isinstance(request, GpuRequest) and dialects.has_run(pod, request):
+            claim = self._claim_unrecorded(pod, request, claim, is_listed=bool(node))
+        problem: str | None = claim.problem
+        if claim.holding:
+            self.ledger.hold(claim.holding)
+            problem = problem or describe_missing_cards(claim.holding, self.ledger.nodes().get(pod.node, ()))
         if problem:
-            unclear[f"MtgpuPod {view.pod.key}"] = problem
+            self.unclear[f"Pod {pod.key}"] = problem
 
+    def _claim_unrecorded(self, pod: Pod, request: GpuRequest, claim: Claim, *, is_listed: bool) -> Claim:
+        """Return what a pod holds that runs without a readable record, and without cards in a checkpoint.
 
-def _inventories(
-    devices: Iterable[Raw], unclear: dict[str, str]
-) -> tuple[dict[str, tuple[Card, ...]], dict[str, tuple[str, tuple[Share, ...]]], frozenset[str]]:
-    """Return the cards by node, what was given out by pod, with its node, and the nodes that list all such pods."""
-    inventories: dict[str, tuple[Card, ...]] = {}
-    listing: set[str] = set()
-    given: dict[str, tuple[str, tuple[Share, ...]]] = {}
-    for raw in devices:
-        name = str(raw["metadata"]["name"])
-        try:
-            inventories[name] = device_object.read_device(raw)
-            found = shares_by_pod(read_entries(raw))
-            if found.pop(UNLISTED_PODS, None) is not None:
-                listing.add(name)
-            given |= {uid: (name, shares) for uid, shares in found.items()}
-        except BadObject as error:
-            unclear[f"Device {name}"] = str(error)
-    return inventories, given, frozenset(listing)
+        Args:
+            claim: what its annotations say.
+            is_listed: whether its node reports that this pod was given nothing.
+        """
+        if claim.problem != NO_RECORD and not is_listed:
+            return claim
+        # NVIDIA's device plugin allocates without a record, and the agent lists its pods with some delay. So a pod that
+        # is not listed yet may have cards, and is not a bare pod.
+        may_be_listed_later = pod.node in self.nvidia_nodes and any(c.is_nvidia_gpu for c in request.containers)
+        is_bare = is_listed or (pod.node in self.complete and not may_be_listed_later)
+        if is_bare and dialects.has_waiting_container(pod, request):
+            return Claim(problem=claim.problem)
+        shares = () if is_bare else unknown_shares(request, pod)
+        return Claim(occupying(_holding(pod, request, shares), pod), _UNRECORDED) if shares else Claim(problem=_BARE)
+
+    def hold_unknown_pods(self) -> None:
+        """Hold the shares of pods in a checkpoint that no longer exist. Call it after all pods are read."""
+        for uid, (node, shares) in self.checkpoints.items():
+            if shares:
+                self.ledger.hold(Holding(uid, "", "", node, NVIDIA_PLUGIN, shares))
+
+    def read_mtgpupods(self, mtgpupods: MtgpuPods) -> None:
+        self.pending += [view.pod.key for view in mtgpupods.views if not view.pod.card_uuid]
+        self.unclear |= mtgpupods.unclear
+        for holding in mtgpupods.holdings:
+            self.ledger.hold(holding)
+        for view in mtgpupods.views:
+            problem = missing_card(view, self.ledger.nodes().get(view.pod.node, ()))
+            if problem:
+                self.unclear[f"MtgpuPod {view.pod.key}"] = problem
 
 
 def read_partitioning(node: Node, cards: Iterable[Card]) -> tuple[NodePartitions, str]:
-    """Return how a node's GPUs are partitioned, and the reason why its annotations cannot be read, or ""."""
+    """Return the slices of a node's GPUs, and the reason why its annotations cannot be read, or ""."""
+    problem = ""
     try:
-        found, problem = read_slices(node), ""
+        slices = read_slices(node)
     except BadObject as error:
         label = node.labels.get(node_slices.LABEL, "")
-        found, problem = (NodeSlices(label) if label in (MIG, MPS) else NO_SLICES), str(error)
-    said = {key: node.annotations[key] for key in _SAID if found.mode and key in node.annotations}
-    return NodePartitions(found, tuple(card for card in cards if card.type == GPU), said), problem
-
-
-def _unhealthy(configmaps: Iterable[Raw], unclear: dict[str, str]) -> dict[str, frozenset[int]]:
-    found = {}
-    for raw in configmaps:
-        listed = dialects.unhealthy_list_of(raw)
-        if listed is not None:
-            node, lists = listed
-            try:
-                found[node] = lists.cards_of(raw)
-            except BadObject as error:
-                unclear[f"ConfigMap {raw['metadata']['name']}"] = str(error)
-    return found
+        slices = NodeSlices(label) if label in (MIG, MPS) else NO_SLICES
+        problem = str(error)
+    annotations = {key: node.annotations[key] for key in _SLICE_ANNOTATIONS if slices.mode and key in node.annotations}
+    return NodePartitions(slices, tuple(card for card in cards if card.type == GPU), annotations), problem
 
 
 def mark_unhealthy(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[Card, ...]:
-    """Return the cards with the GPUs of these indexes marked as unhealthy."""
+    """Return the cards, with the GPUs that have one of these indexes marked as unhealthy."""
     return tuple(replace(c, healthy=False) if c.type == GPU and c.index in unhealthy else c for c in cards)
 
 
 def list_groups(ledger: Ledger) -> tuple[GroupView, ...]:
-    """Return the groups that have pods with cards."""
+    """Return the groups whose pods hold cards."""
     return tuple(
         GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.group_cards(group))
         for group in ledger.groups()

@@ -1,8 +1,8 @@
-"""Makes text from the cluster safe to print on a terminal.
+"""Makes text from the cluster safe to print on a terminal. Pure.
 
 Kubernetes restricts the names of objects, but annotations, conditions, card models, addresses and answers of webhooks
-can contain anything a user writes: escape sequences that clear the screen or set the window title, or line ends that
-imitate further output. Everything that a command prints goes through these functions. Pure.
+can contain any text of a user: escape sequences that clear the screen or set the window title, or line ends that
+imitate further output. Every command must print such text through these functions or `mgpu.presentation.terminal`.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Do the same, and join all lines into one."""
+    """Return the text on one line, with each character that is not printable replaced by U+FFFD."""
     return printable(" ".join(text.split()))
 
 
 def join_names(names: Sequence[str], most: int = 3) -> str:
-    """Return the first `most` names and the number of the others: `n1, n2, n3 and 4 more`."""
+    """Return the first `most` names and the number of the others, such as `n1, n2, n3 and 4 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

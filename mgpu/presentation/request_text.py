@@ -1,6 +1,6 @@
-"""A GPU request and the choice of its cards as text for people.
+"""Describes a GPU request, and how its cards are chosen, in text for people. Pure.
 
-Used by `mgpu demo`, `mgpu simulate` and `mgpu explain`. Pure; the wording may change, no program parses it.
+`mgpu demo`, `mgpu simulate` and `mgpu explain` print it. The wording may change, because no program parses it.
 """
 
 from mgpu import dialects
@@ -13,17 +13,17 @@ from mgpu.settings import Settings
 
 
 def describe_request(request: GpuRequest) -> str:
-    """Return the request of all containers: `train: 60% and 16.0 GiB of one card; evaluate: …`."""
+    """Return the request of all containers, such as `train: 60% and 16.0 GiB of one card; evaluate: …`."""
     return "; ".join(f"{name}: {amount}" for name, amount in describe_containers(request))
 
 
 def describe_containers(request: GpuRequest) -> list[tuple[str, str]]:
-    """Return (`init warm`, `60% and 16.0 GiB of one card`) for each container and type of device."""
+    """Return a pair such as (`init warm`, `60% and 16.0 GiB of one card`) for each container and type of device."""
     return [(f"{_role(c)}{c.container}", _amount(c)) for c in (*request.containers, *request.others)]
 
 
 def describe_policy(request: GpuRequest, settings: Settings) -> str:
-    """Return how the cards are chosen among those that fit."""
+    """Return how cards are chosen from the cards that fit."""
     if all(c.whole for c in request.containers):
         return "whole cards must be idle"
     policy = dialects.card_policy(request, settings)
@@ -31,7 +31,7 @@ def describe_policy(request: GpuRequest, settings: Settings) -> str:
         "binpack": "binpack: as full as possible, so that other cards stay free",
         "spread": "spread: as even as possible",
         "bestfit": "best fit: the least free memory that is enough",
-        "minor": "the first cards that have room, by minor",
+        "minor": "the first cards that fit, by minor number",
     }.get(policy, policy)
 
 

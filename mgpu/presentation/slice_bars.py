@@ -1,4 +1,4 @@
-"""The position of a card's slices in a bar of text cells, for the card map. Pure."""
+"""Positions the slices of a card in a bar of text cells. Pure. The card map and the web page use it."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,30 +9,30 @@ from mgpu.presentation.card_views import CardView, SliceView
 
 
 class Section(NamedTuple):
-    """A run of cells that shows one slice, or free space (None)."""
+    """A section of a bar that shows one slice, or free memory (None)."""
 
     slice: SliceView | None
     cells: int
 
 
 def divide_bar(card: CardView, width: int) -> Iterator[Section]:
-    """Divide the whole bar, from left to right.
+    """Yield the sections of a bar of `width` cells, from left to right.
 
-    MIG instances lie where the hardware has them. MPS shares have no position: they follow one another by memory.
+    MIG instances are shown at their position in memory. MPS shares have no position, so they follow one another.
     """
-    done = 0
-    for view, start, end in _places(card, width):
-        if start > done:
-            yield Section(None, start - done)
-        yield Section(view, end - max(start, done))
-        done = end
-    if width > done:
-        yield Section(None, width - done)
+    position = 0
+    for view, start, end in _positions(card, width):
+        if start > position:
+            yield Section(None, start - position)
+        yield Section(view, end - max(start, position))
+        position = end
+    if width > position:
+        yield Section(None, width - position)
 
 
-def _places(card: CardView, width: int) -> Iterator[tuple[SliceView, int, int]]:
+def _positions(card: CardView, width: int) -> Iterator[tuple[SliceView, int, int]]:
     gpu, taken = card.state.card, 0
-    layout = layout_of(gpu.model, gpu.memory) if card.cut == MIG else None
+    layout = layout_of(gpu.model, gpu.memory) if card.mode == MIG else None
     for view in card.slices:
         profile = layout.profile(view.slice.name) if layout else None
         if layout and profile:
@@ -43,10 +43,11 @@ def _places(card: CardView, width: int) -> Iterator[tuple[SliceView, int, int]]:
         yield view, min(width, start * width // of), min(width, end * width // of)
 
 
-def label_section(stretch: Section, edge: str) -> str:
-    """Return the cells of a stretch: `edge` and as much of the slice's name as fits, or blanks where there is none."""
-    if stretch.slice is None or not stretch.cells:
-        return " " * stretch.cells
-    name, room = stretch.slice.slice.name, stretch.cells - len(edge)
-    shown = next((text for text in (name, name.partition(".")[0], "") if len(text) <= room), "")
-    return f"{edge}{shown}".ljust(stretch.cells)
+def label_section(section: Section, edge: str) -> str:
+    """Return the text of a section: `edge` and the slice's name, shortened to fit, or blanks for free memory."""
+    if section.slice is None or not section.cells:
+        return " " * section.cells
+    name = section.slice.slice.name
+    width = section.cells - len(edge)
+    label = next((text for text in (name, name.partition(".")[0], "") if len(text) <= width), "")
+    return f"{edge}{label}".ljust(section.cells)

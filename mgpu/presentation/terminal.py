@@ -1,7 +1,7 @@
-"""Output of commands: tables and pictures with rich, and JSON.
+"""Prints the output of the commands: tables and pictures with rich, and JSON.
 
-Text from the cluster is never interpreted: neither as rich markup nor as terminal control sequences. Print through
-`show` and `show_json` only.
+Commands print with `show` and `show_json` only. Text from the cluster must never be interpreted, neither as rich markup
+nor as terminal control sequences.
 """
 
 import json
@@ -18,18 +18,18 @@ from rich.text import Text
 
 from mgpu.presentation.plain_text import printable
 
-_SOME = 2_000
+_SEGMENTS = 2_000
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
 class Terminal(Console):
-    """A rich console that prints text as it is, without markup, emoji codes or control characters."""
+    """A rich console that does not interpret text and replaces control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Sanitize text before it is rendered. rich calls this for the contents of tables and panels too."""
+        """Replace control characters before text is rendered. rich calls this for cells of tables and panels too."""
         if isinstance(renderable, Text) and printable(renderable.plain) != renderable.plain:
             renderable = renderable.copy()
             renderable.plain = printable(renderable.plain)
@@ -37,19 +37,19 @@ class Terminal(Console):
 
 
 def show(renderable: RenderableType) -> None:
-    """Print while rendering: the picture of thousands of nodes takes seconds, and `mgpu inspect | head` must not."""
+    """Print while rendering. Rendering thousands of nodes takes seconds, and `mgpu inspect | head` ends at once."""
     terminal = Terminal()
     segments = iter(terminal.render(renderable))
-    while some := list(islice(segments, _SOME)):
-        terminal.print(Segments(some), end="")
+    while part := list(islice(segments, _SEGMENTS)):
+        terminal.print(Segments(part), end="")
 
 
-def show_json(answer: Any) -> None:
-    """Print indented JSON. Control characters beyond ASCII are escaped too, although JSON allows them."""
-    text = orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode()
-    click.echo(_BEYOND_ASCII.sub(_escaped, text))
+def show_json(value: Any) -> None:
+    """Print a value as indented JSON. Control characters beyond ASCII are escaped, although JSON allows them."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    click.echo(_BEYOND_ASCII.sub(_escape, text))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    letter = found[0]
-    return letter if letter.isprintable() else json.dumps(letter)[1:-1]
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1]

@@ -1,6 +1,6 @@
-"""How much of a cluster's cards is in use, by node, by model and by pod.
+"""Computes how much of a cluster's cards is in use, by node, by model and by pod. Pure.
 
-`mgpu top` prints these figures, as tables or as JSON. The JSON functions are API: scripts read their keys. Pure.
+`mgpu top` prints these figures as tables or as JSON. The JSON functions are API, because scripts read their keys.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,16 +10,18 @@ from typing import Any
 
 from mgpu.presentation.card_views import CardUse, CardView, NodeView, percent
 
+_UNKNOWN_MODEL = "not said"
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The use of a group of cards.
 
     Attributes:
-        core, core_used: in thousandths of a card. memory, memory_used: in bytes. A card over its capacity, which
-            only a record from elsewhere can cause, counts as full.
-        idle: healthy cards that no pod holds.
-        models: sorted.
+        idle: the number of healthy cards that no pod holds.
+        core_used, core: in thousandths of a card. A card over its capacity counts as full.
+        memory_used, memory: in bytes.
+        models: the card models, sorted.
     """
 
     name: str
@@ -44,14 +46,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """How the free capacity of healthy cards is spread. Core in thousandths of a card, memory in bytes.
+    """The distribution of the free capacity over healthy cards. Core in thousandths of a card, memory in bytes.
 
     Attributes:
-        idle, idle_core, idle_memory: cards that no pod holds, and what is free on them.
-        part, part_core, part_memory: cards in use with both core and memory left, and what is free on them.
-        most_core, most_memory: the most that one of these cards has left.
-        useless_core, useless_memory: what is free on cards that have none of the other left, so that no share fits.
-        cut: cards divided into slices; they count nowhere else.
+        idle, idle_core, idle_memory: the number of cards that no pod holds, and their capacity.
+        part, part_core, part_memory: the number of cards in use with free core and memory, and their free capacity.
+        most_core, most_memory: the largest free capacity of one of these cards.
+        useless_core, useless_memory: the free core of cards without free memory, and the reverse. No share fits there.
+        partitioned: the number of partitioned cards, which do not count elsewhere.
     """
 
     idle: int = 0
@@ -64,12 +66,12 @@ class Fragmentation:
     most_memory: int = 0
     useless_core: int = 0
     useless_memory: int = 0
-    cut: int = 0
+    partitioned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A pod and the sum of what it holds. Core in thousandths of a card, memory in bytes."""
+    """A pod with the sum of its holdings. Core in thousandths of a card, memory in bytes."""
 
     pod: str
     dialect: str
@@ -91,14 +93,14 @@ SORTS: Mapping[str, Callable[[Figures], tuple[Any, ...]]] = MappingProxyType(
 
 
 def sum_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
-    """Return the figures of these cards, each given with the name of its node."""
+    """Return the figures of these cards, which are given as pairs of node name and card."""
     nodes: set[str] = set()
     models: set[str] = set()
     found = Figures(name)
     for node, view in rows:
         state, card = view.state, view.state.card
         nodes.add(node)
-        models.add(card.model or "not said")
+        models.add(card.model or _UNKNOWN_MODEL)
         found = replace(
             found,
             cards=found.cards + 1,
@@ -122,18 +124,18 @@ def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
     found: dict[str, list[tuple[str, CardView]]] = {}
     for node in nodes:
         for view in node.cards:
-            found.setdefault(view.state.card.model or "not said", []).append((node.name, view))
+            found.setdefault(view.state.card.model or _UNKNOWN_MODEL, []).append((node.name, view))
     return [sum_cards(model, found[model]) for model in sorted(found)]
 
 
 def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
-    """Return how the free capacity of all these nodes is spread over their cards."""
+    """Return the distribution of the free capacity over the cards of these nodes."""
     found = Fragmentation()
     for view in (view for node in nodes for view in node.cards if view.state.card.healthy):
         state = view.state
         core, memory = state.core_free, state.memory_free
-        if view.cut:
-            found = replace(found, cut=found.cut + 1)
+        if view.mode:
+            found = replace(found, partitioned=found.partitioned + 1)
         elif state.idle:
             idle_core, idle_memory = found.idle_core + core, found.idle_memory + memory
             found = replace(found, idle=found.idle + 1, idle_core=idle_core, idle_memory=idle_memory)
@@ -153,10 +155,10 @@ def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
 
 
 def holders(nodes: Iterable[NodeView]) -> list[Holder]:
-    """Return the pods by what they hold, most first.
+    """Return the pods with the sums of their holdings, largest first.
 
-    A pod whose allocation record is unreadable is held on every card of its node, so its sum has no meaning: it is left
-    out.
+    A pod with an unreadable allocation record is not included: it is held on every card of its node, so its sum has no
+    meaning.
     """
     found: dict[str, Holder] = {}
     for node in nodes:
@@ -202,7 +204,7 @@ def fragmentation_json(found: Fragmentation) -> dict[str, Any]:
             "mostMemory": found.most_memory,
         },
         "useless": {"core": percent(found.useless_core), "memory": found.useless_memory},
-        "cut": {"cards": found.cut},
+        "cut": {"cards": found.partitioned},
     }
 
 

@@ -1,4 +1,4 @@
-"""What the processes that answer HTTP share: the admission protocol, gunicorn, TLS certificates, logs.
+"""Serves HTTP for the three processes: admission reviews, gunicorn with TLS, certificates, metrics and logs.
 
-Limits: nothing here knows what a webhook decides, and nothing talks to the API server; clients are passed in.
+Nothing here knows what a webhook decides. Clients of the API server are passed in; nothing here creates one.
 """

@@ -1,6 +1,7 @@
-"""Builds the Flask apps of the processes: admission reviews, probes, metrics, and one place for errors.
+"""Builds the Flask apps that the webhook and the scheduler serve: admission reviews, probes and metrics.
 
-The webhook and the scheduler add their routes to `new_app`. Every error becomes one line of JSON in `_failed`.
+`webhook.admission`, `webhook.main` and `scheduler.api` add their routes to `new_app`. `_answer_error` maps every error
+to its HTTP answer, one line of JSON; routes must raise errors instead of building such answers.
 """
 
 import logging
@@ -18,11 +19,11 @@ from mgpu.serving.review import BadRequest, Reply, Review, deny, parse_review
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
-_DISCARDED = 32 << 20
-_IN_FLIGHT = "mgpu-in-flight"
+_MOST_DISCARDED = 32 << 20
+_REQUEST_MEMORY = "mgpu-in-flight"
 
 ReviewObserver = Callable[[str, Review, Reply | None, float], None]
-"""Called with (path, review, reply, seconds) after each review. reply is None if the API server has to call again."""
+"""Called after each review with its path, the review, the reply (None if it was not decided) and its seconds."""
 
 
 def new_app(limits: Limits = REVIEWS) -> Flask:
@@ -32,8 +33,8 @@ def new_app(limits: Limits = REVIEWS) -> Flask:
     """
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.body
-    app.extensions[_IN_FLIGHT] = RequestMemory(limits)
-    app.register_error_handler(Exception, _failed)
+    app.extensions[_REQUEST_MEMORY] = RequestMemory(limits)
+    app.register_error_handler(Exception, _answer_error)
     return app
 
 
@@ -54,14 +55,15 @@ def serve_reviews(
     def answer() -> Response:
         if request.mimetype != "application/json":
             raise BadRequest(415, "the content type must be application/json")
-        with read_body() as sent:
-            return respond(reviewed(parse_review(sent)))
+        with read_body() as body:
+            return _response(decide(parse_review(body)))
 
-    def reviewed(review: Review) -> Reply:
+    def decide(review: Review) -> Reply:
         if review.kind not in kinds:
-            wanted = " and ".join(sorted(kinds))
-            return deny(review, f"{path} reviews objects of kind {wanted}, not {review.kind[:100]!r}", 400)
-        began, reply = time.perf_counter(), None
+            expected = " and ".join(sorted(kinds))
+            return deny(review, f"{path} reviews objects of kind {expected}, not {review.kind[:100]!r}", 400)
+        began = time.perf_counter()
+        reply = None
         try:
             reply = handler(review)
         except BadObject as error:
@@ -75,10 +77,10 @@ def serve_reviews(
 
 @contextmanager
 def read_body() -> Iterator[bytearray]:
-    """Read the body of the current request, within the limits of its app (`InFlight.body`)."""
-    in_flight: RequestMemory = current_app.extensions[_IN_FLIGHT]
-    with in_flight.body(request.stream) as found:
-        yield found
+    """Read the body of the current request, within the limits of its app (`RequestMemory.read`)."""
+    memory: RequestMemory = current_app.extensions[_REQUEST_MEMORY]
+    with memory.read(request.stream) as body:
+        yield body
 
 
 def serve_probes(app: Flask, not_ready_reason: Callable[[], str | None] = lambda: None) -> None:
@@ -99,12 +101,12 @@ def serve_probe(app: Flask, path: str, failure_reason: Callable[[], str | None])
     app.add_url_rule(path, f"probe {path}", answer)
 
 
-def serve_metrics(app: Flask, page: Callable[[], bytes], content_type: str) -> None:
+def serve_metrics(app: Flask, render: Callable[[], bytes], content_type: str) -> None:
     """Serve GET `/metrics`."""
-    app.add_url_rule("/metrics", "metrics", lambda: Response(page(), content_type=content_type))
+    app.add_url_rule("/metrics", "metrics", lambda: Response(render(), content_type=content_type))
 
 
-def respond(reply: Reply) -> Response:
+def _response(reply: Reply) -> Response:
     response = Response(orjson.dumps(reply.body, option=orjson.OPT_APPEND_NEWLINE), reply.status)
     response.mimetype = "application/json"
     if reply.close:
@@ -112,29 +114,28 @@ def respond(reply: Reply) -> Response:
     return response
 
 
-def _failed(error: Exception) -> Response:
-    """Map every error to its HTTP answer."""
+def _answer_error(error: Exception) -> Response:
     if isinstance(error, BadRequest):
-        return respond(Reply({"error": str(error)}, error.status))
+        return _response(Reply({"error": str(error)}, error.status))
     if isinstance(error, Busy):
         _discard_body()
     if isinstance(error, RetryLater):
-        return respond(Reply({"error": str(error)}, 503, close=True))
+        return _response(Reply({"error": str(error)}, 503, close=True))
     if isinstance(error, TooLarge | RequestEntityTooLarge):
         _discard_body()
-        most = current_app.config["MAX_CONTENT_LENGTH"]
-        text = str(error) if isinstance(error, TooLarge) else f"the body is larger than {most} bytes"
-        return respond(Reply({"error": text}, 413))
+        limit = current_app.config["MAX_CONTENT_LENGTH"]
+        text = str(error) if isinstance(error, TooLarge) else f"the body is larger than {limit} bytes"
+        return _response(Reply({"error": text}, 413))
     if isinstance(error, HTTPException):
-        return respond(Reply({"error": error.description or error.name}, error.code or 500))
+        return _response(Reply({"error": error.description or error.name}, error.code or 500))
     _log.error("request failed", exc_info=error, extra={"path": request.path})
-    return respond(Reply({"error": "internal error; the log has the details"}, 500))
+    return _response(Reply({"error": "internal error; the log has the details"}, 500))
 
 
 def _discard_body() -> None:
-    """Read the rest of the body: a client that is still sending when the connection closes loses the answer."""
+    """Read the rest of the body, because a client that is still sending when the connection closes loses the answer."""
     body = request.environ["wsgi.input"]
-    with suppress(OSError):  # a client that hung up or sends too slowly gets no answer anyway
-        for _ in range(_DISCARDED // _CHUNK):
+    with suppress(OSError):  # a client that disconnected or sends too slowly gets no answer anyway
+        for _ in range(_MOST_DISCARDED // _CHUNK):
             if not body.read(_CHUNK):
                 return

@@ -1,8 +1,8 @@
 """Limits the callers of an admission endpoint to the addresses of the API servers.
 
-An AdmissionReview proves nothing about its sender: its body names the user, so any client that reaches the endpoint
-could act as any user. The peer's address is that of the connection; headers such as X-Forwarded-For are ignored,
-because the sender writes them.
+`webhook.main` and `scheduler.api` read the callers from the settings; `mgpu.serving.server` enforces them. An
+AdmissionReview does not prove who sent it: its body names the user, so any client that reaches the endpoint could act
+as any user. Only the address of the connection counts; headers such as X-Forwarded-For are written by the sender.
 """
 
 import logging
@@ -20,41 +20,43 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 REFUSES = "does not accept calls from"
-"""A part of each refusal, by which `mgpu doctor` and manifests/deploy.sh recognize it."""
+"""A part of the answer to a stranger, by which `mgpu doctor` and manifests/deploy.sh recognize it."""
 _PROBES = frozenset({"/healthz", "/readyz", "/leads"})
 _LOG_EVERY_SECONDS = 60.0
-_SHOWN_BLOCKS = 8
+_LISTED_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """The address blocks whose peers may call. setting: the key that names them, for messages."""
+    """The address blocks whose peers may call. setting: the settings key of the blocks, for messages."""
 
     setting: str
     blocks: tuple[Block, ...] = LOOPBACK
 
     def admits(self, peer: str) -> bool:
-        """Whether this peer may call. An IPv4 peer of an IPv6 socket (`::ffff:192.0.2.1`) counts as IPv4."""
+        """Return whether this peer may call. An IPv4 peer of an IPv6 socket (`::ffff:192.0.2.1`) counts as IPv4."""
         return is_within(peer, self.blocks)
 
     def is_open(self) -> bool:
-        """Whether every IPv4 or every IPv6 address may call."""
+        """Return whether every IPv4 or every IPv6 address may call."""
         return cover_everything(self.blocks)
 
     def refusal(self, peer: str) -> str:
-        """The answer to a peer that may not call. The API server shows it to the user whose request it reviews."""
-        shown = peer if len(peer) <= 45 else "this peer"
-        known = ", ".join(map(str, self.blocks[:_SHOWN_BLOCKS])) + (", …" if len(self.blocks) > _SHOWN_BLOCKS else "")
+        """Return the answer to a stranger. The API server shows it to the user whose request it reviews."""
+        address = peer if len(peer) <= 45 else "this peer"
+        more = ", …" if len(self.blocks) > _LISTED_BLOCKS else ""
+        blocks = ", ".join(map(str, self.blocks[:_LISTED_BLOCKS])) + more
         return (
-            f"mgpu {REFUSES} {shown}: the setting {self.setting} lists only {known or 'nothing'}. If "
+            f"mgpu {REFUSES} {address}: the setting {self.setting} lists only {blocks or 'nothing'}. If "
             f"this is the API server's address, add its block to {self.setting} (docs/install.md, API servers)"
         )
 
 
 def read_callers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers | None:
-    """Return who may call the admission endpoint of a process, or None for peers with a certificate of `clientCa`.
+    """Return the callers of the admission endpoint of a process, or None if `clientCa` authenticates them instead.
 
-    key: the settings block, `webhook` or `scheduler`.
+    Args:
+        key: the name of the settings block, `webhook` or `scheduler`.
     """
     setting = f"{key}.apiServers"
     if own.api_servers is not None:
@@ -63,12 +65,12 @@ def read_callers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers 
 
 
 def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplication":
-    """Wrap `app` so that other peers get 403 before any of their body is read.
+    """Wrap `app` so that strangers get 403 before any of their body is read.
 
-    Probes are answered for all peers: they take no input and reveal only that the process runs. The refusal is plain
-    text because the API server copies it into its own error.
+    Probes are answered for all peers: they take no input and reveal only that the process runs. The answer to a
+    stranger is plain text, because the API server copies it into its own error.
     """
-    log = _RefusalLog(callers)
+    log = _StrangerLog(callers)
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         peer = _peer_of(environ)
@@ -85,29 +87,31 @@ def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplicati
 
 
 def _peer_of(environ: "WSGIEnvironment") -> str:
-    """Return the peer of the connection. REMOTE_ADDR could be forged if gunicorn's PROXY protocol were on."""
+    """Return the address of the peer. REMOTE_ADDR could be forged if gunicorn's PROXY protocol were enabled."""
     try:
         return str(environ["gunicorn.socket"].getpeername()[0])
     except OSError:
         return "a closed connection"
 
 
-class _RefusalLog:
-    """Logs at most one line a minute: strangers can send requests faster than a log is read."""
+class _StrangerLog:
+    """A log of strangers' requests with at most one line a minute, because strangers choose how many they send."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
         self._lock = threading.Lock()
         self._next = 0.0
-        self._since = 0
+        self._count = 0
 
     def add(self, peer: str) -> None:
         with self._lock:
-            self._since += 1
+            self._count += 1
             now = time.monotonic()
             if now < self._next:
                 return
-            count, self._since, self._next = self._since, 0, now + _LOG_EVERY_SECONDS
+            count = self._count
+            self._count = 0
+            self._next = now + _LOG_EVERY_SECONDS
         _log.warning(
             "Refused calls from an address that is not among the API servers",
             extra={"client": peer, "setting": self._callers.setting, "refused": count},
@@ -115,11 +119,11 @@ class _RefusalLog:
 
 
 def warn_if_open(callers: Iterable[Callers]) -> None:
-    """Log each endpoint that every address may call."""
-    for one in callers:
-        if one.is_open():
+    """Log a warning for each endpoint that every address may call."""
+    for endpoint in callers:
+        if endpoint.is_open():
             _log.warning(
                 "%s lets every address call this endpoint: any pod can pose as the API server",
-                one.setting,
-                extra={"setting": one.setting},
+                endpoint.setting,
+                extra={"setting": endpoint.setting},
             )

@@ -1,4 +1,7 @@
-"""Certificates in a directory: one that the process writes, or a mounted one that it only reads (cert-manager)."""
+"""Stores certificates in a directory that the process writes, or finds them in a mounted one that it only reads.
+
+`mgpu.cli.certificate` uses it for the webhook and the scheduler. cert-manager is an example of a mounted directory.
+"""
 
 import fcntl
 import hashlib
@@ -17,7 +20,7 @@ _NAMES = (CA, CA_KEY, CHAIN, KEY)
 
 
 class CertificateFolder:
-    """A `certificates.Store` in a directory, which it creates if necessary. Safe for concurrent processes."""
+    """A `certificates.Store` in a directory, which is created if necessary. Safe for concurrent processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,10 +39,10 @@ class CertificateFolder:
             return True
 
     def put(self, files: Files) -> None:
-        """Copy the files of another store, unless they are here already."""
+        """Copy the files of another store, unless the directory has them already."""
         while True:
-            found, version = self.read()
-            if found == files or self.write(files, version):
+            current, version = self.read()
+            if current == files or self.write(files, version):
                 return
 
     def _read(self) -> tuple[Files, str]:
@@ -67,11 +70,12 @@ class CertificateFolder:
 def create_private_folder(stack: ExitStack, prefix: str) -> str:
     """Create a private directory and register its removal with `stack`.
 
-    Only this process removes it: forked workers unwind the same stack when they end, while others still need it.
+    Only this process removes it: forked workers unwind the same stack when they end, while others still use it.
     """
-    made, owner = tempfile.mkdtemp(prefix=prefix), os.getpid()
-    stack.callback(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)
-    return made
+    folder = tempfile.mkdtemp(prefix=prefix)
+    owner = os.getpid()
+    stack.callback(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    return folder
 
 
 def find_mounted_certificate(path: Path) -> tuple[Path, Path]:

@@ -1,4 +1,7 @@
-"""Renews the serving certificate of a process, on a thread."""
+"""Renews the serving certificate of a process on a thread. `mgpu.cli.certificate` creates the renewer.
+
+An error must not end the thread: it is logged and the renewal is retried until the certificate expires.
+"""
 
 import logging
 import threading
@@ -15,9 +18,10 @@ _CA_WARNING = timedelta(days=60)
 
 
 class CertificateRenewer:
-    """Renews the certificate in `folder`.
+    """The thread that renews the certificate in `folder`.
 
     Args:
+        names: the DNS names and addresses of the certificate.
         store: the store with the installation's CA, which replicas share. None: the process has its own CA.
         remedy: for messages, the command that replaces a CA that is missing or expires soon.
     """
@@ -25,12 +29,15 @@ class CertificateRenewer:
     def __init__(
         self, folder: CertificateFolder, names: Collection[str], store: Store | None = None, remedy: str = ""
     ) -> None:
-        self._folder, self._names, self._store, self._remedy = folder, names, store, remedy
+        self._folder = folder
+        self._names = names
+        self._store = store
+        self._remedy = remedy
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def renew(self) -> Files:
-        """Renew what is due and return the files. Raises RetryLater, NoAuthority, and as the store does."""
+        """Renew what is due and return the files. Raises RetryLater, NoAuthority, and the errors of the store."""
         if self._store is None:
             return ensure_certificate(self._folder, self._names, datetime.now(UTC))
         files = ensure_certificate(self._store, self._names, datetime.now(UTC), Authority.GIVEN)
@@ -38,7 +45,7 @@ class CertificateRenewer:
         return files
 
     def start(self) -> None:
-        """Renew from now on, on a thread of this process."""
+        """Start the thread. Call it in the process that serves: threads do not survive a fork."""
         self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
         self._thread.start()
 
@@ -51,7 +58,7 @@ class CertificateRenewer:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        told = ""
+        logged: str | None = None
         pause = 0.0
         while not self._stop.wait(pause):
             try:
@@ -63,13 +70,13 @@ class CertificateRenewer:
             else:
                 pause = ROUND_SECONDS
                 _log.debug("certificate current", extra={"expires": certificate_expiry(files).isoformat()})
-            if warning and warning != told:
+            if warning and warning != logged:
                 _log.error(warning)
-            told = warning
+            logged = warning
 
-    def _warning(self, files: Files) -> str:
-        """Return a warning before the installation's CA expires, which no process renews."""
-        ends = authority_expiry(files)
-        if self._store is None or ends - datetime.now(UTC) > _CA_WARNING:
-            return ""
-        return f"The CA of the serving certificate ends at {ends:%Y-%m-%d %H:%M} UTC; {self._remedy}"
+    def _warning(self, files: Files) -> str | None:
+        """Return a warning if the installation's CA, which no process renews, expires soon."""
+        expiry = authority_expiry(files)
+        if self._store is None or expiry - datetime.now(UTC) > _CA_WARNING:
+            return None
+        return f"The CA of the serving certificate expires at {expiry:%Y-%m-%d %H:%M} UTC; {self._remedy}"

@@ -1,12 +1,12 @@
-"""Creates and renews serving certificates under a CA.
+"""Creates and renews serving certificates under a CA. `certificate_renewer` and `mgpu.cli.certificate` call it.
 
-In a cluster the CA comes from the installation (manifests/certificates.sh), because a right to write the CA bundle of a
+In a cluster the installation creates the CA (manifests/certificates.sh), because a right to write the CA bundle of a
 webhook configuration is also a right to point it to another server. This is `Authority.GIVEN`: the process creates no
 CA, and the newest CA signs at once, since the installation publishes the bundle before it distributes the CA.
 
-Outside of a cluster (`Authority.OWN`) the process creates the CA too, and a successor at two thirds of its life. The
-successor signs nothing in the round that creates it, and the old CA stays in the bundle until it expires, so that
-clients trust a CA for a while before they meet a certificate of it.
+Outside of a cluster (`Authority.OWN`) the process creates the CA too, and a successor after two thirds of its lifetime.
+The successor signs nothing in the round that creates it, and the old CA stays in the bundle until it expires, so that
+clients trust a CA before they are shown a certificate that it signed.
 """
 
 import ipaddress
@@ -32,23 +32,23 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mgpu.model.errors import BadObject, Problem, RetryLater
 
-CA_LIFE = timedelta(days=730)
-LIFE = timedelta(days=90)
-_BACKDATED = timedelta(hours=1)  # for clocks that are behind
+CA_LIFETIME = timedelta(days=730)
+LIFETIME = timedelta(days=90)
+_BACKDATED = timedelta(hours=1)  # for clients whose clocks are slow
 _ATTEMPTS = 5
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECASE)
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
-_LARGEST = 4096
-"""The most bytes of a leaf in DER. Ours has some 500; clients read handshakes of at most 256 KiB."""
-_LONGEST_KEY = 1024
-"""The most bytes of a key in PEM. Ours has 241. Reading an RSA key of 65,536 bits checks its primes for minutes."""
-_LONGEST_BUNDLE = 65_536
-"""The most bytes of certificates in PEM. A CA has some 600."""
+_MOST_LEAF_BYTES = 4096
+"""The most bytes of a leaf in DER. Ours has about 500; clients read handshakes of at most 256 KiB."""
+_MOST_KEY_BYTES = 1024
+"""The most bytes of a key in PEM. Ours has 241. OpenSSL checks the primes of an RSA key of 65,536 bits for minutes."""
+_MOST_BUNDLE_BYTES = 65_536
+"""The most bytes of certificates in PEM. A CA has about 600."""
 _SERIAL_BITS = 160
 _ANY_KEY = ec.generate_private_key(ec.SECP256R1())
-"""Signs a leaf that is rebuilt for a comparison, which ignores the signature; the CA's key may be unknown."""
+"""The key that signs a leaf rebuilt for a comparison, which ignores the signature. The CA's key may be unknown."""
 
 Files = Mapping[str, bytes]
 
@@ -61,36 +61,36 @@ class Authority(Enum):
 
 
 class NoAuthority(Exception):
-    """There is no CA with a key that could sign a certificate. Only the installation can provide one."""
+    """There is no CA with its key, which only the installation can provide."""
 
 
 class Store(Protocol):
-    """Where the files live: a directory, or a Secret that replicas share."""
+    """The storage of the files: a directory, or a Secret that replicas share."""
 
     def read(self) -> tuple[Files, str]:
         """Return the files that exist, and their version for `write`."""
 
     def write(self, files: Files, version: str) -> bool:
-        """Replace all files atomically. Returns False if `version` is out of date: another process was faster."""
+        """Replace all files. Returns False, and changes nothing, if another process has written since `version`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate, and its key if it is known."""
+    """A certificate, with its key if it is known."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey | None = None
 
     @property
     def due(self) -> datetime:
-        """When its successor is due: after two thirds of its life."""
+        """The time at which the successor is due: after two thirds of the lifetime."""
         first, last = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
         return first + (last - first) * 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """CAs, newest first, of which the first signs with its key; and the serving certificate, None if there is none."""
+    """The CAs, newest first, of which the first signs, and the serving certificate, None if there is none."""
 
     authorities: tuple[Pair, ...]
     serving: Pair | None
@@ -110,47 +110,48 @@ class Material:
 def ensure_certificate(store: Store, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
     """Return the files in `store` after creating or renewing what is due.
 
-    The process that writes first wins; the others use what it wrote.
+    If several processes renew at the same time, all use the files of the one that writes first.
 
     Args:
-        names: DNS names and IP addresses to serve.
+        names: the DNS names and IP addresses of the certificate.
+
     Raises:
-        RetryLater: other processes kept changing the files.
+        RetryLater: other processes changed the files in every attempt.
         BadObject: one of the names is not valid.
         NoAuthority: `by` is GIVEN and the store has no CA.
     """
     for _ in range(_ATTEMPTS):
-        found, version = store.read()
-        files = renew_if_due(found, names, now, by)
-        if files == found or store.write(files, version):
+        current, version = store.read()
+        files = renew_if_due(current, names, now, by)
+        if files == current or store.write(files, version):
             return files
-    raise RetryLater("the serving certificate keeps being changed by others")
+    raise RetryLater("other processes keep changing the serving certificate")
 
 
-def renew_if_due(found: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
-    """Return `found` itself if it is complete, valid, for these names and not due; otherwise its successor.
+def renew_if_due(current: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
+    """Return `current` itself if it is complete, valid, for these names and not due; otherwise its successor.
 
     Raises BadObject and NoAuthority as `ensure_certificate` does.
     """
-    material = _read(found, now)
+    material = _read(current, now)
     authorities, serving = material.authorities, material.serving
-    wanted = {_name(n) for n in names}
-    sound = serving is not None and _is_ours(serving, authorities, now) and wanted.issubset(_names(serving))
-    usable = bool(authorities) and authorities[0].key is not None
+    required = {_name(name) for name in names}
+    is_valid = serving is not None and _is_ours(serving, authorities, now) and required.issubset(_names(serving))
+    can_sign = bool(authorities) and authorities[0].key is not None
     if by is Authority.GIVEN:
-        if not usable:
+        if not can_sign:
             raise NoAuthority("there is no valid CA with its key")
-        sound = sound and serving is not None and _signed(serving.certificate, authorities[0])
-    fresh = by is Authority.OWN and (not usable or now >= authorities[0].due)
-    if fresh:
-        authorities = (_authority(now), *authorities)
-    if not sound or (serving is not None and now >= serving.due and not fresh):
-        serving = _serving(authorities[0], names, now)
+        is_valid = is_valid and serving is not None and _is_signed_by(serving.certificate, authorities[0])
+    is_ca_due = by is Authority.OWN and (not can_sign or now >= authorities[0].due)
+    if is_ca_due:
+        authorities = (_create_authority(now), *authorities)
+    if not is_valid or (serving is not None and now >= serving.due and not is_ca_due):
+        serving = _create_serving(authorities[0], names, now)
     files = Material(authorities, serving).files()
     if by is Authority.GIVEN:
         # Only the installation changes a CA, even its encoding: an admission policy limits the process to the leaf.
-        files = {**found, **{name: files[name] for name in (CHAIN, KEY)}}
-    return found if files == dict(found) else files
+        files = {**current, **{name: files[name] for name in (CHAIN, KEY)}}
+    return current if files == dict(current) else files
 
 
 def certificate_expiry(files: Files) -> datetime:
@@ -165,28 +166,30 @@ def authority_expiry(files: Files) -> datetime:
 
 def create_authority(now: datetime) -> dict[str, bytes]:
     """Return the files of a new CA, as an installation distributes them."""
-    made = _authority(now)
-    if made.key is None:
+    authority = _create_authority(now)
+    if authority.key is None:
         raise ValueError("a new authority has its key")
-    return {CA: made.certificate.public_bytes(Encoding.PEM), CA_KEY: _key_pem(made.key)}
+    return {CA: authority.certificate.public_bytes(Encoding.PEM), CA_KEY: _key_pem(authority.key)}
 
 
-def _read(found: Files, now: datetime) -> Material:
-    """Return the usable part of `found`; damaged and foreign files count as missing."""
-    authorities = [Pair(c) for c in _certificates(found.get(CA, b"")) if c.not_valid_after_utc > now]
-    ca_key = _key(found.get(CA_KEY, b""))
+def _read(files: Files, now: datetime) -> Material:
+    """Return the usable part of the files; damaged and foreign files count as missing."""
+    authorities = [Pair(c) for c in _certificates(files.get(CA, b"")) if c.not_valid_after_utc > now]
+    ca_key = _key(files.get(CA_KEY, b""))
     if ca_key:
         # A bundle written by hand may have the new CA last.
-        authorities.sort(key=lambda pair: not _fit(pair.certificate, ca_key))
-        if authorities and _fit(authorities[0].certificate, ca_key):
+        authorities.sort(key=lambda pair: not _is_key_of(ca_key, pair.certificate))
+        if authorities and _is_key_of(ca_key, authorities[0].certificate):
             authorities[0] = Pair(authorities[0].certificate, ca_key)
-    chain, key = _certificates(found.get(CHAIN, b"")), _key(found.get(KEY, b""))
-    whole = len(chain) == 1 and key and _fit(chain[0], key) and any(_signed(chain[0], ca) for ca in authorities)
-    return Material(tuple(authorities), Pair(chain[0], key) if whole else None)
+    chain, key = _certificates(files.get(CHAIN, b"")), _key(files.get(KEY, b""))
+    if len(chain) != 1 or key is None or not _is_key_of(key, chain[0]):
+        return Material(tuple(authorities), None)
+    is_trusted = any(_is_signed_by(chain[0], ca) for ca in authorities)
+    return Material(tuple(authorities), Pair(chain[0], key) if is_trusted else None)
 
 
 def _certificates(pem: bytes) -> Sequence[x509.Certificate]:
-    if len(pem) > _LONGEST_BUNDLE:
+    if len(pem) > _MOST_BUNDLE_BYTES:
         return ()
     try:
         return x509.load_pem_x509_certificates(pem)
@@ -195,7 +198,7 @@ def _certificates(pem: bytes) -> Sequence[x509.Certificate]:
 
 
 def _key(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
-    if len(pem) > _LONGEST_KEY:
+    if len(pem) > _MOST_KEY_BYTES:
         return None
     try:
         key = load_pem_private_key(pem, None)
@@ -204,14 +207,14 @@ def _key(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
     return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 
 
-def _fit(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
+def _is_key_of(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bool:
     try:
         return _public_pem(certificate.public_key()) == _public_pem(key.public_key())
     except (ValueError, UnsupportedAlgorithm):
         return False
 
 
-def _signed(certificate: x509.Certificate, authority: Pair) -> bool:
+def _is_signed_by(certificate: x509.Certificate, authority: Pair) -> bool:
     try:
         certificate.verify_directly_issued_by(authority.certificate)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
@@ -227,10 +230,10 @@ def _names(serving: Pair) -> list[x509.GeneralName]:
 
 
 def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
-    """Whether a leaf is valid now and equals, byte for byte, what `_serving` makes of its names, times and number.
+    """Return whether the leaf is valid now and equals, byte for byte, the one with its names, times and serial number.
 
-    An attacker with the CA's key could sign any leaf and store it here: one that is valid in years only, too large for
-    clients, unreadable for OpenSSL or the API server, or without an end. It would be served as long as it is valid.
+    An attacker with the CA's key could sign and store any leaf: one that becomes valid in years, is too large for
+    clients, cannot be read by OpenSSL or the API server, or never expires. It would be served as long as it is valid.
     """
     leaf, key = serving.certificate, serving.key
     try:
@@ -238,10 +241,10 @@ def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
         return (
             key is not None
             and isinstance(key.curve, ec.SECP256R1)
-            and first <= now < last <= first + LIFE + _BACKDATED
+            and first <= now < last <= first + LIFETIME + _BACKDATED
             and 0 < leaf.serial_number < 1 << _SERIAL_BITS
-            and len(leaf.public_bytes(Encoding.DER)) <= _LARGEST
-            and all(_is_plain(name) for name in names)
+            and len(leaf.public_bytes(Encoding.DER)) <= _MOST_LEAF_BYTES
+            and all(_is_valid_name(name) for name in names)
             and any(
                 leaf.tbs_certificate_bytes
                 == _leaf(authority, key, names, first, last, leaf.serial_number)
@@ -254,7 +257,7 @@ def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
         return False
 
 
-def _is_plain(name: x509.GeneralName) -> bool:
+def _is_valid_name(name: x509.GeneralName) -> bool:
     if isinstance(name, x509.DNSName):
         return _DNS_NAME.fullmatch(name.value) is not None
     return isinstance(name, x509.IPAddress) and isinstance(name.value, ipaddress.IPv4Address | ipaddress.IPv6Address)
@@ -268,6 +271,7 @@ def _leaf(
     last: datetime,
     serial: int,
 ) -> x509.CertificateBuilder:
+    """Return the serving certificate, unsigned, that is valid from `first` to `last`."""
     issuer = authority.certificate.public_key()
     if not isinstance(issuer, ec.EllipticCurvePublicKey):
         raise TypeError("a CA has a key on an elliptic curve")
@@ -279,7 +283,7 @@ def _leaf(
     )
 
 
-def _authority(now: datetime) -> Pair:
+def _create_authority(now: datetime) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"mgpu CA {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}")])
     usage = x509.KeyUsage(
@@ -294,20 +298,20 @@ def _authority(now: datetime) -> Pair:
         decipher_only=False,
     )
     builder = (
-        _builder(name, name, key, now - _BACKDATED, now + CA_LIFE, x509.random_serial_number())
+        _builder(name, name, key, now - _BACKDATED, now + CA_LIFETIME, x509.random_serial_number())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
     return Pair(builder.sign(key, hashes.SHA256()), key)
 
 
-def _serving(authority: Pair, names: Collection[str], now: datetime) -> Pair:
+def _create_serving(authority: Pair, names: Collection[str], now: datetime) -> Pair:
     if authority.key is None:
         raise ValueError("an authority without its key cannot sign")
     key = ec.generate_private_key(ec.SECP256R1())
-    until = min(now + LIFE, authority.certificate.not_valid_after_utc)
-    wanted = [_name(n) for n in sorted(names)]
-    builder = _leaf(authority, key, wanted, now - _BACKDATED, until, x509.random_serial_number())
+    until = min(now + LIFETIME, authority.certificate.not_valid_after_utc)
+    alternatives = [_name(name) for name in sorted(names)]
+    builder = _leaf(authority, key, alternatives, now - _BACKDATED, until, x509.random_serial_number())
     return Pair(builder.sign(authority.key, hashes.SHA256()), key)
 
 

@@ -1,9 +1,9 @@
-"""Bounds the connections of unauthenticated peers, shared fairly between their addresses.
+"""Limits the number of connections, shared fairly between the addresses of the peers. `mgpu.serving.worker` uses it.
 
-An attacker can open connections faster than any time limit ends them. So the limit is a number, and a full room closes
-the oldest connection of the address that has the most. A peer with few connections keeps them, whatever another address
-does. A newcomer from the attacker's own address, for example behind the same NAT gateway, still gets in: its handshake
-takes milliseconds, and an attacker would have to open a whole room of connections within that time.
+An attacker can open connections faster than any time limit ends them. So the number is limited, and a connection beyond
+the limit replaces the oldest connection of the address that has the most. A peer with few connections keeps them,
+whatever another address does. A client behind the same NAT gateway as the attacker can still connect: its handshake
+takes milliseconds, within which the attacker would have to open as many connections as the limit.
 """
 
 import threading
@@ -15,44 +15,41 @@ T = TypeVar("T")
 
 
 class ConnectionLimit(Generic[T]):
-    """At most `size` connections. Thread-safe."""
+    """A set of at most `size` connections. Thread-safe."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._block: dict[T, Block | None] = {}
-        self._of: dict[Block | None, dict[T, None]] = {}
+        self._block_of: dict[T, Block | None] = {}
+        self._by_block: dict[Block | None, dict[T, None]] = {}
 
     def add(self, connection: T, peer: str) -> T | None:
-        """Take a connection of this peer. Returns the connection that must be closed in its place, if any.
-
-        It is no longer in the room.
-        """
+        """Add a connection of this peer. Returns the connection that it replaces, which the caller closes, or None."""
         block = counting_block(peer)
         with self._lock:
-            self._block[connection] = block
-            self._of.setdefault(block, {})[connection] = None
-            if len(self._block) <= self._size:
+            self._block_of[connection] = block
+            self._by_block.setdefault(block, {})[connection] = None
+            if len(self._block_of) <= self._size:
                 return None
-            largest = max(self._of, key=lambda block: len(self._of[block]))
-            oldest = next(iter(self._of[largest]))
+            largest = max(self._by_block, key=lambda block: len(self._by_block[block]))
+            oldest = next(iter(self._by_block[largest]))
             self._remove(oldest)
             return oldest
 
     def discard(self, connection: T) -> None:
-        """Remove a connection if it is here."""
+        """Remove a connection if it is in the set."""
         with self._lock:
-            if connection in self._block:
+            if connection in self._block_of:
                 self._remove(connection)
 
     def __contains__(self, connection: T) -> bool:
-        return connection in self._block
+        return connection in self._block_of
 
     def __len__(self) -> int:
-        return len(self._block)
+        return len(self._block_of)
 
     def _remove(self, connection: T) -> None:
-        block = self._block.pop(connection)
-        del self._of[block][connection]
-        if not self._of[block]:
-            del self._of[block]
+        block = self._block_of.pop(connection)
+        del self._by_block[block][connection]
+        if not self._by_block[block]:
+            del self._by_block[block]

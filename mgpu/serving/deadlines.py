@@ -1,7 +1,7 @@
-"""Finds out whether the client of the current request still waits for the answer.
+"""Detects that the client of a request no longer waits for the answer. `scheduler.api` stops its work then.
 
-The API server and kube-scheduler close the connection of a call that takes them too long and never read its answer.
-Further work on it is lost, and delays other calls.
+The API server and kube-scheduler close the connection of a call that takes too long. The rest of the work on it would
+be lost, and would delay other calls.
 """
 
 import re
@@ -23,14 +23,14 @@ def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) ->
         seconds: how long the client waits by default. The API server sends its own limit in the parameter `timeout`
             of the URL, in whole seconds (apiserver/pkg/admission/plugin/webhook/mutating/dispatcher.go).
     """
-    said = _SECONDS.fullmatch(request.args.get("timeout", ""))
-    deadline = clock() + min(seconds, float(said.group(1)) if said else seconds)
-    closed = _watch(request.environ)
-    return lambda: clock() >= deadline or closed()
+    timeout = _SECONDS.fullmatch(request.args.get("timeout", ""))
+    deadline = clock() + min(seconds, float(timeout.group(1)) if timeout else seconds)
+    is_closed = _watch_connection(request.environ)
+    return lambda: clock() >= deadline or is_closed()
 
 
-def _watch(environ: Mapping[str, Any]) -> Callable[[], bool]:
-    """Return a function for whether the client has closed the connection; False where the socket is unknown."""
+def _watch_connection(environ: Mapping[str, Any]) -> Callable[[], bool]:
+    """Return a function that returns True once the client has closed the connection. Without a socket: never."""
     connection = environ.get("gunicorn.socket")
     if connection is None:
         return lambda: False

@@ -1,4 +1,7 @@
-"""Configures the C library's heap for many threads with requests of very different sizes."""
+"""Configures the heap of the C library for many threads with requests of very different sizes.
+
+`mgpu.serving.server` calls it before the workers are forked.
+"""
 
 import ctypes
 import logging
@@ -12,13 +15,13 @@ _ARENAS = 2
 def configure_heap() -> None:
     """Make glibc return large blocks to the system when they are freed, and share heaps between threads.
 
-    By default glibc keeps blocks of up to 32 MiB in the heap of the thread that freed them: 64 requests of 2 MiB each,
-    one after the other, left 550 MiB behind in two processes. Other C libraries have no such settings.
+    By default glibc keeps freed blocks of up to 32 MiB in the heap of the thread: after 64 consecutive requests of
+    2 MiB, two processes still had 550 MiB. Other C libraries have no such settings.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        _log.debug("the C library has no mallopt; its own rules decide when memory is returned")
+        _log.debug("the C library has no mallopt; its defaults apply")
         return
     for setting, value in ((_ARENA_MAX, _ARENAS), (_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _LARGE)):
         mallopt(setting, value)

@@ -1,4 +1,7 @@
-"""Structured logs: one JSON object per line on stderr. Add fields with `extra={"pod": uid}`."""
+"""Structured logs: one JSON object per line on stderr.
+
+The commands of the three processes call `set_up_logging`. Add fields to a log line with `extra={"pod": uid}`.
+"""
 
 import json
 import logging
@@ -13,7 +16,7 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as JSON: time (UTC), level, logger, message, the fields of `extra`, and a traceback."""
+    """A formatter that writes JSON: time (UTC), level, logger, message, the fields of `extra`, and a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -30,10 +33,10 @@ class JsonLines(logging.Formatter):
 
 
 class RateLimitFilter(logging.Filter):
-    """Passes one record a minute below ERROR, cut to 300 characters, for loggers whose records strangers can cause.
+    """A filter that passes one record a minute, shortened to 300 characters, and every record from ERROR on.
 
-    A stranger can send thousands of bad requests a second, and the kubelet keeps only a few files of a container's log:
-    everything logged before would be lost.
+    It is for loggers whose records strangers can cause: thousands of bad requests a second would push everything else
+    out of the few log files that the kubelet keeps for a container.
     """
 
     SECONDS = 60.0
@@ -41,8 +44,10 @@ class RateLimitFilter(logging.Filter):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._clock, self._lock = clock, threading.Lock()
-        self._next, self._left_out = -math.inf, 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next = -math.inf
+        self._left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.ERROR:
@@ -52,9 +57,11 @@ class RateLimitFilter(logging.Filter):
             if now < self._next:
                 self._left_out += 1
                 return False
-            left_out, self._left_out, self._next = self._left_out, 0, now + self.SECONDS
-        record.msg, record.args = record.getMessage()[: self.CHARACTERS], ()
-        record.left_out = left_out
+            record.left_out = self._left_out
+            self._left_out = 0
+            self._next = now + self.SECONDS
+        record.msg = record.getMessage()[: self.CHARACTERS]
+        record.args = ()
         return True
 
 

@@ -1,7 +1,7 @@
-"""What the processes share of Prometheus metrics: the page, histogram buckets, and the metrics of admission.
+"""The Prometheus metrics that the three processes share: version, histogram buckets, and the metrics of admission.
 
-Labels have few values: never the name of a pod, and nothing that a stranger sends. This module does not import Flask,
-because the node agent uses it and has to stay small.
+The `metrics` modules of the processes use it. No label may have unbounded values: no name of a pod, and nothing that a
+stranger sends. This module must not import Flask, because the node agent uses it and its memory is limited.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,10 @@ from mgpu.version import own_version
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 """Histogram buckets. A decision takes 0.2 ms, a filter over 5,000 nodes 5 ms; no client waits longer than 10 s."""
-
-
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter, for what a restart shows by itself
+# The creation time of each counter would be one more series for each, and the restart of a process shows it too.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Watch(Protocol):
@@ -47,7 +46,7 @@ def render_metrics(*registries: CollectorRegistry) -> bytes:
 
 
 def add_version_metric(registry: CollectorRegistry, part: str) -> None:
-    """Add the metric with the version of this part of mgpu."""
+    """Add `mgpu_build_info` for this part of mgpu: webhook, scheduler or deviceplugin."""
     labels = ["part", "version"]
     text = "Always 1: which part of mgpu this is, and its version."
     info = Gauge("mgpu_build_info", text, labels, registry=registry, multiprocess_mode="max")
@@ -55,7 +54,7 @@ def add_version_metric(registry: CollectorRegistry, part: str) -> None:
 
 
 class Admissions:
-    """Counts admission reviews; pass it to `mgpu.serving.app.serve_reviews`."""
+    """Counters of admission reviews: the `observe` of `mgpu.serving.app.serve_reviews`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
@@ -79,7 +78,7 @@ class Admissions:
         )
 
     def __call__(self, path: str, review: Review, reply: Reply | None, seconds: float) -> None:
-        """Count one review. reply: None if the API server has to call again."""
+        """Count one review. reply is None if it was not decided and the API server has to call again."""
         self._seconds.labels(path).observe(seconds)
         response: Mapping[str, Any] = reply.body.get("response", {}) if reply else {}
         self._reviews.labels(path, review.kind, _result(reply, response)).inc()

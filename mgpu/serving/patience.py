@@ -1,8 +1,8 @@
-"""Sockets that bound how long a request waits for its client, because a slow client holds a thread.
+"""Sockets that limit how long a request waits for its client, because a slow client occupies a thread.
 
-A limit for each read is no limit: a client that sends a byte now and then meets it for ever. These sockets bound the
-sum of all waiting of one request, for reads and writes. The server's own work does not count, so that answers that take
-long to compute are complete.
+`mgpu.serving.worker` and `mgpu.serving.tls_context` create them. A timeout for each read is not enough: a client that
+sends a byte now and then never exceeds it. These sockets limit the sum of all waiting for one request, in reads and
+writes. The time that the server takes to compute an answer does not count.
 """
 
 import errno
@@ -16,33 +16,33 @@ from typing import Any, TypeVar
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 PATIENCE_SECONDS = 10.0
-"""The default time that the API server waits for a webhook."""
+"""The time that the API server waits for a webhook by default."""
 
 
 class PatientSocket(socket.socket):
-    """A socket whose timeout is the rest of the request's patience.
+    """A socket whose timeout is what is left of PATIENCE_SECONDS for the current request.
 
-    gunicorn makes a socket blocking before each request, which resets the patience. A peer that uses it up is treated
-    as one that reset the connection.
+    gunicorn makes a socket blocking before each request, which starts the time again. When the time is up, the socket
+    raises ConnectionResetError, as if the peer had reset the connection; gunicorn closes such a connection silently.
     """
 
     def setblocking(self, flag: bool) -> None:
         self.settimeout(PATIENCE_SECONDS if flag else 0.0)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        return self._patiently(super().recv, buflen, flags)
+        return self._limit(super().recv, buflen, flags)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        return self._patiently(super().send, data, flags)
+        return self._limit(super().send, data, flags)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        self._patiently(super().sendall, data, flags)
+        self._limit(super().sendall, data, flags)
 
-    def _patiently(self, call: Callable[..., T], *arguments: Any) -> T:
-        patience = self.gettimeout()
-        if not patience:
+    def _limit(self, call: Callable[..., T], *arguments: Any) -> T:
+        timeout = self.gettimeout()
+        if not timeout:
             return call(*arguments)
-        until = time.monotonic() + patience
+        until = time.monotonic() + timeout
         try:
             result = call(*arguments)
         except TimeoutError:

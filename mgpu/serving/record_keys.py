@@ -1,4 +1,8 @@
-"""Reads the keys that seal and verify allocation records, from the files in the settings (docs/security.md)."""
+"""Reads the keys that seal and verify allocation records from the files in the settings (docs/security.md).
+
+`scheduler.main` and `deviceplugin.main` call it at the start, and `mgpu doctor` reads the public keys of an
+installation. A key that cannot be read must be an error: without keys, every record would count.
+"""
 
 import logging
 import re
@@ -14,19 +18,22 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.record_seals import Keys, Signer, key_id
 from mgpu.settings import Settings
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SINCE = "since"
-"""The file next to the public keys with the time from which on records must be sealed."""
+"""The name of the file with the time from which on records must be sealed. It is next to the public keys."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 _SIGNING, _PUBLIC = "records.signingKey", "records.publicKeys"
 
 
 def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier:
-    """Return the verifier of records. signing: for the scheduler, which needs the private key too.
+    """Return the verifier of records.
+
+    Args:
+        signing: whether the process seals records too, as the scheduler does, and so needs the private key.
 
     Raises:
-        BadObject: a key is unreadable. That is never treated as no key, which would let every record count.
+        BadObject: a key cannot be read, or the keys do not belong together.
     """
     own = settings.records
     peers: frozenset[str] = frozenset(own.peers)
@@ -38,24 +45,22 @@ def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier
     public = {key_id(key): key for key in _public_keys(folder)}
     signer = _signer(Path(own.signing_key)) if signing else None
     if signer is not None and signer.id not in public:
-        raise _bad(
-            _SIGNING, f"{own.signing_key} has the id {signer.id}, which no key in {folder} has; add its public key"
-        )
+        text = f"{own.signing_key} has the id {signer.id}, which no key in {folder} has; add its public key"
+        raise _bad(_SIGNING, text)
     return RecordVerifier(Keys(_since(folder / SINCE), public, signer), peers)
 
 
 def warn_if_unsealed(records: RecordVerifier) -> None:
-    """Log at the start of a process that every record which admission lets pass counts."""
+    """Log a warning if records are not sealed, so that every record that admission allowed counts."""
     if records.keys is None:
-        text = "records are not sealed (records.publicKeys is empty): a record counts if admission let it pass"
-        log.warning("%s; docs/security.md, Records", text)
+        text = "records are not sealed (records.publicKeys is empty): a record counts if admission allowed it"
+        _log.warning("%s; docs/security.md, Records", text)
 
 
 def read_public_keys(path: str, texts: Mapping[str, str]) -> Keys:
     """Read the public keys in the `data` of a ConfigMap. path: its name in messages. Raises BadObject."""
-    keys = [
-        _public_key(f"{path}[{name}]", text.encode()) for name, text in sorted(texts.items()) if name.endswith(".pem")
-    ]
+    files = [(name, text) for name, text in sorted(texts.items()) if name.endswith(".pem")]
+    keys = [_public_key(f"{path}[{name}]", text.encode()) for name, text in files]
     return Keys(_time(f"{path}[{SINCE}]", texts.get(SINCE, "")), {key_id(key): key for key in keys})
 
 
@@ -73,7 +78,7 @@ def _public_key(path: str, pem: bytes) -> Ed25519PublicKey:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _bad(path, "is not a public key in PEM") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise _bad(path, "must be an Ed25519 key; make one with openssl genpkey -algorithm ed25519")
+        raise _bad(path, "must be an Ed25519 key; create one with openssl genpkey -algorithm ed25519")
     return key
 
 
@@ -83,7 +88,7 @@ def _signer(file: Path) -> Signer:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _bad(_SIGNING, f"{file} is not a private key in PEM without a password") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise _bad(_SIGNING, f"{file} must be an Ed25519 key; make one with openssl genpkey -algorithm ed25519")
+        raise _bad(_SIGNING, f"{file} must be an Ed25519 key; create one with openssl genpkey -algorithm ed25519")
     return Signer(key)
 
 

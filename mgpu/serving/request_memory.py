@@ -1,9 +1,10 @@
-"""Bounds the memory that all requests of a process hold together.
+"""Limits the memory that all requests of a process use together. `mgpu.serving.app` reads every body through it.
 
-Every user who may create pods can make the API server send reviews of several MiB, and only the size of a body is known
-before it is read. So a body is counted while it is read, and its size in memory is estimated before it is decoded: a
-list of empty objects takes 24 times its text. A request that does not fit gets 503, so that the API server applies
-`failurePolicy`. Ordinary reviews have a budget of their own, so that a flood of large ones does not delay them.
+Every user who may create pods can make the API server send reviews of several MiB, and the size of a decoded body is
+not known before it is decoded: a list of empty objects takes 24 times the size of its text. So the bytes of a body are
+counted while it is read, and its decoded size is estimated. The estimate must never be lower than the real size. A
+request that exceeds a limit gets 503, and the API server applies `failurePolicy`. Ordinary reviews have a limit of
+their own, so that a flood of large reviews does not delay them.
 """
 
 import threading
@@ -17,12 +18,12 @@ from mgpu.model.errors import RetryLater
 MIB = 1 << 20
 ORDINARY = 2 * MIB
 """The largest estimated decoded size of an ordinary request: that of a review of 100 KiB."""
-_FREE = 64 << 10
-"""Bytes of each body that are not counted: 4 MiB for 64 threads."""
+_UNCOUNTED = 64 << 10
+"""Bytes of each body that do not count: 4 MiB for 64 threads."""
 _CHUNK = 64 << 10
-_NARROW = (b"\\u0026", b"\\u003c", b"\\u003e")
-_PATIENCE = 1.0
-"""Seconds that a request waits for memory. A large review takes 0.1 s; API servers wait 1 to 5 s for an answer."""
+_ASCII_ESCAPES = (b"\\u0026", b"\\u003c", b"\\u003e")
+_WAIT_SECONDS = 1.0
+"""How long a request waits for memory. A large review takes 0.1 s; API servers wait 1 to 5 s for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,10 @@ class Limits:
     """Limits in bytes.
 
     Attributes:
-        body: one body. bodies: all bodies while they are read.
-        ordinary: all ordinary requests together, decoded. large: all others together, decoded.
+        body: of one body.
+        bodies: of all bodies together while they are read.
+        ordinary: of all ordinary requests together, decoded.
+        large: of all other requests together, decoded.
     """
 
     body: int
@@ -54,88 +57,93 @@ Nodes: 5,000 of them with 50 images each are 94 MiB. They take 240 MiB, since mo
 
 
 class TooLarge(Exception):
-    """The body is larger than the limit."""
+    """The body is larger than a limit, also when no other request uses memory."""
 
 
 class Busy(RetryLater):
-    """Other requests hold the memory that this one needs."""
+    """Other requests use the memory that this request needs."""
 
 
 class _Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class _Room:
-    """A number of bytes that requests share. Thread-safe."""
+class _Budget:
+    """An amount of memory that requests share. Thread-safe."""
 
     def __init__(self, size: int) -> None:
         self.size = self._free = size
         self._freed = threading.Condition()
 
-    def take(self, amount: int, patience: float) -> bool:
+    def take(self, amount: int, seconds: float) -> bool:
+        """Take the amount, after waiting for at most `seconds`. Returns False if it is not free then."""
         with self._freed:
-            if not self._freed.wait_for(lambda: self._free >= amount, patience):
+            if not self._freed.wait_for(lambda: self._free >= amount, seconds):
                 return False
             self._free -= amount
             return True
 
-    def give(self, amount: int) -> None:
+    def give_back(self, amount: int) -> None:
         with self._freed:
             self._free += amount
             self._freed.notify_all()
 
 
 class RequestMemory:
-    """The requests of one app that are in progress. Thread-safe."""
+    """The memory of the requests of one app. Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._bodies, self._ordinary, self._large = map(_Room, (limits.bodies, limits.ordinary, limits.large))
+        self._bodies = _Budget(limits.bodies)
+        self._ordinary = _Budget(limits.ordinary)
+        self._large = _Budget(limits.large)
 
     @contextmanager
-    def body(self, stream: _Stream) -> Iterator[bytearray]:
+    def read(self, stream: _Stream) -> Iterator[bytearray]:
         """Read the body in `stream` to its end, and reserve its decoded size until the block ends.
 
         Raises TooLarge and Busy.
         """
-        found, counted = bytearray(), 0
+        body = bytearray()
+        counted = 0
         try:
             while chunk := stream.read(_CHUNK):
-                found += chunk
-                if len(found) > self._limits.body:
+                body += chunk
+                if len(body) > self._limits.body:
                     raise TooLarge(f"the body is larger than {self._limits.body} bytes")
-                more = max(0, len(found) - _FREE) - counted
+                more = max(0, len(body) - _UNCOUNTED) - counted
                 # Do not wait here: a slow sender would hold the memory for which others wait.
                 if more and not self._bodies.take(more, 0):
                     raise _busy()
                 counted += more
-            with self._decoding(found):
-                yield found
+            with self._reserve_decoded(body):
+                yield body
         finally:
-            self._bodies.give(counted)
+            self._bodies.give_back(counted)
 
     @contextmanager
-    def _decoding(self, body: bytearray) -> Iterator[None]:
+    def _reserve_decoded(self, body: bytearray) -> Iterator[None]:
         amount = estimate_decoded_size(body)
-        room = self._ordinary if amount <= ORDINARY else self._large
-        if amount > room.size:
-            raise TooLarge(f"the body takes {amount // MIB} MiB when it is decoded, more than {room.size // MIB} MiB")
-        if not room.take(amount, _PATIENCE):
+        budget = self._ordinary if amount <= ORDINARY else self._large
+        if amount > budget.size:
+            raise TooLarge(f"the body takes {amount // MIB} MiB when it is decoded, more than {budget.size // MIB} MiB")
+        if not budget.take(amount, _WAIT_SECONDS):
             raise _busy()
         try:
             yield
         finally:
-            room.give(amount)
+            budget.give_back(amount)
 
 
 def estimate_decoded_size(body: bytes | bytearray) -> int:
-    """Return an upper bound of the bytes that the JSON in `body` takes when decoded.
+    """Return an upper bound of the memory that the JSON in `body` takes when decoded.
 
-    Braces, quotes and commas within strings count as structure: to tell them apart would be to decode the text.
+    Braces, quotes and commas within strings count as structure: only decoding could tell them apart. The factors are
+    the sizes of CPython's objects.
     """
     quotes, commas, colons = body.count(b'"'), body.count(b","), body.count(b":")
     # Go escapes &, < and >, which every shell script contains. They are ASCII: one byte each when decoded.
-    wide = body.count(b"\\u") > sum(map(body.count, _NARROW)) or not body.isascii()
+    wide = body.count(b"\\u") > sum(map(body.count, _ASCII_ESCAPES)) or not body.isascii()
     lists, empty = body.count(b"["), body.count(b"{}")
     objects = body.count(b"{") - empty
     texts = len(body) * (4 if wide else 1) + 28 * quotes
@@ -144,4 +152,4 @@ def estimate_decoded_size(body: bytes | bytearray) -> int:
 
 
 def _busy() -> Busy:
-    return Busy("other requests hold the memory that this one needs; ask again")
+    return Busy("other requests use the memory that this request needs; try again")

@@ -1,7 +1,8 @@
-"""The `admission.k8s.io/v1` protocol: parses an AdmissionReview and builds the replies.
+"""Parses an AdmissionReview (`admission.k8s.io/v1`) and builds the replies.
 
-There are two kinds of refusal. A `BadRequest` is for a caller that does not speak the protocol: an HTTP error, on which
-the API server applies `failurePolicy`. A denial is a well-formed answer that rejects the object.
+`mgpu.serving.app` parses; `webhook.admission` and `scheduler.api` build replies. A request that is no AdmissionReview
+raises BadRequest, which becomes an HTTP error on which the API server applies `failurePolicy`. A denial is a valid
+answer that rejects the object.
 """
 
 import base64
@@ -14,8 +15,8 @@ import orjson
 from mgpu.model.errors import MAX_PROBLEMS, Problem, Rule, shorten, summarize
 
 API_VERSION = "admission.k8s.io/v1"
-_LONGEST = 1024
-"""The longest name in a review. The API server's names have at most 253 characters; answers and logs repeat them."""
+_MOST_CHARACTERS = 1024
+"""The limit of each text in a review, because answers and logs repeat it. Names in Kubernetes have at most 253."""
 WARNINGS = 20
 """The most warnings of one answer. The API server truncates them to 4 KiB."""
 _OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
@@ -25,7 +26,7 @@ Patch = Sequence[Mapping[str, Any]]
 
 
 class BadRequest(Exception):
-    """The HTTP request itself is invalid. status: of the answer."""
+    """The HTTP request is invalid. status: the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -36,9 +37,11 @@ class BadRequest(Exception):
 class Review:
     """The request of an AdmissionReview.
 
-    `resource` includes the subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
-
-    `name` is "" for a CREATE with generateName. `object` is None for DELETE, `old` for CREATE.
+    Attributes:
+        resource: with the subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
+        name: "" for a CREATE with generateName.
+        object: None for DELETE.
+        old: the object before an UPDATE or DELETE; None for CREATE.
     """
 
     uid: str
@@ -56,11 +59,11 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What goes back: a JSON body.
+    """The answer to a request: an HTTP status and a JSON body.
 
     Attributes:
-        close: whether the connection ends with it, so that the caller reaches another replica next time.
-        broken_rules: the rules for which the object is denied, for the metrics.
+        close: whether to close the connection, so that the next call can reach another replica.
+        broken_rules: the rules that the denied object breaks, for the metrics.
     """
 
     body: Mapping[str, Any]
@@ -74,7 +77,7 @@ class Reply:
 
 
 def parse_review(body: bytes | bytearray) -> Review:
-    """Parse the review in `body`. Raises BadRequest (400) with a sentence that names the field."""
+    """Parse the review in `body`. Raises BadRequest (400) with a message that names the field."""
     try:
         top = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -82,8 +85,8 @@ def parse_review(body: bytes | bytearray) -> Review:
     if not isinstance(top, dict) or top.get("kind") != "AdmissionReview":
         raise BadRequest(400, "the body is not an AdmissionReview")
     if top.get("apiVersion") != API_VERSION:
-        found = top.get("apiVersion")
-        other = f", not {found[:100]!r}" if isinstance(found, str) else ""
+        version = top.get("apiVersion")
+        other = f", not {version[:100]!r}" if isinstance(version, str) else ""
         raise BadRequest(400, f"apiVersion must be {API_VERSION}{other}")
     request = _table(top, "request")
     if not request:
@@ -117,7 +120,7 @@ def parse_review(body: bytes | bytearray) -> Review:
 
 
 def allow(review: Review, patch: Patch = (), warnings: Sequence[str] = ()) -> Reply:
-    """Return a reply that admits the object, changed by the JSON Patch (RFC 6902) `patch` if it has operations."""
+    """Return a reply that admits the object, changed by the operations of the JSON Patch (RFC 6902) `patch`."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
     if patch:
         response["patchType"] = "JSONPatch"
@@ -127,22 +130,23 @@ def allow(review: Review, patch: Patch = (), warnings: Sequence[str] = ()) -> Re
 
 def deny(
     review: Review,
-    why: str | Iterable[Problem],
+    reasons: str | Iterable[Problem],
     code: int = 422,
     warnings: Sequence[str] = (),
 ) -> Reply:
-    """Return a reply that denies the object. The message has the first problems; `details.causes`, which kubectl
-    lists, has one entry for each.
+    """Return a reply that denies the object.
 
-    A reply without a code becomes a 400; with 429 or 5xx the API server's clients retry
-    (docs/design/kubernetes.md).
+    The message and `details.causes`, which kubectl lists, contain the first problems.
+
+    Args:
+        code: the HTTP status for the user's client. With 429 or 5xx it retries (docs/design/kubernetes.md).
     """
     status: dict[str, Any] = {"status": "Failure", "code": code, "reason": _REASONS.get(code, "Forbidden")}
     problems: list[Problem] = []
-    if isinstance(why, str):
-        status["message"] = why
+    if isinstance(reasons, str):
+        status["message"] = reasons
     else:
-        problems = list(why)
+        problems = list(reasons)
         status["message"] = summarize(problems)
         status["details"] = {
             "kind": review.kind,
@@ -157,7 +161,7 @@ def deny(
 
 
 def json_pointer(*parts: str | int) -> str:
-    """Return the JSON Pointer (RFC 6901) of a path: `/metadata/annotations/a~1b`."""
+    """Return the JSON Pointer (RFC 6901) of a path, such as `/metadata/annotations/a~1b`."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
@@ -169,10 +173,10 @@ def _reply(response: dict[str, Any], warnings: Sequence[str], rules: frozenset[R
     return Reply(body, broken_rules=rules)
 
 
-def _get(table: Mapping[str, Any], path: str, kind: type, wanted: str) -> Any:
+def _get(table: Mapping[str, Any], path: str, kind: type, kind_name: str) -> Any:
     value = table.get(path.rpartition(".")[2])
     if value is not None and not isinstance(value, kind):
-        raise BadRequest(400, f"{path} must be {wanted}, not {type(value).__name__}")
+        raise BadRequest(400, f"{path} must be {kind_name}, not {type(value).__name__}")
     return value
 
 
@@ -182,8 +186,8 @@ def _table(table: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _text(table: Mapping[str, Any], path: str) -> str:
     text: str = _get(table, path, str, "a string") or ""
-    if len(text) > _LONGEST:
-        raise BadRequest(400, f"{path} must have at most {_LONGEST} characters, not {len(text)}")
+    if len(text) > _MOST_CHARACTERS:
+        raise BadRequest(400, f"{path} must have at most {_MOST_CHARACTERS} characters, not {len(text)}")
     return text
 
 

@@ -1,9 +1,9 @@
-"""Runs WSGI apps under gunicorn: TLS with rotated files, several addresses, one TCP segment per reply.
+"""Runs WSGI apps under gunicorn, with TLS, several addresses and one TCP segment for each reply.
 
 `mgpu webhook` and `mgpu scheduler` call `serve`.
 
-gunicorn sends headers and body in two writes. With TCP_CORK they leave as one segment. Two segments make the client
-wait between them, 40 ms if it delays its acknowledgement (docs/design/kubernetes.md, "kube-scheduler's extender").
+gunicorn sends headers and body in two writes. With TCP_CORK they are sent as one segment. Between two segments the
+client would wait 40 ms if it delays its acknowledgement (docs/design/kubernetes.md, "kube-scheduler's extender").
 """
 
 import errno
@@ -33,7 +33,8 @@ from mgpu.serving.tls_context import ReloadingContext
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-# Longer than the 90 s for which the API server's client keeps an idle connection: the side that sends closes first.
+# Longer than the 90 s for which the API server's client keeps an idle connection. If the server closed it first, a
+# request that is sent at the same moment would fail.
 KEEPALIVE_SECONDS = 120
 _DRAIN_SECONDS = 20
 _END_SECONDS = 15
@@ -48,8 +49,9 @@ class Listen:
     """A listening address and its app.
 
     Attributes:
-        port: 0 for any free one, which the ready line names.
-        client_ca: with TLS, a file of CA certificates (PEM); clients need a certificate of one of them.
+        port: 0 for any free port; the line `serving …` on stdout names it.
+        client_ca: with TLS, a file of CA certificates (PEM). Clients need a certificate that one of these CAs has
+            signed.
         callers: the peers that may call, None for all. Probes are answered for all peers.
     """
 
@@ -76,27 +78,29 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT; then finish the requests in progress and raise SystemExit.
 
-    Apps are built before the workers fork, so that workers share their memory. An app gets requests of its own
-    addresses only, whatever their Host header says. Prints `serving https on 127.0.0.1:8443` on stdout, one line per
-    address, once connections are accepted.
+    The apps are built before the workers are forked, so that workers share their memory. An app gets only the requests
+    to its own addresses, whatever their Host header says. Prints `serving https on 127.0.0.1:8443` on stdout, one line
+    for each address, once connections are accepted.
 
     Args:
         certificate: (chain, key) in PEM. Both files are watched; new connections get the new certificate.
-        threads: for each address of each worker. Most of them wait for clients or for the API server.
-        start, stop: run in every worker, before its first request and after its last. Start threads here: those of the
-            parent do not survive the fork.
-        end: run on a thread in every worker that SIGTERM ends, for at most 15 s. Until it returns, the worker accepts
-            connections as before; `stop` runs later, after the last request.
+        threads: the number for each address of each worker. Most of them wait for clients or for the API server.
+        start: called in every worker before its first request. It may start threads: threads of the parent do not
+            survive the fork.
+        end: called on a thread in every worker that SIGTERM ends, for at most 15 s. Until it returns, the worker
+            accepts connections as before.
+        stop: called in every worker after its last request.
 
     Raises:
-        BadObject: an address cannot be listened on.
+        BadObject: it is not possible to listen on an address.
     """
     for address in listen:
         _check(address)
     warn_if_open(address.callers for address in listen if address.callers and not address.client_ca)
-    # As Go programs do. The soft limit exists for programs with select(); at the limit gunicorn's workers would end.
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Raise the soft limit, as Go programs do. It exists for programs that use select(), and gunicorn's workers exit
+    # when they reach it.
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     configure_heap()
     _Server(listen, certificate, workers, threads, start, end, stop).run()
 
@@ -104,20 +108,20 @@ def serve(
 def _check(address: Listen) -> None:
     """Raise BadObject if gunicorn could not listen on the address.
 
-    A process that is just ending may still hold the port, so a port in use is tried again for a while. gunicorn would
-    try again too, but log several lines.
+    A port in use is tried again for a few seconds, because a process that is just ending may still hold it. gunicorn
+    would retry too, but log several lines.
     """
     until = time.monotonic() + _PORT_SECONDS
     while (error := _listen_error(address)) is not None:
         if error.errno != errno.EADDRINUSE or time.monotonic() > until:
-            problem = Problem(str(address), f"cannot be listened on: {error.strerror or error}")
+            problem = Problem(str(address), f"cannot listen: {error.strerror or error}")
             raise BadObject([problem]) from error
         time.sleep(_PORT_RETRY_SECONDS)
     if address.client_ca:
         try:
             ssl.create_default_context(cafile=address.client_ca)
         except (OSError, ssl.SSLError) as error:
-            raise BadObject([Problem(address.client_ca, f"is no file of certificates: {error}")]) from error
+            raise BadObject([Problem(address.client_ca, f"is not a file of certificates: {error}")]) from error
 
 
 def _listen_error(address: Listen) -> OSError | None:
@@ -129,10 +133,10 @@ def _listen_error(address: Listen) -> OSError | None:
         return error
 
 
-def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
-    """Cork the connection from the first header to the end of the body, and let an app close it with the reply.
+def _send_in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
+    """Return the app with replies in one segment. A reply can close the connection by the header `Connection: close`.
 
-    A WSGI server owns the Connection header and gunicorn drops the app's, so this goes through its request object.
+    gunicorn ignores that header of an app, so the connection is closed through gunicorn's request object.
     """
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -151,9 +155,9 @@ def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
 
 
 def _is_unread(body: Any) -> bool:
-    """Whether the app answers without having read the body to its end.
+    """Return whether the app answers without having read the body to its end.
 
-    gunicorn would read up to 64 KiB of the rest before the next request, byte by byte where it comes so.
+    gunicorn would read up to 64 KiB of the rest before the next request, at the speed at which the client sends it.
     """
     return bool(getattr(body.reader, "length", 0) or getattr(body.reader, "parser", None))
 
@@ -164,14 +168,14 @@ def _cork(connection: socket.socket, *, on: bool) -> None:
 
 
 class _Logger(Logger):  # type: ignore[misc]
-    """Sends gunicorn's messages from WARNING on through the logging of this process."""
+    """A logger that passes gunicorn's messages from WARNING on to the logging of this process."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
         self.error_log.handlers.clear()
         self.error_log.propagate = True
         self.error_log.setLevel(logging.WARNING)
-        self.error_log.addFilter(RateLimitFilter())  # one warning for each request that cannot be parsed, with its text
+        self.error_log.addFilter(RateLimitFilter())  # gunicorn logs the text of each request that it cannot parse
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
@@ -187,7 +191,9 @@ class _Server(BaseApplication):  # type: ignore[misc]
     ) -> None:
         if not certificate and any(address.tls for address in listen):
             raise ValueError("an address with TLS needs a certificate")
-        self._listen, self._certificate, self.end = listen, certificate, end
+        self._listen = listen
+        self._certificate = certificate
+        self.end = end
         self._apps: dict[tuple[str, str], WSGIApplication] = {}
         self._options: dict[str, Any] = {
             "bind": [str(address) for address in listen],
@@ -215,13 +221,13 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def load(self) -> "WSGIApplication":
         def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-            # gunicorn sets both from the listening socket; nothing in a request changes them.
+            # gunicorn sets both variables from the listening socket, so a request cannot choose another app.
             return self._apps[environ["SERVER_NAME"], environ["SERVER_PORT"]](environ, start_response)
 
-        return _in_one_segment(app)
+        return _send_in_one_segment(app)
 
-    def listening(self, server: object, sockets: Sequence[socket.socket]) -> tuple[Listen, Any]:
-        """Return the Listen of a listening socket's address, and gunicorn's configuration of it."""
+    def find_listener(self, server: object, sockets: Sequence[socket.socket]) -> tuple[Listen, Any]:
+        """Return the Listen of a listening socket, and gunicorn's configuration for it. The worker calls it."""
         index = [s.getsockname() for s in sockets].index(server)
         return self._listen[index], self._configs[index]
 
@@ -246,8 +252,8 @@ class _Server(BaseApplication):  # type: ignore[misc]
             self._apps[host, str(port)] = (
                 restrict_callers(address.app, address.callers) if address.callers else address.app
             )
-            shown = replace(address, host=host, port=port)
-            print(f"serving {'https' if address.tls else 'http'} on {shown}", flush=True)
+            actual = replace(address, host=host, port=port)
+            print(f"serving {'https' if address.tls else 'http'} on {actual}", flush=True)
 
 
 def _remember(_worker: Any, request: Any) -> None:

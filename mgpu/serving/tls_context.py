@@ -1,4 +1,4 @@
-"""Keeps the TLS context of a listening address in step with its certificate files."""
+"""Reloads the TLS context of a listening address when its certificate files change. `mgpu.serving.server` uses it."""
 
 import logging
 import ssl
@@ -13,33 +13,37 @@ _log = logging.getLogger(__name__)
 class ReloadingContext:
     """An SSLContext (TLS 1.2 or later) that reloads its files when they change. Thread-safe.
 
-    Files that do not fit together, as in the middle of a rotation, leave the last good context in place.
+    While the files do not fit together, as in the middle of a rotation, the last valid context stays in use.
 
-
-    client_ca: a file of certificates, one of which must have signed the client's.
+    Args:
+        client_ca: a file of CA certificates (PEM). Clients need a certificate that one of these CAs has signed.
     """
 
     def __init__(self, chain: Path, key: Path, client_ca: Path | None = None) -> None:
-        self._chain, self._key, self._client_ca = chain, key, client_ca
+        self._chain = chain
+        self._key = key
+        self._client_ca = client_ca
         self._lock = threading.Lock()
-        self._seen = self._stamp()
+        self._loaded = self._stamp()
         self._context = self._load()
 
     def current(self) -> ssl.SSLContext:
         with self._lock:
             try:
-                seen = self._stamp()
-                if seen != self._seen:
+                stamp = self._stamp()
+                if stamp != self._loaded:
                     self._context = self._load()
-                    self._seen = seen
+                    self._loaded = stamp
                     _log.info("serving certificate reloaded", extra={"file": str(self._chain)})
             except (OSError, ssl.SSLError) as error:
                 _log.warning("serving certificate not reloaded: %s", error, extra={"file": str(self._chain)})
             return self._context
 
     def _stamp(self) -> tuple[int, ...]:
+        """Return the modification times and inodes of the files, which differ once a file is replaced."""
         files = (self._chain, self._key, *([self._client_ca] if self._client_ca else []))
-        return tuple(v for f in files for s in (f.stat(),) for v in (s.st_mtime_ns, s.st_ino))
+        stats = [file.stat() for file in files]
+        return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -42,7 +42,7 @@ class PartitionedNode:
 
     def __init__(self, node: Node, cards: Sequence[Card]) -> None:
         reported, self.problem = read_partitioning(node, cards)
-        self.found = reported.found
+        self.found = reported.slices
         self.gpus = reported.gpus
         self._annotations = reported.annotations
         self._others = tuple(card for card in cards if card.type != GPU)

@@ -18,7 +18,16 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from mgpu.kube import Api
 from mgpu.kube.secrets import SecretStore
-from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, Authority, Files, create_authority, ensure_certificate
+from mgpu.serving.certificates import (
+    CA,
+    CA_KEY,
+    CA_LIFETIME,
+    CHAIN,
+    Authority,
+    Files,
+    create_authority,
+    ensure_certificate,
+)
 from tests.manifests.conftest import Run, runner
 from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, kustomization, rendered
 
@@ -199,7 +208,7 @@ def test_a_rotation_is_trusted_at_every_step(run: Run, api: Api) -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_an_authority_that_ends_soon_is_followed_by_the_next_one(run: Run, api: Api) -> None:
-    ending = create_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=90))
+    ending = create_authority(datetime.now(UTC) - CA_LIFETIME + timedelta(days=90))
     api.create(SECRETS, tls_secret("webhook", ending))
     assert "process webhook: new CA beside the present one" in certificates(run).stdout
     assert ending[CA] in secret(api, "webhook")[CA]

@@ -82,8 +82,7 @@ def test_a_bad_wish_that_was_there_before_keeps_nobody_from_repairing_another() 
 def test_once_a_pod_has_a_node_its_wishes_stay() -> None:
     for before, now in (({}, {SAME: "pair"}), ({SAME: "pair"}, {}), ({SAME: "pair"}, {SAME: "other"})):
         assert changes(before, now, node="n1") == [
-            f"metadata.annotations[{SAME}]: is read when cards are decided; the pod is on n1 already, "
-            "it cannot be changed any more"
+            f"metadata.annotations[{SAME}]: cannot be changed: the cards are decided, and the pod is on n1"
         ]
     assert changes({SAME: "pair"}, {SAME: "pair", "team": "a"}, node="n1") == []
 
@@ -99,7 +98,7 @@ def test_once_a_pod_has_a_node_its_wishes_stay() -> None:
 def test_what_only_looks_like_a_wish_is_warned_of_once(key: str, hint: str) -> None:
     raw = share(annotations={key: "A100", MODELS: "A100", "team": "a"})
     (warning,) = unknown_constraints(raw, None)
-    assert warning.startswith(f"metadata.annotations[{key}]: is not known to mgpu and has no effect; ")
+    assert warning.startswith(f"metadata.annotations[{key}]: is unknown to mgpu and has no effect; ")
     assert hint in warning
     assert unknown_constraints(raw, raw) == []
     assert unknown_constraints(raw, share(annotations={MODELS: "A100"})) == [warning]

@@ -74,8 +74,8 @@ def test_where_they_are_not_served_only_the_identities_make_pods_that_look_like_
     (problem,) = validate_create(marked, OFF, "alice")
     assert (problem.field, problem.message) == (
         path(min(SAID)),
-        "is for MtgpuPods, whose Pods mgpu creates; leave it out; where another controller creates these Pods, name "
-        "its user in webhook.identities",
+        "is for MtgpuPods, and mgpu creates their Pods; remove it; if another controller creates these Pods, add "
+        "its user to webhook.identities",
     )
     assert [p.field for p in validate_update(marked, plain, "alice", OFF)] == [path(key) for key in sorted(SAID)]
     named = load_settings(flags={"dialects.mtgpu.enabled": "false", "webhook.identities": "peer"})
@@ -97,7 +97,7 @@ def test_a_pod_of_a_user_that_names_an_mtgpupod_as_its_controller_is_refused(set
 @pytest.mark.parametrize("key", ANNOTATIONS)
 def test_what_the_card_is_chosen_by_is_fixed(key: str) -> None:
     other = {REQUEST: "0.3", LIMIT: "0.9", MEMORY: "2048", GPUID: "qwert"}[key]
-    wanted = f"{path(key)}: is what the card is chosen by; {ANEW}"
+    wanted = f"{path(key)}: determines the card; {ANEW}"
     assert changed(mtgpupod(), mtgpupod({key: other})) == [wanted]
     assert wanted in changed(mtgpupod(), without(mtgpupod(), key))
     assert changed(without(mtgpupod(), key), mtgpupod()) == [wanted]
@@ -118,7 +118,7 @@ SPECS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize(("spec", "fields"), SPECS.values(), ids=SPECS)
 def test_the_spec_is_fixed_as_a_whole(spec: dict[str, Any], fields: list[str]) -> None:
-    wanted = [f"spec.{field}: is what its Pod is made from; {ANEW}" for field in fields]
+    wanted = [f"spec.{field}: determines the Pod; {ANEW}" for field in fields]
     assert changed(mtgpupod(), mtgpupod(**spec)) == wanted
     assert changed(mtgpupod(**spec), mtgpupod()) == wanted
 
@@ -207,8 +207,8 @@ def test_a_pod_that_looks_like_one_is_sent_to_mtgpupods(user: str, said: dict[st
     assert validate_create(pod("p", {"name": "c"}, annotations=said), SETTINGS, user) == [
         Problem(
             path(first),
-            "is for MtgpuPods, whose Pods mgpu creates; create an object of kind MtgpuPod (lsalab.nthu/v1) in place of "
-            "this Pod",
+            "is for MtgpuPods, and mgpu creates their Pods; create an object of kind MtgpuPod (lsalab.nthu/v1) "
+            "instead of this Pod",
         )
     ]
 
@@ -234,7 +234,7 @@ def test_a_pods_copy_of_them_is_fixed(before: Any, now: Any, keys: list[str], us
     found = validate_update(new, old, user, SETTINGS)
     assert [problem.field for problem in found] == [path(key) for key in keys]
     assert {problem.message for problem in found} == {
-        "is copied from an MtgpuPod when its Pod is made; it cannot be added, changed or removed afterwards"
+        "is copied from an MtgpuPod when its Pod is created; it cannot be added, changed or removed afterwards"
     }
 
 

@@ -119,9 +119,7 @@ ASKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 def test_what_a_pod_asks_for_is_changed_by_nobody(key: str, before: dict[str, str], now: dict[str, str]) -> None:
     for user in ("alice", SCHEDULER):
         found = changes(share(annotations=before), share(annotations=now), user)
-        assert found == [
-            f"metadata.annotations[{key}]: is part of what the pod asks for; it cannot be changed once it exists"
-        ]
+        assert found == [f"metadata.annotations[{key}]: is part of the pod's request, which is immutable"]
 
 
 def test_the_same_ask_in_other_words_is_no_change() -> None:

@@ -82,7 +82,7 @@ BAD = {
     "no settings file": (["--config", "/nope.yaml"], "/nope.yaml: cannot be read"),
     "no certificates": (["--cert-dir", "/nope"], "/nope/tls.crt: does not exist or cannot be read"),
     "a name that is none": (["--names", "a b"], "names: 'a b' is neither a DNS name nor an IP address"),
-    "a directory that cannot be": (["--self-signed-dir", "/dev/null/x"], "/dev/null/x: cannot keep certificates"),
+    "a directory that cannot be": (["--self-signed-dir", "/dev/null/x"], "/dev/null/x: cannot store certificates"),
     "no kubeconfig": (["--kubeconfig", "/nope"], "/nope: "),
 }
 

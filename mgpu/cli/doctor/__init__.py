@@ -1,1 +1,4 @@
-"""`mgpu doctor`: `collection` reads an `installation`, the other modules check it, `command` prints the findings."""
+"""`mgpu doctor`: `collection` reads an Installation, the check modules return Findings, `command` prints them.
+
+The check modules are pure. A new check is a function from an Installation to Findings that `command.diagnose` calls.
+"""

@@ -1,4 +1,8 @@
-"""Checks that the API server reaches and trusts the webhooks for pods and bindings. Pure."""
+"""Checks that the API server reaches and trusts the webhooks for pods and bindings. Pure.
+
+`command.diagnose` calls `check_admission`, and then `check_bindings` with the names of the failed checks. A fault that
+several observations show must be reported once.
+"""
 
 import base64
 from collections.abc import Collection, Iterator, Sequence
@@ -7,39 +11,42 @@ from datetime import timedelta
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from mgpu.cli.doctor.components import DECIDES
+from mgpu.cli.doctor.components import SINGLE_SCHEDULER
 from mgpu.cli.doctor.installation import Finding, Installation, Level, Raw, webhooks_of
 from mgpu.serving.callers import REFUSES
 from mgpu.serving.certificates import CHAIN
 
 REACHABLE, CERTIFICATES, BUNDLES, BINDINGS = "webhook", "certificates", "ca bundles", "bindings"
-_REASONS = {CERTIFICATES, BUNDLES, DECIDES}
+_CAUSES = {CERTIFICATES, BUNDLES, SINGLE_SCHEDULER}
 """Checks whose failure explains why Bindings do not reach mgpu."""
 _MUTATING, _VALIDATING = "mutatingwebhookconfigurations", "validatingwebhookconfigurations"
 _SOON = timedelta(days=7)
 _OURS = "mgpu.io"
-_BEFORE_OTHERS = "0-"
-"""The prefix of the configuration that the API server calls first: it calls them in the order of their names."""
-_NO_RIGHT = "cannot create resource"
-_PUBLISH = "manifests/certificates.sh puts the CA in (make deploy does too)"
-_WHERE_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
-_ELSEWHERE = "doctor --try-in another namespace"
+_FIRST_PREFIX = "0-"
+"""The name prefix of the configuration whose webhooks are called first: the API server calls them in name order."""
+_FORBIDDEN = "cannot create resource"
+_PUBLISH_CA = "manifests/certificates.sh puts the CA in (make deploy does too)"
+_TRY_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
+_TRY_OTHER = "doctor --try-in another namespace"
 
 
 def check_admission(installation: Installation) -> list[Finding]:
-    """Make the checks of reachability, certificates and CA bundles. One fault shows in several; it is reported once."""
-    by_files = [*_dates(installation), *_trusted(installation)]
-    told = {finding.check for finding in by_files if finding.level is Level.FAILED}
-    found = [*by_files, *(finding for finding in _of_trial(installation) if finding.check not in told)]
-    bad = {finding.check for finding in found}
-    asked = not told and REACHABLE not in bad  # otherwise the result of the dry run says nothing
-    read = any(_chain(secret.files.get(CHAIN, b"")) for secret in installation.secrets.values())
-    well = [REACHABLE] * asked + [CERTIFICATES, BUNDLES] * (asked or read)
-    return [*found, *(_well(installation, check) for check in well if check not in bad)]
+    """Check that the webhook is reachable, and check its certificates and CA bundles."""
+    found = [*_check_dates(installation), *_check_bundles(installation)]
+    failed = {finding.check for finding in found if finding.level is Level.FAILED}
+    found += (finding for finding in _check_dry_run(installation) if finding.check not in failed)
+    reported = {finding.check for finding in found}
+    passed: list[str] = []
+    has_answered = not failed and REACHABLE not in reported  # otherwise the dry run proves nothing
+    if has_answered:
+        passed.append(REACHABLE)
+    if has_answered or any(_chain(secret.files.get(CHAIN, b"")) for secret in installation.secrets.values()):
+        passed += (CERTIFICATES, BUNDLES)
+    return [*found, *(_passed(installation, check) for check in passed if check not in reported)]
 
 
-def _well(installation: Installation, check: str) -> Finding:
-    """Report a check that passed: by what was read, or because the webhook answered the dry run."""
+def _passed(installation: Installation, check: str) -> Finding:
+    """Return the finding of a check that passed, with the reason: certificates that were read, or the dry run."""
     if check == REACHABLE:
         return Finding(check, Level.OK, "the webhook denied a Pod that uses two vocabularies, as it must")
     certificates = {service: _chain(secret.files.get(CHAIN, b"")) for service, secret in installation.secrets.items()}
@@ -47,17 +54,18 @@ def _well(installation: Installation, check: str) -> Finding:
         return Finding(check, Level.OK, "the API server trusts the webhook (you may not read the Secrets)")
     if check == BUNDLES:
         return Finding(check, Level.OK, "the webhook configurations trust the certificates that are served")
-    until = (
+    expiries = (
         f"{n.removesuffix('-tls')} until {c[0].not_valid_after_utc:%Y-%m-%d}" for n, c in certificates.items() if c
     )
-    return Finding(check, Level.OK, ", ".join(until))
+    return Finding(check, Level.OK, ", ".join(expiries))
 
 
-def _of_trial(installation: Installation) -> Iterator[Finding]:
-    status, message = installation.tried.status, installation.tried.message
+def _check_dry_run(installation: Installation) -> Iterator[Finding]:
+    """Report why the dry run of a Pod was not denied by mgpu."""
+    message = installation.pod_dry_run.message
     missing = [
         f"{kind.removesuffix('s')} {name}"
-        for kind, name in _wanted(installation)
+        for kind, name in _expected_configurations(installation)
         if kind not in installation.hidden and not _named(installation, kind, name)
     ]
     if missing:
@@ -66,109 +74,110 @@ def _of_trial(installation: Installation) -> Iterator[Finding]:
         yield Finding(REACHABLE, Level.FAILED, text, remedy)
     elif "failed calling webhook" in message and _OURS in message:
         yield _failed_call(installation, message)
-    elif "failed calling webhook" in message or not installation.tried.denied:
-        yield _not_asked(status, message)
+    elif "failed calling webhook" in message or not installation.pod_dry_run.is_denied:
+        yield _not_called(installation.pod_dry_run.status, message)
 
 
-def check_bindings(installation: Installation, told: Collection[str]) -> Iterator[Finding]:
-    """Check that Bindings reach mgpu. With failurePolicy Ignore they all pass if it cannot be reached.
+def check_bindings(installation: Installation, failed: Collection[str]) -> Iterator[Finding]:
+    """Check that Bindings reach mgpu. With failurePolicy Ignore all Bindings pass if they do not.
 
-    told: the checks that have failed; one of them can be the reason, which is not reported twice.
+    failed: the checks that have failed. If one of them is the cause, nothing more is reported.
     """
-    status, message = installation.bound.status, installation.bound.message
+    status, message = installation.binding_dry_run.status, installation.binding_dry_run.message
     own = installation.settings.scheduler
-    if installation.bound.denied:
-        yield Finding(BINDINGS, Level.OK, "mgpu refused the Binding of a Pod that does not exist, so Bindings reach it")
-    elif status == 403 and _NO_RIGHT in message:
+    if installation.binding_dry_run.is_denied:
+        yield Finding(BINDINGS, Level.OK, "mgpu denied the Binding of a Pod that does not exist, so Bindings reach it")
+    elif status == 403 and _FORBIDDEN in message:
         text = f"unknown whether Bindings reach mgpu, because you may not create them here: {message}"
-        yield Finding(BINDINGS, Level.WARNING, text, _WHERE_ALLOWED)
+        yield Finding(BINDINGS, Level.WARNING, text, _TRY_ALLOWED)
     elif status != 404 or 'pods "' not in message:
         text = f"unknown whether Bindings reach mgpu, because something else answered first: {status} {message}"
-        yield Finding(BINDINGS, Level.WARNING, text, _ELSEWHERE)
-    elif _REASONS.isdisjoint(told) and _named(installation, _MUTATING, own.configuration):
+        yield Finding(BINDINGS, Level.WARNING, text, _TRY_OTHER)
+    elif _CAUSES.isdisjoint(failed) and _named(installation, _MUTATING, own.configuration):
         text = "Bindings do not reach mgpu: GPU pods get their cards late, or fail if none fit"
         logs = f"{installation.kubectl} logs deployment/{own.service}"
         remedy = f"{logs}; check NetworkPolicies and the rules of {own.configuration}"
         yield Finding(BINDINGS, Level.FAILED, text, remedy)
 
 
-def _wanted(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Iterate over (kind, name) of mgpu's webhook configurations."""
+def _expected_configurations(installation: Installation) -> Iterator[tuple[str, str]]:
+    """Yield (kind, name) of mgpu's webhook configurations."""
     yield _MUTATING, installation.settings.webhook.configuration
-    yield _MUTATING, f"{_BEFORE_OTHERS}{installation.settings.webhook.configuration}"
+    yield _MUTATING, f"{_FIRST_PREFIX}{installation.settings.webhook.configuration}"
     yield _VALIDATING, installation.settings.webhook.configuration
     yield _MUTATING, installation.settings.scheduler.configuration
 
 
 def _failed_call(installation: Installation, message: str) -> Finding:
-    """Classify a failed call by its message, which comes from Go's TLS library, or in the playground from OpenSSL."""
-    why = message.partition("failed to call webhook: ")[2] or message
-    lower = why.lower()
+    """Classify a failed call by its message, which is from Go's TLS library, or in the playground from OpenSSL."""
+    cause = message.partition("failed to call webhook: ")[2] or message
+    lower = cause.lower()
     logs = f"{installation.kubectl} logs deployment/{installation.settings.webhook.service}"
-    if REFUSES in why:
+    if REFUSES in cause:
         remedy = "add that address to webhook.apiServers and scheduler.apiServers: API_SERVERS=… make deploy"
-        return Finding(REACHABLE, Level.FAILED, f"the webhook refuses the API server: {why}", remedy)
+        return Finding(REACHABLE, Level.FAILED, f"the webhook rejects the API server: {cause}", remedy)
     if "expired" in lower or "not yet valid" in lower:
-        return Finding(CERTIFICATES, Level.FAILED, f"the webhook's certificate is not valid now: {why}", logs)
+        return Finding(CERTIFICATES, Level.FAILED, f"the webhook's certificate is not valid now: {cause}", logs)
     if "x509" in lower or "certificate" in lower or "unable to load root" in lower:
-        text = f"the API server does not trust the webhook's certificate: {why}"
-        return Finding(BUNDLES, Level.FAILED, text, f"{_PUBLISH}, unless cert-manager does; {logs}")
+        text = f"the API server does not trust the webhook's certificate: {cause}"
+        return Finding(BUNDLES, Level.FAILED, text, f"{_PUBLISH_CA}, unless cert-manager does; {logs}")
     remedy = f"{installation.kubectl} get pods; {logs}; check NetworkPolicies"
-    text = f"the API server does not reach the webhook, so no GPU pod is admitted: {why}"
+    text = f"the API server does not reach the webhook, so no GPU pod is admitted: {cause}"
     return Finding(REACHABLE, Level.FAILED, text, remedy)
 
 
-def _not_asked(status: int, message: str) -> Finding:
+def _not_called(status: int, message: str) -> Finding:
     if status == 201:
         text = "a Pod that uses two vocabularies was admitted: the API server does not call the webhook"
         remedy = "compare its failurePolicy, namespaceSelector and matchConditions with manifests/base/webhook.yaml"
         return Finding(REACHABLE, Level.FAILED, text, remedy)
-    if status == 403 and _NO_RIGHT in message:
-        text = f"unknown whether the webhook is reached, because you may not create Pods here: {message}"
-        return Finding(REACHABLE, Level.WARNING, text, _WHERE_ALLOWED)
-    text = f"unknown whether the webhook is reached, because something else answered first: {status} {message}"
-    return Finding(REACHABLE, Level.WARNING, text, _ELSEWHERE)
+    if status == 403 and _FORBIDDEN in message:
+        text = f"unknown whether the API server reaches the webhook, because you may not create Pods here: {message}"
+        return Finding(REACHABLE, Level.WARNING, text, _TRY_ALLOWED)
+    text = f"unknown whether the API server reaches the webhook: something else answered first: {status} {message}"
+    return Finding(REACHABLE, Level.WARNING, text, _TRY_OTHER)
 
 
-def _dates(installation: Installation) -> Iterator[Finding]:
+def _check_dates(installation: Installation) -> Iterator[Finding]:
+    """Check that the certificates are valid and do not expire soon."""
     for service, secret in sorted(installation.secrets.items()):
-        remedy = f"{installation.kubectl} logs deployment/{service} says why it is not renewed"
-        if not secret.ours:
+        remedy = f"{installation.kubectl} logs deployment/{service} shows why it is not renewed"
+        if not secret.is_renewed_by_mgpu:
             remedy = f"check what renews Secret {secret.name}: {installation.kubectl} describe certificates"
         for certificate in _chain(secret.files.get(CHAIN, b""))[:1]:
             first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-            ends = f"{last:%Y-%m-%d %H:%M} UTC"
+            expiry = f"{last:%Y-%m-%d %H:%M} UTC"
             if installation.now > last:
-                yield Finding(CERTIFICATES, Level.FAILED, f"that of Secret {secret.name} ended {ends}", remedy)
+                yield Finding(CERTIFICATES, Level.FAILED, f"the one in Secret {secret.name} expired {expiry}", remedy)
             elif installation.now < first:
-                text = f"that of Secret {secret.name} begins {first:%Y-%m-%d %H:%M} UTC"
+                text = f"the one in Secret {secret.name} is valid from {first:%Y-%m-%d %H:%M} UTC on"
                 yield Finding(CERTIFICATES, Level.FAILED, text, "check the clocks")
             elif last - installation.now < _SOON:
-                yield Finding(CERTIFICATES, Level.WARNING, f"that of Secret {secret.name} ends {ends}", remedy)
+                yield Finding(CERTIFICATES, Level.WARNING, f"the one in Secret {secret.name} expires {expiry}", remedy)
 
 
-def _trusted(installation: Installation) -> Iterator[Finding]:
+def _check_bundles(installation: Installation) -> Iterator[Finding]:
     """Check that each CA bundle contains the issuer of the certificate that is served."""
     own = installation.settings
     for service, configuration in (
         (own.webhook.service, own.webhook.configuration),
-        (own.webhook.service, f"{_BEFORE_OTHERS}{own.webhook.configuration}"),
+        (own.webhook.service, f"{_FIRST_PREFIX}{own.webhook.configuration}"),
         (own.scheduler.service, own.scheduler.configuration),
     ):
         secret = installation.secrets.get(service)
         chain = _chain(secret.files.get(CHAIN, b"")) if secret else ()
         if secret is None or not chain:
             continue
-        remedy = _PUBLISH
-        if not secret.ours:
+        remedy = _PUBLISH_CA
+        if not secret.is_renewed_by_mgpu:
             remedy = f"check what puts the CA into {configuration}; with cert-manager its cainjector does"
-        for found in (
+        for raw in (
             *_named(installation, _MUTATING, configuration),
             *_named(installation, _VALIDATING, configuration),
         ):
-            stale = [hook["name"] for hook in webhooks_of(found) if not _issued(chain, _bundle(hook))]
+            stale = [hook["name"] for hook in webhooks_of(raw) if not _is_trusted(chain, _bundle(hook))]
             if stale:
-                text = f"{', '.join(stale)}: not the CA of the certificate in Secret {secret.name}"
+                text = f"{', '.join(stale)}: the CA bundle does not fit the certificate in Secret {secret.name}"
                 yield Finding(BUNDLES, Level.FAILED, text, remedy)
 
 
@@ -187,12 +196,12 @@ def _chain(pem: bytes) -> Sequence[x509.Certificate]:
         return ()
 
 
-def _issued(chain: Sequence[x509.Certificate], bundle: bytes) -> bool:
-    """Whether a certificate of the bundle is in the chain, or issued one of it."""
-    return any(one == ca or _by(one, ca) for one in chain for ca in _chain(bundle))
+def _is_trusted(chain: Sequence[x509.Certificate], bundle: bytes) -> bool:
+    """Return whether a certificate of the bundle is in the chain, or has issued a certificate in it."""
+    return any(cert == ca or _is_issued_by(cert, ca) for cert in chain for ca in _chain(bundle))
 
 
-def _by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+def _is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):

@@ -1,4 +1,8 @@
-"""Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins. Pure."""
+"""Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins. Pure.
+
+`command.diagnose` calls `check_nodes`. The agent reports its node's configuration in an annotation
+(`mgpu.version.AgentReport`). Nodes without a report are checked for a missing agent only.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,59 +21,63 @@ from mgpu.presentation.plain_text import join_names
 from mgpu.version import AgentReport, read_agent_report
 
 _LABELS = ("nvidia.com/gpu.present", "mgpu.io/gpu")
-_WHOLE = "nvidia.com/gpu"
-_SET = "mgpu-deviceplugin"
+_WHOLE_CARDS = "nvidia.com/gpu"
+_DAEMON_SET = "mgpu-deviceplugin"
 
 
 def check_nodes(installation: Installation) -> Iterator[Finding]:
-    """Check all nodes that are up and have GPUs."""
+    """Check all nodes with GPUs, except for nodes that are not Ready."""
     if "nodes" in installation.hidden:
         return
-    nodes = [node for node in installation.nodes if _up(node) and _has_gpus(installation, node)]
+    nodes = [node for node in installation.nodes if _is_ready(node) and _has_gpus(installation, node)]
     if not nodes:
-        text = "no node has GPUs, by Devices and labels"
-        yield Finding("agents", Level.WARNING, text, f"kubectl label node NODE {_LABELS[1]}=true, where GPUs are")
+        text = "no Device and no label of a node says that it has GPUs"
+        yield Finding("agents", Level.WARNING, text, f"kubectl label node NODE {_LABELS[1]}=true for nodes with GPUs")
         return
-    missing = {name: why for node in nodes if (why := _missing(installation, node)) for name in [_name(node)]}
-    yield from _agents(installation, missing, len(nodes))
-    served = [(node, said) for node in nodes if _name(node) not in missing and (said := read_agent_report(node))]
-    yield from _resources(installation, served)
-    yield from _cdi(installation, served)
-    yield from _isolation(installation, served)
-    yield from _mps(installation, served)
-    yield from _others(installation, served)
+    reasons = {_name(node): _not_served_reason(installation, node) for node in nodes}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    yield from _check_agents(installation, missing, len(nodes))
+    reports = [(node, agent) for node in nodes if _name(node) not in missing and (agent := read_agent_report(node))]
+    yield from _check_resources(installation, reports)
+    yield from _check_cdi(installation, reports)
+    yield from _check_isolation(installation, reports)
+    yield from _check_mps(installation, reports)
+    yield from _check_nvidia_plugin(installation, reports)
 
 
-def _agents(installation: Installation, missing: Mapping[str, str], count: int) -> Iterator[Finding]:
-    look = f"{installation.kubectl} get pods -o wide -l app.kubernetes.io/component={AGENT}"
-    for why in sorted(set(missing.values())):
-        names = sorted(name for name, reason in missing.items() if reason == why)
-        remedy = f"{look}; the node needs the label {' or '.join(_LABELS)}=true"
-        yield Finding("agents", Level.FAILED, f"none serves {join_names(names)}: {why}", remedy)
+def _check_agents(installation: Installation, missing: Mapping[str, str], count: int) -> Iterator[Finding]:
+    """Report the nodes without an agent, by reason. count: the number of all nodes with GPUs."""
+    command = f"{installation.kubectl} get pods -o wide -l app.kubernetes.io/component={AGENT}"
+    for reason in sorted(set(missing.values())):
+        names = sorted(name for name in missing if missing[name] == reason)
+        remedy = f"{command}; the node needs the label {' or '.join(_LABELS)}=true"
+        yield Finding("agents", Level.FAILED, f"no agent serves {join_names(names)}: {reason}", remedy)
     if not missing:
-        text = f"one runs on {'each of the' if count > 1 else 'the'} {count} node{'s' * (count > 1)} with GPUs"
-        yield Finding("agents", Level.OK, text)
+        nodes = "the node" if count == 1 else f"each of the {count} nodes"
+        yield Finding("agents", Level.OK, f"one runs on {nodes} with GPUs")
 
 
-def _missing(installation: Installation, node: Raw) -> str:
-    """Return the reason why no agent runs on the node, or "". Without a DaemonSet it may have been started by hand."""
-    if _SET in installation.workloads and "pods" not in installation.hidden:
-        here = [pod for pod in installation.of_component(AGENT) if pod["spec"].get("nodeName") == _name(node)]
-        if not here:
-            return f"DaemonSet {_SET} has no Pod there"
-        if not any(map(is_ready, here)):
-            return f"its Pod is not ready ({not_ready_cause(here[0])})"
+def _not_served_reason(installation: Installation, node: Raw) -> str | None:
+    """Return the reason why no agent serves the node, or None. Without a DaemonSet it may have been started by hand."""
+    if _DAEMON_SET in installation.workloads and "pods" not in installation.hidden:
+        pods = [pod for pod in installation.pods_of(AGENT) if pod["spec"].get("nodeName") == _name(node)]
+        if not pods:
+            return f"DaemonSet {_DAEMON_SET} has no Pod there"
+        if not any(map(is_ready, pods)):
+            return f"its Pod is not ready ({not_ready_cause(pods[0])})"
     if read_agent_report(node) is None:
         return "no agent has reported itself there"
-    return ""
+    return None
 
 
-def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    check, problems = "node resources", dict[str, list[str]]()
-    for node, said in served:
+def _check_resources(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
+    """Check that the status of each node has the resources of its cards."""
+    check = "node resources"
+    problems: dict[str, list[str]] = {}
+    for node, agent in reports:
         name = _name(node)
         if name not in installation.devices:
-            if "devices" in installation.served and "devices" not in installation.hidden and said.cards:
+            if "devices" in installation.served and "devices" not in installation.hidden and agent.cards:
                 problems.setdefault("it has no Device", []).append(name)
             continue
         try:
@@ -77,114 +85,111 @@ def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentRepo
         except BadObject as error:
             problems.setdefault(f"its Device cannot be read: {error}", []).append(name)
             continue
-        capacity, can = ((node.get("status") or {}).get(key) or {} for key in ("capacity", "allocatable"))
-        wanted = _wanted(installation, node, cards, said)
-        lacking = [r for r in wanted if not (_amount(capacity.get(r)) and _amount(can.get(r)))]
+        capacity, allocatable = ((node.get("status") or {}).get(key) or {} for key in ("capacity", "allocatable"))
+        expected = _expected_resources(installation, node, cards, agent)
+        lacking = [name for name in expected if not (_amount(capacity.get(name)) and _amount(allocatable.get(name)))]
         if lacking:
-            problems.setdefault(f"nothing of {join_names(lacking)} in its status", []).append(name)
-    for why, names in sorted(problems.items()):
-        remedy = f"{installation.kubectl} logs the agent's Pod there: check its registration, and disabled dialects"
-        yield Finding(check, Level.FAILED, f"{join_names(sorted(names))}: {why}", remedy)
+            problems.setdefault(f"no {join_names(lacking)} in its status", []).append(name)
+    for problem, names in sorted(problems.items()):
+        remedy = f"{installation.kubectl} logs of the agent's Pod there: check its registration, and disabled dialects"
+        yield Finding(check, Level.FAILED, f"{join_names(sorted(names))}: {problem}", remedy)
     if not problems:
         yield Finding(check, Level.OK, "each node has the resources of its cards in its status")
 
 
-def _wanted(installation: Installation, node: Raw, cards: Sequence[Card], said: AgentReport) -> list[str]:
-    """Return the resources that the node must offer while it has a healthy undivided card."""
+def _expected_resources(installation: Installation, node: Raw, cards: Sequence[Card], agent: AgentReport) -> list[str]:
+    """Return the resources that the node must have; none if it has no healthy card without partitions."""
     gpus = [card for card in cards if card.type == GPU]
-    sliced, _ = read_partitioning(read_node(node), cards)
-    whole = [card for card in unpartitioned_cards(sliced.found, gpus) if card.healthy]
+    partitions, _ = read_partitioning(read_node(node), cards)
+    whole = [card for card in unpartitioned_cards(partitions.slices, gpus) if card.healthy]
     if not whole:
         return []
-    found = [SHARE]
+    names = [SHARE]
     for dialect in dialects.enabled(installation.settings):
-        found += [
-            r.name for r in dialect.resources(whole, installation.settings) if any(amount for _, amount in r.amounts)
-        ]
-    return [name for name in dict.fromkeys(found) if name != _WHOLE or said.whole_cards == "mgpu"]
+        resources = dialect.resources(whole, installation.settings)
+        names += [resource.name for resource in resources if any(amount for _, amount in resource.amounts)]
+    return [name for name in dict.fromkeys(names) if name != _WHOLE_CARDS or agent.whole_cards == "mgpu"]
 
 
-def _cdi(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    check, wanted = "cdi", installation.settings.deviceplugin.cdi
-    without = sorted(_name(node) for node, said in served if said.cdi is False)
-    unknown = sorted(_name(node) for node, said in served if said.cdi is None)
+def _check_cdi(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
+    """Check that the container runtimes have CDI enabled if the settings require it."""
+    check = "cdi"
+    is_required = installation.settings.deviceplugin.cdi
+    without = sorted(_name(node) for node, agent in reports if agent.cdi is False)
+    unknown = sorted(_name(node) for node, agent in reports if agent.cdi is None)
     enable = "containerd: enable_cdi = true of its CRI plugin, and restart it; or deviceplugin.cdi: false"
-    if without and wanted:
+    if without and is_required:
         text = f"CDI is off in the container runtime of {join_names(without)}: containers with GPUs do not start there"
         yield Finding(check, Level.FAILED, text, enable)
-    elif unknown and wanted:
+    elif unknown and is_required:
+        text = f"unknown whether CDI is on in the container runtime of {join_names(unknown)}"
         remedy = "set deviceplugin.criSocket to the runtime's socket, and mount it into the agent"
-        yield Finding(
-            check, Level.WARNING, f"unknown whether CDI is on in the container runtime of {join_names(unknown)}", remedy
-        )
-    elif not wanted:
+        yield Finding(check, Level.WARNING, text, remedy)
+    elif not is_required:
         text = "off by deviceplugin.cdi: pods with different shares that start at the same moment can fail"
         yield Finding(check, Level.WARNING, text, "enable it in the runtime, then remove deviceplugin.cdi: false")
-    elif served:
+    elif reports:
         yield Finding(check, Level.OK, "CDI is on in all container runtimes")
 
 
-def _isolation(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Check that NVIDIA's toolkit shows cards to the right containers, where the agent can read its configuration."""
-    check, by_mounts = "isolation", installation.settings.deviceplugin.device_list == "mounts"
-    known = [(_name(node), said.toolkit) for node, said in served if said.toolkit is not None]
-    none = sorted(name for name, heeds in known if not (heeds.variable or (by_mounts and heeds.mounts)))
-    open_ = sorted(name for name, heeds in known if heeds.variable and name not in none)
-    if none:
-        text = f"NVIDIA's toolkit on {join_names(none)} ignores the cards of unprivileged containers, which see none"
+def _check_isolation(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
+    """Check that NVIDIA's toolkit shows each container its own cards only, if the agent can read its configuration."""
+    check = "isolation"
+    by_mounts = installation.settings.deviceplugin.device_list == "mounts"
+    toolkits = {_name(node): agent.toolkit for node, agent in reports if agent.toolkit is not None}
+    blind = sorted(name for name, kit in toolkits.items() if not (kit.variable or (by_mounts and kit.mounts)))
+    exposed = sorted(name for name, kit in toolkits.items() if kit.variable and name not in blind)
+    if blind:
+        text = f"NVIDIA's toolkit on {join_names(blind)} ignores the cards of unprivileged containers, which see none"
         remedy = "make its config.toml and deviceplugin.deviceList agree (docs/nodes.md)"
         yield Finding(check, Level.FAILED, text, remedy)
-    if open_:
-        text = f"containers on {join_names(open_)} that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see all cards"
+    if exposed:
+        text = f"containers on {join_names(exposed)} that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see all cards"
         remedy = "deviceplugin.deviceList: mounts, then the toolkit's config.toml (docs/nodes.md)"
         yield Finding(check, Level.WARNING, text, remedy)
-    if known and not none and not open_:
+    if toolkits and not blind and not exposed:
         yield Finding(check, Level.OK, "only containers with cards see cards, and only their own")
 
 
-def _mps(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
+def _check_mps(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
     """Report nodes where a container can fill the node's own /run through the MPS folders."""
-    unbounded = sorted(_name(node) for node, said in served if said.mps_unbounded)
-    if unbounded:
-        where = f"on {join_names(unbounded)}"
-        text = f"{where} containers write folders of deviceplugin.mpsDir that are not mounts of their own"
+    names = sorted(_name(node) for node, agent in reports if agent.mps_unbounded)
+    if names:
+        text = f"on {join_names(names)} containers write to folders of deviceplugin.mpsDir that are not separate mounts"
         remedy = (
             "apply the agent's manifest of manifests/components/slices and replace the agent's Pod on a drained node; "
-            f"{installation.kubectl} logs the agent's Pod there names the folder (docs/mps.md)"
+            f"{installation.kubectl} logs of the agent's Pod there name the folder (docs/mps.md)"
         )
         yield Finding("mps", Level.FAILED, text, remedy)
 
 
-def _others(installation: Installation, served: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Check that NVIDIA's device plugin runs only where it serves whole cards."""
+def _check_nvidia_plugin(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
+    """Check that NVIDIA's device plugin runs only on nodes where it serves whole cards."""
     check = "nvidia plugin"
-    running = {pod["spec"].get("nodeName") for pod in installation.pods if is_nvidia_plugin(pod) and _runs(pod)}
-    both = sorted(_name(node) for node, said in served if said.whole_cards == "mgpu" and _name(node) in running)
-    many = sorted(
-        _name(node)
-        for node, said in served
-        if said.whole_cards == "mgpu" and _name(node) not in both and _too_many(node, said)
-    )
+    running = {pod["spec"].get("nodeName") for pod in installation.pods if is_nvidia_plugin(pod) and _is_running(pod)}
+    own = [(node, agent) for node, agent in reports if agent.whole_cards == "mgpu"]
+    both = sorted(_name(node) for node, _ in own if _name(node) in running)
+    many = sorted(_name(node) for node, agent in own if _name(node) not in both and _has_too_many(node, agent))
     remedy = "keep its DaemonSet off these nodes, or drain them and set deviceplugin.wholeCards: nvidia"
     if both:
-        text = f"it runs on {join_names(both)}, where mgpu serves {_WHOLE} too: a card could be allocated twice"
+        text = f"it runs on {join_names(both)}, where mgpu serves {_WHOLE_CARDS} too: a card could be allocated twice"
         yield Finding(check, Level.FAILED, text, remedy)
     if many:
-        text = f"{join_names(many)} has more {_WHOLE} than cards: another plugin serves it, perhaps with time-slicing"
+        text = f"{join_names(many)} has more {_WHOLE_CARDS} than cards: another plugin serves it (time-slicing?)"
         yield Finding(check, Level.FAILED, text, remedy)
     if not both and not many:
-        left = sum(said.whole_cards == "nvidia" for _, said in served)
-        text = (
-            f"whole cards are left to it on {left} node{'s' * (left != 1)}" if left else "it serves none of these nodes"
-        )
+        count = sum(agent.whole_cards == "nvidia" for _, agent in reports)
+        text = "it serves none of these nodes"
+        if count:
+            text = f"it serves the whole cards of {count} node{'' if count == 1 else 's'}"
         yield Finding(check, Level.OK, text)
 
 
-def _too_many(node: Raw, said: AgentReport) -> bool:
-    return _amount(((node.get("status") or {}).get("capacity") or {}).get(_WHOLE)) > said.cards
+def _has_too_many(node: Raw, agent: AgentReport) -> bool:
+    return _amount(((node.get("status") or {}).get("capacity") or {}).get(_WHOLE_CARDS)) > agent.cards
 
 
-def _runs(pod: Raw) -> bool:
+def _is_running(pod: Raw) -> bool:
     return (pod.get("status") or {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 
@@ -199,8 +204,8 @@ def _has_gpus(installation: Installation, node: Raw) -> bool:
         return True
 
 
-def _up(node: Raw) -> bool:
-    """Whether the node is Ready. On one that is not, a missing agent is not the fault to report."""
+def _is_ready(node: Raw) -> bool:
+    """Return whether the node is Ready. If it is not, a missing agent is a consequence."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return not any(row.get("type") == "Ready" and row.get("status") != "True" for row in conditions)
 

@@ -1,4 +1,8 @@
-"""Checks that only the API server may call the admission endpoints (docs/security.md). Pure."""
+"""Checks that only the API server may call the admission endpoints (docs/security.md). Pure.
+
+`command.diagnose` calls `check_callers`; `collection` reads the environment variables that `environment_variables`
+names.
+"""
 
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
@@ -17,41 +21,41 @@ _OVERRIDES = ("APISERVERS", "CLIENTCA")
 
 
 def environment_variables(key: str) -> tuple[str, ...]:
-    """Return the environment variables that set who may call the endpoint of this process."""
+    """Return the names of the environment variables that override the callers of this process."""
     return tuple(f"MGPU_{key.upper()}__{name}" for name in _OVERRIDES)
 
 
 def check_callers(installation: Installation) -> Iterator[Finding]:
-    """Report each endpoint that others than the API server may call, or that all are closed."""
-    found = [finding for key in ENDPOINTS for finding in _of(installation, key)]
+    """Report each endpoint that other clients than the API server may call."""
+    found = [finding for key in ENDPOINTS for finding in _check_endpoint(installation, key)]
     if not found:
-        blocks = (f"{key}: {_shown(_admitted(installation, key))}" for key in ENDPOINTS)
+        blocks = (f"{key}: {_describe(_configured_callers(installation, key))}" for key in ENDPOINTS)
         found = [Finding(CALLERS, Level.OK, f"the admission endpoints are closed ({', '.join(blocks)})")]
     yield from found
 
 
-def _of(installation: Installation, key: str) -> Iterator[Finding]:
+def _check_endpoint(installation: Installation, key: str) -> Iterator[Finding]:
     try:
-        admitted = _admitted(installation, key)
+        endpoint = _configured_callers(installation, key)
     except BadObject as error:
         remedy = f"correct it in Deployment {ENDPOINTS[key]} or run make deploy again"
         yield Finding(CALLERS, Level.FAILED, f"the environment of {ENDPOINTS[key]} is not valid: {error}", remedy)
         return
-    if admitted is None or _own(installation.settings, key).client_ca:
+    if endpoint is None or _own(installation.settings, key).client_ca:
         return
     remedy = f"name the API servers' addresses in {key}.apiServers, or use client certificates ({key}.clientCa)"
-    if admitted.is_open():
+    if endpoint.is_open():
         text = f"{key}.apiServers lets every address call {ENDPOINTS[key]}: any pod can pose as the API server"
         yield Finding(CALLERS, Level.WARNING, text, remedy)
         return
-    pods = sorted(f"{block} ({node})" for block, node in _pod_blocks(installation) if _overlaps(block, admitted.blocks))
+    pods = sorted(f"{block} ({node})" for block, node in _pod_blocks(installation) if _overlaps(block, endpoint.blocks))
     if pods:
         text = f"{key}.apiServers includes addresses of pods: {join_names(pods)}"
         yield Finding(CALLERS, Level.WARNING, text, remedy)
 
 
-def _admitted(installation: Installation, key: str) -> Callers | None:
-    """Return who may call, by the settings and the environment of the Deployment, which overrides them."""
+def _configured_callers(installation: Installation, key: str) -> Callers | None:
+    """Return the callers by the settings, which the environment of the Deployment overrides."""
     given = {
         name: installation.environment[name] for name in environment_variables(key) if name in installation.environment
     }
@@ -68,10 +72,10 @@ def _own(settings: Settings, key: str) -> WebhookSettings | SchedulerSettings:
     return settings.webhook if key == "webhook" else settings.scheduler
 
 
-def _shown(admitted: Callers | None) -> str:
-    if admitted is None:
+def _describe(endpoint: Callers | None) -> str:
+    if endpoint is None:
         return "clients with a certificate"
-    return join_names([str(block) for block in admitted.blocks]) if admitted.blocks else "no address"
+    return join_names([str(block) for block in endpoint.blocks]) if endpoint.blocks else "no address"
 
 
 def _pod_blocks(installation: Installation) -> Iterator[tuple[Block, str]]:
@@ -81,7 +85,7 @@ def _pod_blocks(installation: Installation) -> Iterator[tuple[Block, str]]:
             yield ip_network(str(text)), str(node["metadata"]["name"])
 
 
-def _overlaps(pods: Block, admitted: tuple[Block, ...]) -> bool:
-    """Whether a range of addresses overlaps with pods. A single address can be a node's own."""
-    wide = [block for block in admitted if block.num_addresses > 1]
-    return any(block.version == pods.version and block.overlaps(pods) for block in wide)
+def _overlaps(pods: Block, endpoint: tuple[Block, ...]) -> bool:
+    """Return whether a block overlaps with the pods' addresses. Single addresses are ignored: they can be a node's."""
+    ranges = [block for block in endpoint if block.num_addresses > 1]
+    return any(block.version == pods.version and block.overlaps(pods) for block in ranges)

@@ -1,4 +1,4 @@
-"""Checks that no card is over its capacity and that all holdings are known. Pure."""
+"""Checks that no card is over its capacity and that all holdings are known. Pure. `command.diagnose` calls it."""
 
 from collections.abc import Iterator
 
@@ -9,50 +9,49 @@ from mgpu.presentation.overview import NVIDIA_PLUGIN
 from mgpu.presentation.plain_text import join_names
 
 _CHECK = "cards"
-_WHO = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,NODE:.spec.nodeName"
+_COLUMNS = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,NODE:.spec.nodeName"
 
 
 def check_capacity(installation: Installation) -> Iterator[Finding]:
-    """Check for a second scheduler with a ledger of its own, which allocates cards that are taken.
+    """Check for a second scheduler with its own ledger, which allocates cards that are already allocated.
 
-    Without Devices no card is known, and every allocation record would seem to name a missing card: no finding then.
+    If the user may not read Devices, there is no finding: every allocation record would seem to name a missing card.
     """
     if {"nodes", "pods", "devices"} & installation.hidden.keys():
         return
-    twice = [
+    exceeded = [
         f"card {card.state.card.index} of {node.name} ({text})"
-        for node in installation.given.nodes
+        for node in installation.overview.nodes
         for card in node.cards
-        if (text := _too_much(card))
+        if (text := _excess(card))
     ]
-    if twice:
-        text = f"cards are over their capacity, so two schedulers allocate them: {join_names(twice)}"
-        remedy = f"delete all but one of them there; which scheduler placed them: kubectl get pods -A {_WHO}"
+    if exceeded:
+        text = f"cards are over their capacity, so two schedulers allocate them: {join_names(exceeded)}"
+        remedy = f"delete all but one of the pods; to see their schedulers: kubectl get pods -A {_COLUMNS}"
         yield Finding(_CHECK, Level.FAILED, text, remedy)
-    unclear = installation.given.unclear
+    unclear = installation.overview.unclear
     if unclear:
         text = f"some holdings are unknown: {join_names(list(unclear))}"
         remedy = "kubectl mgpu inspect shows the reasons, in its last lines"
         yield Finding(_CHECK, Level.WARNING, text, remedy)
-    if not twice and not unclear:
+    if not exceeded and not unclear:
         yield Finding(_CHECK, Level.OK, "no card is over its capacity")
 
 
-def _too_much(card: CardView) -> str:
-    """Return a sentence on what pods hold of a card that is over its capacity, or "".
+def _excess(card: CardView) -> str | None:
+    """Return a description of what pods hold of a card that is over its capacity, otherwise None.
 
-    Cards that NVIDIA's device plugin alone allocated are exempt: it can share them in time (check `nvidia plugin`). A
-    divided card is over its capacity if a slice has two holders; the memory in the names of its slices can add up to
-    more than the card has.
+    Cards that only NVIDIA's device plugin allocated are exempt: it may use time-slicing (check `nvidia plugin`). A
+    partitioned card is over its capacity if a slice has two holders: the memory in the names of its slices can add up
+    to more than the card has.
     """
     uses = [use for use in card.uses if use.certain]
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
-    has = card.state.card
-    twice = (
-        any(sum(use.certain for use in s.uses) > 1 for s in card.slices)
-        if card.cut
-        else core > has.core or memory > has.memory
-    )
-    if not twice or all(use.dialect == NVIDIA_PLUGIN for use in uses):
-        return ""
+    capacity = card.state.card
+    if card.mode:
+        is_exceeded = any(sum(use.certain for use in s.uses) > 1 for s in card.slices)
+    else:
+        is_exceeded = core > capacity.core or memory > capacity.memory
+    if not is_exceeded or all(use.dialect == NVIDIA_PLUGIN for use in uses):
+        return None
     return f"{format_core(core)} and {format_bytes(memory)} of it: {', '.join(sorted(use.pod for use in uses))}"

@@ -1,4 +1,7 @@
-"""Reads the Installation that the checks of `mgpu doctor` examine. Nothing is written: creates are dry runs."""
+"""Reads the Installation for the checks of `mgpu doctor`. `command` calls it.
+
+Nothing is written: all creates must be dry runs. What the user may not read must not end the command.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
@@ -25,10 +28,10 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
 LEASE = "mgpu-scheduler"
 KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 _WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}
-_TRIED = "mgpu-doctor"
-_BINDINGS = 3
-"""Attempts. The webhook has one second to answer; an attempt that timed out says nothing."""
-_SEPARATE = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
+_DRY_RUN_NAME = "mgpu-doctor"
+_BINDING_ATTEMPTS = 3
+"""The webhook has one second to answer, and an attempt that timed out proves nothing."""
+_TWO_VOCABULARIES = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 
 
 def read_installation(api: Api, namespace: str, settings: Settings, try_in: str) -> Installation:
@@ -44,7 +47,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
     """
     hidden: dict[str, str] = {}
 
-    def may(what: str, read: Callable[[], T], otherwise: T) -> T:
+    def read_if_allowed(what: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
         except ApiError as error:
@@ -55,19 +58,19 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
             return otherwise
 
     def listing(path: str) -> list[Raw]:
-        return may(path.rpartition("/")[2], lambda: list(api.list(path)[0]), [])
+        return read_if_allowed(path.rpartition("/")[2], lambda: list(api.list(path)[0]), [])
 
     workloads: dict[str, Raw] = {
-        name: may(kind, partial[Raw](api.get, f"/apis/apps/v1/namespaces/{namespace}/{kind}/{name}"), {})
+        name: read_if_allowed(kind, partial[Raw](api.get, f"/apis/apps/v1/namespaces/{namespace}/{kind}/{name}"), {})
         for name, kind in _WORKLOADS.items()
     }
     services = (settings.webhook.service, settings.scheduler.service)
-    secrets = {name: _secret(api, namespace, name, workloads.get(name, {}), may) for name in services}
+    secrets = {name: _secret(api, namespace, name, workloads.get(name, {}), read_if_allowed) for name in services}
     leases = listing("/apis/coordination.k8s.io/v1/leases")
     nodes, devices = listing("/api/v1/nodes"), listing(f"/apis/{DEVICE_API}/devices")
-    pods: list[Raw] = may("pods", lambda: list(cluster_objects.pods(api)), [])
+    pods: list[Raw] = read_if_allowed("pods", lambda: list(cluster_objects.pods(api)), [])
     keys_path = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
-    keys: Raw = may(f"configmap {CONFIG_MAP}", lambda: api.get(keys_path), {})
+    keys: Raw = read_if_allowed(f"configmap {CONFIG_MAP}", lambda: api.get(keys_path), {})
     return Installation(
         namespace,
         datetime.now(UTC),
@@ -81,7 +84,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         [lease for lease in leases if lease["metadata"]["name"] == LEASE],
         nodes,
         {raw["metadata"]["name"]: raw for raw in devices},
-        [pod for pod in pods if _own(pod, namespace) or is_nvidia_plugin(pod)],
+        [pod for pod in pods if _is_own(pod, namespace) or is_nvidia_plugin(pod)],
         make_overview(
             nodes, devices, pods, settings, cluster_objects.unhealthy_lists(api), cluster_objects.mtgpupods(api)
         ),
@@ -90,7 +93,9 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         {
             name: text
             for key, workload in ENDPOINTS.items()
-            for name, text in _environment(api, namespace, workloads[workload], environment_variables(key), may)
+            for name, text in _environment(
+                api, namespace, workloads[workload], environment_variables(key), read_if_allowed
+            )
         },
         _sealing(keys, pods, settings),
     )
@@ -108,9 +113,9 @@ def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealin
 
 
 def _environment(
-    api: Api, namespace: str, workload: Raw, wanted: Collection[str], may: Any
+    api: Api, namespace: str, workload: Raw, wanted: Collection[str], read_if_allowed: Any
 ) -> Iterator[tuple[str, str]]:
-    """Return the values of these variables in a Deployment, also those from a ConfigMap."""
+    """Yield the values of these variables in a Deployment, including those from a ConfigMap."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
         for variable in container.get("env") or ():
@@ -121,17 +126,17 @@ def _environment(
                 yield variable["name"], str(variable["value"])
             elif source:
                 path = f"/api/v1/namespaces/{namespace}/configmaps/{source['name']}"
-                data = may(f"configmap {source['name']}", partial[Raw](api.get, path), {}).get("data") or {}
+                data = read_if_allowed(f"configmap {source['name']}", partial[Raw](api.get, path), {}).get("data") or {}
                 if source["key"] in data:
                     yield variable["name"], str(data[source["key"]])
 
 
 def try_pod(api: Api, namespace: str) -> DryRun:
-    """Try a Pod that uses two vocabularies, which mgpu denies under all settings.
+    """Create, as a dry run, a Pod that uses two vocabularies, which mgpu denies under all settings.
 
-    Apart from that it meets the restricted Pod Security Standard, so that nothing else denies it first.
+    The Pod meets the restricted Pod Security Standard, so that no other rule denies it first.
     """
-    amounts = dict.fromkeys(_SEPARATE, "1")
+    amounts = dict.fromkeys(_TWO_VOCABULARIES, "1")
     container = {
         "name": "doctor",
         "image": "mgpu",
@@ -142,25 +147,29 @@ def try_pod(api: Api, namespace: str) -> DryRun:
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"generateName": f"{_TRIED}-", "namespace": namespace},
+        "metadata": {"generateName": f"{_DRY_RUN_NAME}-", "namespace": namespace},
         "spec": {"containers": [container], "securityContext": secured, "restartPolicy": "Never"},
     }
     return _dry_run(api, f"/api/v1/namespaces/{namespace}/pods", pod)
 
 
 def try_binding(api: Api, namespace: str) -> DryRun:
-    """Try a Binding of a Pod that does not exist. It is refused; by whom says whether bindings reach mgpu.
+    """Create, as a dry run, a Binding of a Pod that does not exist. The answer shows whether mgpu has denied it.
 
-    The API server calls webhooks before it looks for the Pod. With `failurePolicy: Ignore` a webhook that cannot be
-    reached shows in no other way.
+    The API server calls webhooks before it reads the Pod. With `failurePolicy: Ignore` there is no other way to detect
+    a webhook that cannot be reached.
     """
-    meta, target = {"name": _TRIED, "namespace": namespace}, {"kind": "Node", "name": _TRIED}
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
-    path = f"/api/v1/namespaces/{namespace}/pods/{_TRIED}/binding"
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": _DRY_RUN_NAME, "namespace": namespace},
+        "target": {"kind": "Node", "name": _DRY_RUN_NAME},
+    }
+    path = f"/api/v1/namespaces/{namespace}/pods/{_DRY_RUN_NAME}/binding"
     answer = DryRun()
-    for _ in range(_BINDINGS):
+    for _ in range(_BINDING_ATTEMPTS):
         answer = _dry_run(api, path, binding)
-        if answer.denied:
+        if answer.is_denied:
             break
     return answer
 
@@ -183,17 +192,19 @@ def _resources(api: Api, group_version: str) -> Iterator[str]:
     yield from (str(row["name"]) for row in found)
 
 
-def _own(pod: Raw, namespace: str) -> bool:
+def _is_own(pod: Raw, namespace: str) -> bool:
     meta = pod["metadata"]
     return meta.get("namespace") == namespace and COMPONENT in (meta.get("labels") or {})
 
 
-def _secret(api: Api, namespace: str, service: str, workload: Raw, may: Any) -> Secret:
-    """Return the Secret that the Deployment mounts, or else the one in which the process keeps its certificate."""
+def _secret(api: Api, namespace: str, service: str, workload: Raw, read_if_allowed: Any) -> Secret:
+    """Return the Secret that the Deployment mounts, or the one in which the process stores its certificate."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     mounted = [
         str(v["secret"]["secretName"]) for v in pod.get("volumes") or () if v.get("secret", {}).get("secretName")
     ]
     name = mounted[0] if mounted else f"{service}-tls"
-    files: dict[str, bytes] = may(f"secret {name}", lambda: dict(SecretStore(api, namespace, name).read()[0]), {})
-    return Secret(name, files, ours=not mounted)
+    files: dict[str, bytes] = read_if_allowed(
+        f"secret {name}", lambda: dict(SecretStore(api, namespace, name).read()[0]), {}
+    )
+    return Secret(name, files, is_renewed_by_mgpu=not mounted)

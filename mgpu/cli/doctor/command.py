@@ -1,4 +1,7 @@
-"""`mgpu doctor`: checks an installation, and prints a line with a remedy for each finding."""
+"""The command `mgpu doctor`: checks an installation, and prints a line with a remedy for each finding.
+
+The names of the checks, the levels and the JSON are API. Add a check to `diagnose`.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -53,8 +56,8 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
         raise BadObject([Problem("--try-in", text)])
     with report_api_errors(), paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context, timeout=20.0)
-        settings, first = _settings(api, config, namespace)
-        findings = [first, *diagnose(read_installation(api, namespace, settings, try_in))]
+        settings, finding = _read_settings(api, config, namespace)
+        findings = [finding, *diagnose(read_installation(api, namespace, settings, try_in))]
     failed = any(finding.level is Level.FAILED for finding in findings)
     if output == "json":
         rows = [{"check": f.check, "status": f.level, "message": f.message, "remedy": f.remedy} for f in findings]
@@ -64,8 +67,8 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
     sys.exit(1 if failed else 0)
 
 
-def _settings(api: Api, config: Path | None, namespace: str) -> tuple[Settings, Finding]:
-    """Return the settings for the checks. Raises BadObject for an invalid --config file."""
+def _read_settings(api: Api, config: Path | None, namespace: str) -> tuple[Settings, Finding]:
+    """Return the settings for the checks, and the finding about them. Raises BadObject for an invalid --config file."""
     try:
         settings, source = read_installed_settings(api, config, namespace)
     except BadObject as error:
@@ -88,9 +91,9 @@ def diagnose(installation: Installation) -> list[Finding]:
             *check_records(installation),
             *check_single_scheduler(installation),
         ]
-        told = {finding.check for finding in found if finding.level is Level.FAILED}
+        failed = {finding.check for finding in found if finding.level is Level.FAILED}
         found += [
-            *check_bindings(installation, told),
+            *check_bindings(installation, failed),
             *check_capacity(installation),
             *check_nodes(installation),
             *check_versions(installation),
@@ -106,8 +109,8 @@ def _print(findings: Sequence[Finding]) -> None:
     console = Terminal()
     if not console.is_terminal:  # for grep: one line is one finding
         for f in findings:
-            said = f"{f.check}: {f.message}{f'; do: {f.remedy}' if f.remedy else ''}"
-            click.echo(f"{f.level:<8} {one_line(said)}")
+            line = f"{f.check}: {f.message}{f'; do: {f.remedy}' if f.remedy else ''}"
+            click.echo(f"{f.level:<8} {one_line(line)}")
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

@@ -1,4 +1,7 @@
-"""Checks that all parts are installed, have one version, and that exactly one scheduler decides. Pure."""
+"""Checks that all parts are installed and have one version, and that exactly one scheduler decides. Pure.
+
+`command.diagnose` calls the `check_…` functions, `check_installed` first: if it fails, no other check makes sense.
+"""
 
 from collections.abc import Iterator
 
@@ -10,7 +13,7 @@ from mgpu.model.device_object import DEVICE_API
 from mgpu.presentation.plain_text import join_names
 from mgpu.version import VERSION_ANNOTATION, VERSION_LABEL, read_agent_report
 
-DECIDES = "scheduler"
+SINGLE_SCHEDULER = "scheduler"
 _DEPLOYMENT = "mgpu-scheduler"
 _WEBHOOK = "mgpu-webhook"
 _PATH = "/bind-admission"
@@ -19,66 +22,65 @@ _POD_UID = "MGPU_SCHEDULER__PODUID"
 
 
 def check_installed(installation: Installation) -> Iterator[Finding]:
-    """Report a missing installation, or one in another namespace. All other checks would fail then."""
+    """Report a missing installation, or one in another namespace."""
     names = (installation.settings.webhook.configuration, installation.settings.scheduler.configuration)
     configurations = [
         raw for rows in installation.configurations.values() for raw in rows if raw["metadata"]["name"] in names
     ]
     services = [(hook.get("clientConfig") or {}).get("service") for raw in configurations for hook in webhooks_of(raw)]
     elsewhere = sorted({str(service["namespace"]) for service in services if service} - {installation.namespace})
-    known = not {"deployments", "daemonsets", *installation.configurations} & installation.hidden.keys()
-    if known and not configurations and not installation.workloads:
-        remedy = f"docs/install.md; doctor -n NAMESPACE where it is in another than {installation.namespace}"
+    all_read = not {"deployments", "daemonsets", *installation.configurations} & installation.hidden.keys()
+    if all_read and not configurations and not installation.workloads:
+        remedy = f"docs/install.md; doctor -n NAMESPACE if its namespace is not {installation.namespace}"
         yield Finding("installation", Level.FAILED, "mgpu is not installed in this cluster", remedy)
     elif elsewhere and not installation.workloads:
-        text = f"namespace {installation.namespace} has no part of mgpu; its webhooks refer to {join_names(elsewhere)}"
+        text = f"namespace {installation.namespace} has no part of mgpu; the webhooks refer to {join_names(elsewhere)}"
         yield Finding("installation", Level.FAILED, text, f"doctor -n {elsewhere[0]}")
 
 
 def check_custom_resources(installation: Installation) -> Iterator[Finding]:
-    wanted = {"devices": ("Device", DEVICE_API)}
+    """Check that the API server serves the custom resources that the settings require."""
+    required = {"devices": ("Device", DEVICE_API)}
     if mtgpu.enabled(installation.settings):
-        wanted["mtgpupods"] = (mtgpu.KIND, mtgpu.API_VERSION)
-    missing = [f"{kind} ({version})" for name, (kind, version) in wanted.items() if name not in installation.served]
+        required["mtgpupods"] = (mtgpu.KIND, mtgpu.API_VERSION)
+    missing = [f"{kind} ({version})" for name, (kind, version) in required.items() if name not in installation.served]
     if missing:
         text = f"the CRD of {' and of '.join(missing)} is missing"
         yield Finding("custom resources", Level.FAILED, text, "kubectl apply -k manifests/crds")
     else:
-        kinds = " and ".join(kind for kind, _ in wanted.values())
-        yield Finding("custom resources", Level.OK, f"{kinds} {'are' if len(wanted) > 1 else 'is'} served")
+        kinds = " and ".join(kind for kind, _ in required.values())
+        yield Finding("custom resources", Level.OK, f"{kinds} {'are' if len(required) > 1 else 'is'} served")
 
 
 def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
     """Check that exactly one scheduler decides. Two would allocate the same card twice: each has its own ledger."""
-    found = list(_several(installation)) or list(_none(installation)) or list(_led_astray(installation))
-    for text, remedy in found:
-        yield Finding(DECIDES, Level.FAILED, text, remedy)
-    leading = _leading_here(installation)
-    if not found and leading:
-        yield Finding(DECIDES, Level.OK, f"{leading[0]['spec']['holderIdentity']} is the only leader")
-    elif not found and installation.bound.denied:
-        yield Finding(DECIDES, Level.OK, "one scheduler found (leader election is off)")
+    problems = list(_several(installation)) or list(_none(installation)) or list(_wrong_label(installation))
+    for text, remedy in problems:
+        yield Finding(SINGLE_SCHEDULER, Level.FAILED, text, remedy)
+    leases = _own_leases(installation)
+    if not problems and leases:
+        yield Finding(SINGLE_SCHEDULER, Level.OK, f"{leases[0]['spec']['holderIdentity']} is the only leader")
+    elif not problems and installation.binding_dry_run.is_denied:
+        yield Finding(SINGLE_SCHEDULER, Level.OK, "one scheduler found (leader election is off)")
 
 
 def _none(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Report that no scheduler decides. Without a Deployment it may have been started by hand: no finding then."""
+    """Report that no scheduler decides, unless it may have been started by hand, without a Deployment."""
     if _DEPLOYMENT in installation.workloads:
         remedy = f"{installation.kubectl} get lease,pods; {installation.kubectl} logs deployment/{_DEPLOYMENT}"
-        if "pods" not in installation.hidden and not any(map(is_ready, installation.of_component(SCHEDULER))):
+        if "pods" not in installation.hidden and not any(map(is_ready, installation.pods_of(SCHEDULER))):
             yield f"no scheduler decides: no replica of Deployment {_DEPLOYMENT} is ready", remedy
-        elif _elects(installation) and "leases" not in installation.hidden and not _leading_here(installation):
-            yield (
-                f"no scheduler decides: the Lease {_DEPLOYMENT} is not renewed",
-                f"{remedy}; check the clock of this machine",
-            )
+        elif _elects(installation) and "leases" not in installation.hidden and not _own_leases(installation):
+            text = f"no scheduler decides: the Lease {_DEPLOYMENT} is not renewed"
+            yield text, f"{remedy}; check the clock of this machine"
 
 
-def _led_astray(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Check the label by which the Service selects the leader. A wrong one delays decisions; none becomes wrong."""
+def _wrong_label(installation: Installation) -> Iterator[tuple[str, str]]:
+    """Report a wrong label, by which the Service selects the leader. It delays decisions, but no decision is wrong."""
     if _DEPLOYMENT not in installation.workloads:
         return
     # A Pod that is being deleted can still be the leader.
-    pods = [pod["metadata"] for pod in installation.of_component(SCHEDULER, ending=True)]
+    pods = [pod["metadata"] for pod in installation.pods_of(SCHEDULER, include_deleted=True)]
     labelled = sorted(meta["name"] for meta in pods if meta["labels"].get(LABEL) == "true")
     remedy = f"the leader corrects its label every few seconds: {installation.kubectl} logs deployment/{_DEPLOYMENT}"
     if len(labelled) > 1:
@@ -87,36 +89,34 @@ def _led_astray(installation: Installation) -> Iterator[tuple[str, str]]:
             remedy,
         )
     elif not labelled and "pods" not in installation.hidden:
-        nowhere = f"the Service selects no Pod: none has the label {LABEL}, so all Bindings are decided late"
+        text = f"the Service selects no Pod: none has the label {LABEL}, so all Bindings are decided late"
         if _POD_UID in {variable["name"] for c in _containers(installation) for variable in c.get("env") or ()}:
-            yield nowhere, remedy
+            yield text, remedy
         else:
-            yield (
-                f"{nowhere}; the Pods do not know their uid",
-                f"set {_POD_UID} in Deployment {_DEPLOYMENT} as manifests/base does",
-            )
+            remedy = f"set {_POD_UID} in Deployment {_DEPLOYMENT} as manifests/base does"
+            yield f"{text}; the Pods do not know their uid", remedy
 
 
-def _leading_here(installation: Installation) -> list[Raw]:
-    return [lease for lease in installation.leading() if lease["metadata"]["namespace"] == installation.namespace]
+def _own_leases(installation: Installation) -> list[Raw]:
+    return [lease for lease in installation.held_leases() if lease["metadata"]["namespace"] == installation.namespace]
 
 
 def _several(installation: Installation) -> Iterator[tuple[str, str]]:
-    led = sorted(lease["metadata"]["namespace"] for lease in installation.leading())
+    """Report that several schedulers decide."""
+    namespaces = sorted(lease["metadata"]["namespace"] for lease in installation.held_leases())
     configurations = installation.configurations.get("mutatingwebhookconfigurations", ())
     deciding = sorted(raw["metadata"]["name"] for raw in configurations if any(map(_decides, webhooks_of(raw))))
-    up = sorted(pod["metadata"]["name"] for pod in installation.of_component(SCHEDULER) if is_ready(pod))
+    ready = sum(map(is_ready, installation.pods_of(SCHEDULER)))
     replicas = int((installation.workloads.get(_DEPLOYMENT, {}).get("spec") or {}).get("replicas", 1))
-    if len(led) > 1:
-        remedy = "one installation for a cluster: undeploy the other (make undeploy)"
-        yield f"two schedulers decide: one leads in each of the namespaces {join_names(led)}", remedy
+    if len(namespaces) > 1:
+        remedy = "only one installation per cluster: undeploy the other (make undeploy)"
+        yield f"two schedulers decide: one leads in each of the namespaces {join_names(namespaces)}", remedy
     elif len(deciding) > 1:
-        remedy = (
-            f"kubectl delete mutatingwebhookconfiguration {' or '.join(deciding)}, whichever is not this installation's"
-        )
+        names = " or ".join(deciding)
+        remedy = f"kubectl delete mutatingwebhookconfiguration {names}, the one that is not of this installation"
         yield f"two schedulers decide: {join_names(deciding)} both answer bindings", remedy
-    elif not _elects(installation) and max(replicas, len(up)) > 1:
-        text = f"two schedulers decide: leader election is off, and there are {max(replicas, len(up))} replicas"
+    elif not _elects(installation) and max(replicas, ready) > 1:
+        text = f"two schedulers decide: leader election is off, and there are {max(replicas, ready)} replicas"
         yield text, "remove scheduler.leaderElect: false (--no-leader-elect), or scale to one replica"
 
 
@@ -127,7 +127,7 @@ def _decides(hook: Raw) -> bool:
 
 
 def _containers(installation: Installation) -> list[Raw]:
-    """Return the containers of the Deployment. Next to a kube-scheduler the process is a sidecar."""
+    """Return the containers of the Deployment, including init containers: mgpu can be a sidecar of kube-scheduler."""
     pod = (((installation.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
     return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
 
@@ -140,8 +140,9 @@ def _elects(installation: Installation) -> bool:
 
 
 def check_versions(installation: Installation) -> Iterator[Finding]:
+    """Check that all parts, and this command, have one version."""
     parts: dict[str, list[str]] = {}
-    for part, version in _said(installation):
+    for part, version in _reported_versions(installation):
         parts.setdefault(version, []).append(part)
     check = "versions"
     if len(parts) > 1:
@@ -150,16 +151,16 @@ def check_versions(installation: Installation) -> Iterator[Finding]:
         yield Finding(check, Level.FAILED, f"parts have different versions: {'; '.join(rows)}", remedy)
     elif not parts:
         yield Finding(check, Level.WARNING, "no part reports its version; versions before 0.1.0 do not", "upgrade them")
-    elif installation.own not in parts:
-        text = f"all parts have version {next(iter(parts))}, but this command has {installation.own}"
+    elif installation.version not in parts:
+        text = f"all parts have version {next(iter(parts))}, but this command has {installation.version}"
         yield Finding(check, Level.WARNING, text, "install the same version here")
     else:
-        yield Finding(check, Level.OK, f"all parts have version {installation.own}")
+        yield Finding(check, Level.OK, f"all parts have version {installation.version}")
 
 
-def _said(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Iterate over (part, version)."""
-    for lease in _leading_here(installation):
+def _reported_versions(installation: Installation) -> Iterator[tuple[str, str]]:
+    """Yield (part, version) for each part that reports its version."""
+    for lease in _own_leases(installation):
         version = (lease["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION)
         if version:
             yield "scheduler", version

@@ -1,6 +1,6 @@
-"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of checks. Pure.
+"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of the checks. Pure.
 
-`collection` fills an Installation from the API; the check modules turn it into Findings.
+`collection` reads an Installation from the API server; the check modules return Findings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ COMPONENT = agent_pods.COMPONENT_LABEL
 SCHEDULER, AGENT = "scheduler", agent_pods.COMPONENT
 _PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
 _DISCOVERY = "gpu-feature-discovery"
-_FRESH = timedelta(minutes=1)
-"""A leader renews its Lease every few seconds; the rest is tolerance for clocks that differ."""
+_LEASE_AGE = timedelta(minutes=1)
+"""The age up to which a Lease counts as renewed. A leader renews it every few seconds, but clocks can differ."""
 
 
 class Level(StrEnum):
@@ -31,7 +31,7 @@ class Level(StrEnum):
 
 
 class Finding(NamedTuple):
-    """The result of one check. remedy: what the administrator should do, "" for nothing."""
+    """A result of a check. remedy: what the administrator can do, "" if there is nothing to do."""
 
     check: str
     level: Level
@@ -41,14 +41,14 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The answer to a dry-run create that mgpu must deny. status: of HTTP, 0 if it was not tried."""
+    """The answer to a dry-run create that mgpu must deny. status: the HTTP status, 0 if there was no dry run."""
 
     status: int = 0
     message: str = ""
 
     @property
-    def denied(self) -> bool:
-        """Whether one of mgpu's webhooks denied it."""
+    def is_denied(self) -> bool:
+        """Whether one of mgpu's webhooks denied the object."""
         return '.mgpu.io" denied' in self.message
 
 
@@ -61,11 +61,11 @@ class Sealing:
 
 
 class Secret(NamedTuple):
-    """A Secret with a serving certificate. ours: the processes renew it themselves; otherwise cert-manager might."""
+    """A Secret with a serving certificate. If mgpu does not renew it, cert-manager might."""
 
     name: str
     files: Mapping[str, bytes]
-    ours: bool
+    is_renewed_by_mgpu: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +73,27 @@ class Installation:
     """A snapshot of an installation.
 
     Attributes:
-        own: the version of this command.
-        tried: the dry run of a Pod in two vocabularies. bound: the dry run of a Binding of a Pod that does not exist.
+        version: the version of this command.
+        pod_dry_run: of a Pod that uses two vocabularies.
+        binding_dry_run: of a Binding of a Pod that does not exist.
         served: the custom resources that the API server serves: `devices`, `mtgpupods`.
         configurations: the webhook configurations by kind (plural).
-        secrets: by Service, the Secret with its certificate, as far as the user may read it.
-        leases: the scheduler's, in all namespaces.
-        pods: those of mgpu, and of other device plugins.
-        given: all cards and the pods that hold them.
+        secrets: the Secret with the certificate of each Service, if the user may read it.
+        leases: the schedulers' Leases in all namespaces.
+        pods: the Pods of mgpu and of other device plugins.
+        overview: all cards and the pods that hold them.
         workloads: mgpu's Deployments and DaemonSets by name.
-        environment: variables of webhook and scheduler that override their settings.
-        hidden: what the user may not read, with the API server's message.
-        sealing: None if the installation has no record keys, BadObject if they are invalid.
+        environment: the variables of webhook and scheduler that override their settings.
+        hidden: the API server's message for each kind of object that the user may not read.
+        sealing: None if the installation has no record keys, BadObject if the keys are invalid.
     """
 
     namespace: str
     now: datetime
-    own: str
+    version: str
     settings: Settings
-    tried: DryRun = DryRun()
-    bound: DryRun = DryRun()
+    pod_dry_run: DryRun = DryRun()
+    binding_dry_run: DryRun = DryRun()
     served: frozenset[str] = frozenset()
     configurations: Mapping[str, Sequence[Raw]] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class Installation:
     nodes: Sequence[Raw] = ()
     devices: Mapping[str, Raw] = field(default_factory=dict)
     pods: Sequence[Raw] = ()
-    given: Overview = field(default_factory=lambda: Overview(()))
+    overview: Overview = field(default_factory=lambda: Overview(()))
     workloads: Mapping[str, Raw] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -111,25 +112,26 @@ class Installation:
         """The beginning of kubectl commands in remedies."""
         return f"kubectl -n {self.namespace}"
 
-    def of_component(self, name: str, *, ending: bool = False) -> Iterator[Raw]:
-        """Iterate over the Pods of a component. ending: include Pods that are being deleted."""
+    def pods_of(self, component: str, *, include_deleted: bool = False) -> Iterator[Raw]:
+        """Yield the Pods of a component. include_deleted: also the Pods that are being deleted."""
         for pod in self.pods:
             meta = pod["metadata"]
-            mine = meta.get("namespace") == self.namespace and (meta.get("labels") or {}).get(COMPONENT) == name
-            if mine and (ending or not meta.get("deletionTimestamp")):
+            if meta.get("namespace") != self.namespace or (meta.get("labels") or {}).get(COMPONENT) != component:
+                continue
+            if include_deleted or not meta.get("deletionTimestamp"):
                 yield pod
 
-    def leading(self) -> Iterator[Raw]:
-        """Iterate over the Leases that a holder renews."""
+    def held_leases(self) -> Iterator[Raw]:
+        """Yield the Leases that a holder renews."""
         for lease in self.leases:
             spec = lease.get("spec") or {}
             renewed = parse_time(spec.get("renewTime"))
-            if spec.get("holderIdentity") and renewed and self.now - renewed < _FRESH:
+            if spec.get("holderIdentity") and renewed and self.now - renewed < _LEASE_AGE:
                 yield lease
 
 
 def parse_time(text: object) -> datetime | None:
-    """Parse a time as the API writes it, with or without fractions of a second; None if it is not one."""
+    """Return the time in the API's format, with or without fractions of a second, or None if it cannot be parsed."""
     try:
         return datetime.fromisoformat(str(text)).astimezone(UTC)
     except ValueError:
@@ -141,7 +143,7 @@ def webhooks_of(configuration: Raw) -> Sequence[Raw]:
 
 
 def is_nvidia_plugin(pod: Raw) -> bool:
-    """Whether the pod is NVIDIA's device plugin. Its feature discovery runs the same image, but only labels nodes."""
+    """Return whether the pod is NVIDIA's device plugin. GPU feature discovery runs the same image, but labels nodes."""
     return any(
         plugin in str(container.get("image", "")) and not str(container["name"]).startswith(_DISCOVERY)
         for container in pod["spec"].get("containers") or ()

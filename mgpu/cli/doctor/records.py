@@ -1,4 +1,7 @@
-"""Checks that allocation records are sealed, and that mgpu decided those of all pods (docs/security.md). Pure."""
+"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md). Pure.
+
+`collection` calls `verify_records` with all pods; `command.diagnose` calls `check_records`.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +25,7 @@ def verify_records(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
 
 
 def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
-    """Iterate over running pods with a record that does not count, except for unreadable pods."""
+    """Yield each running pod with a record that does not count, and the reason. Unreadable pods are skipped."""
     for raw in pods:
         try:
             pod = read_pod(raw)
@@ -30,7 +33,7 @@ def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
             continue
         finding = records.finding_of_mtgpu(raw)
         if finding is None:
-            # The seal of a Pod of an MtgpuPod covers its owner instead of a record; as one of a record it fails.
+            # The seal of a Pod of an MtgpuPod covers its owner. As the seal of a record it would be invalid.
             _, judged = records.judge(_without_seal(pod) if mtgpu.claimed_mtgpupod(raw) else pod)
             finding = judged.finding if judged else None
         if finding is not None and not pod.ended:
@@ -42,25 +45,25 @@ def _without_seal(pod: Pod) -> Pod:
 
 
 def check_records(installation: Installation) -> Iterator[Finding]:
-    """Report whether records are sealed, and pods whose records do not count."""
-    found = installation.sealing
+    """Check that records are sealed, and that all records of running pods count."""
+    sealing = installation.sealing
     if f"configmap {CONFIG_MAP}" in installation.hidden:
         return
-    if isinstance(found, BadObject):
-        remedy = f"correct ConfigMap {CONFIG_MAP}; no process that reads it starts again"
-        yield Finding(CHECK, Level.FAILED, str(found), remedy)
-    elif found is None or found.records.keys is None:
-        text = "records are not sealed: every record that admission lets pass counts"
-        yield Finding(
-            CHECK, Level.WARNING, text, "make deploy, or manifests/record-keys.sh (docs/security.md, Records)"
+    if isinstance(sealing, BadObject):
+        remedy = f"correct ConfigMap {CONFIG_MAP}; until then no process that reads it can start"
+        yield Finding(CHECK, Level.FAILED, str(sealing), remedy)
+    elif sealing is None or sealing.records.keys is None:
+        text = "records are not sealed: every record that admission allows counts"
+        remedy = "make deploy, or manifests/record-keys.sh (docs/security.md, Records)"
+        yield Finding(CHECK, Level.WARNING, text, remedy)
+    elif sealing.unproven:
+        text = f"pods have records that mgpu did not decide: {join_names(sealing.unproven, _MOST)}"
+        remedy = (
+            "kubectl describe pod shows the reason in its Events; delete them, or add their scheduler to records.peers"
         )
-    elif found.unproven:
-        more = f" and {len(found.unproven) - _MOST} more" if len(found.unproven) > _MOST else ""
-        text = f"pods have records that mgpu did not decide: {join_names(list(found.unproven[:_MOST]))}{more}"
-        remedy = "kubectl describe pod says why in its Events; delete them, or name their scheduler in records.peers"
         yield Finding(CHECK, Level.FAILED, text, remedy)
     else:
-        keys = found.records.keys
+        keys = sealing.records.keys
         count = f"{len(keys.public)} key{'' if len(keys.public) == 1 else 's'}"
         yield Finding(CHECK, Level.OK, f"records are sealed since {keys.since} ({count})")
 

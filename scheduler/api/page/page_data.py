@@ -84,7 +84,7 @@ def _card(view: CardView, number: Mapping[str, int]) -> Json:
         "core": [state.core_used, card.core],
         "memory": [state.memory_used, card.memory],
         "uses": [[number[use.pod], use.core, use.memory] for use in view.uses],
-        **_if(unhealthy=not card.healthy, gpuid=state.gpuid, cut=view.cut, slices=list(_slices(view, number))),
+        **_if(unhealthy=not card.healthy, gpuid=state.gpuid, cut=view.mode, slices=list(_slices(view, number))),
     }
 
 
@@ -104,7 +104,7 @@ def detail_json(contents: NodeContents) -> Json:
     reserved = {holding.key for holding in contents.held if not holding.bound}
     for row, device in zip(rows, view.devices, strict=True):
         card = device.state.card
-        row |= {"model": card.model, "numa": card.numa, "minor": card.minor, "cut": device.cut}
+        row |= {"model": card.model, "numa": card.numa, "minor": card.minor, "cut": device.mode}
         row["uses"] = [_use(use, reserved=use.pod in reserved) for use in device.uses]
     return {"name": view.name, "note": contents.problem or view.note, "cards": rows}
 

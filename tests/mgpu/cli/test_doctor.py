@@ -275,21 +275,24 @@ def no_configuration(world: World) -> None:
 
 FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     unreachable: ("webhook", "the API server does not reach the webhook"),
-    refuses_the_api_server: ("webhook", "the webhook refuses the API server: "),
-    expired: ("certificates", "that of Secret mgpu-webhook-tls ended"),
+    refuses_the_api_server: ("webhook", "the webhook rejects the API server: "),
+    expired: ("certificates", "the one in Secret mgpu-webhook-tls expired"),
     expired_and_the_secrets_are_hidden: ("certificates", "the webhook's certificate is not valid now"),
-    stale_bundle: ("ca bundles", "mutate.mgpu.io: not the CA of the certificate in Secret mgpu-webhook-tls"),
+    stale_bundle: (
+        "ca bundles",
+        "mutate.mgpu.io: the CA bundle does not fit the certificate in Secret mgpu-webhook-tls",
+    ),
     stale_bundle_and_the_secrets_are_hidden: ("ca bundles", "the API server does not trust the webhook's certificate"),
-    stale_bundle_of_bindings: ("ca bundles", "bind.mgpu.io: not the CA"),
+    stale_bundle_of_bindings: ("ca bundles", "bind.mgpu.io: the CA bundle does not fit"),
     stale_bundle_of_bindings_and_the_secrets_are_hidden: ("bindings", "Bindings do not reach mgpu"),
     bindings_unreachable: ("bindings", "Bindings do not reach mgpu"),
     bindings_not_asked: ("bindings", "Bindings do not reach mgpu"),
     somebody_else_decides: ("cards", "card 1 of n2 (120% and 2.0 GiB of it: mgpu-system/ours, mgpu-system/theirs)"),
     no_crd: ("custom resources", "the CRD of Device (scheduling.koordinator.sh/v1alpha1) is missing"),
-    no_agent: ("agents", "none serves n2: DaemonSet mgpu-deviceplugin has no Pod there"),
-    agent_not_ready: ("agents", "none serves n2: its Pod is not ready (Running)"),
-    no_resources: ("node resources", "n2: nothing of vke.volcengine.com/mgpu-core in its status"),
-    no_longer_offered: ("node resources", "n2: nothing of vke.volcengine.com/mgpu-core in its status"),
+    no_agent: ("agents", "no agent serves n2: DaemonSet mgpu-deviceplugin has no Pod there"),
+    agent_not_ready: ("agents", "no agent serves n2: its Pod is not ready (Running)"),
+    no_resources: ("node resources", "n2: no vke.volcengine.com/mgpu-core in its status"),
+    no_longer_offered: ("node resources", "n2: no vke.volcengine.com/mgpu-core in its status"),
     led_twice: ("scheduler", "two schedulers decide: one leads in each of the namespaces mgpu-system, other"),
     answered_twice: ("scheduler", "two schedulers decide: mgpu-scheduler, mgpu-scheduler-2 both answer bindings"),
     not_elected: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
@@ -390,7 +393,7 @@ def test_a_node_whose_mps_folders_are_not_mounts_fails_with_the_remedy(world: Wo
     world.installed.says("n1", mps_unbounded=True)
     ((status, check, message),) = [row for row in world.findings() if row[0] != "ok"]
     assert (status, check) == ("failed", "mps")
-    assert "on n1 containers write folders of deviceplugin.mpsDir" in message
+    assert "on n1 containers write to folders of deviceplugin.mpsDir" in message
 
 
 def settings(world: World, text: str) -> None:
@@ -410,7 +413,7 @@ def test_records_that_are_not_sealed_are_a_warning(world: World) -> None:
     world.api.delete(RECORD_KEYS)
     assert records_found(world) == (
         "warning",
-        "records are not sealed: every record that admission lets pass counts",
+        "records are not sealed: every record that admission allows counts",
     )
 
 
@@ -504,7 +507,7 @@ def test_certificates_of_somebody_else(world: World) -> None:
     keep_in_secret(world.api, "mgpu-webhook-cert", old)
     odd = [row for row in world.findings() if row[0] != "ok"]
     assert [row[1] for row in odd] == ["certificates", "ca bundles", "ca bundles", "ca bundles"]
-    assert "that of Secret mgpu-webhook-cert ended" in odd[0][2]
+    assert "the one in Secret mgpu-webhook-cert expired" in odd[0][2]
 
 
 class Guarded(Api):
@@ -592,7 +595,7 @@ def test_another_namespace_than_that_where_it_is(world: World) -> None:
     found["webhooks"][0]["clientConfig"] = {"service": {"name": "mgpu-scheduler", "namespace": SYSTEM}}
     world.api.replace(path, found)
     (_, odd) = world.findings("-n", "elsewhere")
-    text = "namespace elsewhere has no part of mgpu; its webhooks refer to mgpu-system"
+    text = "namespace elsewhere has no part of mgpu; the webhooks refer to mgpu-system"
     assert odd == ("failed", "installation", text)
 
 

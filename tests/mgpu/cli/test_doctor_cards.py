@@ -20,7 +20,7 @@ def use(pod: str, core: int, gib: int = 1, *, certain: bool = True, dialect: str
 
 def messages(*uses: CardUse, slices: tuple[SliceView, ...] = ()) -> list[str]:
     shown = Overview((NodeView("n1", (CardView(CardState(card(0)), uses, MIG if slices else "", slices),)),))
-    installation = Installation("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown)
+    installation = Installation("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), overview=shown)
     return [finding.message for finding in check_capacity(installation) if finding.level == "failed"]
 
 
@@ -67,5 +67,7 @@ def test_nothing_is_said_of_what_could_not_be_looked_at(what: str) -> None:
     """Without the Devices no card is known: then every record names one that its node seems not to have."""
     shown = Overview((), unclear={"Pod a/a": "its record names card 0, which n1 does not have"})
     hidden = {what: "no"}
-    installation = Installation("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown, hidden=hidden)
+    installation = Installation(
+        "mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), overview=shown, hidden=hidden
+    )
     assert list(check_capacity(installation)) == []

@@ -60,13 +60,13 @@ def test_how_usable_is_what_is_free() -> None:
         "78.0 GiB where the rest of the card is taken, so no share fits"
     )
     assert free_line(Fragmentation()) == "Free: nothing"
-    assert free_line(Fragmentation(cut=2)) == "Free: nothing (2 cards cut into slices not counted)"
+    assert free_line(Fragmentation(partitioned=2)) == "Free: nothing (2 partitioned cards not counted)"
 
 
 def test_cards_that_are_cut_are_counted_apart() -> None:
-    whole, cut, broken = (CardView(CardState(card(i, healthy=i < 2)), cut=MIG if i else "") for i in range(3))
+    whole, cut, broken = (CardView(CardState(card(i, healthy=i < 2)), mode=MIG if i else "") for i in range(3))
     free = utilization.fragmentation([NodeView("n1", (whole, cut, broken))])
-    assert (free.idle, free.cut) == (1, 1)
+    assert (free.idle, free.partitioned) == (1, 1)
 
 
 @pytest.mark.parametrize(("gib", "shown"), [(80, "80.0 GiB"), (1140, "1,140.0 GiB"), (3_200_000, "3,125.0 TiB")])

@@ -200,7 +200,7 @@ def test_a_divided_card_shows_its_slices_and_is_used_by_what_is_held_of_them() -
         {"profile": "2g.20gb", "start": 6, "holder": None},
     ]
     assert (first["core"]["used"], first["memory"]["used"], first["holders"]) == (14.2, 10 << 30, ["default/p/c"])
-    assert (second["slices"], found.nodes[0].cards[1].cut) == ([], "mig")
+    assert (second["slices"], found.nodes[0].cards[1].mode) == ([], "mig")
     assert shown["annotations"] == raw["metadata"]["annotations"]
 
 
@@ -210,7 +210,7 @@ def test_slices_under_mps_have_no_start_and_other_cards_are_whole() -> None:
     first, second = nodes_json(found.nodes)["n1"]["cards"]
     rows = [{"profile": "4gb", "holder": holder} for holder in (None, "default/p/c")]
     assert (first["slices"], first["core"]["used"], second["slices"]) == (rows, 5, [])
-    assert [card.cut for card in found.nodes[0].cards] == ["mps", ""]
+    assert [card.mode for card in found.nodes[0].cards] == ["mps", ""]
 
 
 def test_slices_that_the_node_gave_to_a_pod_that_is_gone_are_held() -> None:
@@ -245,4 +245,4 @@ def test_what_a_node_says_of_its_slices_and_cannot_be_read_is_told() -> None:
     odd = node("n2", labels={node_slices.LABEL: "both"})
     found = make_overview([raw, odd], [DEVICE], [], load_settings())
     assert list(found.unclear) == ["Node n1", "Node n2"]
-    assert [card.cut for card in found.nodes[0].cards] == ["mig", "mig"]
+    assert [card.mode for card in found.nodes[0].cards] == ["mig", "mig"]

@@ -17,9 +17,9 @@ from mgpu.serving.certificate_renewer import CertificateRenewer
 from mgpu.serving.certificates import (
     CA,
     CA_KEY,
-    CA_LIFE,
+    CA_LIFETIME,
     CHAIN,
-    LIFE,
+    LIFETIME,
     Authority,
     Files,
     NoAuthority,
@@ -87,21 +87,21 @@ def test_a_ca_without_its_key_is_not_replaced() -> None:
 
 def test_an_ended_ca_of_the_installation_is_not_replaced() -> None:
     with pytest.raises(NoAuthority):
-        renew_if_due(create_authority(NOW), NAMES, NOW + CA_LIFE + timedelta(days=1), Authority.GIVEN)
+        renew_if_due(create_authority(NOW), NAMES, NOW + CA_LIFETIME + timedelta(days=1), Authority.GIVEN)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.7, 0.99])
 def test_the_ca_of_the_installation_stays_as_it_is(part: float) -> None:
     given = create_authority(NOW)
-    files = renew_if_due(given, NAMES, NOW + CA_LIFE * part, Authority.GIVEN)
+    files = renew_if_due(given, NAMES, NOW + CA_LIFETIME * part, Authority.GIVEN)
     assert (files[CA], files[CA_KEY]) == (given[CA], given[CA_KEY])
     assert [issuer(files)] == subjects(files)
 
 
 def test_the_certificate_is_renewed_at_two_thirds_of_its_life() -> None:
     files = renew_if_due(create_authority(NOW), NAMES, NOW, Authority.GIVEN)
-    assert renew_if_due(files, NAMES, NOW + LIFE * 0.6, Authority.GIVEN) is files
-    assert renew_if_due(files, NAMES, NOW + LIFE * 0.7, Authority.GIVEN)[CHAIN] != files[CHAIN]
+    assert renew_if_due(files, NAMES, NOW + LIFETIME * 0.6, Authority.GIVEN) is files
+    assert renew_if_due(files, NAMES, NOW + LIFETIME * 0.7, Authority.GIVEN)[CHAIN] != files[CHAIN]
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
@@ -187,10 +187,10 @@ def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
 
 
 def test_a_keeper_warns_of_a_ca_that_ends_soon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Cluster(create_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=30)))
+    cluster = Cluster(create_authority(datetime.now(UTC) - CA_LIFETIME + timedelta(days=30)))
     keeper = CertificateRenewer(CertificateFolder(tmp_path), NAMES, store_of(cluster), "run mend.sh")
     with caplog.at_level(logging.ERROR):
         keeper.start()
-        until(lambda: any("The CA of the serving certificate ends at" in r.getMessage() for r in caplog.records))
+        until(lambda: any("The CA of the serving certificate expires at" in r.getMessage() for r in caplog.records))
         keeper.stop()
         keeper.join(20)

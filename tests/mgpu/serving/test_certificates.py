@@ -27,10 +27,10 @@ from mgpu.serving.certificate_folder import CertificateFolder, find_mounted_cert
 from mgpu.serving.certificates import (
     CA,
     CA_KEY,
-    CA_LIFE,
+    CA_LIFETIME,
     CHAIN,
     KEY,
-    LIFE,
+    LIFETIME,
     Authority,
     Files,
     certificate_expiry,
@@ -69,10 +69,10 @@ def test_a_new_certificate_is_for_the_names_and_signed_by_its_authority(files: F
     assert set(names.get_values_for_type(x509.DNSName)) == {"mgpu-webhook.mgpu-system.svc"}
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
     assert trusted(files)
-    assert certificate_expiry(files) == NOW + LIFE
+    assert certificate_expiry(files) == NOW + LIFETIME
 
 
-@pytest.mark.parametrize("after", [timedelta(0), LIFE / 2])
+@pytest.mark.parametrize("after", [timedelta(0), LIFETIME / 2])
 def test_what_is_good_stays(files: Files, after: timedelta) -> None:
     assert renew_if_due(files, NAMES, NOW + after) is files
 
@@ -84,9 +84,9 @@ def test_an_address_may_be_written_in_any_way() -> None:
 
 
 def test_at_two_thirds_of_its_life_it_is_renewed_under_the_same_authority(files: Files) -> None:
-    later = NOW + LIFE * 0.67
+    later = NOW + LIFETIME * 0.67
     new = renew_if_due(files, NAMES, later)
-    assert certificate_expiry(new) == later + LIFE
+    assert certificate_expiry(new) == later + LIFETIME
     assert new[CA] == files[CA]
     assert trusted(new)
 
@@ -99,21 +99,21 @@ def test_another_name_needs_another_certificate(files: Files) -> None:
 
 
 def test_a_new_authority_is_trusted_before_it_signs(files: Files) -> None:
-    later = NOW + CA_LIFE * 0.67
-    running = renew_if_due(files, NAMES, later - LIFE * 0.3)
+    later = NOW + CA_LIFETIME * 0.67
+    running = renew_if_due(files, NAMES, later - LIFETIME * 0.3)
     first = renew_if_due(running, NAMES, later)
     assert len(authorities(first)) == 2
     assert first[CHAIN] == running[CHAIN]
-    second = renew_if_due(first, NAMES, later + LIFE)
+    second = renew_if_due(first, NAMES, later + LIFETIME)
     assert second[CA] == first[CA]
     assert x509.load_pem_x509_certificate(second[CHAIN]).issuer == authorities(second)[0].subject
 
 
 def test_an_ended_authority_leaves_the_bundle(files: Files) -> None:
-    later = NOW + CA_LIFE * 0.67
-    both = renew_if_due(renew_if_due(files, NAMES, later), NAMES, later + LIFE)
+    later = NOW + CA_LIFETIME * 0.67
+    both = renew_if_due(renew_if_due(files, NAMES, later), NAMES, later + LIFETIME)
     assert len(authorities(both)) == 2
-    ended = renew_if_due(both, NAMES, NOW + CA_LIFE + DAY)
+    ended = renew_if_due(both, NAMES, NOW + CA_LIFETIME + DAY)
     assert len(authorities(ended)) == 1
     assert trusted(ended)
 
@@ -139,7 +139,7 @@ def test_what_is_torn_is_made_again(files: Files, broken: Mapping[str, bytes | N
 def leaf(
     files: Files,
     first: datetime = NOW - timedelta(hours=1),
-    life: timedelta = LIFE,
+    life: timedelta = LIFETIME,
     curve: ec.EllipticCurve | None = None,
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH,
     extension: x509.ObjectIdentifier | None = None,
@@ -286,5 +286,5 @@ def test_the_ca_of_the_installation_is_left_as_it_is_written() -> None:
     given_by_openssl = {**made, CA: b"# a comment\n" + made[CA], CA_KEY: own_form, "more": b"x"}
     files = renew_if_due(given_by_openssl, NAMES, NOW + DAY, Authority.GIVEN)
     assert {name: files[name] for name in given_by_openssl} == given_by_openssl
-    assert certificate_expiry(files) == NOW + DAY + LIFE
+    assert certificate_expiry(files) == NOW + DAY + LIFETIME
     assert renew_if_due(files, NAMES, NOW + DAY, Authority.GIVEN) is files

@@ -81,7 +81,7 @@ def test_property_decoded_body_takes_no_more_than_estimated(parts: list[Any]) ->
 
 def test_body_that_is_larger_than_any_is_not_read_on() -> None:
     stream = io.BytesIO(b"x" * (3 * LIMITS.body))
-    with pytest.raises(TooLarge), RequestMemory(LIMITS).body(stream):
+    with pytest.raises(TooLarge), RequestMemory(LIMITS).read(stream):
         pass
     assert stream.tell() <= LIMITS.body + (64 << 10)
 
@@ -89,22 +89,22 @@ def test_body_that_is_larger_than_any_is_not_read_on() -> None:
 def test_body_that_takes_more_than_there_is_when_it_is_decoded_is_refused() -> None:
     with (
         pytest.raises(TooLarge, match="when it is decoded"),
-        RequestMemory(LIMITS).body(io.BytesIO(b"[" + b"{}," * 300_000 + b"0]")),
+        RequestMemory(LIMITS).read(io.BytesIO(b"[" + b"{}," * 300_000 + b"0]")),
     ):
         pass
 
 
 def test_bodies_that_together_hold_too_much_are_refused_until_one_has_gone() -> None:
     there = RequestMemory(LIMITS)
-    with there.body(io.BytesIO(LARGE)), pytest.raises(RetryLater), there.body(io.BytesIO(LARGE)):
+    with there.read(io.BytesIO(LARGE)), pytest.raises(RetryLater), there.read(io.BytesIO(LARGE)):
         pass
-    with there.body(io.BytesIO(LARGE)) as body:
+    with there.read(io.BytesIO(LARGE)) as body:
         assert bytes(body) == LARGE
 
 
 def test_ordinary_request_is_read_while_large_ones_hold_all_that_there_is_for_them() -> None:
     there = RequestMemory(Limits(body=4 * MIB, bodies=3 * MIB, ordinary=ORDINARY, large=7 * MIB))
-    with there.body(io.BytesIO(LARGE)), there.body(io.BytesIO(b"{}")) as body:
+    with there.read(io.BytesIO(LARGE)), there.read(io.BytesIO(b"{}")) as body:
         assert bytes(body) == b"{}"
 
 
@@ -113,7 +113,7 @@ def test_request_waits_for_room_that_comes_free() -> None:
     heavy = b"[" + b"{}," * 160_000 + b"0]"  # 18 of 20 MiB
 
     def hold() -> None:
-        with there.body(io.BytesIO(heavy)):
+        with there.read(io.BytesIO(heavy)):
             held.set()
             time.sleep(0.1)
             done.set()
@@ -121,7 +121,7 @@ def test_request_waits_for_room_that_comes_free() -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(5)
-    with there.body(io.BytesIO(heavy)):
+    with there.read(io.BytesIO(heavy)):
         assert done.is_set()
     thread.join()
 
@@ -129,5 +129,5 @@ def test_request_waits_for_room_that_comes_free() -> None:
 def test_request_that_fails_gives_back_what_it_held() -> None:
     there = RequestMemory(LIMITS)
     for _ in range(20):
-        with pytest.raises(ZeroDivisionError), there.body(io.BytesIO(LARGE)):
+        with pytest.raises(ZeroDivisionError), there.read(io.BytesIO(LARGE)):
             raise ZeroDivisionError

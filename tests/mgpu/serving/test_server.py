@@ -103,7 +103,7 @@ def test_port_that_another_process_gives_up_is_waited_for(monkeypatch: pytest.Mo
     with socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setattr("mgpu.serving.server.time.sleep", lambda _: other.close())
         listen = Listen("127.0.0.1", other.getsockname()[1], lambda _, __: (), client_ca="no file")
-        with pytest.raises(BadObject, match="no file: is no file of certificates"):  # which is checked after the port
+        with pytest.raises(BadObject, match="no file: is not a file of certificates"):  # checked after the port
             serve([listen])
 
 
@@ -112,7 +112,7 @@ def test_port_of_another_process_is_an_error_after_a_while(monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         listen = Listen("127.0.0.1", port, lambda _, __: (), tls=False)
-        with pytest.raises(BadObject, match=f"127.0.0.1:{port}: cannot be listened on: Address already in use"):
+        with pytest.raises(BadObject, match=f"127.0.0.1:{port}: cannot listen: Address already in use"):
             serve([listen])
 
 
