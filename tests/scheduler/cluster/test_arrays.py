@@ -1,4 +1,4 @@
-"""A table of nodes is a snapshot: what changes in the matrix afterwards does not change it."""
+"""A table of nodes is a snapshot that later changes of the arrays do not affect."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def card(used: int) -> tuple[CardState, ...]:
 
 
 @pytest.fixture
-def matrix() -> ClusterArrays:
+def arrays() -> ClusterArrays:
     made = ClusterArrays()
     for name in NAMES:
         made.put(Node(name), card(0))
@@ -29,39 +29,39 @@ def content(table: NodeTable) -> list[tuple[str, int, tuple[CardState, ...]]]:
     return [(table.nodes[at].name, int(table.rows.data[CORE_FREE, at, 0]), table.cards[at]) for at in table.at.tolist()]
 
 
-def test_table_stays_as_it_was_while_nodes_change(matrix: ClusterArrays) -> None:
-    before = matrix.table(NAMES, REQUEST, {})
+def test_table_does_not_change_when_nodes_do(arrays: ClusterArrays) -> None:
+    before = arrays.table(NAMES, REQUEST, {})
     expected = content(before)
-    matrix.put(Node("n0"), card(400))
-    matrix.drop("n1")
-    matrix.put(Node("n2"), card(700))  # takes the row of n1
+    arrays.put(Node("n0"), card(400))
+    arrays.drop("n1")
+    arrays.put(Node("n2"), card(700))  # It gets the row of n1.
     assert content(before) == expected
-    assert content(matrix.table(["n0", "n2"], REQUEST, {})) == [("n0", 600, card(400)), ("n2", 300, card(700))]
+    assert content(arrays.table(["n0", "n2"], REQUEST, {})) == [("n0", 600, card(400)), ("n2", 300, card(700))]
 
 
-def test_each_of_several_tables_in_use_stays_as_it_was(matrix: ClusterArrays) -> None:
-    first = matrix.table(NAMES, REQUEST, {})
+def test_tables_in_use_at_the_same_time_do_not_change_when_nodes_do(arrays: ClusterArrays) -> None:
+    first = arrays.table(NAMES, REQUEST, {})
     expected = content(first)
-    matrix.table(NAMES, REQUEST, {})  # shares the arrays too, and is dropped at once
-    matrix.put(Node("n0"), card(400))
-    second = matrix.table(NAMES, REQUEST, {})
-    matrix.put(Node("n0"), card(500))
+    arrays.table(NAMES, REQUEST, {})  # It shares the arrays too, and is deleted at once.
+    arrays.put(Node("n0"), card(400))
+    second = arrays.table(NAMES, REQUEST, {})
+    arrays.put(Node("n0"), card(500))
     assert content(first) == expected
     assert content(second)[0] == ("n0", 600, card(400))
 
 
-def test_cards_assumed_for_one_table_are_in_no_other(matrix: ClusterArrays) -> None:
-    assumed = matrix.table(NAMES, REQUEST, {"n0": card(400)})
-    other = matrix.table(NAMES, REQUEST, {"n1": card(700)})
+def test_cards_that_replace_the_stored_ones_are_in_no_other_table(arrays: ClusterArrays) -> None:
+    assumed = arrays.table(NAMES, REQUEST, {"n0": card(400)})
+    other = arrays.table(NAMES, REQUEST, {"n1": card(700)})
     assert [row[1] for row in content(assumed)] == [600, 1000]
     assert [row[1] for row in content(other)] == [1000, 300]
 
 
-def test_arrays_are_copied_only_while_a_table_is_in_use(matrix: ClusterArrays) -> None:
-    """A copy of thousands of nodes for each change would cost as much as the filter itself."""
-    data = matrix.table(NAMES, REQUEST, {}).rows.data.base
-    matrix.put(Node("n0"), card(400))
-    in_use = matrix.table(NAMES, REQUEST, {})
+def test_arrays_are_copied_only_while_a_table_is_in_use(arrays: ClusterArrays) -> None:
+    """A copy of thousands of nodes for each change would take as long as the filter."""
+    data = arrays.table(NAMES, REQUEST, {}).rows.data.base
+    arrays.put(Node("n0"), card(400))
+    in_use = arrays.table(NAMES, REQUEST, {})
     assert in_use.rows.data.base is data
-    matrix.put(Node("n0"), card(500))
-    assert matrix.table(NAMES, REQUEST, {}).rows.data.base is not data
+    arrays.put(Node("n0"), card(500))
+    assert arrays.table(NAMES, REQUEST, {}).rows.data.base is not data

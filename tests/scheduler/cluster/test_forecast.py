@@ -1,4 +1,4 @@
-"""What is learnt from the pods seen: each counts once, whatever becomes of it, and a restart learns the same."""
+"""What the forecast learns from pods and nodes: each pod counts once, and a restart learns the same."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -35,7 +35,7 @@ def learnt(state: ClusterCache) -> dict[int, float]:
     return {shape.core // 10: count / 1000 for shape, count in state.forecast.counts()}
 
 
-def test_a_pod_counts_once_whatever_becomes_of_it() -> None:
+def test_pod_counts_once_in_its_life() -> None:
     state = a_state()
     state.forecast.refresh()
     for raw in (
@@ -49,20 +49,20 @@ def test_a_pod_counts_once_whatever_becomes_of_it() -> None:
     assert learnt(state) == {50: pytest.approx(1, abs=0.001), 20: 1}
 
 
-def test_a_pod_of_the_same_name_is_another_one() -> None:
+def test_pod_of_the_same_name_counts_again() -> None:
     state = a_state(a_pod("p", uid="one"), a_pod("p", uid="two"))
     state.forecast.refresh()
     assert learnt(state) == {50: pytest.approx(2, abs=0.001)}
 
 
-def test_pods_that_ask_for_no_gpu_or_for_nonsense_teach_nothing() -> None:
+def test_pods_without_a_valid_gpu_request_do_not_count() -> None:
     state = a_state(b.pod("plain", b.container()), a_pod("odd", 120))
     state.forecast.refresh()
     assert learnt(state) == {}
     assert state.forecast.judges == {}
 
 
-def test_pods_that_never_get_cards_teach_little_whatever_their_number() -> None:
+def test_pods_without_cards_count_up_to_the_allowance_of_their_namespace() -> None:
     """A tenant creates and deletes pods that wait for ever, and pods that name a node and fail there."""
     state = a_state(a_pod("p"))
     state.forecast.refresh()
@@ -74,7 +74,7 @@ def test_pods_that_never_get_cards_teach_little_whatever_their_number() -> None:
     assert learnt(state) == {50: pytest.approx(2, abs=0.03), 20: pytest.approx(MAX_WAITING_PODS, rel=0.02)}
 
 
-def test_pods_beyond_the_allowance_of_their_namespace_count_once_they_have_cards() -> None:
+def test_pods_beyond_the_allowance_count_once_they_have_cards() -> None:
     state = a_state()
     state.forecast.refresh()
     names = [f"p{i}" for i in range(MAX_WAITING_PODS + 2)]
@@ -88,7 +88,7 @@ def test_pods_beyond_the_allowance_of_their_namespace_count_once_they_have_cards
     assert learnt(state) == {50: pytest.approx(MAX_WAITING_PODS + 3, rel=0.02)}
 
 
-def test_restart_counts_all_pods_with_cards_and_few_of_those_that_wait() -> None:
+def test_restart_counts_all_pods_with_cards_and_waiting_pods_up_to_the_allowance() -> None:
     placed = [a_pod(f"p{i}", annotations=RECORD, node="n1") for i in range(MAX_WAITING_PODS + 5)]
     state = a_state(*placed, *(a_pod(f"w{i}", 20) for i in range(MAX_WAITING_PODS + 5)))
     state.forecast.refresh()
@@ -102,7 +102,7 @@ def _pods(names: Iterable[int]) -> list[dict[str, Any]]:
     return [a_pod(f"p{i}", 10 + i % 5, created=f"2026-01-01T00:{i:02}:00Z") for i in names]
 
 
-def test_a_restart_learns_the_same_from_the_pods_in_any_order() -> None:
+def test_restart_learns_the_same_from_pods_in_any_order() -> None:
     live = a_state()
     live.forecast.refresh()
     for raw in _pods(range(40)):
@@ -112,7 +112,7 @@ def test_a_restart_learns_the_same_from_the_pods_in_any_order() -> None:
     assert restarted.forecast.counts() == live.forecast.counts()
 
 
-def test_a_judge_is_replaced_as_a_whole_and_only_where_there_is_reason() -> None:
+def test_refresh_replaces_judges_only_if_pods_or_nodes_have_changed() -> None:
     state = a_state()
     assert state.forecast.judges == {}
     state.pod_changed(a_pod("p"))
@@ -143,13 +143,13 @@ def test_a_judge_is_replaced_as_a_whole_and_only_where_there_is_reason() -> None
         ),
     ],
 )
-def test_only_policies_in_use_are_worked_out(settings: str, made: list[str]) -> None:
+def test_refresh_makes_judges_only_for_policies_in_use(settings: str, made: list[str]) -> None:
     state = a_state(a_pod("p"), policy=settings)
     state.forecast.refresh()
     assert list(state.forecast.judges) == made
 
 
-def test_a_pod_may_wish_for_a_policy_that_nobody_else_uses() -> None:
+def test_refresh_makes_a_judge_for_the_policy_of_a_pod() -> None:
     state = a_state(a_pod("p"), policy="")
     state.forecast.refresh()
     state.pod_changed(a_pod("q", annotations={"mgpu.io/card-policy": LEARNING_POLICIES[0]}))
@@ -167,7 +167,7 @@ def asking_for_more_than_any_node_has(name: str, policy: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", LEARNING_POLICIES)
-def test_pod_with_the_largest_amounts_leaves_every_policy_its_judge(policy: str) -> None:
+def test_refresh_with_the_largest_amounts_makes_a_judge(policy: str) -> None:
     state = a_state(asking_for_more_than_any_node_has("huge", policy), a_pod("p"), policy=f"nodePolicy: {policy}")
     state.node_changed(b.node())
     state.device_changed(write_device(Node("n1"), "", b.cards(2)))
@@ -178,7 +178,7 @@ def test_pod_with_the_largest_amounts_leaves_every_policy_its_judge(policy: str)
         assert len(state.forecast.judges[policy].keys(rows, shape)) == 1
 
 
-def test_policy_that_cannot_be_worked_out_keeps_its_judge_and_leaves_others_theirs(
+def test_refresh_keeps_the_judge_of_a_policy_that_fails_and_replaces_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = "{nodePolicy: fragmentation, cardPolicy: fgd}"
@@ -193,7 +193,7 @@ def test_policy_that_cannot_be_worked_out_keeps_its_judge_and_leaves_others_thei
     assert "the policy fgd cannot learn from the latest pods" in caplog.text
 
 
-def test_models_are_those_of_the_nodes_that_are_there() -> None:
+def test_shapes_name_only_models_of_present_nodes() -> None:
     state = a_state()
     state.node_changed(b.node("n1"))
     state.device_changed(write_device(Node("n1"), "", b.cards(2)))

@@ -1,4 +1,4 @@
-"""How many GPUIDs one namespace may use at once (`dialects.mtgpu.maxGPUIDsPerNamespace`)."""
+"""The limit on the GPUIDs that a namespace uses at once (`dialects.mtgpu.maxGPUIDsPerNamespace`)."""
 
 from typing import Any
 
@@ -21,19 +21,19 @@ TWO = load_settings("dialects: {mtgpu: {occupyPriorityClass: '', maxGPUIDsPerNam
 
 
 class TestPlan:
-    def test_gpuid_beyond_the_bound_gets_no_card(self) -> None:
+    def test_gpuid_beyond_the_limit_gets_no_card(self) -> None:
         mine, more = mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "y")
         found = planned(mine, more, occupy_pods=occupy("x", card=0), gpuid_limit=GpuidLimit(1, {}))
         assert (reason(found, "mine"), reason(found, "more")) == ("Bound", "TooManyGPUIDs")
         assert found.limited_namespaces == {"default"}
         assert [step.gpuid for step in found.occupy_pod_steps] == []
 
-    def test_without_a_bound_it_gets_one(self) -> None:
+    def test_gpuid_without_a_limit_gets_a_card(self) -> None:
         found = planned(mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "y"), occupy_pods=occupy("x", card=0))
         assert cards_of(found) == {"more": uuid(1)}
         assert found.limited_namespaces == frozenset()
 
-    def test_another_mtgpupod_of_the_same_gpuid_is_within_the_bound(self) -> None:
+    def test_mtgpupod_of_a_used_gpuid_is_within_the_limit(self) -> None:
         pods = [mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "x")]
         assert cards_of(planned(*pods, occupy_pods=occupy("x", card=0), gpuid_limit=GpuidLimit(1, {}))) == {
             "more": uuid(0)
@@ -44,12 +44,12 @@ class TestPlan:
         assert reason(found, "m") == "TooManyGPUIDs"
         assert cards_of(planned(mtgpupod("m"), gpuid_limit=GpuidLimit(2, {"default": 1, "other": 9}))) == {"m": uuid(0)}
 
-    def test_of_two_that_come_at_once_the_first_gets_the_last_gpuid(self) -> None:
+    def test_last_gpuid_goes_to_the_first_of_two_mtgpupods(self) -> None:
         found = planned(mtgpupod("a", "x"), mtgpupod("b", "y"), gpuid_limit=GpuidLimit(1, {}))
         assert cards_of(found) == {"a": uuid(0)}
         assert reason(found, "b") == "TooManyGPUIDs"
 
-    def test_gpuid_that_another_namespace_opened_counts_too(self) -> None:
+    def test_gpuid_that_another_namespace_uses_too_counts(self) -> None:
         """Else two namespaces open cards for each other, and stay on them when the other one goes."""
         theirs = mtgpupod("theirs", "x", namespace="other", **ON_CARD)
         joins = mtgpupod("joins", "x")
@@ -57,13 +57,13 @@ class TestPlan:
         assert (reason(found, "theirs"), reason(found, "joins")) == ("Bound", "TooManyGPUIDs")
         assert found.limited_namespaces == {"default"}
 
-    def test_one_that_has_a_card_keeps_it_when_the_bound_is_lowered(self) -> None:
+    def test_mtgpupod_keeps_its_card_when_the_limit_is_lowered(self) -> None:
         pods = [mtgpupod("a", "x", **ON_CARD), mtgpupod("b", "y", card_uuid=uuid(1), phase="Running")]
         occupies = {**occupy("x", card=0), **occupy("y", card=1)}
         found = planned(*pods, occupy_pods=occupies, gpuid_limit=GpuidLimit(1, {"default": 5}))
         assert (reason(found, "a"), reason(found, "b")) == ("Bound", "Bound")
 
-    def test_message_names_the_rule_and_the_remedy(self) -> None:
+    def test_message_names_the_setting_and_the_remedy(self) -> None:
         message = said(planned(mtgpupod("m"), gpuid_limit=GpuidLimit(2, {"default": 2})), "m").message
         assert message == (
             "namespace default uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: 2); "
@@ -111,7 +111,7 @@ def bounded() -> Rig:
 
 
 class TestController:
-    def test_namespace_gets_as_many_cards_as_it_may_on_all_nodes(self, bounded: Rig) -> None:
+    def test_namespace_gets_no_more_cards_than_its_limit_on_all_nodes(self, bounded: Rig) -> None:
         """With a GPUID each, a thousandth of a card is a card: one namespace took all of the cluster."""
         for i in range(6):
             create(bounded, f"m{i}", f"x{i}", f"n{1 + i % 2}")
@@ -126,7 +126,7 @@ class TestController:
         assert sorted(told) == [(name, True) for name in refused]
 
     @pytest.mark.parametrize("node", ["n1", "n2"])
-    def test_one_that_waits_gets_its_card_once_another_gpuid_is_free(self, bounded: Rig, node: str) -> None:
+    def test_waiting_mtgpupod_gets_its_card_once_a_gpuid_is_freed(self, bounded: Rig, node: str) -> None:
         """Also where that one is on another node, on which nothing else happens."""
         create(bounded, "a", "x", "n1")
         create(bounded, "b", "y", "n1")
@@ -138,7 +138,7 @@ class TestController:
         bounded.settle()
         assert bound(bounded, "c")[:2] == ("True", "Bound")
 
-    def test_bound_that_is_lowered_takes_no_cards_away(self, bounded: Rig) -> None:
+    def test_lowered_limit_takes_no_cards_away(self, bounded: Rig) -> None:
         create(bounded, "a", "x", "n1")
         create(bounded, "b", "y", "n2")
         bounded.settle()
@@ -150,7 +150,7 @@ class TestController:
         reasons = [bound(bounded, name)[1] for name in "abcd"]
         assert reasons == ["Bound", "Bound", "Bound", "TooManyGPUIDs"]
 
-    def test_gpuid_freed_between_look_and_decision_is_not_missed(self, bounded: Rig) -> None:
+    def test_admission_with_outdated_counts_of_other_nodes_is_rejected(self, bounded: Rig) -> None:
         """What was seen of other nodes is checked again with the decision."""
         state = bounded.scheduler.state
         create(bounded, "a", "x", "n1")
@@ -160,7 +160,7 @@ class TestController:
             assert not state.mtgpupods.admit("n2", (), version, GpuidLimit(2, stale), ("default",))
         assert state.mtgpupods.admit("n2", (), version, GpuidLimit(2, {"default": 1}))
 
-    def test_most_must_be_at_least_one(self) -> None:
+    def test_limit_below_one_is_invalid(self) -> None:
         with pytest.raises(
             BadObject, match=r"maxGPUIDsPerNamespace: Input should be greater than or equal to 1, not 0"
         ):
@@ -181,7 +181,7 @@ ACTIONS = st.lists(
 
 @examples(8)
 @given(ACTIONS)
-def test_property_no_namespace_ever_has_more_gpuids_than_it_may(actions: list[tuple[Any, ...]]) -> None:
+def test_property_namespace_never_uses_more_gpuids_than_its_limit(actions: list[tuple[Any, ...]]) -> None:
     rig = Rig(("n1", 3, False), ("n2", 3, False))
     rig.settings = TWO
     rig.restart()

@@ -1,4 +1,4 @@
-"""The cpu and memory that are free on each node: from all pods, whatever the order of what is seen of them."""
+"""The cpu and memory that pods reserve on each node, in whatever order their events arrive."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from scheduler.cluster.node_usage import NodeUsage
 from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.examples import examples
+from tests.scheduler.cluster.objects import put, record
 from tests.scheduler.fake import Replica, cluster
 
 FREE = CpuMemory(64_000, 256 * b.GIB)
@@ -63,61 +64,56 @@ def plain(name: str, cpu: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def one() -> Replica:
+def replica() -> Replica:
     return Replica(cluster(("n1", 2)))
 
 
-def given_(replica: Replica, raw: dict[str, Any]) -> None:
-    replica.api.put("pods", raw)
+def free(replica: Replica, uid: str = "") -> CpuMemory:
+    return replica.state.node_snapshot("n1", uid).free_resources
+
+
+def test_pod_without_gpu_request_reserves_resources_until_it_ends(replica: Replica) -> None:
+    put(replica, plain("p", "1500m", node="n1"))
+    assert free(replica) == CpuMemory(62_500, FREE.memory)
+    assert free(replica, "uid-p") == FREE
+    put(replica, plain("p", "1500m", node="n1", phase="Succeeded"))
+    assert free(replica) == FREE
+
+
+def test_deleted_pod_frees_its_resources(replica: Replica) -> None:
+    put(replica, plain("p", "1", node="n1"))
+    replica.api.remove("pods", "p")
     replica.deliver()
+    assert free(replica) == FREE
 
 
-def test_pods_without_gpu_count(one: Replica) -> None:
-    given_(one, plain("p", "1500m", node="n1"))
-    assert one.state.node_snapshot("n1", "").free_resources == CpuMemory(62_500, FREE.memory)
-    assert one.state.node_snapshot("n1", "uid-p").free_resources == FREE
-    given_(one, plain("p", "1500m", node="n1", phase="Succeeded"))
-    assert one.state.node_snapshot("n1", "").free_resources == FREE
-
-
-def test_a_pod_that_is_gone_counts_no_more(one: Replica) -> None:
-    given_(one, plain("p", "1", node="n1"))
-    one.api.remove("pods", "p")
-    one.deliver()
-    assert one.state.node_snapshot("n1", "").free_resources == FREE
-
-
-def test_a_node_that_comes_after_its_pods_or_reports_nothing() -> None:
+def test_node_without_allocatable_resources_is_unbounded() -> None:
     replica = Replica(cluster())
-    given_(replica, plain("p", "1", node="n1"))
-    assert replica.state.node_snapshot("n1", "").free_resources == UNBOUNDED
+    put(replica, plain("p", "1", node="n1"))
+    assert free(replica) == UNBOUNDED
     replica.api.put("nodes", b.node("n1"))
     replica.deliver()
-    assert replica.state.node_snapshot("n1", "").free_resources.cpu == 63_000
+    assert free(replica).cpu == 63_000
     bare = b.node("n1")
     del bare["status"]["allocatable"], bare["status"]["capacity"]
     replica.api.put("nodes", bare)
     replica.deliver()
-    assert replica.state.node_snapshot("n1", "").free_resources == UNBOUNDED
+    assert free(replica) == UNBOUNDED
 
 
-def test_a_pod_counts_where_its_cards_are_reserved_until_it_is_bound_or_given_up(one: Replica) -> None:
+def test_pod_reserves_resources_where_its_cards_are_reserved_until_that_is_cancelled(replica: Replica) -> None:
     raw = b.share("p")
     raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
     decision = Reservation("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {}, CpuMemory(2000, 0))
-    assert one.state.reserve(decision, one.state.node_snapshot("n1", "").version)
-    assert one.state.node_snapshot("n1", "").free_resources.cpu == 62_000
-    given_(one, raw)  # an event from before the decision
-    assert one.state.node_snapshot("n1", "").free_resources.cpu == 62_000
-    one.state.cancel(decision)
-    assert one.state.node_snapshot("n1", "").free_resources == FREE
-    bound = b.share(
-        "p",
-        annotations={"vke.volcengine.com/assumed": "true"} | {"vke.volcengine.com/gpu-index-container-c": "0"},
-        node="n1",
-    )
+    assert replica.state.reserve(decision, replica.state.node_snapshot("n1", "").version)
+    assert free(replica).cpu == 62_000
+    put(replica, raw)  # An event from before the decision.
+    assert free(replica).cpu == 62_000
+    replica.state.cancel(decision)
+    assert free(replica) == FREE
+    bound = b.share("p", annotations=record(), node="n1")
     bound["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
-    given_(one, bound)
-    one.state.cancel(decision)
-    assert one.state.node_snapshot("n1", "").free_resources.cpu == 62_000
+    put(replica, bound)
+    replica.state.cancel(decision)
+    assert free(replica).cpu == 62_000

@@ -1,4 +1,4 @@
-"""What is kept of MtgpuPods says the same of them, and is small."""
+"""The stored parts of MtgpuPods are read like the whole objects, and are small."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def read(raw: dict[str, Any]) -> MtgpuPod | tuple[Any, ...]:
 
 
 @given(containers=CONTAINERS | JSON, said=SAID, status=STATUS, deleting=st.booleans())
-def test_property_kept_mtgpupod_reads_as_the_whole_one(
+def test_property_stored_mtgpupod_is_read_like_the_whole_one(
     containers: Any, said: dict[str, Any], status: dict[str, Any], *, deleting: bool
 ) -> None:
     raw = b.mtgpupod("m")
@@ -66,7 +66,7 @@ def own_pod() -> dict[str, Any]:
     return raw
 
 
-def test_kept_pod_reads_as_the_whole_one_and_is_mirrored_alike() -> None:
+def test_stored_pod_is_read_and_mirrored_like_the_whole_one() -> None:
     item, own = b.mtgpupod("m"), own_pod()
     own["spec"]["containers"][0]["env"] = [{"name": "A"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1"}]
     own["metadata"]["managedFields"] = [{"manager": "kubectl"}]
@@ -75,13 +75,13 @@ def test_kept_pod_reads_as_the_whole_one_and_is_mirrored_alike() -> None:
     assert next_status(item, verdict, kept, "now") == next_status(item, verdict, own, "now")
 
 
-def test_pod_with_large_annotations_is_mirrored_without_them() -> None:
+def test_stored_pod_leaves_out_large_annotations() -> None:
     own = own_pod()
     own["metadata"]["annotations"] |= {"note": "x" * 20_000}
     assert stored_own_pod(own)["metadata"]["annotations"] == b.mtgpupod("m")["metadata"]["annotations"]
 
 
-def test_pod_with_large_metadata_is_mirrored_without_its_largest_fields() -> None:
+def test_stored_pod_leaves_out_the_largest_fields_of_large_metadata() -> None:
     own = own_pod()
     owner = own["metadata"]["ownerReferences"][0]
     own["metadata"] |= {
@@ -97,7 +97,7 @@ def test_pod_with_large_metadata_is_mirrored_without_its_largest_fields() -> Non
     assert {"labels", "finalizers"}.isdisjoint(found)
 
 
-def test_pod_with_large_status_is_mirrored_without_its_largest_fields() -> None:
+def test_stored_pod_leaves_out_the_largest_fields_of_a_large_status() -> None:
     own = own_pod()
     disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
     rows = filled(100_000, lambda i: {"type": f"x{i}", "status": "True", "message": "y" * 1000})
@@ -113,7 +113,7 @@ def test_pod_with_large_status_is_mirrored_without_its_largest_fields() -> None:
     assert is_interrupted(found)
 
 
-def test_status_written_before_the_bounds_is_kept_small_and_written_again() -> None:
+def test_stored_mtgpupod_reduces_a_large_status_which_is_written_again() -> None:
     item, verdict = b.mtgpupod("m", bound="GPU-1", phase="Running"), DesiredMtgpuPod(Condition(FALSE, "Bound", ""))
     item["status"] |= {"PodObjectMeta": {"uid": "u", "labels": keyed(1_000_000, lambda i: (f"a{i}", ""))}}
     kept = stored_mtgpupod(item)
@@ -122,7 +122,7 @@ def test_status_written_before_the_bounds_is_kept_small_and_written_again() -> N
     assert next_status(kept, verdict, stored_own_pod(own_pod()), "now") != kept["status"]
 
 
-def test_mtgpupod_whose_spec_is_too_large_is_broken_with_the_reason_until_it_is_bound() -> None:
+def test_stored_mtgpupod_with_a_large_spec_is_unreadable_until_it_is_bound() -> None:
     item = b.mtgpupod("m")
     item["spec"]["containers"][0]["name"] = "x" * 1_000_000
     found = read_stored(stored_mtgpupod(item))
@@ -133,7 +133,7 @@ def test_mtgpupod_whose_spec_is_too_large_is_broken_with_the_reason_until_it_is_
     assert len(encode(stored_mtgpupod(item))) < 2_000
 
 
-def test_tolerations_are_kept_with_the_fields_that_are_read() -> None:
+def test_stored_tolerations_have_only_the_fields_that_are_read() -> None:
     right = {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute"}
     odd = [{}, {"operator": "Exists", "x": [{}] * 1000, "effect": "NoSchedule"}, {"key": {"a": 1}}, 1]
     item = b.mtgpupod("m")
@@ -156,7 +156,7 @@ TOLERATIONS = st.lists(
 
 
 @given(tolerations=TOLERATIONS, key=st.sampled_from("ab"), value=st.sampled_from(["x", "y", None]))
-def test_property_kept_tolerations_meet_the_same_taints(
+def test_property_stored_tolerations_match_the_same_taints(
     tolerations: list[dict[str, Any]], key: str, value: str | None
 ) -> None:
     item, taint = b.mtgpupod("m"), {"key": key, "value": value, "effect": "NoExecute"}
@@ -165,13 +165,13 @@ def test_property_kept_tolerations_meet_the_same_taints(
 
 
 @given(JSON)
-def test_property_tolerations_of_any_type_are_kept_within_bounds(tolerations: Any) -> None:
+def test_property_tolerations_of_any_type_can_be_stored(tolerations: Any) -> None:
     item = b.mtgpupod("m")
     item["spec"]["tolerations"] = tolerations
     untolerated_taint(stored_mtgpupod(item)["spec"], [{"key": "a", "effect": "NoExecute"}])
 
 
-def test_many_finalizers_are_kept_in_part_and_mgpus_own() -> None:
+def test_stored_finalizers_are_limited_and_include_mgpus_own() -> None:
     item = b.mtgpupod("m")
     item["metadata"]["finalizers"] = [*filled(1_000_000, lambda i: f"a/{i}"), FINALIZER]
     found = stored_mtgpupod(item)["metadata"]["finalizers"]
@@ -190,7 +190,7 @@ def nested(name: str) -> dict[str, Any]:
     return raw
 
 
-def test_what_a_look_takes_does_not_grow_with_what_tenants_write() -> None:
+def test_observation_takes_no_more_memory_for_large_mtgpupods() -> None:
     def peak(raws: Sequence[dict[str, Any]]) -> int:
         state = ClusterCache(load_settings(""))
         for raw in raws:
@@ -228,7 +228,7 @@ def memory(raws: Sequence[dict[str, Any]]) -> int:
         tracemalloc.stop()
 
 
-def test_large_mtgpupods_take_as_little_of_the_schedulers_memory_as_ordinary_ones() -> None:
+def test_large_mtgpupods_take_no_more_memory_than_ordinary_ones() -> None:
     ordinary = [b.mtgpupod(f"m{i}") for i in range(20)]
     memory(ordinary)  # what is made once
     assert memory([hostile(f"m{i}", 150_000) for i in range(20)]) < 1.5 * memory(ordinary)

@@ -1,4 +1,4 @@
-"""Which taints of a node keep the Pod of an MtgpuPod away."""
+"""The taints that make the kubelet reject the Pod of an MtgpuPod."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ DRAIN = {"key": "drain", "value": "now", "effect": "NoExecute"}
     ],
     ids=str,
 )
-def test_a_toleration_is_read_as_the_kubelet_does(toleration: dict[str, Any], tolerates: bool) -> None:
+def test_toleration_matches_a_taint_as_in_the_kubelet(toleration: dict[str, Any], tolerates: bool) -> None:
     assert untolerated_taint({"tolerations": [toleration]}, [DRAIN]) == (None if tolerates else "drain=now:NoExecute")
 
 
-def test_all_must_be_tolerated_and_the_first_that_is_not_is_named() -> None:
+def test_untolerated_taint_is_the_first_that_no_toleration_matches() -> None:
     other = {"key": "other", "effect": "NoExecute"}
     assert (
         untolerated_taint({"tolerations": [{"key": "drain", "operator": "Exists"}]}, [DRAIN, other])
@@ -38,7 +38,7 @@ def test_all_must_be_tolerated_and_the_first_that_is_not_is_named() -> None:
     assert untolerated_taint({"tolerations": "all of them"}, [other]) == "other:NoExecute"
 
 
-def test_what_passes_and_what_only_the_scheduler_heeds_does_not_count() -> None:
+def test_evicting_taints_leave_out_default_tolerations_and_other_effects() -> None:
     passing = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
     scheduling = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
     assert evicting_taints({"spec": {"taints": [passing, scheduling, DRAIN]}}) == (DRAIN,)

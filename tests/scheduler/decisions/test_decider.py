@@ -5,10 +5,9 @@ import pytest
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.cluster.reservations import Reservation, Reservations
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import FoundPod
 from tests import builders as b
-from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 
 
@@ -55,18 +54,6 @@ def test_nothing_is_reserved_for_a_pod_that_was_deleted_while_its_binding_was_un
     assert str(refused) == "the pod has been deleted"
     assert replica.cards_held() == {}
     decided(replica, submitted(replica, "q"))
-
-
-def test_deleted_pods_are_remembered_for_a_while_and_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.cluster.reservations._MAX_DELETED", 3)
-    clock = Clock()
-    decisions = Reservations(30.0, clock)
-    for uid in "abcd":
-        decisions.mark_deleted(uid)
-    assert [uid for uid in "abcd" if decisions.is_deleted(uid)] == ["b", "c", "d"]
-    clock.now += 121.0
-    decisions.mark_deleted("e")
-    assert [uid for uid in "abcde" if decisions.is_deleted(uid)] == ["e"]
 
 
 def test_the_same_node_again_gives_the_same_cards(replica: Replica) -> None:

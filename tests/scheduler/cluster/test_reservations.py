@@ -1,4 +1,4 @@
-"""Cards are not held for a pod that is never bound: by scheduling gates, or by bindings that keep failing."""
+"""No cards stay reserved for pods that are never bound."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ import pytest
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import GATED, read_pod
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.cluster.reservations import Reservation
+from scheduler.cluster.reservations import Reservation, Reservations
 from tests import builders as b
+from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 
 SECONDS = SETTINGS.scheduler.reservation_seconds
@@ -38,7 +39,7 @@ def gated(replica: Replica, name: str) -> GpuPod:
     return submitted(replica, name, schedulingGates=[{"name": "example.com/later"}])
 
 
-def test_a_gated_pod_gets_no_decision_and_no_reservation(replica: Replica) -> None:
+def test_decision_for_a_gated_pod_is_rejected_without_a_reservation(replica: Replica) -> None:
     known = gated(replica, "p")
     found = replica.decider.decide(known, "n1")
     assert isinstance(found, Rejection)
@@ -47,14 +48,14 @@ def test_a_gated_pod_gets_no_decision_and_no_reservation(replica: Replica) -> No
     assert replica.cards_held() == {}
 
 
-def test_a_gated_pod_passes_no_filter_and_plans_no_slices(replica: Replica) -> None:
+def test_filter_of_a_gated_pod_passes_no_node_and_plans_no_slices(replica: Replica) -> None:
     known = gated(replica, "p")
     found = replica.filter.filter(known, ["n1", "n2"])
     assert (found.passed, found.hopeless, found.repartitionable) == ([], dict.fromkeys(["n1", "n2"], GATED), [])
 
 
-def test_a_gated_pod_is_not_nominated() -> None:
-    """A nomination keeps cards from pods of lower priority."""
+def test_gated_pod_is_not_nominated() -> None:
+    """A nomination sets cards aside from pods of lower priority."""
     raw = b.share("p")
     raw["status"]["nominatedNodeName"] = "n1"
     assert read_pod(raw).nominated_node == "n1"
@@ -62,14 +63,14 @@ def test_a_gated_pod_is_not_nominated() -> None:
     assert read_pod(raw).nominated_node == ""
 
 
-def test_a_pod_whose_last_gate_has_gone_is_decided_before_the_watch_tells(replica: Replica) -> None:
+def test_decision_for_a_pod_without_gates_does_not_wait_for_its_event(replica: Replica) -> None:
     known = gated(replica, "p")
     replica.api.edit_pod("p", lambda raw: raw["spec"].update(schedulingGates=[]))
     assert isinstance(replica.decider.decide(known, "n1"), Reservation)
 
 
 def hold_on(replica: Replica, known: GpuPod, seconds: float, *, nodes: tuple[str, ...] = ("n1",)) -> float:
-    """Bind every second for so long, with bindings that always fail; for how much of it another pod had no cards."""
+    """Bind every second with bindings that fail; return for how many seconds other pods got no cards."""
     held = 0.0
     for i in range(int(seconds)):
         replica.decider.decide(known, nodes[i % len(nodes)])
@@ -80,7 +81,7 @@ def hold_on(replica: Replica, known: GpuPod, seconds: float, *, nodes: tuple[str
 
 
 @pytest.mark.parametrize("nodes", [("n1",), ("n1", "n2")])
-def test_a_reservation_that_is_renewed_without_being_bound_ends(replica: Replica, nodes: tuple[str, ...]) -> None:
+def test_reservations_of_a_pod_that_is_never_bound_end(replica: Replica, nodes: tuple[str, ...]) -> None:
     known = submitted(replica, "p")
     assert hold_on(replica, known, 4 * SECONDS, nodes=nodes) == 4 * SECONDS
     replica.clock.now += SECONDS
@@ -88,7 +89,7 @@ def test_a_reservation_that_is_renewed_without_being_bound_ends(replica: Replica
     assert hold_on(replica, known, 1000, nodes=nodes) <= 1000 * 0.15
 
 
-def test_a_pod_whose_bindings_failed_for_long_is_bound_within_the_pause(replica: Replica) -> None:
+def test_pod_whose_bindings_failed_gets_a_reservation_after_a_pause(replica: Replica) -> None:
     known = submitted(replica, "p")
     hold_on(replica, known, 6 * SECONDS)
     for _ in range(21):
@@ -101,7 +102,7 @@ def test_a_pod_whose_bindings_failed_for_long_is_bound_within_the_pause(replica:
     assert replica.cards_held() == {"p": [(0, 600)]}
 
 
-def test_a_pod_without_a_reservation_for_long_begins_anew(replica: Replica) -> None:
+def test_pod_without_a_reservation_for_long_gets_the_full_time_again(replica: Replica) -> None:
     known = submitted(replica, "p")
     hold_on(replica, known, 6 * SECONDS)
     replica.clock.now += 6 * SECONDS
@@ -109,18 +110,18 @@ def test_a_pod_without_a_reservation_for_long_begins_anew(replica: Replica) -> N
     assert hold_on(replica, known, 4 * SECONDS) == 4 * SECONDS
 
 
-def test_a_pod_that_waits_between_its_tries_is_never_paused(replica: Replica) -> None:
-    """A gang that is bound member by member, or a Permit plugin that waits: each begins with the write of a Binding."""
+def test_pod_that_waits_between_its_bindings_is_never_paused(replica: Replica) -> None:
+    """The members of a gang, or a Permit plugin that waits: each reservation begins with the write of a Binding."""
     known = submitted(replica, "p")
     for _ in range(10):
         assert isinstance(replica.decider.decide(known, "n1"), Reservation)
         replica.clock.now += SECONDS + 1
-        replica.decider.check_overdue()  # the write has failed: it is released
+        replica.decider.check_overdue()  # The write has failed, so the reservation is released.
         assert replica.cards_held() == {}
         replica.clock.now += 5 * SECONDS
 
 
-def test_a_bound_pod_keeps_its_cards_however_long_its_event_takes(replica: Replica) -> None:
+def test_bound_pod_keeps_its_cards_until_its_event_arrives(replica: Replica) -> None:
     known = submitted(replica, "p")
     decision = replica.decider.decide(known, "n1")
     assert isinstance(decision, Reservation)
@@ -131,8 +132,20 @@ def test_a_bound_pod_keeps_its_cards_however_long_its_event_takes(replica: Repli
         assert replica.cards_held() == {"p": [(0, 600)]}
 
 
-def test_a_dry_run_is_answered_within_the_pause(replica: Replica) -> None:
+def test_decision_without_a_reservation_is_made_during_the_pause(replica: Replica) -> None:
     known = submitted(replica, "p")
     hold_on(replica, known, 6 * SECONDS)
     assert isinstance(replica.decider.decide(known, "n1"), Rejection)
     assert isinstance(replica.decider.decide(known, "n1", reserve=False), Reservation)
+
+
+def test_deleted_pods_are_remembered_up_to_a_time_and_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.cluster.reservations._MAX_DELETED", 3)
+    clock = Clock()
+    decisions = Reservations(30.0, clock)
+    for uid in "abcd":
+        decisions.mark_deleted(uid)
+    assert [uid for uid in "abcd" if decisions.is_deleted(uid)] == ["b", "c", "d"]
+    clock.now += 121.0
+    decisions.mark_deleted("e")
+    assert [uid for uid in "abcde" if decisions.is_deleted(uid)] == ["e"]

@@ -1,4 +1,4 @@
-"""What a scheduler keeps of pods that have ended: a cluster keeps 12,500 of them, which no quota counts."""
+"""The stored part of pods that have ended: a cluster keeps 12,500 of them, which no quota counts."""
 
 import pickle
 
@@ -7,7 +7,7 @@ from tests import builders as b
 from tests.scheduler.fake import SETTINGS
 
 
-def test_pod_that_has_ended_is_kept_in_a_few_hundred_bytes() -> None:
+def test_trim_reduces_an_ended_pod_to_a_few_hundred_bytes() -> None:
     """What its 200 containers had asked for had cost 80 KiB, until the pod was deleted."""
     names = [f"c{i}-{'x' * 30}" for i in range(200)]
     raw = b.pod("p", *(b.container(name, 1, 256) for name in names), node="n1", phase="Failed")
