@@ -1,4 +1,4 @@
-"""Allocate and PreStartContainer where the runtime has CDI, without gRPC."""
+"""Allocate and PreStartContainer for a runtime with CDI, without gRPC."""
 
 import asyncio
 import time
@@ -29,14 +29,14 @@ def fake_node(tmp_path: Path) -> FakeNode:
     return FakeNode(tmp_path)
 
 
-def test_the_only_pod_that_can_be_meant_is_answered_at_once(fake_node: FakeNode) -> None:
+def test_allocate_with_one_candidate_returns_its_environment(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("p", "1"))
     answer = fake_node.allocate(A)
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
-    assert fake_node.allocate(A).env == VOID, "it is served: another call is for a pod that is not known yet"
+    assert fake_node.allocate(A).env == VOID, "the second call is for a pod that has not been read yet"
 
 
-def test_where_several_can_be_meant_or_none_is_decided_it_is_void(fake_node: FakeNode) -> None:
+def test_allocate_with_several_or_undecided_candidates_returns_void(fake_node: FakeNode) -> None:
     assert fake_node.allocate(A).env == VOID
     fake_node.pods.take(share("late", core=2))
     assert fake_node.allocate(A).env == VOID
@@ -44,14 +44,14 @@ def test_where_several_can_be_meant_or_none_is_decided_it_is_void(fake_node: Fak
     assert fake_node.allocate(A).env == VOID
 
 
-def test_every_answer_names_a_fresh_device_that_does_not_exist_yet(fake_node: FakeNode) -> None:
+def test_allocate_names_a_new_device_without_a_file(fake_node: FakeNode) -> None:
     first, second = fake_node.allocate(A), fake_node.allocate(A)
     assert first.cdi != second.cdi
     with pytest.raises(Unresolvable):
         fake_node.visible(first)
 
 
-def test_before_the_start_the_owner_of_the_ids_is_certain(fake_node: FakeNode) -> None:
+def test_pre_start_delivers_to_the_owner_of_the_ids(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("p", "0"))
     fake_node.pods.take(decided("q", "1"))
     first, second = fake_node.admit(A, "uid-q"), fake_node.admit(B, "uid-p")
@@ -60,7 +60,7 @@ def test_before_the_start_the_owner_of_the_ids_is_certain(fake_node: FakeNode) -
     assert (fake_node.visible(first), fake_node.visible(second)) == ("GPU-n1-1", "GPU-n1-0")
 
 
-def test_the_pod_and_its_decision_are_waited_for(fake_node: FakeNode) -> None:
+def test_pre_start_waits_for_the_pod_and_its_decision(fake_node: FakeNode) -> None:
     answer = fake_node.admit(A, "uid-p")
 
     def arrives() -> None:
@@ -78,7 +78,7 @@ def test_the_pod_and_its_decision_are_waited_for(fake_node: FakeNode) -> None:
         ([share("p", core=2)], "default/p: no cards have been decided for the pod"),
     ],
 )
-def test_waiting_is_bounded_and_says_for_what(tmp_path: Path, pods: list[dict[str, Any]], why: str) -> None:
+def test_pre_start_without_pod_or_decision_is_refused(tmp_path: Path, pods: list[dict[str, Any]], why: str) -> None:
     fake_node = FakeNode(tmp_path, wait_seconds=0.05)
     for raw in pods:
         fake_node.pods.take(raw)
@@ -89,7 +89,7 @@ def test_waiting_is_bounded_and_says_for_what(tmp_path: Path, pods: list[dict[st
     assert time.monotonic() - began < 5
 
 
-def test_what_is_missing_in_the_checkpoint_is_written_when_the_list_is_sent_again(fake_node: FakeNode) -> None:
+def test_missing_checkpoint_entry_is_requested_by_sending_the_list_again(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("p", "1"))
     answer = fake_node.allocate(A)
     fake_node.on_resend = lambda: fake_node.note(answer, A, "uid-p")
@@ -97,8 +97,8 @@ def test_what_is_missing_in_the_checkpoint_is_written_when_the_list_is_sent_agai
     assert (fake_node.visible(answer), fake_node.resent) == ("GPU-n1-1", 1)
 
 
-def test_a_checkpoint_from_before_the_last_answer_names_nobody(tmp_path: Path) -> None:
-    """The pod that held the ids has ended, which the API server has not told yet."""
+def test_checkpoint_without_the_last_answer_is_not_trusted(tmp_path: Path) -> None:
+    """The pod that held the ids has ended, but the API server has not delivered that yet."""
     fake_node = FakeNode(tmp_path, wait_seconds=0.01)
     fake_node.pods.take(decided("old", "1"))
     old = fake_node.admit(A, "uid-old")
@@ -114,14 +114,14 @@ def test_a_checkpoint_from_before_the_last_answer_names_nobody(tmp_path: Path) -
         fake_node.visible(old)
 
 
-def test_ids_that_nobody_owns_are_refused(tmp_path: Path) -> None:
+def test_ids_without_an_owner_are_refused(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, wait_seconds=0.01)
     fake_node.admit(B, "uid-p")
     with pytest.raises(Refused, match="names no owner of 2 ids"):
         fake_node.start(A)
 
 
-def test_a_wrong_record_is_refused_at_once_with_an_event(fake_node: FakeNode) -> None:
+def test_invalid_record_is_refused_at_once_and_reported(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("p", "7"))
     assert fake_node.admit(A, "uid-p").env == VOID
     with pytest.raises(Refused, match="card 7, which this node does not have"):
@@ -130,7 +130,7 @@ def test_a_wrong_record_is_refused_at_once_with_an_event(fake_node: FakeNode) ->
     assert not list((fake_node.folder).glob("cdi/*"))
 
 
-def test_a_container_that_starts_again_gets_what_its_record_says_now(fake_node: FakeNode) -> None:
+def test_restarted_container_gets_the_cards_of_the_current_record(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("p", "1"))
     answer = fake_node.admit(A, "uid-p")
     fake_node.start(A)
@@ -142,15 +142,15 @@ def test_a_container_that_starts_again_gets_what_its_record_says_now(fake_node: 
     assert fake_node.visible(answer) == "GPU-n1-1"
 
 
-def test_containers_that_share_ids_each_have_their_own_answer(fake_node: FakeNode) -> None:
-    """Whichever of the two it is that starts, and however late the pod's status is."""
+def test_containers_that_share_ids_get_their_own_cards(fake_node: FakeNode) -> None:
+    """The call does not name the container, and the pod's status may be late."""
     fake_node.pods.take(TWO)
     init, app = fake_node.admit(A, "uid-p", "i"), fake_node.admit(A, "uid-p", "c")
     fake_node.start(A)
     assert (fake_node.visible(init), fake_node.visible(app)) == ("GPU-n1-1", "GPU-n1-0")
 
 
-def test_of_containers_that_share_ids_only_the_one_that_may_not_start_is_kept_back(fake_node: FakeNode) -> None:
+def test_refused_container_that_shares_ids_does_not_stop_the_other(fake_node: FakeNode) -> None:
     fake_node.pods.take(TWO)
     init, app = fake_node.admit(A, "uid-p", "i"), fake_node.admit(A, "uid-p", "c")
     fake_node.start(A)
@@ -162,7 +162,7 @@ def test_of_containers_that_share_ids_only_the_one_that_may_not_start_is_kept_ba
     assert "card 1 (GPU-n1-1) is unhealthy" in fake_node.refusals[0][1]
 
 
-def test_an_init_container_that_has_ended_well_is_no_reason_for_an_event(fake_node: FakeNode) -> None:
+def test_refusal_of_a_completed_init_container_is_not_reported(fake_node: FakeNode) -> None:
     ended = {"initContainerStatuses": [{"name": "i", "state": {"terminated": {"exitCode": 0}}}]}
     fake_node.pods.take({**TWO, "status": {"phase": "Running", **ended}})
     fake_node.admit(A, "uid-p", "i")
@@ -172,14 +172,14 @@ def test_an_init_container_that_has_ended_well_is_no_reason_for_an_event(fake_no
     assert not fake_node.refusals
 
 
-def test_after_a_restart_the_checkpoint_knows_the_device(fake_node: FakeNode) -> None:
+def test_restarted_agent_finds_the_device_in_the_checkpoint(fake_node: FakeNode) -> None:
     answer = fake_node.admit(A, "uid-p")
     fake_node.restart(decided("p", "1"))
     fake_node.start(A)
     assert fake_node.visible(answer) == "GPU-n1-1"
 
 
-def test_after_a_restart_the_kubelet_must_not_say_otherwise(tmp_path: Path) -> None:
+def test_restarted_agent_refuses_if_pod_resources_contradicts_the_checkpoint(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, wait_seconds=0.01)
     fake_node.admit(A, "uid-p")
     fake_node.restart(decided("p", "1"))
@@ -193,7 +193,7 @@ def test_after_a_restart_the_kubelet_must_not_say_otherwise(tmp_path: Path) -> N
     fake_node.start(A)
 
 
-def test_a_kubelet_that_is_busy_is_asked_again(fake_node: FakeNode) -> None:
+def test_busy_pod_resources_is_queried_again(fake_node: FakeNode) -> None:
     fake_node.admit(A, "uid-p")
     fake_node.restart(decided("p", "1"))
     fake_node.silent = 2
@@ -201,7 +201,7 @@ def test_a_kubelet_that_is_busy_is_asked_again(fake_node: FakeNode) -> None:
     assert fake_node.silent == 0
 
 
-def test_a_pod_that_was_made_anew_under_the_name_has_its_own_record(fake_node: FakeNode) -> None:
+def test_recreated_pod_has_its_own_record(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("p", "1"))
     old = fake_node.admit(A, "uid-p")
     fake_node.start(A)
@@ -212,7 +212,7 @@ def test_a_pod_that_was_made_anew_under_the_name_has_its_own_record(fake_node: F
     assert (fake_node.visible(old), fake_node.visible(new)) == ("GPU-n1-1", "GPU-n1-0")
 
 
-def test_what_was_admitted_without_cdi_starts_only_on_the_right_cards(tmp_path: Path) -> None:
+def test_answer_from_before_cdi_must_agree_with_the_record(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, cdi=False)
     fake_node.pods.take(decided("p", "1"))
     fake_node.admit(A, "uid-p")
@@ -223,7 +223,7 @@ def test_what_was_admitted_without_cdi_starts_only_on_the_right_cards(tmp_path: 
         fake_node.start(A)
 
 
-def test_nothing_starts_before_all_pods_are_known(tmp_path: Path) -> None:
+def test_pre_start_is_refused_before_all_pods_are_read(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, wait_seconds=0.01)
     fake_node.admit(A, "uid-p")
     fake_node.restart(decided("p", "1"), synced=False)
@@ -231,7 +231,7 @@ def test_nothing_starts_before_all_pods_are_known(tmp_path: Path) -> None:
         fake_node.start(A)
 
 
-def test_a_card_that_is_full_takes_no_other_whoever_wrote_the_record(fake_node: FakeNode) -> None:
+def test_pod_that_exceeds_the_capacity_of_a_card_waits(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("young", "1", core=60))
     fake_node.pods.take(decided("old", "1", core=60))
     fake_node.admit(A, "uid-young")
@@ -248,7 +248,7 @@ def test_a_card_that_is_full_takes_no_other_whoever_wrote_the_record(fake_node: 
     assert fake_node.visible(refused) == "GPU-n1-1"
 
 
-def test_what_was_granted_is_known_after_a_restart(fake_node: FakeNode) -> None:
+def test_restarted_agent_knows_earlier_grants(fake_node: FakeNode) -> None:
     pods = decided("a", "1", core=60), decided("b", "1", core=60)
     for raw in pods:
         fake_node.pods.take(raw)
@@ -261,8 +261,8 @@ def test_what_was_granted_is_known_after_a_restart(fake_node: FakeNode) -> None:
     fake_node.start(A)
 
 
-def test_many_waits_do_not_hold_each_other_up(fake_node: FakeNode) -> None:
-    """As when many pods were bound before their decisions."""
+def test_waiting_calls_do_not_block_each_other(fake_node: FakeNode) -> None:
+    """Many pods were bound before their cards were decided."""
     names = [f"p{i}" for i in range(50)]
     ids = {name: [f"{name}-1", f"{name}-2"] for name in names}
     answers = {name: fake_node.admit(ids[name], f"uid-{name}") for name in names}
@@ -281,8 +281,8 @@ def test_many_waits_do_not_hold_each_other_up(fake_node: FakeNode) -> None:
     assert [fake_node.visible(answers[name]) for name in names] == [f"GPU-n1-{i % 2}" for i in range(50)]
 
 
-def test_answers_without_cdi_wait_together_no_longer_than_there_is_patience(tmp_path: Path) -> None:
-    """The kubelet admits one pod at a time: 80 pods that never get cards kept a node from others for 80 seconds."""
+def test_answers_without_cdi_share_one_wait_budget(tmp_path: Path) -> None:
+    """The kubelet admits one pod at a time: without the budget, 80 pods without cards blocked a node for 80 seconds."""
     fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.2)
     fake_node.budget = WaitBudget(0.2, 0.2, lambda: 0.0)
     fake_node.restart()

@@ -1,4 +1,4 @@
-"""Containers with several id resources: one of them brings the cards, whichever the kubelet asks first."""
+"""Containers that request several id resources: one of them, the carrier, brings the cards."""
 
 import itertools
 from pathlib import Path
@@ -31,13 +31,13 @@ def two(name: str, on: int, **more: Any) -> dict[str, Any]:
 
 
 def merged(fake_node: FakeNode, *names: str) -> dict[str, str]:
-    """What the runtime makes of several CDI devices."""
+    """Return the environment that the runtime makes of several CDI devices."""
     return dict(resolve(names, fake_node.folder / "cdi").env)
 
 
 @pytest.mark.parametrize("asked", [(CORE, RATIO), (RATIO, CORE)], ids=["core first", "ratio first"])
 @pytest.mark.parametrize("started", [(CORE, RATIO), (RATIO, CORE)], ids=["core first", "ratio first"])
-def test_only_the_carrier_brings_cards_in_whatever_order(
+def test_only_the_carrier_brings_cards_in_any_order(
     fake_node: FakeNode, asked: tuple[str, ...], started: tuple[str, ...]
 ) -> None:
     fake_node.pods.take(two("p", 1))
@@ -52,7 +52,7 @@ def test_only_the_carrier_brings_cards_in_whatever_order(
     assert merged(fake_node, answers[RATIO].cdi[0]) == {"MGPU_CARRIER": CORE}
 
 
-def test_the_same_resource_brings_cards_where_it_is_alone(fake_node: FakeNode) -> None:
+def test_resource_of_another_carrier_brings_cards_if_it_is_alone(fake_node: FakeNode) -> None:
     raw = recorded(pod("p", requesting("c", BOTH), requesting("d", {RATIO: 2})), {"c": 0, "d": 1})
     fake_node.pods.take(raw)
     fake_node.admit(A, "uid-p", "c", CORE)
@@ -63,7 +63,7 @@ def test_the_same_resource_brings_cards_where_it_is_alone(fake_node: FakeNode) -
     assert fake_node.visible(own) == "GPU-n1-1"
 
 
-def test_ids_that_an_init_container_lends_bring_it_cards_and_the_other_one_none(fake_node: FakeNode) -> None:
+def test_reused_ids_bring_cards_only_to_the_container_they_carry(fake_node: FakeNode) -> None:
     raw = recorded(pod("p", requesting("c", BOTH), init=(requesting("i", {RATIO: 2}),)), {"i": 1, "c": 0})
     fake_node.pods.take(raw)
     init = fake_node.admit(A, "uid-p", "i", RATIO)
@@ -76,7 +76,7 @@ def test_ids_that_an_init_container_lends_bring_it_cards_and_the_other_one_none(
     assert merged(fake_node, core.cdi[0], ratio.cdi[0])["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-0"
 
 
-def test_what_the_carrier_refuses_does_not_start_whatever_the_other_one_says(fake_node: FakeNode) -> None:
+def test_container_refused_by_its_carrier_does_not_start(fake_node: FakeNode) -> None:
     fake_node.pods.take(two("p", 1))
     core, ratio = (fake_node.admit(A, "uid-p", resource=resource) for resource in (CORE, RATIO))
     fake_node.cards = (card(0), card(1, healthy=False))
@@ -88,7 +88,7 @@ def test_what_the_carrier_refuses_does_not_start_whatever_the_other_one_says(fak
         fake_node.visible(core)
 
 
-def test_the_other_one_does_not_wait_for_the_decision(fake_node: FakeNode) -> None:
+def test_only_the_carrier_waits_for_the_decision(fake_node: FakeNode) -> None:
     fake_node.pods.take(pod("p", requesting("c", BOTH)))
     assert [fake_node.admit(A, "uid-p", resource=resource).env for resource in (CORE, RATIO)] == [VOID, {}]
     fake_node.start(A, resource=RATIO)
@@ -96,8 +96,8 @@ def test_the_other_one_does_not_wait_for_the_decision(fake_node: FakeNode) -> No
         fake_node.start(A, resource=CORE)
 
 
-def test_without_ids_of_its_carrier_a_container_does_not_start(fake_node: FakeNode) -> None:
-    """The kubelet drops what a node does not have at all from a pod's requests."""
+def test_container_without_ids_of_its_carrier_is_refused(fake_node: FakeNode) -> None:
+    """The kubelet ignores requests for resources that a node does not advertise."""
     fake_node.pods.take(two("p", 1))
     fake_node.admit(A, "uid-p", resource=RATIO)
     with pytest.raises(Refused, match=f"gave it ids of {RATIO}, but none of {CORE}, which brings its cards"):
@@ -106,7 +106,7 @@ def test_without_ids_of_its_carrier_a_container_does_not_start(fake_node: FakeNo
     assert [name for name, _ in fake_node.refusals] == ["p"]
 
 
-def test_after_a_restart_both_are_known_by_their_own_names(fake_node: FakeNode) -> None:
+def test_restarted_agent_finds_the_answers_of_both_resources(fake_node: FakeNode) -> None:
     core, ratio = (fake_node.admit(A, "uid-p", resource=resource) for resource in (CORE, RATIO))
     fake_node.restart(two("p", 1))
     for resource in (RATIO, CORE):
@@ -115,7 +115,7 @@ def test_after_a_restart_both_are_known_by_their_own_names(fake_node: FakeNode) 
 
 
 @pytest.mark.parametrize("amounts", [{MEMORY: "8Gi"}, {"aliyun.com/gpu-mem": 4}], ids=["bytes", "another id resource"])
-def test_a_share_brings_cards_where_nothing_else_does(fake_node: FakeNode, amounts: dict[str, object]) -> None:
+def test_share_resource_is_the_carrier_if_there_is_no_other(fake_node: FakeNode, amounts: dict[str, object]) -> None:
     fake_node.pods.take(recorded(pod("p", requesting("c", {**amounts, SHARE: 1})), {"c": 1}))
     answer = fake_node.admit(["7"], "uid-p", resource=SHARE)
     assert bool(answer.env) == (MEMORY in amounts)
@@ -124,7 +124,7 @@ def test_a_share_brings_cards_where_nothing_else_does(fake_node: FakeNode, amoun
         assert fake_node.visible(answer) == "GPU-n1-1"
 
 
-def test_without_cdi_only_the_carrier_answers(tmp_path: Path) -> None:
+def test_without_cdi_only_the_carrier_brings_cards(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01)
     fake_node.pods.take(two("p", 1))
     ratio, core = (fake_node.admit(A, "uid-p", resource=resource) for resource in (RATIO, CORE))
@@ -136,8 +136,8 @@ def test_without_cdi_only_the_carrier_answers(tmp_path: Path) -> None:
         fake_node.start(A, resource=resource)
 
 
-def test_without_cdi_cards_that_were_guessed_for_another_pod_start_nobody(tmp_path: Path) -> None:
-    """Both ask for two of ratio; of one it is the carrier, and the kubelet takes them the other way round."""
+def test_without_cdi_cards_of_a_pod_with_another_carrier_are_refused(tmp_path: Path) -> None:
+    """Both request two of ratio, which is the carrier of one only. The kubelet admits them in the other order."""
     fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01)
     alone = recorded(pod("alone", requesting("c", {RATIO: 2})), {"c": 0})
     alone["metadata"]["creationTimestamp"], both = "2026-01-01T00:00:00Z", two("p", 1)
@@ -152,8 +152,8 @@ def test_without_cdi_cards_that_were_guessed_for_another_pod_start_nobody(tmp_pa
             fake_node.start(ids, resource=RATIO)
 
 
-def test_a_card_has_room_for_all_vocabularies_together(fake_node: FakeNode) -> None:
-    """mGPU and gpushare count bytes, Koordinator counts them in percent too: rounded up, 33 and 68 are too much."""
+def test_capacity_of_a_card_counts_all_vocabularies_together(fake_node: FakeNode) -> None:
+    """mGPU and gpushare count bytes. Koordinator also counts percents: 33 and 68, rounded up, are too much."""
     full, sixty = 80 * GIB, 60 * GIB
     fake_node.pods.take(recorded(pod("k", requesting("c", {MEMORY: sixty, SHARE: 1})), {"c": 1}))
     fake_node.pods.take(recorded(pod("g", requesting("c", {GPU_MEM: 2})), {"c": 1}))
@@ -176,7 +176,7 @@ def test_a_card_has_room_for_all_vocabularies_together(fake_node: FakeNode) -> N
         fake_node.start(B, resource=CORE)
 
 
-def test_a_card_that_another_plugin_gave_out_takes_no_share(fake_node: FakeNode) -> None:
+def test_card_given_out_by_another_plugin_is_refused(fake_node: FakeNode) -> None:
     fake_node.pods.take(two("p", 1))
     core, _ = (fake_node.admit(A, "uid-p", resource=resource) for resource in (CORE, RATIO))
     fake_node.foreign = (Holding("u", "", "pod u", "", "nvidia", (Share("c", "GPU-n1-1", whole=True),)),)

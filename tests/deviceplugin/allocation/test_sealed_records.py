@@ -1,4 +1,4 @@
-"""The agent shows cards for records that the scheduler sealed, and for no others."""
+"""With seals, the agent delivers cards only for allocation records that the scheduler sealed."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def fake_node(tmp_path: Path) -> FakeNode:
     return made
 
 
-def test_a_sealed_record_starts_its_pod_on_its_card(fake_node: FakeNode) -> None:
+def test_pod_with_a_sealed_record_starts(fake_node: FakeNode) -> None:
     fake_node.pods.take(sealed(of_node("p", "1")))
     fake_node.admit(FIRST, "uid-p")
     fake_node.start(FIRST)
@@ -64,7 +64,7 @@ def running(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_record(raw: dict[str, Any], card: str) -> dict[str, Any]:
-    """The same pod and seal, and another card in its record."""
+    """Return the same pod, with the same seal, but another card in its record."""
     annotations = {**raw["metadata"]["annotations"], RECORD + "c": card}
     return {**raw, "metadata": {**raw["metadata"], "annotations": annotations}}
 
@@ -74,10 +74,8 @@ ELSEWHERE = RecordVerifier(Keys(SINCE, {OTHER.id: OTHER.key.public_key()}, OTHER
 
 
 @pytest.mark.parametrize("cause", ["unknown key", "changed record", "changed record, new agent"])
-def test_running_pod_record_stops_counting_its_container_starts_again_on_its_card(
-    fake_node: FakeNode, cause: str
-) -> None:
-    """A key that was rotated past this agent, or a stolen token, must not end a user's pod at its next restart."""
+def test_restarted_container_with_an_invalid_record_keeps_its_card(fake_node: FakeNode, cause: str) -> None:
+    """A rotated key or a stolen token must not keep a user's container from starting again."""
     raw = sealed(of_node("p", "1"))
     fake_node.pods.take(raw)
     answer = fake_node.admit(FIRST, "uid-p")
@@ -98,7 +96,7 @@ def test_running_pod_record_stops_counting_its_container_starts_again_on_its_car
     assert not fake_node.refusals
 
 
-def test_running_pod_record_stops_counting_its_card_is_not_given_to_another(fake_node: FakeNode) -> None:
+def test_card_of_a_running_pod_with_an_invalid_record_stays_held(fake_node: FakeNode) -> None:
     raw = sealed(of_node("p", "1", core=99))
     fake_node.pods.take(raw)
     fake_node.admit(FIRST, "uid-p")
@@ -110,7 +108,7 @@ def test_running_pod_record_stops_counting_its_card_is_not_given_to_another(fake
         fake_node.start(["3", "4"])
 
 
-def test_running_pod_record_stops_counting_a_container_that_was_given_no_card_is_refused(fake_node: FakeNode) -> None:
+def test_new_container_of_a_running_pod_with_an_invalid_record_is_refused(fake_node: FakeNode) -> None:
     """Another container of the pod has run."""
     raw = of_node("p", "1")
     (container,) = raw["spec"]["containers"]
@@ -122,7 +120,7 @@ def test_running_pod_record_stops_counting_a_container_that_was_given_no_card_is
 
 
 @pytest.mark.parametrize("forge", ["unsealed", "copied"])
-def test_a_forged_record_starts_nothing_and_says_why(fake_node: FakeNode, forge: str) -> None:
+def test_pod_with_a_forged_record_is_refused_until_it_is_sealed(fake_node: FakeNode, forge: str) -> None:
     raw = of_node("thief", "1")
     if forge == "copied":
         raw["metadata"]["annotations"] = sealed(of_node("victim", "1"))["metadata"]["annotations"]
@@ -136,7 +134,7 @@ def test_a_forged_record_starts_nothing_and_says_why(fake_node: FakeNode, forge:
     fake_node.start(FIRST)
 
 
-def test_what_counts_is_looked_at_again_when_the_annotations_change() -> None:
+def test_record_is_verified_again_when_annotations_change() -> None:
     pods = NodePods(load_settings(), lambda: None, AGENT)
     good = sealed(of_node("p", "1"))
     assert taken(pods, good).shares
@@ -151,7 +149,7 @@ def test_what_counts_is_looked_at_again_when_the_annotations_change() -> None:
     assert taken(pods, good).shares
 
 
-def test_a_pod_that_poses_as_an_mtgpupods_gets_no_limits() -> None:
+def test_unsealed_pod_of_an_mtgpupod_gets_no_limits() -> None:
     pods = NodePods(load_settings(), lambda: None, AGENT)
     said = {mtgpu.REQUEST: "0.2", mtgpu.LIMIT: "1", mtgpu.MEMORY: "1024", mtgpu.GPUID: "zxcvb"}
     env = [{"name": mtgpu.VISIBLE, "value": "GPU-n1-0"}]
@@ -164,7 +162,7 @@ def test_a_pod_that_poses_as_an_mtgpupods_gets_no_limits() -> None:
     assert [limited.name for limited in pods.limited_pods()] == ["m"]
 
 
-def test_that_a_gpushare_pod_was_given_its_card_is_written_beside_its_seal() -> None:
+def test_acknowledgement_of_a_gpushare_pod_keeps_its_sealed_record_valid() -> None:
     pods = NodePods(load_settings(), lambda: None, AGENT)
     own = {"name": "c", "resources": {"limits": {gpushare.MEMORY: "3"}}}
     record = {gpushare.INDEX: "0", gpushare.ASSIGNED: "false", gpushare.ALLOCATION: '{"c":{"0":3}}'}
@@ -175,12 +173,12 @@ def test_that_a_gpushare_pod_was_given_its_card_is_written_beside_its_seal() -> 
     assert again.shares == known.shares
 
 
-def test_without_cdi_a_container_on_the_cards_of_an_equal_pod_is_refused(tmp_path: Path) -> None:
-    """Its record cannot be made to say so: the agent has no key."""
+def test_sealed_records_are_not_exchanged_without_cdi(tmp_path: Path) -> None:
+    """The agent has no key, so it cannot change a record."""
     fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01, records=AGENT)
     for name, card in (("p", "0"), ("q", "1")):
         fake_node.pods.take(sealed(of_node(name, card)))
-    fake_node.admit(FIRST, "uid-q")  # the kubelet takes them in another order than Allocate guessed
+    fake_node.admit(FIRST, "uid-q")  # Allocate assumed another order
     with pytest.raises(Refused, match="its record is sealed, so that only the scheduler can change it; delete the pod"):
         fake_node.start(FIRST)
     assert fake_node.written == []

@@ -1,4 +1,4 @@
-"""Who serves whole cards, and what another plugin gave out."""
+"""Which plugin serves whole cards, and which cards another plugin gave out."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def whole(name: str, **more: Any) -> dict[str, Any]:
 
 
 class Place:
-    """A node whose whole cards are looked at."""
+    """The files and services from which `WholeCards` reads the state of a node."""
 
     def __init__(self, folder: Path, setting: str = "auto") -> None:
         self.folder, self.owned = folder, list[Owner]()
@@ -100,17 +100,17 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_on_a_node_without_another_plugin_they_are_ours(place: Place) -> None:
-    assert place.look() == (None, ()), "neither the kubelet nor the API server has said anything"
+def test_node_without_another_plugin_is_served_by_mgpu(place: Place) -> None:
+    assert place.look() == (None, ()), "neither the checkpoint nor the Node has been read"
     assert place.whole.not_served_reason()
     place.capacity = 0
     assert place.look()[0] == "mgpu"
     assert not place.whole.not_served_reason()
     place.capacity = 2
-    assert place.look()[0] == "mgpu", "it is ours"
+    assert place.look()[0] == "mgpu", "mgpu itself advertises them"
 
 
-def test_what_this_agent_offered_before_it_was_restarted_is_ours(place: Place) -> None:
+def test_restarted_agent_recognizes_its_own_ids(place: Place) -> None:
     place.capacity = 2
     place.write(ours("u", "0"), ids=list(device_ids(id_resources(cards(2), load_settings())[0], cards(2))))
     assert place.look() == ("mgpu", ())
@@ -121,7 +121,7 @@ def test_what_this_agent_offered_before_it_was_restarted_is_ours(place: Place) -
 
 @pytest.mark.parametrize("setting", ["auto", "mgpu"])
 @pytest.mark.parametrize("sign", ["socket", "devices", "a pod", "capacity"])
-def test_whoever_shows_signs_of_serving_them_is_left_alone(tmp_path: Path, setting: str, sign: str) -> None:
+def test_signs_of_nvidias_plugin_make_it_the_server(tmp_path: Path, setting: str, sign: str) -> None:
     place = Place(tmp_path, setting)
     place.capacity = 0
     place.pods.take(whole("p"))
@@ -138,7 +138,7 @@ def test_whoever_shows_signs_of_serving_them_is_left_alone(tmp_path: Path, setti
     assert "NVIDIA's plugin serves" in str(place.whole.not_served_reason())
 
 
-def test_a_plugin_that_comes_later_takes_over_and_when_it_has_gone_and_its_pods_too_they_are_ours(place: Place) -> None:
+def test_later_nvidia_plugin_serves_until_it_and_its_pods_are_gone(place: Place) -> None:
     place.capacity = 2
     place.write(ids=["0", "1"])
     assert place.look()[0] == "mgpu"
@@ -152,14 +152,14 @@ def test_a_plugin_that_comes_later_takes_over_and_when_it_has_gone_and_its_pods_
     assert place.look() == ("mgpu", ())
 
 
-def test_where_it_is_set_nothing_is_looked_for(tmp_path: Path) -> None:
+def test_setting_nvidia_overrides_what_is_found(tmp_path: Path) -> None:
     place = Place(tmp_path, "nvidia")
     place.capacity = 0
     place.write(ids=["0"])
     assert place.look()[0] == "nvidia"
 
 
-def test_what_it_gave_out_is_told_but_not_what_mgpu_placed(place: Place) -> None:
+def test_cards_given_out_by_nvidias_plugin_are_held_and_reported(place: Place) -> None:
     for raw in (whole("p"), whole("ours"), recorded(whole("recorded"), {"c": 0}), pod("none")):
         place.pods.take(raw)
     entries = [theirs("uid-p", "GPU-n1-1::3"), ours("uid-ours", "0"), theirs("uid-recorded", "GPU-n1-0")]
@@ -178,7 +178,7 @@ def test_what_it_gave_out_is_told_but_not_what_mgpu_placed(place: Place) -> None
     ], "by whatever record, that plugin gave it this card"
 
 
-def test_pods_that_ended_hold_nothing_though_the_checkpoint_still_has_them(place: Place) -> None:
+def test_ended_pods_in_the_checkpoint_hold_nothing(place: Place) -> None:
     place.pods.take(whole("p"))
     place.write(theirs("uid-p", UUID), ids=[UUID])
     assert place.look()[1]
@@ -186,19 +186,19 @@ def test_pods_that_ended_hold_nothing_though_the_checkpoint_still_has_them(place
     assert place.look()[1] == ()
 
 
-def test_a_pod_that_only_the_kubelet_knows_counts_for_a_while(place: Place) -> None:
+def test_pod_known_only_to_the_kubelet_counts_for_thirty_seconds(place: Place) -> None:
     place.write(theirs("uid-p", UUID), ids=[UUID])
     assert place.look()[1]
     assert place.look(seconds=20)[1]
     assert place.look(seconds=20)[1] == ()
     assert place.look()[1] == ()
     place.pods.take(whole("p"))
-    assert place.look(seconds=20)[1], "the API server was late"
+    assert place.look(seconds=20)[1], "the API server delivered it late"
     place.pods.drop(whole("p"))
-    assert place.look()[1] == (), "it was known, and has gone"
+    assert place.look()[1] == (), "it was present before, so it is gone"
 
 
-def test_a_static_pod_is_known_by_the_kubelets_uid(place: Place) -> None:
+def test_static_pod_is_found_by_the_kubelets_uid(place: Place) -> None:
     place.pods.take(whole("static", annotations={"kubernetes.io/config.mirror": "5d41402abc4b2a76"}))
     place.write(theirs("5d41402abc4b2a76", UUID), ids=[UUID])
     assert place.look(seconds=100)[1]
@@ -206,7 +206,7 @@ def test_a_static_pod_is_known_by_the_kubelets_uid(place: Place) -> None:
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "gone"])
-def test_a_checkpoint_that_cannot_be_read_takes_nothing_away(place: Place, damage: str) -> None:
+def test_unreadable_checkpoint_keeps_the_last_state(place: Place, damage: str) -> None:
     place.pods.take(whole("p"))
     place.write(theirs("uid-p", UUID), ids=[UUID])
     before = place.look()
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_cannot_be_read_takes_nothing_away(place: Place, damag
     assert place.look()[1] == ()
 
 
-def test_where_there_is_no_checkpoint_the_kubelet_is_asked(place: Place) -> None:
+def test_pod_resources_is_queried_if_there_is_no_checkpoint(place: Place) -> None:
     place.pods.take(whole("p"))
     place.silent = True
     assert place.look()[1] is None
@@ -245,12 +245,12 @@ RUNS = {"phase": "Running", "containerStatuses": [{"name": "c", "containerID": "
         ("minor:1", (UUID,)),
         ("void", None),
         ("GPU-elsewhere", None),
-        # It asked for one: the variable is its image's own, and the container toolkit heeds it of no container.
+        # The pod requested one card: its image set the variable, and NVIDIA's container toolkit ignores that.
         (f"GPU-n1-0,{UUID}", None),
         ("all", None),
     ],
 )
-def test_a_pod_that_runs_without_a_record_and_is_in_no_checkpoint_shows_its_cards(
+def test_unrecorded_pod_holds_the_cards_of_its_environment(
     place: Place, visible: str, ids: tuple[str, ...] | None
 ) -> None:
     place.pods.take(whole("p"))
@@ -261,7 +261,7 @@ def test_a_pod_that_runs_without_a_record_and_is_in_no_checkpoint_shows_its_card
     anything = (CheckpointEntry("uid-p", "c", WHOLE_CARDS, ("GPU-n1-0", UUID)),)
     assert place.look()[1] == anything
     assert place.look(seconds=1)[1] == anything
-    assert place.asked == ["uid-p"], "a runtime that is not there is not asked all the time"
+    assert place.asked == ["uid-p"], "an absent runtime is not queried all the time"
     assert not place.whole.bare
     place.environment["uid-p"] = visible
     assert place.look(seconds=10)[1] == (
@@ -272,22 +272,22 @@ def test_a_pod_that_runs_without_a_record_and_is_in_no_checkpoint_shows_its_card
     assert place.look(seconds=10)[1] == ()
 
 
-def test_what_the_checkpoint_knows_is_asked_of_nobody_else(place: Place) -> None:
+def test_unrecorded_pod_in_the_checkpoint_is_not_looked_up_in_the_runtime(place: Place) -> None:
     place.pods.take({**whole("p"), "status": RUNS})
     place.write(theirs("uid-p", UUID), ids=[UUID])
     assert place.look()[1] == (CheckpointEntry("uid-p", "c", WHOLE_CARDS, (UUID,)),)
     assert not place.asked
 
 
-def test_a_share_that_runs_without_a_record_is_held_too(place: Place) -> None:
+def test_unrecorded_pod_with_a_share_holds_its_card(place: Place) -> None:
     place.pods.take({**pod("p", requesting("c", {"koordinator.sh/gpu-memory-ratio": 20})), "status": RUNS})
     place.write()
     place.environment["uid-p"] = UUID
     assert place.look() == ("mgpu", (CheckpointEntry("uid-p", "c", "koordinator.sh/gpu-memory-ratio", (UUID,)),))
 
 
-def test_pod_whose_record_does_not_count_holds_its_cards_and_shows_no_other_plugin(place: Place) -> None:
-    """mgpu's own, after an upgrade for instance: whole cards must not be given up for it."""
+def test_pod_with_an_invalid_record_holds_its_cards_and_is_no_sign_of_nvidias_plugin(place: Place) -> None:
+    """After an upgrade, for example: mgpu gave the pod its cards, so mgpu must continue to serve whole cards."""
     key = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()
     records = RecordVerifier(Keys("2026-01-01T00:00:00Z", {key_id(key): key}))
     place.pods = NodePods(load_settings(), lambda: None, records)
@@ -308,7 +308,7 @@ def label(node: Node) -> str:
     return str(node.api.get("/api/v1/nodes/n1")["metadata"]["labels"].get(LABEL, ""))
 
 
-def test_our_plugin_serves_whole_cards_from_the_same_ledger(node: Node) -> None:
+def test_agent_serves_whole_cards_by_allocation_records(node: Node) -> None:
     with node.agent():
         until(lambda: node.allocatable().get(WHOLE_CARDS) == "2")
         until(lambda: label(node) == "mgpu")
@@ -318,7 +318,7 @@ def test_our_plugin_serves_whole_cards_from_the_same_ledger(node: Node) -> None:
         assert not listed(node)
 
 
-def test_a_stock_plugin_is_left_alone_and_its_cards_are_told(node: Node) -> None:
+def test_agent_leaves_whole_cards_to_nvidias_plugin_and_reports_its_cards(node: Node) -> None:
     stock = NvidiaPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
     stock.start()
     until(lambda: node.allocatable().get(WHOLE_CARDS) == "2")
@@ -332,7 +332,7 @@ def test_a_stock_plugin_is_left_alone_and_its_cards_are_told(node: Node) -> None
             assert (row["podUID"], row["resourceName"]) == (node.pod("p")["metadata"]["uid"], WHOLE_CARDS)
             (uuid,) = row["deviceIDs"]
             assert node.visible("p") == uuid
-            # Whoever wrote its record, a share does not start there.
+            # A share does not start there, even with a valid record.
             index = int(uuid[-1])
             node.create(
                 recorded(
@@ -352,7 +352,7 @@ def test_a_stock_plugin_is_left_alone_and_its_cards_are_told(node: Node) -> None
         stock.stop()
 
 
-def test_a_stock_plugin_that_comes_later_keeps_what_it_registered(node: Node) -> None:
+def test_later_nvidia_plugin_keeps_its_registration(node: Node) -> None:
     stock = NvidiaPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
     with node.agent() as agent:
         until(lambda: label(node) == "mgpu")
@@ -368,7 +368,7 @@ def test_a_stock_plugin_that_comes_later_keeps_what_it_registered(node: Node) ->
             stock.stop()
 
 
-def test_when_a_stock_plugin_has_gone_they_are_ours_again(node: Node) -> None:
+def test_agent_serves_whole_cards_again_after_nvidias_plugin_is_gone(node: Node) -> None:
     stock = NvidiaPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
     with node.agent():
         until(lambda: label(node) == "mgpu")

@@ -1,4 +1,4 @@
-"""CDI spec files."""
+"""Writing, reading and removing CDI spec files."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from deviceplugin.delivery.cdi import CdiFiles, Edits, new_name
 from playground.container_runtime import Unresolvable, resolve
 
 
-def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> None:
+def test_written_device_resolves_to_its_environment(tmp_path: Path) -> None:
     name = new_name()
     CdiFiles(tmp_path / "cdi").write(name, "uid-1", "c", Edits({"B": "2", "A": "x=y"}))
     assert resolve([name], tmp_path / "cdi").env == {"A": "x=y", "B": "2"}
@@ -19,7 +19,7 @@ def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> Non
     assert new_name() != name
 
 
-def test_files_go_with_their_pods_and_only_theirs(tmp_path: Path) -> None:
+def test_keep_only_removes_files_of_other_pods_only(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path)
     for uid in ("a", "b", "b", "c"):
         files.write(new_name(), uid, "main", Edits({"A": "1"}))
@@ -32,7 +32,7 @@ def test_files_go_with_their_pods_and_only_theirs(tmp_path: Path) -> None:
     assert names[1] == "nvidia.json"
 
 
-def test_one_container_can_be_kept_back(tmp_path: Path) -> None:
+def test_remove_deletes_one_device_of_a_container(tmp_path: Path) -> None:
     name, other = new_name(), new_name()
     files = CdiFiles(tmp_path)
     for device in (name, other):
@@ -43,14 +43,14 @@ def test_one_container_can_be_kept_back(tmp_path: Path) -> None:
         resolve([name], tmp_path)
 
 
-def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
+def test_missing_folder_has_no_files(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path / "none")
     files.keep_only(set())
     files.remove(new_name(), "a", "main")
     assert not files.environments()
 
 
-def test_mounts_come_with_the_device(tmp_path: Path) -> None:
+def test_mounts_are_part_of_the_device(tmp_path: Path) -> None:
     name = new_name()
     files = CdiFiles(tmp_path)
     files.write(name, "a", "main", Edits({"A": "1"}, (("/run/x", "/run/x"), ("/run/shm", "/dev/shm"))))
@@ -64,13 +64,13 @@ def test_mounts_come_with_the_device(tmp_path: Path) -> None:
     }
 
 
-def test_without_mounts_the_file_says_nothing_of_any(tmp_path: Path) -> None:
+def test_spec_without_mounts_has_only_the_environment(tmp_path: Path) -> None:
     CdiFiles(tmp_path).write(new_name(), "a", "main", Edits({"A": "1"}))
     (file,) = tmp_path.iterdir()
     assert list(json.loads(file.read_text())["devices"][0]["containerEdits"]) == ["env"]
 
 
-def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> None:
+def test_environments_are_read_from_valid_files_only(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path)
     files.write(new_name(), "a", "main", Edits({"X": "a=b", "Y": ""}))
     for i, text in enumerate(("{", "[]", '{"devices": [{"containerEdits": {"env": ["X"]}}]}', '{"devices": [3]}')):
@@ -79,8 +79,8 @@ def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["mgpu_b_main_0_1.json", "mgpu_b_main_0_1_2.json", "mgpu___.json", "mgpu____.json"])
-def test_file_with_a_name_that_mgpu_never_gives_is_ignored(tmp_path: Path, name: str) -> None:
-    """Such a file ended every agent of its node when it started."""
+def test_file_with_an_unexpected_name_is_ignored(tmp_path: Path, name: str) -> None:
+    """Such a file must not keep an agent from starting."""
     files = CdiFiles(tmp_path)
     files.write("mgpu.io/card=0", "a", "main", Edits({"X": "1"}))
     (tmp_path / name).write_bytes((tmp_path / "mgpu_a_main_0.json").read_bytes())

@@ -1,4 +1,4 @@
-"""Where the runtime has no CDI: what Allocate guessed stands, and the records are made to say so."""
+"""Without CDI the answers to Allocate are final, and the allocation records are changed to agree with them."""
 
 import random
 from pathlib import Path
@@ -31,7 +31,7 @@ def recorded(fake_node: FakeNode, name: str, container_name: str = "c") -> list[
     return [share.card for share in known.shares or () if share.container == container_name]
 
 
-def test_the_oldest_decision_of_the_amount_is_given(fake_node: FakeNode) -> None:
+def test_allocate_returns_the_oldest_decision(fake_node: FakeNode) -> None:
     with pytest.raises(Refused, match="no pod on this node waits"):
         fake_node.allocate(A)
     for name, on, created in (("young", "1", 2), ("old", "0", 1)):
@@ -41,13 +41,13 @@ def test_the_oldest_decision_of_the_amount_is_given(fake_node: FakeNode) -> None
     assert not first.cdi
 
 
-def test_a_pod_that_the_kubelet_saw_first_is_waited_for(tmp_path: Path) -> None:
+def test_allocate_waits_for_a_pod_that_the_kubelet_sees_first(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, cdi=False)
     answer = fake_node.allocate(A, lambda: fake_node.pods.take(decided("p", "1")))
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
 
 
-def test_equal_pods_that_got_each_others_cards_have_their_records_exchanged(fake_node: FakeNode) -> None:
+def test_equal_pods_with_each_others_cards_exchange_their_records(fake_node: FakeNode) -> None:
     for i, name in enumerate("pqr"):
         fake_node.pods.take(at(i, decided(name, str(i))))
     # The kubelet takes them in another order: p's cards go to q, q's to r, r's to p.
@@ -60,10 +60,10 @@ def test_equal_pods_that_got_each_others_cards_have_their_records_exchanged(fake
     assert not fake_node.refusals
     for ids in (A, B, C):
         fake_node.start(ids)
-    assert len(fake_node.written) == 4, "once settled, they stay"
+    assert len(fake_node.written) == 4, "confirmed records stay"
 
 
-def test_the_other_one_may_be_admitted_only_afterwards(fake_node: FakeNode) -> None:
+def test_exchange_with_a_pod_that_is_admitted_later_works(fake_node: FakeNode) -> None:
     for i, name in enumerate("pq"):
         fake_node.pods.take(at(i, decided(name, str(i))))
     fake_node.admit(A, "uid-q")
@@ -75,8 +75,8 @@ def test_the_other_one_may_be_admitted_only_afterwards(fake_node: FakeNode) -> N
     assert len(fake_node.written) == 2
 
 
-def test_however_the_kubelet_takes_them_every_pod_gets_a_decision_and_none_gets_two(fake_node: FakeNode) -> None:
-    """Starts come between the admissions, and several decisions name the same card."""
+def test_any_order_of_admissions_and_starts_gives_each_pod_one_decision(fake_node: FakeNode) -> None:
+    """Starts and admissions alternate at random, and several decisions name the same card."""
     fake_node.cards = cards(2)
     for seed in range(60):
         fake_node.restart()
@@ -100,8 +100,8 @@ def test_however_the_kubelet_takes_them_every_pod_gets_a_decision_and_none_gets_
             assert [answer.env["NVIDIA_VISIBLE_DEVICES"]] == [f"GPU-n1-{card}" for card in recorded(fake_node, name)]
 
 
-def test_unequal_pods_do_not_start_on_each_others_cards(fake_node: FakeNode) -> None:
-    """The kubelet counts only the ids: of memory they may ask for different amounts."""
+def test_unequal_pods_do_not_exchange_their_records(fake_node: FakeNode) -> None:
+    """The kubelet counts only ids. The pods may request different amounts of memory."""
     small, large = decided("small", "0", mib=512), decided("large", "1", mib=1024)
     for i, raw in enumerate((small, large)):
         fake_node.pods.take(at(i, raw))
@@ -112,7 +112,7 @@ def test_unequal_pods_do_not_start_on_each_others_cards(fake_node: FakeNode) -> 
     assert not fake_node.written
 
 
-def test_containers_of_one_pod_can_be_exchanged_too(fake_node: FakeNode) -> None:
+def test_containers_of_one_pod_exchange_their_placements(fake_node: FakeNode) -> None:
     two = {RECORD + "a": "0", RECORD + "b": "1"}
     fake_node.pods.take(pod("p", container("a", 2, 512), container("b", 2, 512), annotations={ASSUMED: "true", **two}))
     fake_node.admit(A, "uid-p", "b")
@@ -122,7 +122,7 @@ def test_containers_of_one_pod_can_be_exchanged_too(fake_node: FakeNode) -> None
     assert (recorded(fake_node, "p", "a"), recorded(fake_node, "p", "b")) == ([1], [0])
 
 
-def test_what_was_exchanged_when_the_agent_died_is_exchanged_again(fake_node: FakeNode) -> None:
+def test_unwritten_exchange_is_repeated_by_the_next_agent(fake_node: FakeNode) -> None:
     pods = [at(i, decided(name, str(i))) for i, name in enumerate("pq")]
     for raw in pods:
         fake_node.pods.take(raw)
@@ -131,10 +131,12 @@ def test_what_was_exchanged_when_the_agent_died_is_exchanged_again(fake_node: Fa
     fake_node.written.clear()
     fake_node.restart(*pods)
     assert (recorded(fake_node, "p"), recorded(fake_node, "q")) == ([1], [0])
-    assert [name for name, _ in fake_node.written] == ["p", "q"], "the one that does not run first"
+    assert [name for name, _ in fake_node.written] == ["p", "q"], (
+        "the record of the pod that does not run is changed first"
+    )
 
 
-def test_an_exchange_of_which_half_was_written_is_finished(fake_node: FakeNode) -> None:
+def test_half_written_exchange_is_completed_by_the_next_agent(fake_node: FakeNode) -> None:
     fake_node.pods.take(at(0, decided("p", "0")))
     fake_node.pods.take(at(1, decided("q", "1")))
     fake_node.admit(A, "uid-q")
@@ -142,7 +144,7 @@ def test_an_exchange_of_which_half_was_written_is_finished(fake_node: FakeNode) 
     assert (recorded(fake_node, "p"), recorded(fake_node, "q")) == ([1], [0])
 
 
-def test_cards_that_somebody_holds_are_not_taken_over(fake_node: FakeNode) -> None:
+def test_cards_of_a_deleted_pod_that_others_hold_are_refused(fake_node: FakeNode) -> None:
     fake_node.pods.take(at(0, decided("gone", "0")))
     fake_node.pods.take(at(1, decided("q", "1")))
     fake_node.admit(A, "uid-q")
@@ -152,7 +154,7 @@ def test_cards_that_somebody_holds_are_not_taken_over(fake_node: FakeNode) -> No
         fake_node.start(A)
 
 
-def test_what_was_answered_before_a_restart_is_not_given_again(fake_node: FakeNode) -> None:
+def test_placement_that_an_earlier_agent_gave_away_is_not_given_again(fake_node: FakeNode) -> None:
     pods = [at(i, decided(name, str(i))) for i, name in enumerate("pq")]
     for raw in pods:
         fake_node.pods.take(raw)
@@ -161,13 +163,13 @@ def test_what_was_answered_before_a_restart_is_not_given_again(fake_node: FakeNo
     assert fake_node.admit(B, "uid-q").env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
 
 
-def test_nothing_is_given_before_that_is_known(fake_node: FakeNode) -> None:
+def test_allocate_is_refused_before_all_pods_are_read(fake_node: FakeNode) -> None:
     fake_node.restart(decided("p", "0"), synced=False)
     with pytest.raises(Refused, match="no pod on this node waits"):
         fake_node.allocate(A)
 
 
-def test_ids_count_as_the_resource_does(fake_node: FakeNode) -> None:
+def test_allocate_with_another_amount_is_refused(fake_node: FakeNode) -> None:
     fake_node.pods.take(decided("p", "0"))
     with pytest.raises(Refused, match=f"waits for this amount of {CORE}"):
         fake_node.allocate([*A, *B])

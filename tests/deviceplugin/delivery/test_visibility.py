@@ -1,4 +1,4 @@
-"""What tells a container's runtime of its cards besides NVIDIA_VISIBLE_DEVICES."""
+"""Mounts and device nodes that name a container's cards in addition to NVIDIA_VISIBLE_DEVICES."""
 
 import asyncio
 import json
@@ -26,11 +26,11 @@ from tests.deviceplugin.records import decided, recorded, requesting
 IDS = ["1", "2"]
 LIST = "/var/run/nvidia-container-devices"
 MINORS = (replace(card(0), minor=3), replace(card(1), minor=7))
-"""The cards of a node; a minor number is not an index."""
+"""The cards of a node, whose minor numbers differ from their indexes."""
 
 
 def dev(folder: Path, *names: str) -> Path:
-    """A /dev with these in it; plain files, since nobody but root makes device nodes."""
+    """Create a /dev with these entries. They are plain files, since only root can create device nodes."""
     root = folder / "dev"
     root.mkdir()
     for name in names:
@@ -39,7 +39,7 @@ def dev(folder: Path, *names: str) -> Path:
 
 
 def started(fake_node: FakeNode, raw: dict[str, Any], resource: str = CORE) -> Edits:
-    """What the runtime makes of the pod's container."""
+    """Start the pod's container, and return the edits that the runtime applies."""
     fake_node.pods.take(raw)
     answer = fake_node.admit(IDS, raw["metadata"]["uid"], resource=resource)
     assert not answer.mounts
@@ -48,12 +48,12 @@ def started(fake_node: FakeNode, raw: dict[str, Any], resource: str = CORE) -> E
     return resolve(answer.cdi, fake_node.folder / "cdi")
 
 
-def test_by_default_the_variable_says_all(tmp_path: Path) -> None:
+def test_default_exposure_is_the_variable_alone(tmp_path: Path) -> None:
     edits = started(FakeNode(tmp_path), decided("p", "1"))
     assert (edits.env["NVIDIA_VISIBLE_DEVICES"], edits.mounts, edits.nodes) == ("GPU-n1-1", (), ())
 
 
-def test_as_mounts_every_card_is_named_and_the_variable_keeps_the_uuids(tmp_path: Path) -> None:
+def test_exposure_by_mounts_names_every_card(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True))
     edits = started(fake_node, recorded(pod("p", requesting("c", {"nvidia.com/gpu": 1})), {"c": 1}), "nvidia.com/gpu")
     assert edits.mounts == ((f"{LIST}/GPU-n1-1", "/dev/null"),)
@@ -61,7 +61,7 @@ def test_as_mounts_every_card_is_named_and_the_variable_keeps_the_uuids(tmp_path
     assert edits.nodes == ()
 
 
-def test_mig_devices_are_named_by_their_own_uuids_and_have_their_cards_node(tmp_path: Path) -> None:
+def test_mig_devices_have_their_own_mounts_and_the_node_of_their_card(tmp_path: Path) -> None:
     root = dev(tmp_path, "nvidia3", "nvidia7")
     fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=root))
     made = [Slice(0, place(text).start, "1g.10gb", f"MIG-{text}") for text in ("1g.10gb@4", "1g.10gb@5")]
@@ -76,7 +76,7 @@ def test_mig_devices_are_named_by_their_own_uuids_and_have_their_cards_node(tmp_
     assert edits.nodes == ("/dev/nvidia3",)
 
 
-def test_a_share_under_mps_has_the_card_that_it_is_of(tmp_path: Path) -> None:
+def test_mps_share_has_the_mount_and_node_of_its_card(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7")))
     fake_node.all_gpus, fake_node.cards = (
         MINORS,
@@ -87,7 +87,7 @@ def test_a_share_under_mps_has_the_card_that_it_is_of(tmp_path: Path) -> None:
     assert edits.nodes == ("/dev/nvidia3",)
 
 
-def test_nodes_are_those_of_its_cards_and_of_the_drivers_those_that_are_there(tmp_path: Path) -> None:
+def test_device_nodes_are_those_of_the_cards_and_the_existing_driver_nodes(tmp_path: Path) -> None:
     fake_node = FakeNode(
         tmp_path, exposure=Exposure(nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7", "nvidiactl", "null"))
     )
@@ -103,7 +103,7 @@ def test_nodes_are_those_of_its_cards_and_of_the_drivers_those_that_are_there(tm
     ("minor", "why"),
     [(7, "no .*/dev/nvidia7"), (None, "no device node of a known number")],
 )
-def test_a_card_without_its_node_starts_nothing(tmp_path: Path, minor: int | None, why: str) -> None:
+def test_missing_device_node_is_refused(tmp_path: Path, minor: int | None, why: str) -> None:
     fake_node = FakeNode(tmp_path, exposure=Exposure(nodes=True, dev=dev(tmp_path, "nvidia3", "nvidiactl")))
     fake_node.cards = (MINORS[0], replace(card(1), minor=minor))
     said = rf"default/p container c: card 1 \(GPU-n1-1\) has {why}, and deviceplugin.deviceNodes is true"
@@ -113,7 +113,7 @@ def test_a_card_without_its_node_starts_nothing(tmp_path: Path, minor: int | Non
     assert not (tmp_path / "cdi").exists()
 
 
-def test_only_the_carrier_brings_them(tmp_path: Path) -> None:
+def test_only_the_carrier_brings_mounts_and_nodes(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, exposure=Exposure(mounts=True))
     names = ("koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio")
     fake_node.pods.take(recorded(pod("p", requesting("c", dict.fromkeys(names, 2))), {"c": 1}))
@@ -125,7 +125,7 @@ def test_only_the_carrier_brings_them(tmp_path: Path) -> None:
     assert (other.mounts, other.nodes) == ((), ())
 
 
-def test_without_cdi_allocates_answer_brings_them(tmp_path: Path) -> None:
+def test_answer_without_cdi_has_mounts_and_nodes(tmp_path: Path) -> None:
     exposure = Exposure(mounts=True, nodes=True, dev=dev(tmp_path, "nvidia7", "nvidia-uvm"))
     fake_node = FakeNode(tmp_path, cdi=False, wait_seconds=0.01, exposure=exposure)
     fake_node.cards = MINORS
@@ -146,7 +146,7 @@ def test_without_cdi_allocates_answer_brings_them(tmp_path: Path) -> None:
     assert [(d.host_path, d.container_path, d.permissions) for d in answer.devices] == wanted
 
 
-def test_the_settings_say_it() -> None:
+def test_exposure_follows_the_settings() -> None:
     own = load_settings("deviceplugin: {deviceList: Mounts, deviceNodes: true, devDir: /host/dev}").deviceplugin
     assert make_exposure(own) == Exposure(mounts=True, nodes=True, dev=Path("/host/dev"))
     assert make_exposure(load_settings().deviceplugin) == Exposure()
@@ -154,7 +154,7 @@ def test_the_settings_say_it() -> None:
     assert make_exposure(load_settings(environ=environ).deviceplugin) == Exposure(mounts=True, nodes=True)
 
 
-def test_the_agent_does_as_its_settings_say(node: Node) -> None:
+def test_agent_exposes_cards_as_its_settings_say(node: Node) -> None:
     with node.agent(deviceList="mounts"):
         node.create(decided("p", "1", node="n1"))
         node.runs("p")

@@ -1,13 +1,15 @@
-"""The playground's nvidia-cuda-mps-control, and coroutines that use it on a loop of their own."""
+"""Runs daemons by the playground's nvidia-cuda-mps-control, and tests on an event loop."""
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any, ParamSpec
 
 from deviceplugin.isolation.mps.daemons import Daemons, Times
 from deviceplugin.isolation.mps.folders import Mounts
@@ -16,13 +18,28 @@ from playground import mps_control
 COMMAND = [sys.executable, "-S", "-E", mps_control.__file__]
 CARD, OTHER = "GPU-n1-0", "GPU-n1-1"
 TIMES = Times(request=20, health=0.05, start=20, silent=20, quit=20, first_pause=0.01, longest_pause=0.05)
-"""Patient where a busy machine may be slow."""
+"""Long timeouts, since the machine that runs the tests may be slow."""
+P = ParamSpec("P")
 
 
-async def until(found: Callable[[], object], seconds: float = 120.0) -> None:
-    """seconds: more than a daemon on a busy machine may take to answer, to quit and to start again by TIMES."""
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test that is a coroutine function on an event loop."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+async def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Wait until the condition holds.
+
+    Args:
+        seconds: more than a daemon may take by TIMES to answer, to quit and to start again.
+    """
     deadline = time.monotonic() + seconds
-    while not found():
+    while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         await asyncio.sleep(0.01)
 
@@ -32,7 +49,7 @@ def pid_of(folder: Path, card: str = CARD) -> int:
 
 
 def lives(pid: int) -> bool:
-    """Whether it runs; one that has ended and that nobody asks about does not."""
+    """Return whether the process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -51,7 +68,7 @@ async def serving(
     command: list[str] | None = None,
     mounts: Mounts | None = None,
 ) -> AsyncIterator[Daemons]:
-    """Daemons looked after as by an agent; at the end it stops, and they stay."""
+    """Run daemons as an agent does. At the end the agent stops, and the daemons stay."""
     daemons = Daemons(folder, command or COMMAND, told.append, lambda: None, times, mounts)
     task = asyncio.create_task(daemons.run())
     try:

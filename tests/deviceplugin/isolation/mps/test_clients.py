@@ -29,7 +29,7 @@ from playground.kubelet import device_checkpoint
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, container, pod
 from tests.deviceplugin.fake_node import FixedGpus
-from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, pid_of, until
+from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, on_loop, pid_of, until
 from tests.deviceplugin.records import ASSUMED, RECORD, decided, requesting
 
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
@@ -140,66 +140,58 @@ def bench(folder: Path) -> Bench:
     return Bench(folder)
 
 
-def test_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(decided("p", "1", core=50, mib=4096)):
-            got = await bench.start("p", "1", "2")
-            pipe = str(bench.folder / OTHER / "pipe")
-            assert dict(got.env) == {
-                "NVIDIA_VISIBLE_DEVICES": OTHER,
-                "CUDA_MPS_PIPE_DIRECTORY": pipe,
-                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M",
-                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
-                **{key: value for key, value in got.env.items() if key.startswith("MGPU_")},
-            }
-            assert got.mounts == ((pipe, pipe), ("/dev/shm", str(bench.folder / "shm")))
-            assert lives(pid_of(bench.folder, OTHER))
-            assert not (bench.folder / CARD).exists()
-
-    asyncio.run(work())
+@on_loop
+async def test_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench) -> None:
+    async with bench.running(decided("p", "1", core=50, mib=4096)):
+        got = await bench.start("p", "1", "2")
+        pipe = str(bench.folder / OTHER / "pipe")
+        assert dict(got.env) == {
+            "NVIDIA_VISIBLE_DEVICES": OTHER,
+            "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+            **{key: value for key, value in got.env.items() if key.startswith("MGPU_")},
+        }
+        assert got.mounts == ((pipe, pipe), ("/dev/shm", str(bench.folder / "shm")))
+        assert lives(pid_of(bench.folder, OTHER))
+        assert not (bench.folder / CARD).exists()
     assert not bench.unenforced
 
 
-def test_share_is_no_client_without_the_setting(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(decided("p", "1"), enforce=False):
-            got = await bench.start("p", "1", "2")
-            assert not [key for key in got.env if key.startswith("CUDA")]
-            assert got.mounts == ()
-
-    asyncio.run(work())
+@on_loop
+async def test_share_is_no_client_without_the_setting(bench: Bench) -> None:
+    async with bench.running(decided("p", "1"), enforce=False):
+        got = await bench.start("p", "1", "2")
+        assert not [key for key in got.env if key.startswith("CUDA")]
+        assert got.mounts == ()
     assert sorted(file.name for file in bench.folder.iterdir()) == ["cdi", "checkpoint"]
 
 
-def test_start_waits_for_the_daemon_and_is_refused_with_its_problem(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(decided("p", "0"), command=["/no/such/control"], wait_seconds=0.2):
-            why = f"default/p container c: the MPS daemon of card {CARD} cannot be started: No such file or directory"
-            with pytest.raises(Refused, match=why):
-                await bench.start("p", "1", "2")
-            with pytest.raises(Unresolvable):
-                resolve(["mgpu.io/card=x"], bench.folder / "cdi")
-            assert not list(bench.folder.glob("cdi/*"))
-
-    asyncio.run(work())
+@on_loop
+async def test_start_waits_for_the_daemon_and_is_refused_with_its_problem(bench: Bench) -> None:
+    async with bench.running(decided("p", "0"), command=["/no/such/control"], wait_seconds=0.2):
+        why = f"default/p container c: the MPS daemon of card {CARD} cannot be started: No such file or directory"
+        with pytest.raises(Refused, match=why):
+            await bench.start("p", "1", "2")
+        with pytest.raises(Unresolvable):
+            resolve(["mgpu.io/card=x"], bench.folder / "cdi")
+        assert not list(bench.folder.glob("cdi/*"))
     assert len(bench.refusals) == 1
     assert bench.told
 
 
-def test_daemon_stays_until_its_last_pod_has_ended_or_is_gone(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(decided("p", "0"), decided("q", "0"), decided("r", "0")):
-            for i, name in enumerate("pqr"):
-                await bench.start(name, str(i), f"x{i}")
-            pid = pid_of(bench.folder)
-            bench.end("p")
-            bench.drop("q")
-            await asyncio.sleep(0.1)
-            assert lives(pid)
-            bench.end("r")
-            await until(lambda: not lives(pid))
-
-    asyncio.run(work())
+@on_loop
+async def test_daemon_stays_until_its_last_pod_has_ended_or_is_gone(bench: Bench) -> None:
+    async with bench.running(decided("p", "0"), decided("q", "0"), decided("r", "0")):
+        for i, name in enumerate("pqr"):
+            await bench.start(name, str(i), f"x{i}")
+        pid = pid_of(bench.folder)
+        bench.end("p")
+        bench.drop("q")
+        await asyncio.sleep(0.1)
+        assert lives(pid)
+        bench.end("r")
+        await until(lambda: not lives(pid))
     assert not bench.told
 
 
@@ -223,92 +215,78 @@ def test_next_agent_keeps_the_daemon_of_running_clients_whatever_the_setting(ben
     assert not bench.told
 
 
-def test_dead_daemon_is_started_again_for_running_clients(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(decided("p", "0")):
-            await bench.start("p", "1", "2")
-            before = pid_of(bench.folder)
-            kill(before)
-            await until(lambda: not bench.mps.is_healthy(CARD))
-            await until(lambda: bench.mps.is_healthy(CARD))
-            assert pid_of(bench.folder) != before
-
-    asyncio.run(work())
+@on_loop
+async def test_dead_daemon_is_started_again_for_running_clients(bench: Bench) -> None:
+    async with bench.running(decided("p", "0")):
+        await bench.start("p", "1", "2")
+        before = pid_of(bench.folder)
+        kill(before)
+        await until(lambda: not bench.mps.is_healthy(CARD))
+        await until(lambda: bench.mps.is_healthy(CARD))
+        assert pid_of(bench.folder) != before
     assert len(bench.told) == 1
 
 
-def test_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(
-            decided("p", "0"), decided("q", "0"), times=replace(TIMES, request=0.5, silent=0.01), wait_seconds=0.2
-        ):
-            bench.mps.set_partitioned_cards({CARD})
-            await until(lambda: bench.mps.is_healthy(CARD))
-            pid = pid_of(bench.folder)
-            await bench.start("p", "1", "2")
-            (bench.folder / CARD / "pipe" / "hang").touch()
-            await until(lambda: not bench.mps.is_healthy(CARD))
-            with pytest.raises(Refused, match="does not answer"):
-                await bench.start("q", "3", "4")
-            assert lives(pid)
-            bench.drop("p")
-            bench.pods.take(decided("r", "1"))
-            await until(lambda: not lives(pid))
-
-    asyncio.run(work())
+@on_loop
+async def test_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench: Bench) -> None:
+    async with bench.running(
+        decided("p", "0"), decided("q", "0"), times=replace(TIMES, request=0.5, silent=0.01), wait_seconds=0.2
+    ):
+        bench.mps.set_partitioned_cards({CARD})
+        await until(lambda: bench.mps.is_healthy(CARD))
+        pid = pid_of(bench.folder)
+        await bench.start("p", "1", "2")
+        (bench.folder / CARD / "pipe" / "hang").touch()
+        await until(lambda: not bench.mps.is_healthy(CARD))
+        with pytest.raises(Refused, match="does not answer"):
+            await bench.start("q", "3", "4")
+        assert lives(pid)
+        bench.drop("p")
+        bench.pods.take(decided("r", "1"))
+        await until(lambda: not lives(pid))
 
 
-def test_cut_card_has_a_daemon_before_any_container_starts(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(enforce=False):
-            assert not bench.mps.is_healthy(CARD)
-            await asyncio.to_thread(bench.mps.set_partitioned_cards, [CARD])
-            await until(lambda: bench.mps.is_healthy(CARD))
-            pid = pid_of(bench.folder)
-            await asyncio.to_thread(bench.mps.set_partitioned_cards, [])
-            await until(lambda: not lives(pid))
-            assert not bench.mps.is_healthy(CARD)
-
-    asyncio.run(work())
+@on_loop
+async def test_cut_card_has_a_daemon_before_any_container_starts(bench: Bench) -> None:
+    async with bench.running(enforce=False):
+        assert not bench.mps.is_healthy(CARD)
+        await asyncio.to_thread(bench.mps.set_partitioned_cards, [CARD])
+        await until(lambda: bench.mps.is_healthy(CARD))
+        pid = pid_of(bench.folder)
+        await asyncio.to_thread(bench.mps.set_partitioned_cards, [])
+        await until(lambda: not lives(pid))
+        assert not bench.mps.is_healthy(CARD)
 
 
-def test_mps_slice_is_a_client_whatever_the_setting(bench: Bench) -> None:
+@on_loop
+async def test_mps_slice_is_a_client_whatever_the_setting(bench: Bench) -> None:
     asking_slice = requesting("c", {"nvidia.com/gpu-4gb": 1})
     raw = pod("p", asking_slice, annotations={GIVEN: '{"c": {"gpu-4gb": ["1:3"]}}'})
-
-    async def work() -> None:
-        async with bench.running(raw, enforce=False):
-            known = bench.pods.by_uid("uid-p")
-            assert known is not None
-            deadline = asyncio.get_running_loop().time() + 20
-            found = await bench.mps.ready([Target(known, "c")], deadline)
-            assert found["uid-p", "c"] == edits(Client(OTHER, "4G", 5), bench.folder)
-            assert lives(pid_of(bench.folder, OTHER))
-
-    asyncio.run(work())
+    async with bench.running(raw, enforce=False):
+        known = bench.pods.by_uid("uid-p")
+        assert known is not None
+        deadline = asyncio.get_running_loop().time() + 20
+        found = await bench.mps.ready([Target(known, "c")], deadline)
+        assert found["uid-p", "c"] == edits(Client(OTHER, "4G", 5), bench.folder)
+        assert lives(pid_of(bench.folder, OTHER))
 
 
-def test_shares_of_several_cards_are_not_enforced_and_an_event_says_so(bench: Bench) -> None:
+@on_loop
+async def test_shares_of_several_cards_are_not_enforced_and_an_event_says_so(bench: Bench) -> None:
     both = pod("p", container("c", 100, 4096), annotations={ASSUMED: "true", RECORD + "c": "0,1", MULTIPLE: "2"})
-
-    async def work() -> None:
-        async with bench.running(both):
-            got = await bench.start("p", "1", "2")
-            assert got.env["NVIDIA_VISIBLE_DEVICES"] == f"{CARD},{OTHER}"
-            assert not got.mounts
-
-    asyncio.run(work())
+    async with bench.running(both):
+        got = await bench.start("p", "1", "2")
+        assert got.env["NVIDIA_VISIBLE_DEVICES"] == f"{CARD},{OTHER}"
+        assert not got.mounts
     (said,) = bench.unenforced
     assert said.startswith("p: the share of container c is not enforced: it has shares of 2 cards")
 
 
-def test_pod_whose_record_changes_while_its_daemon_starts_is_refused(bench: Bench) -> None:
-    async def work() -> None:
-        async with bench.running(decided("p", "0")):
-            start = asyncio.create_task(bench.start("p", "1", "2"))
-            await until(lambda: (bench.folder / CARD / "pipe").exists())
-            bench.pods.take(decided("p", "1"))
-            with pytest.raises(Refused, match="its allocation record has changed during the start"):
-                await start
-
-    asyncio.run(work())
+@on_loop
+async def test_pod_whose_record_changes_while_its_daemon_starts_is_refused(bench: Bench) -> None:
+    async with bench.running(decided("p", "0")):
+        start = asyncio.create_task(bench.start("p", "1", "2"))
+        await until(lambda: (bench.folder / CARD / "pipe").exists())
+        bench.pods.take(decided("p", "1"))
+        with pytest.raises(Refused, match="its allocation record has changed during the start"):
+            await start

@@ -20,6 +20,7 @@ from tests.deviceplugin.isolation.mps.fake import (
     TIMES,
     kill,
     lives,
+    on_loop,
     pid_of,
     ready,
     serving,
@@ -27,16 +28,13 @@ from tests.deviceplugin.isolation.mps.fake import (
 )
 
 
-def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> None:
+@on_loop
+async def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> None:
     told: list[str] = []
-
-    async def work() -> None:
-        async with serving(folder, told) as daemons:
-            daemons.set_needed({CARD, OTHER}, ())
-            await ready(daemons)
-            await ready(daemons, OTHER)
-
-    asyncio.run(work())
+    async with serving(folder, told) as daemons:
+        daemons.set_needed({CARD, OTHER}, ())
+        await ready(daemons)
+        await ready(daemons, OTHER)
     environ = Path(f"/proc/{pid_of(folder)}/environ").read_text().split("\0")
     assert {f"CUDA_VISIBLE_DEVICES={CARD}", f"CUDA_MPS_PIPE_DIRECTORY={folder / CARD / 'pipe'}"} < set(environ)
     assert pid_of(folder) != pid_of(folder, OTHER)
@@ -45,13 +43,11 @@ def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> None:
     assert not told
 
 
-def test_no_daemon_runs_without_need(folder: Path) -> None:
-    async def work() -> None:
-        async with serving(folder / "none", []) as daemons:
-            daemons.set_needed((), ())
-            await asyncio.sleep(0)
-
-    asyncio.run(work())
+@on_loop
+async def test_no_daemon_runs_without_need(folder: Path) -> None:
+    async with serving(folder / "none", []) as daemons:
+        daemons.set_needed((), ())
+        await asyncio.sleep(0)
     assert not (folder / "none").exists()
 
 
@@ -93,162 +89,137 @@ def test_unwanted_daemon_of_an_earlier_agent_ends(folder: Path, recorded: bool) 
     assert lives(pid_of(folder, OTHER))
 
 
-def test_daemon_of_another_program_is_used_and_watched(folder: Path) -> None:
+@on_loop
+async def test_daemon_of_another_program_is_used_and_watched(folder: Path) -> None:
     pipe = folder / CARD / "pipe"
     pipe.mkdir(parents=True)
     told: list[str] = []
-
-    async def work() -> None:
-        async with serving(folder, told) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-            assert pid_of(folder) == pid
-            kill(pid)
-            await until(lambda: told)
-            await ready(daemons)
-
     subprocess.run([*COMMAND, "-d"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}, check=True)
     pid = pid_of(folder)
-    asyncio.run(work())
+    async with serving(folder, told) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+        assert pid_of(folder) == pid
+        kill(pid)
+        await until(lambda: told)
+        await ready(daemons)
     assert pid_of(folder) != pid
 
 
-def test_end_of_a_daemon_is_reported_and_it_is_started_again(folder: Path) -> None:
+@on_loop
+async def test_end_of_a_daemon_is_reported_and_it_is_started_again(folder: Path) -> None:
     told: list[str] = []
-
-    async def work() -> None:
-        # It is not asked in this time: that it has ended is seen at once.
-        async with serving(folder, told, replace(TIMES, health=3600)) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-            before = pid_of(folder)
-            kill(before)
-            await until(lambda: told)
-            await ready(daemons)
-            assert pid_of(folder) != before
-
-    asyncio.run(work())
+    # It is not asked in this time: that it has ended is seen at once.
+    async with serving(folder, told, replace(TIMES, health=3600)) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+        before = pid_of(folder)
+        kill(before)
+        await until(lambda: told)
+        await ready(daemons)
+        assert pid_of(folder) != before
     assert told == [f"the MPS daemon of card {CARD} ended: it wrote nothing; it is started again in 0.01 s"]
 
 
-def test_daemon_that_does_not_come_up_is_retried_after_growing_pauses(folder: Path) -> None:
+@on_loop
+async def test_daemon_that_does_not_come_up_is_retried_after_growing_pauses(folder: Path) -> None:
     told: list[str] = []
     (folder / CARD).mkdir()
     (folder / CARD / "refuse").touch()
-
-    async def work() -> None:
-        async with serving(folder, told, replace(TIMES, longest_pause=30)) as daemons:
-            daemons.set_needed({CARD}, ())
-            await until(lambda: len(told) >= 4)
-            with pytest.raises(Refused, match=f"MPS daemon of card {CARD} ended: The server cannot be started"):
-                await ready(daemons, seconds=0.01)
-            (folder / CARD / "refuse").unlink()
-            await ready(daemons)
-
-    asyncio.run(work())
+    async with serving(folder, told, replace(TIMES, longest_pause=30)) as daemons:
+        daemons.set_needed({CARD}, ())
+        await until(lambda: len(told) >= 4)
+        with pytest.raises(Refused, match=f"MPS daemon of card {CARD} ended: The server cannot be started"):
+            await ready(daemons, seconds=0.01)
+        (folder / CARD / "refuse").unlink()
+        await ready(daemons)
     pauses = [line.rpartition("again in ")[2] for line in told]
     assert pauses[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.08 s"]
 
 
-def test_missing_program_is_reported(folder: Path) -> None:
+@on_loop
+async def test_missing_program_is_reported(folder: Path) -> None:
     told: list[str] = []
-
-    async def work() -> None:
-        async with serving(folder, told, command=["/no/such/control"]) as daemons:
-            daemons.set_needed({CARD}, ())
-            await until(lambda: told)
-            with pytest.raises(Refused, match="cannot be started: No such file or directory"):
-                await ready(daemons, seconds=0.01)
-
-    asyncio.run(work())
+    async with serving(folder, told, command=["/no/such/control"]) as daemons:
+        daemons.set_needed({CARD}, ())
+        await until(lambda: told)
+        with pytest.raises(Refused, match="cannot be started: No such file or directory"):
+            await ready(daemons, seconds=0.01)
 
 
-def test_folder_too_long_for_sockets_is_reported(folder: Path) -> None:
+@on_loop
+async def test_folder_too_long_for_sockets_is_reported(folder: Path) -> None:
     told: list[str] = []
-
-    async def work() -> None:
-        async with serving(folder / ("x" * 90), told) as daemons:
-            daemons.set_needed({CARD}, ())
-            await until(lambda: told)
-
-    asyncio.run(work())
+    async with serving(folder / ("x" * 90), told) as daemons:
+        daemons.set_needed({CARD}, ())
+        await until(lambda: told)
     assert "too long for the unix sockets" in told[0]
 
 
-def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(folder: Path) -> None:
+@on_loop
+async def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(folder: Path) -> None:
     told: list[str] = []
-
-    async def work() -> None:
-        async with serving(folder, told, replace(TIMES, request=1.5, silent=0.01, start=600)) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-            pid = pid_of(folder)
-            (folder / CARD / "pipe" / "hang").touch()
-            await until(lambda: not daemons.is_healthy(CARD))
-            with pytest.raises(Refused, match="does not answer; running containers continue, and no new ones start"):
-                await ready(daemons, seconds=0.1)
-            assert lives(pid)
-            assert len(told) == 1
-            (folder / CARD / "pipe" / "hang").unlink()
-            await ready(daemons)
-            assert pid_of(folder) == pid
-            (folder / CARD / "pipe" / "hang").touch()
-            daemons.set_needed({CARD}, ())
-            await until(lambda: not lives(pid))
-            await ready(daemons)  # what was in the pipe folder has gone
-
-    asyncio.run(work())
+    async with serving(folder, told, replace(TIMES, request=1.5, silent=0.01, start=600)) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+        pid = pid_of(folder)
+        (folder / CARD / "pipe" / "hang").touch()
+        await until(lambda: not daemons.is_healthy(CARD))
+        with pytest.raises(Refused, match="does not answer; running containers continue, and no new ones start"):
+            await ready(daemons, seconds=0.1)
+        assert lives(pid)
+        assert len(told) == 1
+        (folder / CARD / "pipe" / "hang").unlink()
+        await ready(daemons)
+        assert pid_of(folder) == pid
+        (folder / CARD / "pipe" / "hang").touch()
+        daemons.set_needed({CARD}, ())
+        await until(lambda: not lives(pid))
+        await ready(daemons)  # what was in the pipe folder has gone
     assert any("has not answered for 0.01 s and was killed" in line for line in told)
 
 
-def test_unwanted_daemon_quits_and_is_started_again_when_wanted(folder: Path) -> None:
-    async def work() -> None:
-        async with serving(folder, []) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-            before = pid_of(folder)
-            daemons.set_needed((), ())
-            await until(lambda: not lives(before))
-            daemons.set_needed({CARD}, ())
-            await ready(daemons)
-            assert pid_of(folder) != before
-            # Wanted again before it has ended.
-            before = pid_of(folder)
-            daemons.set_needed((), ())
-            await asyncio.sleep(0)
-            daemons.set_needed({CARD}, ())
-            await ready(daemons)
-
+@on_loop
+async def test_unwanted_daemon_quits_and_is_started_again_when_wanted(folder: Path) -> None:
     told: list[str] = []
-    asyncio.run(work())
+    async with serving(folder, []) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+        before = pid_of(folder)
+        daemons.set_needed((), ())
+        await until(lambda: not lives(before))
+        daemons.set_needed({CARD}, ())
+        await ready(daemons)
+        assert pid_of(folder) != before
+        # Wanted again before it has ended.
+        before = pid_of(folder)
+        daemons.set_needed((), ())
+        await asyncio.sleep(0)
+        daemons.set_needed({CARD}, ())
+        await ready(daemons)
     assert not told
 
 
-def test_daemon_that_does_not_quit_is_killed(folder: Path) -> None:
-    async def work() -> None:
-        async with serving(folder, [], replace(TIMES, request=1.0, quit=0.1, start=600)) as daemons:
-            daemons.set_needed({CARD}, ())
-            await ready(daemons)
-            pid = pid_of(folder)
-            (folder / CARD / "pipe" / "hang").touch()
-            daemons.set_needed((), ())
-            await until(lambda: not lives(pid))
-
-    asyncio.run(work())
+@on_loop
+async def test_daemon_that_does_not_quit_is_killed(folder: Path) -> None:
+    async with serving(folder, [], replace(TIMES, request=1.0, quit=0.1, start=600)) as daemons:
+        daemons.set_needed({CARD}, ())
+        await ready(daemons)
+        pid = pid_of(folder)
+        (folder / CARD / "pipe" / "hang").touch()
+        daemons.set_needed((), ())
+        await until(lambda: not lives(pid))
 
 
-def test_log_files_are_bounded(folder: Path) -> None:
+@on_loop
+async def test_log_files_are_bounded(folder: Path) -> None:
     log = folder / CARD / "log"
-
-    async def work() -> None:
-        async with serving(folder, []) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-            (log / "server.log").write_bytes(os.urandom(MOST_LOG + 1))
-            (log / "control.log").write_text("little")
-            await until(lambda: (log / "server.log").stat().st_size == 0)
-
-    asyncio.run(work())
+    async with serving(folder, []) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+        (log / "server.log").write_bytes(os.urandom(MOST_LOG + 1))
+        (log / "control.log").write_text("little")
+        await until(lambda: (log / "server.log").stat().st_size == 0)
     assert (log / "control.log").read_text() == "little"
     (flags,) = (line.split()[1] for line in _fdinfo(pid_of(folder), 1) if line.startswith("flags"))
     assert int(flags, 8) & os.O_APPEND, "it goes on at the end that there is"
@@ -258,20 +229,17 @@ def _fdinfo(pid: int, descriptor: int) -> list[str]:
     return Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
 
 
-def test_health_queries_do_not_block_the_event_loop(folder: Path) -> None:
+@on_loop
+async def test_health_queries_do_not_block_the_event_loop(folder: Path) -> None:
     (folder / CARD / "pipe").mkdir(parents=True)
     control = Control(["/bin/sleep", "3600"], folder, CARD)
-
-    async def work() -> None:
-        asked = asyncio.create_task(control.check_health(3600))
-        for _ in range(10):
-            await asyncio.sleep(0.01)
-        assert not asked.done()
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        assert await control.check_health(0.1) is Answer.SILENT
-
-    asyncio.run(work())
+    asked = asyncio.create_task(control.check_health(3600))
+    for _ in range(10):
+        await asyncio.sleep(0.01)
+    assert not asked.done()
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert await control.check_health(0.1) is Answer.SILENT
 
 
 def test_other_process_with_its_pid_is_not_the_daemon(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deviceplugin.isolation.mps.folders import UnlimitedFolder, empty, propagates_to_node, remove_links
 from deviceplugin.pods.identity import Refused
-from tests.deviceplugin.isolation.mps.fake import CARD, OTHER, kill, pid_of, ready, serving, until
+from tests.deviceplugin.isolation.mps.fake import CARD, OTHER, kill, on_loop, pid_of, ready, serving, until
 
 SHARED = "601 600 0:22 /mgpu /run/mgpu rw,nosuid shared:5 master:3 - tmpfs tmpfs rw"
 SLAVE = "601 600 0:22 /mgpu /run/mgpu rw,nosuid master:5 - tmpfs tmpfs rw"
@@ -106,82 +106,70 @@ def test_reaches_node_follows_the_propagation_of_the_innermost_mount(lines: list
     assert propagates_to_node("\n".join(lines), Path("/run/mgpu/mps/GPU-0/pipe")) is reaches
 
 
-def test_leftovers_of_ended_containers_are_gone_before_a_daemon_starts(folder: Path) -> None:
+@on_loop
+async def test_leftovers_of_ended_containers_are_gone_before_a_daemon_starts(folder: Path) -> None:
     leave(folder / CARD / "pipe", folder / "outside")
     leave(folder / "shm", folder / "outside")
-
-    async def work() -> None:
-        async with serving(folder, []) as daemons:
-            daemons.set_needed({CARD}, ())
-            await ready(daemons)
-
-    asyncio.run(work())
+    async with serving(folder, []) as daemons:
+        daemons.set_needed({CARD}, ())
+        await ready(daemons)
     left = {entry.name for entry in (folder / CARD / "pipe").iterdir()}
     assert left == {"control", "control_lock", "nvidia-cuda-mps-control.pid"}
     assert list((folder / "shm").iterdir()) == []
     assert (folder / "outside" / "kept").read_text() == "of the node"
 
 
-def test_daemon_with_clients_starts_again_beside_their_files_without_links(folder: Path) -> None:
+@on_loop
+async def test_daemon_with_clients_starts_again_beside_their_files_without_links(folder: Path) -> None:
     pipe = folder / CARD / "pipe"
-
-    async def work() -> None:
-        async with serving(folder, []) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-            for file in (pipe / "of-a-client", folder / "shm" / "of-a-client"):
-                file.touch()
-            (pipe / "link").symlink_to("/etc/passwd")
-            before = pid_of(folder)
-            kill(before)
-            await until(lambda: not daemons.is_healthy(CARD))
-            await ready(daemons)
-            assert pid_of(folder) != before
-
-    asyncio.run(work())
+    async with serving(folder, []) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+        for file in (pipe / "of-a-client", folder / "shm" / "of-a-client"):
+            file.touch()
+        (pipe / "link").symlink_to("/etc/passwd")
+        before = pid_of(folder)
+        kill(before)
+        await until(lambda: not daemons.is_healthy(CARD))
+        await ready(daemons)
+        assert pid_of(folder) != before
     assert (pipe / "of-a-client").exists()
     assert (folder / "shm" / "of-a-client").exists()
     assert not (pipe / "link").is_symlink()
 
 
-def test_shared_memory_is_freed_when_the_last_daemon_ends_and_not_before(folder: Path) -> None:
+@on_loop
+async def test_shared_memory_is_freed_when_the_last_daemon_ends_and_not_before(folder: Path) -> None:
     shared = folder / "shm" / "left"
-
-    async def work() -> None:
-        async with serving(folder, []) as daemons:
-            daemons.set_needed({CARD, OTHER}, {OTHER})
-            await ready(daemons)
-            await ready(daemons, OTHER)
-            shared.write_text("x")
-            daemons.set_needed({OTHER}, {OTHER})
-            await until(lambda: not daemons.is_healthy(CARD))
-            daemons.set_needed({CARD, OTHER}, {OTHER})
-            await ready(daemons)
-            assert shared.exists()
-            daemons.set_needed((), ())
-            await until(lambda: not shared.exists())
-
-    asyncio.run(work())
+    async with serving(folder, []) as daemons:
+        daemons.set_needed({CARD, OTHER}, {OTHER})
+        await ready(daemons)
+        await ready(daemons, OTHER)
+        shared.write_text("x")
+        daemons.set_needed({OTHER}, {OTHER})
+        await until(lambda: not daemons.is_healthy(CARD))
+        daemons.set_needed({CARD, OTHER}, {OTHER})
+        await ready(daemons)
+        assert shared.exists()
+        daemons.set_needed((), ())
+        await until(lambda: not shared.exists())
 
 
-def test_daemon_does_not_start_in_folders_without_a_bound(folder: Path) -> None:
+@on_loop
+async def test_daemon_does_not_start_in_folders_without_a_bound(folder: Path) -> None:
     told: list[str] = []
     mounts = FakeMounts(allowed=False)
-
-    async def work() -> None:
-        async with serving(folder, told, mounts=mounts) as daemons:
-            daemons.set_needed({CARD}, ())
-            await until(lambda: told)
-            with pytest.raises(Refused, match=r"shm is not a separate mount, .* init container"):
-                await ready(daemons, seconds=0.01)
-            mounts.own.add(folder / "shm")
-            await until(lambda: "pipe is not a separate mount" in told[-1])
-            assert daemons.has_unlimited_folder()
-            mounts.allowed = True
-            await ready(daemons)
-            assert not daemons.has_unlimited_folder()
-
-    asyncio.run(work())
+    async with serving(folder, told, mounts=mounts) as daemons:
+        daemons.set_needed({CARD}, ())
+        await until(lambda: told)
+        with pytest.raises(Refused, match=r"shm is not a separate mount, .* init container"):
+            await ready(daemons, seconds=0.01)
+        mounts.own.add(folder / "shm")
+        await until(lambda: "pipe is not a separate mount" in told[-1])
+        assert daemons.has_unlimited_folder()
+        mounts.allowed = True
+        await ready(daemons)
+        assert not daemons.has_unlimited_folder()
     assert mounts.own == {folder / "shm", folder / CARD / "pipe"}
 
 
@@ -208,7 +196,8 @@ def test_daemon_of_a_former_manifest_goes_on_for_its_clients_and_is_reported(fol
     asyncio.run(after())
 
 
-def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_crowded(
+@on_loop
+async def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_crowded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = folder / CARD / "pipe"
@@ -219,22 +208,19 @@ def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_crowded(
         found[2], found[3] = 4, 1 if (pipe / "left").exists() else 4
         return os.statvfs_result(found)
 
-    async def work() -> None:
-        async with serving(folder, told, mounts=FakeMounts(folder / "shm")) as daemons:
-            daemons.set_needed({CARD}, ())
-            await ready(daemons)
-            daemons.set_needed({CARD}, {CARD})
-            before = pid_of(folder)
-            (pipe / "left").touch()
-            await asyncio.sleep(0.2)
-            assert pid_of(folder) == before, "a client may need what is there"
-            daemons.set_needed({CARD}, ())
-            await until(lambda: not (pipe / "left").exists())
-            await ready(daemons)
-            assert pid_of(folder) != before
-
     monkeypatch.setattr(os, "statvfs", statvfs)
-    asyncio.run(work())
+    async with serving(folder, told, mounts=FakeMounts(folder / "shm")) as daemons:
+        daemons.set_needed({CARD}, ())
+        await ready(daemons)
+        daemons.set_needed({CARD}, {CARD})
+        before = pid_of(folder)
+        (pipe / "left").touch()
+        await asyncio.sleep(0.2)
+        assert pid_of(folder) == before, "a client may need what is there"
+        daemons.set_needed({CARD}, ())
+        await until(lambda: not (pipe / "left").exists())
+        await ready(daemons)
+        assert pid_of(folder) != before
     assert len(told) == 1
     assert "its folder was more than half full" in told[0]
 
