@@ -1,4 +1,5 @@
-"""MtgpuPods: which card each gets, the occupy pods that hold the cards, and the Pods that run on them.
+"""Controller for MtgpuPods: their cards, the occupy pods that hold these cards, and their Pods.
 
-`node_plan` and what it imports are pure; `mtgpupod_controller` carries plans out. Design: docs/design/mtgpu.md.
+`node_plan` computes plans and is pure, like the modules that it imports. `mtgpupod_controller` carries plans out.
+The design is docs/design/mtgpu.md.
 """

@@ -1,8 +1,7 @@
-"""Which MtgpuPods of a node get a share of which card, and why the others wait. Pure.
+"""Assigns shares of cards to the MtgpuPods of a node, or gives the reason why an MtgpuPod waits. Pure.
 
-Source: docs/design/mtgpu.md, "Meaning of a GPUID". The node plan calls `assign_cards` with a ledger of the node.
-MtgpuPods without a card are considered in an order that is fair between namespaces, and each assignment is held in the
-ledger before the next MtgpuPod is considered.
+The node plan is the only caller. The rules are those of docs/design/mtgpu.md, "Meaning of a GPUID". MtgpuPods are
+considered one by one, in an order that is fair between namespaces, and each assignment counts for the next ones.
 """
 
 from collections import Counter
@@ -40,7 +39,7 @@ class CardAssignments:
 
 
 def ledger_of(node: ObservedNode) -> Ledger:
-    """Return a ledger of the node without the reservations of its MtgpuPods, which are decided again each time."""
+    """Return a ledger of the node without the reservations of its MtgpuPods, since each plan decides these again."""
     ledger = Ledger()
     ledger.set_cards(node.name, node.cards)
     for held in node.held:
@@ -53,11 +52,11 @@ def ledger_of(node: ObservedNode) -> Ledger:
 
 
 def foreign_holdings(node: ObservedNode, ledger: Ledger, gpuid: str, card: Card) -> tuple[Holding, ...]:
-    """Return the holdings that must not be on this card, because it belongs to the GPUID.
+    """Return the holdings on this card that do not belong to the GPUID of the card.
 
-    An MtgpuPod that cannot be read has no GPUID in its holding, and may well be one of this GPUID. A remnant of this
-    GPUID is not foreign: otherwise one user of a GPUID could stop its users of other namespaces by deleting a Pod by
-    force.
+    The holding of an invalid MtgpuPod has no GPUID and is not foreign, because it may belong to this one. A remnant of
+    this GPUID is not foreign either. Otherwise one user of a GPUID could block its users in other namespaces by
+    deleting a Pod by force.
     """
     held = (h for h in ledger.holdings(node.name) if h.gpuid != gpuid and (h.gpuid or h.dialect != NAME))
     return tuple(h for h in held if h.is_known_on(card) and node.remnant_gpuids.get(h.uid) != gpuid)
@@ -67,8 +66,8 @@ def assign_cards(node: ObservedNode, ledger: Ledger, degraded: Mapping[str, Cond
     """Assign cards to the MtgpuPods that have none.
 
     Args:
-        ledger: as `ledger_of` returns it. It holds the new reservations afterwards.
-        degraded: by GPUID, the condition Degraded of GPUIDs that no MtgpuPod may join.
+        ledger: the result of `ledger_of`. The function adds the new reservations to it.
+        degraded: by GPUID, the condition Degraded of each GPUID that no further MtgpuPod may join.
     """
     assigner = _CardAssigner(node, ledger, degraded)
     for pod in _in_order(node):
@@ -79,8 +78,8 @@ def assign_cards(node: ObservedNode, ledger: Ledger, degraded: Mapping[str, Cond
 def _in_order(node: ObservedNode) -> list[MtgpuPod]:
     """Return the MtgpuPods that need a card, in the order in which they are considered.
 
-    Those with a reservation come first. For the others the namespaces take turns, beginning with those that have the
-    fewest MtgpuPods with a card of this node; within a namespace the oldest comes first. So a namespace with many
+    MtgpuPods with a reservation come first. For the others the namespaces take turns, beginning with those that have
+    the fewest MtgpuPods with a card of this node. Within a namespace the oldest comes first. So a namespace with many
     MtgpuPods does not take all cards that become free.
     """
     waiting = [pod for pod in sorted(node.pods, key=lambda pod: pod.queue_key) if _needs_card(node, pod)]
@@ -117,7 +116,7 @@ class _CardAssigner:
             self._used.put(pod.uid, found)
 
     def _barred(self, pod: MtgpuPod) -> Condition | None:
-        """Return the reason why the MtgpuPod gets no card whatever is free, or None."""
+        """Return the reason why the MtgpuPod gets no card regardless of free capacity, or None."""
         node = self._node
         occupy_pod = node.occupy_pods.get(pod.gpuid)
         if not node.exists:
@@ -154,16 +153,17 @@ class _CardAssigner:
         return Condition(FALSE, "TooManyGPUIDs", f"{rule}; {remedy}")
 
     def _found(self, pod: MtgpuPod) -> Holding | Condition:
-        """Return the share of a card for the MtgpuPod, or the condition why it waits.
+        """Return the share of a card for the MtgpuPod, or the condition that says why it waits.
 
-        MtgpuPods of a GPUID and namespace are served first come, first served. Those that do not fit even on an empty
-        card, and those of other namespaces, do not block later ones: anyone may create an MtgpuPod that names any
-        GPUID.
+        MtgpuPods of one GPUID and namespace are served first come, first served. An MtgpuPod that does not fit even on
+        an empty card blocks no later one, and neither does one of another namespace, because any user may create an
+        MtgpuPod with any GPUID.
         """
         line = pod.gpuid, pod.namespace
         first = self._first_waiting.get(line)
         if first is not None and first.queue_key < pod.queue_key:
-            # The message omits the name of the first one: when that is deleted, all others would get a status write.
+            # The message omits the name of the first one. Otherwise its deletion would cause a status write for each of
+            # the others.
             return _exceeded(f"older MtgpuPods of its namespace wait for GPUID {pod.gpuid} too")
         states = self._ledger.cards(self._node.name)
         of_gpuid = [state for state in states if state.gpuid == pod.gpuid]
@@ -186,7 +186,7 @@ class _CardAssigner:
         if refused is None:
             refused = refusal(replace(of_gpuid[0], gpuid=""), _share(pod), 0)
             if refused is not None and self._all_users_elsewhere(pod):
-                # A user who guesses a GPUID must not learn how much of its card is in use.
+                # A user who guesses a GPUID must not see how much of its card is in use.
                 text = "less of it is free than this MtgpuPod requests; MtgpuPods of other namespaces share it"
                 refused = replace(refused, reason=text)
         if refused is not None:
@@ -219,10 +219,10 @@ class _CardAssigner:
         return holding(pod, chosen.uuid, bound=False) if chosen else _exceeded(_no_card(pod, states))
 
     def _start_by_nvidia_plugin(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Condition:
-        """Hold all cards: NVIDIA's plugin may choose any free one.
+        """Return a holding without a card index if NVIDIA's device plugin can only choose suitable cards.
 
-        So every free card must be large enough, and none may be one that mgpu has given to pods, which that plugin does
-        not know of.
+        That plugin may choose any free card. So every free card must be large enough, and mgpu must not have given any
+        card of the node to pods, because the plugin does not know of these pods.
         """
         given = nvidia_plugin.indexes_used_by_mgpu(self._ledger, self._node.name)
         if given:
@@ -236,10 +236,10 @@ class _CardAssigner:
 
 
 def _chosen(pod: MtgpuPod, states: Sequence[CardState]) -> Card | None:
-    """Return the lowest idle card that is large enough.
+    """Return the idle card with the lowest index that is large enough, or None.
 
-    The placement engine is not asked: a request for a whole card has no size, and to every card policy all idle cards
-    are equal, so it would choose the lowest as well.
+    The placement engine is not needed: all idle cards are equal to every card policy, so it would choose the lowest
+    index as well.
     """
     free = (s.card for s in states if not (_never_fits(pod, s.card) or refusal(s, _WHOLE_CARD, 0)))
     return next(free, None)
@@ -257,7 +257,7 @@ def _free(card: Card) -> CardRefusal:
 
 
 def _never_fits(pod: MtgpuPod, card: Card) -> CardRefusal | None:
-    """Return why the MtgpuPod does not fit this card even alone, or None. The health of the card does not matter."""
+    """Return the reason why the MtgpuPod does not fit on this card even if it is empty and healthy, or None."""
     return refusal(CardState(replace(card, healthy=True)), _share(pod), 0)
 
 
@@ -265,7 +265,7 @@ def _share(pod: MtgpuPod) -> ContainerRequest:
     return ContainerRequest("", core=pod.request, memory=pod.memory)
 
 
-# Conditions of both a waiting MtgpuPod and one that has its card and needs a Pod.
+# Conditions that apply to waiting MtgpuPods, and to MtgpuPods that have a card and wait for their Pod.
 
 
 def _exceeded(message: str) -> Condition:

@@ -1,8 +1,8 @@
-"""Keeps the MtgpuPods of one tenant from delaying those of others: limits on attempts, turns and pauses.
+"""Limits, turns and pauses that keep the MtgpuPods of one namespace from delaying those of others.
 
-One thread writes for all nodes and namespaces, and a tenant chooses how many MtgpuPods there are, how large they are,
-and whether the API server accepts what is written for them. docs/attacks.md describes what happened without these
-bounds. Used by the controller and its writer, on their thread only.
+One thread writes for all nodes and namespaces, while tenants control how many MtgpuPods exist, how large they are, and
+whether the API server accepts writes for them. docs/attacks.md describes the delays without these limits. The MtgpuPod
+controller and its writer use this module, on the thread of the controller.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,8 @@ WRITE_SECONDS = 1.0
 SLOW_SECONDS = 1.0
 """A write that takes this long is slow. A tenant can cause that by a large MtgpuPod."""
 _REST_FACTOR = 2
-"""After a slow write, its namespace rests this many times as long: slow writes take at most a third of the time."""
+"""After a slow write, its namespace pauses for this many times the duration, so that slow writes take at most a third
+of the time."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 _FEW = 100
@@ -30,11 +31,11 @@ _FEW = 100
 
 @dataclass(slots=True)
 class AttemptBudget:
-    """The writes that one attempt on a node has made.
+    """Counts the writes of one attempt on a node.
 
     Attributes:
-        seconds: the time that they took.
-        is_exceeded: whether something was left for the next attempt.
+        seconds: total duration of the writes.
+        is_exceeded: whether the attempt ended before everything was written, so that another one must follow.
     """
 
     writes: int = 0
@@ -42,9 +43,9 @@ class AttemptBudget:
     is_exceeded: bool = False
 
     def is_used_up(self, writes: int = WRITES) -> bool:
-        """Return whether this many writes, or their part of `WRITE_SECONDS`, are used up.
+        """Return whether the attempt has made this many writes, or has used their share of `WRITE_SECONDS`.
 
-        If so, it is recorded in `is_exceeded` that another attempt must follow.
+        If so, set `is_exceeded`.
         """
         used_up = self.writes >= writes or self.seconds >= WRITE_SECONDS * writes / WRITES
         self.is_exceeded |= used_up
@@ -55,15 +56,15 @@ def in_turn(items: Iterable[T], namespace: Callable[[T], str], after: str | None
     """Return the items, one of each namespace after the other.
 
     Args:
-        after: the namespace that was served last; the next one begins. None: the first one begins.
+        after: the namespace that was served last, so that the next one comes first. None: the first one comes first.
     """
     return by_turns(items, namespace, lambda name: (after is not None and name <= after, name))
 
 
 class Backoffs:
-    """Pauses by any key, each twice as long as the one before.
+    """Exponential backoff by key.
 
-    A key that has not been extended for the longest pause starts again with the first one.
+    A key whose last pause ended more than `LONGEST_PAUSE` ago starts again with `FIRST_PAUSE`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -72,12 +73,12 @@ class Backoffs:
         self._cleanup_size = _FEW
 
     def remaining(self, *key: str) -> float:
-        """Return the seconds until the pause of this key ends; 0 if there is none."""
+        """Return the seconds until the pause of this key ends, or 0 if it is not paused."""
         _, until = self._pauses.get(key, (0.0, 0.0))
         return max(0.0, until - self._clock())
 
     def extend(self, *key: str) -> None:
-        """Begin a pause that is longer than the last one of this key."""
+        """Begin a pause, twice as long as the last one of this key."""
         now = self._clock()
         before, until = self._pauses.get(key, (0.0, 0.0))
         pause = FIRST_PAUSE if until <= now - LONGEST_PAUSE else min(max(2 * before, FIRST_PAUSE), LONGEST_PAUSE)
@@ -91,9 +92,9 @@ class Backoffs:
 
 
 class WriteBackoffs:
-    """Pauses of MtgpuPods, by node and uid, whose writes fail or are slow, and rests of their namespaces.
+    """Pauses of MtgpuPods whose writes fail or are slow, and of their namespaces.
 
-    After a slow write the whole namespace rests: the other MtgpuPods of a tenant may be as slow.
+    A slow write pauses the whole namespace, because its other MtgpuPods may be as slow.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -102,7 +103,7 @@ class WriteBackoffs:
         self._rests: dict[str, float] = {}  # namespace → end of its rest
 
     def remaining(self, node: str, namespace: str, uid: str) -> float:
-        """Return the seconds for which nothing is written for the MtgpuPod; 0 if it may be written."""
+        """Return the seconds until something may be written for the MtgpuPod, or 0 if it is not paused."""
         rest = self._rests.get(namespace, 0.0) - self._clock()
         return max(0.0, rest, self._backoffs.remaining(node, uid))
 

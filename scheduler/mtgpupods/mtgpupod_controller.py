@@ -1,9 +1,9 @@
-"""The controller of MtgpuPods: gives them their cards and creates their Pods, on a thread of its own.
+"""The MtgpuPod controller: gives MtgpuPods their cards and creates their Pods, on a thread of its own.
 
-It is level-triggered, node by node: observe the node (scheduler/mtgpupods/observation.py), plan
-(scheduler/mtgpupods/node_plan.py), hold the planned cards in `ClusterCache`, write
-(scheduler/mtgpupods/mtgpupod_writer.py). What is to be done follows from what the API server has, so a crash between
-any two writes loses nothing. `scheduler/runtime.py` creates the controller, and runs it while this replica leads.
+`scheduler.runtime` creates the controller and runs it while this replica leads. It reconciles node by node: it observes
+the node (`observation`), plans (`node_plan`), holds the planned cards in the ClusterCache, and writes
+(`mtgpupod_writer`). Each attempt derives everything from the objects of the API server, so a crash between any two
+writes loses nothing.
 """
 
 import logging
@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 _NEXT_ATTEMPT_SECONDS = 0.05
 """Pause before the next attempt if one was not enough: the watch delivers what this one wrote."""
 _TRIES = 50
-"""Each is lost to a decision on the same node that succeeded."""
+"""How often a node is planned in one attempt. A plan is discarded if another decision changed the node meanwhile."""
 
 
 class MtgpuPodController:
     """Reconciles the MtgpuPods of all nodes.
 
-    `affected`, `begin` and `wake` may be called by any thread, the other methods by the thread of `run`.
+    Any thread may call `affected`, `begin` and `wake`. The other methods belong to the thread of `run`.
 
     Args:
         may_decide: raises RetryLater while this process must not write.
@@ -82,13 +82,13 @@ class MtgpuPodController:
         self._queue.add(event.node)
 
     def begin(self) -> None:
-        """Begin a term: this replica leads, and has listed all objects since."""
+        """Begin a term as leader, after all objects were listed: reconcile every node."""
         self._term += 1
         for node in self._cluster.mtgpupods.nodes():
             self._queue.add(node)
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set, which must be followed by `wake`."""
+        """Reconcile nodes until `stop` is set. Call `wake` after setting it."""
         self._queue.run(self.reconcile, stop)
 
     def wake(self) -> None:
@@ -102,9 +102,9 @@ class MtgpuPodController:
     # One attempt on a node.
 
     def reconcile(self, node: str) -> None:
-        """Make one attempt, with a bounded number of writes.
+        """Make one attempt on a node, with a bounded number of writes.
 
-        What fails is tried again with growing pauses, and as soon as anything changes.
+        After a failure the node is tried again with growing pauses, and as soon as one of its objects changes.
         """
         self._term_of_attempt = self._term
         self._failed = False
@@ -113,7 +113,7 @@ class MtgpuPodController:
             self._may_decide()
             self._attempt(node)
         except RetryLater:
-            return  # the next leader begins with all nodes
+            return  # the next leader reconciles all nodes
         except StaleObject as error:
             log.debug("MtgpuPods have changed: %s", error, extra={"node": node})
             self._failed = True
@@ -153,17 +153,17 @@ class MtgpuPodController:
                 continue
             write = partial(self._writer.write, item, pod, observed.pods.get(uid), desired)
             if not self._try(node, item, write) and desired.bind and pod is not None:
-                # The write may have come through although it failed, and the occupy pod may have another card by now,
-                # of which the watch has not told yet. To bind others of the GPUID could put it on two cards.
+                # A write that failed may have taken effect, and the occupy pod may have another card by now that the
+                # watch has not delivered. Binding other MtgpuPods of the GPUID could then put it on two cards.
                 doubtful_gpuids.add(pod.gpuid)
         self._writer.delete_occupy_pods(observed.node, plan.occupy_pod_steps)
 
     def _add_finalizers(self, node: str) -> tuple[Collection[str], Mapping[tuple[str, str], bytes]]:
-        """Add the finalizer to the MtgpuPods of the node that begin.
+        """Add the finalizer to the MtgpuPods of the node that do not have it yet.
 
         Returns:
-            The uids of those that did not get it: nothing is created for them that could be left behind. And those that
-            got it as they are since, by uid and the version before.
+            The uids of the MtgpuPods that did not get it; no Pod is created for them, because nothing would delete it.
+            And, by uid and former resourceVersion, the MtgpuPods that got it, as they are now.
         """
         snapshot = self._cluster.mtgpupods.snapshot(node)
         items = snapshot.objects.items
@@ -181,7 +181,7 @@ class MtgpuPodController:
             if not (self._is_enabled or pod.card_uuid):
                 continue
             done = not self._budget.is_used_up(FINALIZER_WRITES) and self._try(node, item, partial(add, item))
-            # An MtgpuPod with a reservation has its finalizer; the watch has not delivered that yet.
+            # An MtgpuPod with a reservation already has its finalizer, which the watch has not delivered yet.
             if not done and (
                 pod.uid not in reservations or self._write_backoffs.remaining(node, pod.namespace, pod.uid)
             ):
@@ -189,7 +189,7 @@ class MtgpuPodController:
         return left_out, fresh
 
     def _decide(self, node: str, left_out: Collection[str]) -> tuple[Observation, NodePlan]:
-        """Plan the node and hold the reservations of the plan."""
+        """Plan the node and hold the reservations of the plan in the ClusterCache."""
         limit = self._settings.dialects.mtgpu.max_gpuids
         for _ in range(_TRIES):
             observed = observe(self._cluster, node, enabled=self._is_enabled, gpuid_limit=limit, left_out=left_out)
@@ -203,10 +203,10 @@ class MtgpuPodController:
         raise StaleObject(f"node {node} changes faster than its MtgpuPods can be planned")
 
     def _try(self, node: str, item: Raw, write: Callable[[], None]) -> bool:
-        """Write for one MtgpuPod unless it is paused; return whether that worked.
+        """Call `write` for one MtgpuPod unless the MtgpuPod is paused; return whether it was called and succeeded.
 
-        A user chooses what is written for an MtgpuPod, and whether the API server accepts it in time. So a failure
-        pauses that MtgpuPod, and neither its node nor other MtgpuPods.
+        The content of an MtgpuPod decides whether the API server accepts a write for it, and how fast. So a failure
+        pauses only that MtgpuPod, and not its node or other MtgpuPods.
         """
         (namespace, _), uid = key_of(item), item["metadata"]["uid"]
         begun = self._clock()
@@ -222,7 +222,7 @@ class MtgpuPodController:
             self._handle_failure(error, node, item, self._clock() - begun)
             return False
         except Exception:
-            # What a user wrote into one MtgpuPod must not keep the others of the node waiting.
+            # The content of one MtgpuPod must not keep the other MtgpuPods of the node waiting.
             log.exception("MtgpuPod not reconciled", extra={"object": "/".join(key_of(item))})
             self._pause(node, item, self._clock() - begun)
             return False
@@ -238,14 +238,14 @@ class MtgpuPodController:
         extra = {"object": "/".join(key_of(item))}
         is_conflict = isinstance(error, StaleObject) or (isinstance(error, ApiError) and error.status in (404, 409))
         if is_conflict and seconds < SLOW_SECONDS:
-            # The watch is about to deliver the present object, and with it comes the next attempt.
+            # The watch is about to deliver the current object, which causes the next attempt.
             log.debug("MtgpuPod has changed: %s", error, extra=extra)
             self._failed = True
             return
         log.warning("MtgpuPod not reconciled: %s", error, extra=extra)
         self._pause(node, item, seconds)
         if isinstance(error, Unreachable) and seconds < SLOW_SECONDS:
-            raise error  # there is no API server at all: writes for the others would fail as well
+            raise error  # without an API server, writes for the other MtgpuPods would fail as well
 
     def _pause(self, node: str, item: Raw, seconds: float) -> None:
         namespace, uid = item["metadata"]["namespace"], item["metadata"]["uid"]
@@ -258,7 +258,7 @@ class MtgpuPodController:
     def _before_write(self) -> None:
         self._budget.writes += 1
         self._may_decide()
-        # The plan was made before the last call, which may have taken so long that another replica has led meanwhile.
+        # The last call may have taken so long that another replica has led in the meantime; this plan is outdated then.
         if self._term_of_attempt != self._term:
             raise RetryLater("this was decided in an earlier term, and another replica has led since")
 

@@ -1,8 +1,8 @@
-"""The desired state of one MtgpuPod, its status as it is written, and the Events of that. Pure.
+"""The desired state of one MtgpuPod, the status that is written for it, and the Events about it. Pure.
 
-The node plan decides a `DesiredMtgpuPod` for every MtgpuPod of its node. The controller writes `next_status`, which
-adds what the Pod of the MtgpuPod says. docs/mtgpu.md lists every reason of a condition, which a test compares: write
-reasons out as literals.
+The node plan decides a `DesiredMtgpuPod` for every MtgpuPod of its node. The writer writes `next_status`, which also
+mirrors the Pod of the MtgpuPod. docs/mtgpu.md lists every reason of a condition, and a test compares the list with the
+code, so write reasons as literals.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ Raw = Mapping[str, Any]
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 _TYPES = ("Bound", "PodCreated", "Degraded")
 _LONGEST_MESSAGE = 1024
-"""Characters. A message may repeat an error of the API server. The schema of the CRD allows 32 KiB."""
+"""Characters. A message may contain an error of the API server. The schema of the CRD allows 32 KiB."""
 _ENDED = ("Succeeded", "Failed")
 _NORMAL = {
     *("Bound", "Occupying", "Retiring", "Ended", "PodCreated", "PodTerminating", "OccupyPodNotRunning", "AsBound")
 }
-"""Reasons whose Events are of type Normal: nothing has to be done about them."""
+"""Reasons whose Events have the type Normal, because they require no action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition without its type: status, reason in CamelCase, message."""
+    """A condition of an MtgpuPod, without its type."""
 
     status: str
     reason: str
@@ -36,17 +36,19 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class DesiredMtgpuPod:
-    """What the node plan decides about one MtgpuPod.
+    """The decision of the node plan about one MtgpuPod.
 
     Attributes:
-        bound, created, degraded: conditions; None leaves the condition as it is. `created` is None if the Pod is to be
-            created, because only the API server knows what comes of it.
+        bound: the condition Bound; None leaves it unchanged.
+        created: the condition PodCreated; None leaves it unchanged. None if `create_pod`, because the result of the
+            creation decides.
+        degraded: the condition Degraded; None leaves it unchanged.
         bind: UUID of the card to write as BoundDeviceID, or None.
-        create_pod: create its Pod on `card`, after BoundDeviceID was written.
-        delete_pod: delete its Pod.
-        force: delete without grace period, because the node that could end the Pod is gone.
-        remove_finalizer: it is being deleted and has no Pod as far as observed. Read that again from the API server
-            before the finalizer is removed.
+        create_pod: whether to create its Pod on `card`, after BoundDeviceID is written.
+        delete_pod: whether to delete its Pod.
+        force: whether to delete without grace period, because the node that could end the Pod is gone.
+        remove_finalizer: whether to remove the finalizer: the MtgpuPod is being deleted and no Pod of it was observed.
+            The writer asks the API server for the Pod once more before it removes the finalizer.
     """
 
     bound: Condition | None = None
@@ -62,10 +64,10 @@ class DesiredMtgpuPod:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A condition whose status or reason has changed: one Event.
+    """A condition whose status or reason has changed. Each becomes one Event.
 
     Attributes:
-        warning: whether the Event is of type Warning.
+        warning: whether the Event has the type Warning.
     """
 
     type: str
@@ -76,12 +78,12 @@ class Transition:
 
 
 def next_status(raw: Raw, desired: DesiredMtgpuPod, pod: Raw | None, now: str) -> dict[str, Any]:
-    """Return the whole status to write for an MtgpuPod; it equals the present one if nothing changes.
+    """Return the whole status to write for an MtgpuPod, equal to its current one if nothing has changed.
 
     Args:
         raw: the MtgpuPod.
-        pod: the Pod that was created for it. Its metadata and status are mirrored.
-        now: time in the form of RFC 3339, for conditions whose status changes.
+        pod: the Pod that was created for it, or None. Its metadata and status are mirrored.
+        now: time in RFC 3339, for conditions whose status changes.
     """
     meta = raw["metadata"]
     old = raw.get("status") or {}
@@ -95,22 +97,22 @@ def next_status(raw: Raw, desired: DesiredMtgpuPod, pod: Raw | None, now: str) -
     if pod is not None:
         status = _without_null(pod.get("status") or {})
         new |= {"phase": _phase(pod, status, old), "PodStatus": status, "PodObjectMeta": _mirrored_metadata(pod)}
-    elif old.get("phase") not in _ENDED:  # an MtgpuPod that has ended stays so when its Pod goes
+    elif old.get("phase") not in _ENDED:  # an MtgpuPod that has ended keeps its phase when its Pod is deleted
         new = {key: value for key, value in new.items() if key not in ("PodStatus", "PodObjectMeta")}
         new["phase"] = "Pending"
     return new
 
 
 def failed_status(raw: Raw, desired: DesiredMtgpuPod, message: str, now: str) -> dict[str, Any]:
-    """Return the status if the API server calls the Pod invalid, so that the MtgpuPod can never run."""
+    """Return the status of an MtgpuPod that can never run, because the API server calls its Pod invalid."""
     refused = replace(desired, created=Condition(FALSE, "PodRefused", message))
     return {**next_status(raw, refused, None, now), "phase": "Failed"}
 
 
 def transitions(old: Raw | None, new: Raw) -> tuple[Transition, ...]:
-    """Return the changes of conditions between two statuses that Events report.
+    """Return the changes of conditions between two statuses that are worth an Event.
 
-    A first `Degraded: False` is not reported: it is the normal state.
+    The first `Degraded: False` is not, because it is the normal state.
     """
     before = _by_type(old or {})
     found = []
@@ -168,7 +170,7 @@ def _mirrored_metadata(pod: Raw) -> dict[str, Any]:
 
 
 def _without_null(value: Any) -> Any:
-    """Remove null fields: an API server may not store them, and the status would then differ from it for ever."""
+    """Return the value without null fields. The API server may drop these, and the status would then always differ."""
     if isinstance(value, dict):
         return {key: _without_null(row) for key, row in value.items() if row is not None}
     return [_without_null(row) for row in value] if isinstance(value, list) else value

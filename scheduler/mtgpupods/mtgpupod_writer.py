@@ -1,8 +1,9 @@
-"""The writes for MtgpuPods: finalizers, statuses, their Pods and occupy pods.
+"""Writes finalizers and statuses of MtgpuPods, and creates and deletes their Pods and occupy pods.
 
-`MtgpuPodApi` has the single calls. `MtgpuPodWriter` carries out what the node plan decided about one MtgpuPod, or about
-the occupy pods of a node. Every write is of an object as it was observed: if that is out of date, the API server
-refuses it (409, 404), and the watch soon delivers the present one. Used on the controller's thread only.
+Only the MtgpuPod controller uses this module, on its thread. `MtgpuPodApi` makes single API calls. `MtgpuPodWriter`
+carries out the decisions of the node plan about one MtgpuPod, or about the occupy pods of a node. Every write names the
+version or uid that was observed. If that is out of date, the API server refuses the write (409, 404), and the watch
+soon delivers the current object.
 """
 
 import logging
@@ -44,19 +45,18 @@ Raw = Mapping[str, Any]
 RecordEvent = Callable[[dict[str, Any], Transition], None]
 """Records an Event about an object reference. Must return at once."""
 _DENIED_BY_ADMISSION = ("admission webhook", "is forbidden: ")
-"""In the message of an admission that denies a Pod: webhooks (400 unless they say otherwise) and policies
-(ValidatingAdmissionPolicy, 422). These may change their minds; a Pod that the API server calls invalid stays so.
+"""Parts of the message if admission denies a Pod: webhooks (400 by default) and ValidatingAdmissionPolicies (422).
+
+Admission may allow the same Pod later, whereas a Pod that the API server calls invalid stays invalid.
 """
 
 
 class StaleObject(Exception):
-    """What was observed is out of date, as the API server says. The watch is about to deliver the present object."""
+    """The observed object is out of date. The watch is about to deliver the current one."""
 
 
 class MtgpuPodApi:
-    """Single API calls.
-
-    Every call raises RetryLater, ApiError and Unreachable.
+    """Single API calls, each of which may raise RetryLater, ApiError and Unreachable.
 
     Args:
         before_write: called before each write; raises RetryLater while this process must not write.
@@ -80,7 +80,7 @@ class MtgpuPodApi:
             raise
 
     def add_finalizer(self, item: Raw) -> Raw:
-        """Return the MtgpuPod as it is then."""
+        """Add the finalizer and return the resulting MtgpuPod."""
         item = self._with_all_finalizers(item)
         return self._write_finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
 
@@ -89,9 +89,10 @@ class MtgpuPodApi:
         self._write_finalizers(item, [name for name in _finalizers(item) if name != mtgpu.FINALIZER])
 
     def write_status(self, item: Raw, status: Raw) -> Raw:
-        """Replace the whole status and return the MtgpuPod as it is then.
+        """Replace the whole status and return the resulting MtgpuPod.
 
-        A merge patch could not remove fields. The patch of the version has the API server compare it (409).
+        This is a JSON patch because a merge patch could not remove fields. It includes the resourceVersion so that the
+        API server compares it and answers 409 if it differs.
         """
         self._before_write()
         patch = [
@@ -108,7 +109,7 @@ class MtgpuPodApi:
         """Delete the Pod with this uid, if there is one.
 
         Args:
-            force: without grace period.
+            force: whether to delete without grace period.
         """
         self._before_write()
         grace = {"gracePeriodSeconds": 0} if force else {}
@@ -120,7 +121,7 @@ class MtgpuPodApi:
                 raise
 
     def _with_all_finalizers(self, item: Raw) -> Raw:
-        """Return the MtgpuPod with all its finalizers, of which the cache keeps a bounded number."""
+        """Return the MtgpuPod with all its finalizers, since the cache stores only the first `FINALIZERS` of them."""
         if len(_finalizers(item)) <= FINALIZERS:
             return item
         whole = self.mtgpupod(item)
@@ -162,7 +163,7 @@ class OccupyPodFailures:
 
 
 class MtgpuPodWriter:
-    """Carries out node plans."""
+    """Carries out the decisions of node plans."""
 
     def __init__(
         self,
@@ -213,11 +214,12 @@ class MtgpuPodWriter:
     # One MtgpuPod.
 
     def write(self, item: Raw, pod: MtgpuPod | None, own: Raw | None, desired: DesiredMtgpuPod) -> None:
-        """Carry out what was decided about one MtgpuPod.
+        """Carry out the decision about one MtgpuPod.
 
         Args:
-            item, pod: the MtgpuPod; `pod` is None if it cannot be read.
-            own: the Pod that was created for it, if there is one.
+            item: the MtgpuPod as JSON.
+            pod: the same MtgpuPod, or None if it is invalid.
+            own: the Pod that was created for it, or None.
         """
         if desired.delete_pod and own is not None:
             self._api.delete_pod(*key_of(item), own["metadata"]["uid"], force=desired.force)
@@ -227,7 +229,8 @@ class MtgpuPodWriter:
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if desired.bind:
-            # BoundDeviceID is written before there is a Pod: a Pod on a card that no status names could be moved.
+            # BoundDeviceID is written before the Pod is created. Otherwise, after a crash, the next plan could assign
+            # another card while the Pod already runs.
             item = self._write_status(item, next_status(item, desired, own, now))
             desired = replace(desired, bind=None)
         status: Raw | None = None
@@ -242,7 +245,7 @@ class MtgpuPodWriter:
         self._write_status(item, status or next_status(item, desired, own, now))
 
     def _whole(self, item: Raw, pod: MtgpuPod) -> Raw:
-        """Read the MtgpuPod with all its parts. What it requests must be what was decided on."""
+        """Read the whole MtgpuPod. Raises StaleObject if its request differs from the one that was decided on."""
         whole = self._api.mtgpupod(item)
         present = read_stored(whole)
         if not isinstance(present, MtgpuPod) or present.placement_key != pod.placement_key:
@@ -253,14 +256,15 @@ class MtgpuPodWriter:
         """Create the Pod of an MtgpuPod.
 
         Returns:
-            None: it was created, or will be soon. A condition: it was denied now. A text: it is invalid for ever.
+            None if the Pod was created or will be tried again soon, a condition if admission denied it, or the message
+            of the API server if the Pod is invalid and can never be created.
         """
         try:
             self._api.create_pod(made)
         except ApiError as error:
             if error.status in (400, 422) and not any(text in error.message for text in _DENIED_BY_ADMISSION):
                 return error.message
-            # A user chooses how many Pods the API server denies: each waits longer each time.
+            # A tenant can have any number of Pods denied, so each of them waits longer each time.
             self._backoffs.extend(pod.node, pod.uid)
             self._queue.add(pod.node, self._backoffs.remaining(pod.node, pod.uid))
             if error.status in (404, 409, 429) or error.status >= 500:
@@ -270,10 +274,9 @@ class MtgpuPodWriter:
         return None
 
     def _is_due(self, node: str, name: str) -> bool:
-        """Return whether a pod may be created now; if not, the node is reconciled again when it may.
+        """Return whether a pod may be created now. If not, reconcile the node again when its pause ends.
 
-        Without pauses that would never end for a pod that the kubelet refuses each time, or that a scheduler preempts
-        for a pod which then finds it there again.
+        The pauses limit how often a pod is created that the kubelet rejects each time, or that is preempted each time.
 
         Args:
             name: the GPUID of an occupy pod, or the uid of an MtgpuPod.
@@ -292,7 +295,7 @@ class MtgpuPodWriter:
         self._api.remove_finalizer(item)
 
     def _write_status(self, item: Raw, status: Raw) -> Raw:
-        """Return the MtgpuPod as it is then."""
+        """Write the status if it differs, create Events for changed conditions, and return the resulting MtgpuPod."""
         before = item.get("status") or {}
         if status == before:
             return item

@@ -1,8 +1,8 @@
-"""The plan for the MtgpuPods of one node: from their observed state to the desired state of each. Pure.
+"""The node plan: from the observed state of the MtgpuPods of one node to the desired state of each. Pure.
 
-The controller carries a plan out in a cluster, `mgpu simulate` in a simulated one. A plan follows from the observed
-state alone, not from earlier plans, so a new leader goes on where the old one ended, and a crash between two writes
-loses nothing. tests/scheduler/mtgpupods/test_plan_machine.py carries plans out in every order.
+The MtgpuPod controller carries plans out in a cluster, `mgpu simulate` in a simulated one. A plan depends on the
+observed state alone and not on earlier plans, so a new leader continues where the old one ended, and a crash between
+two writes loses nothing. tests/scheduler/mtgpupods/test_plan_machine.py tries writes in every order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,13 +27,13 @@ from scheduler.mtgpupods.occupy_pods import CreateOccupyPod, DeleteOccupyPod, Oc
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What is to happen to the MtgpuPods of a node.
+    """The decisions about the MtgpuPods of a node.
 
     Attributes:
-        reservations: the holdings of MtgpuPods that have no BoundDeviceID yet, the oldest first.
-        desired: by uid, for every MtgpuPod.
-        occupy_pod_steps: in the order of GPUIDs.
-        limited_namespaces: namespaces with MtgpuPods that wait until fewer GPUIDs are in use, on whichever node.
+        reservations: the holdings of MtgpuPods that have no BoundDeviceID yet, the oldest MtgpuPod first.
+        desired: by uid, the desired state of every MtgpuPod.
+        occupy_pod_steps: occupy pods to create or delete, in the order of GPUIDs.
+        limited_namespaces: namespaces with MtgpuPods that wait because of the limit on GPUIDs, which counts all nodes.
     """
 
     reservations: tuple[Holding, ...]
@@ -43,6 +43,7 @@ class NodePlan:
 
 
 def plan_node(node: ObservedNode) -> NodePlan:
+    """Return the plan for the observed state of a node."""
     node = replace(node, pods=tuple(sorted(node.pods, key=lambda pod: pod.queue_key)))
     ledger = ledger_of(node)
     degraded = _degraded(node, ledger)
@@ -58,7 +59,7 @@ def plan_node(node: ObservedNode) -> NodePlan:
 
 
 def _degraded(node: ObservedNode, ledger: Ledger) -> dict[str, Condition]:
-    """Return by uid what is wrong with the cards of MtgpuPods that have one. No MtgpuPod is moved because of it."""
+    """Return, by uid, the condition Degraded of MtgpuPods whose card has a problem. They keep their card anyway."""
     found: dict[str, Condition] = {}
     card_of_gpuid: dict[str, str | None] = {}
     for pod in filter(node.holds, node.pods):
@@ -70,17 +71,17 @@ def _degraded(node: ObservedNode, ledger: Ledger) -> dict[str, Condition]:
 
 
 def _for_other_namespaces(condition: Condition) -> Condition:
-    """Return the condition without names of pods, which MtgpuPods of other namespaces must not learn."""
+    """Return the condition without the names of pods, which must not be shown in other namespaces."""
     if condition.reason == "CardShared":
         return replace(condition, message="another pod is on its card")
     return condition
 
 
 def _card_problem(node: ObservedNode, ledger: Ledger, pod: MtgpuPod, first: str | None) -> Condition | None:
-    """Return what is wrong with the card of an MtgpuPod that has one, or None.
+    """Return the condition Degraded of an MtgpuPod whose card has a problem, or None.
 
     Args:
-        first: the card of the oldest MtgpuPod of its GPUID.
+        first: UUID of the card of the oldest MtgpuPod of its GPUID.
     """
     uuid = node.card_of(pod)
     card = node.card(uuid)
@@ -138,7 +139,7 @@ def _with_card(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) ->
 
 
 def _pod_created(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) -> Condition | None:
-    """Return the condition PodCreated of an MtgpuPod that has its card, or None if its Pod is to be created now."""
+    """Return the condition PodCreated of an MtgpuPod that has its card, or None if its Pod can be created now."""
     owned = node.owned_pods.get(pod.uid)
     occupy_pod = node.occupy_pods.get(pod.gpuid)
     if owned is not None:
@@ -179,7 +180,7 @@ def _awaited(pod: MtgpuPod, occupy_pod: OccupyPod | None) -> str:
 
 
 def _with_deletion(desired: DesiredMtgpuPod, node: ObservedNode, uid: str, *, deleting: bool) -> DesiredMtgpuPod:
-    """Add what is to happen to the Pod of an MtgpuPod, and to its finalizer if it is being deleted."""
+    """Add whether to delete the Pod of an MtgpuPod, and whether to remove its finalizer."""
     owned: OwnedPod | None = node.owned_pods.get(uid)
     if owned is None:
         return replace(desired, remove_finalizer=deleting)
@@ -194,7 +195,7 @@ def _occupy_pod_steps(
     users = [h for h in ledger.holdings(node.name) if h.gpuid and not h.occupies]
     needed = {h.gpuid for h in users} | awaited_gpuids
     deleting = {pod.uid for pod in node.pods if pod.deleting} | {b.uid for b in node.unreadable if b.deleting}
-    # An MtgpuPod that is being deleted still needs the occupy pod that there is, but no new one.
+    # An MtgpuPod that is being deleted still needs its occupy pod, but no new one is created for it.
     wanted = {h.gpuid for h in users if h.uid not in deleting and _can_get_its_card(node, h)}
     for gpuid in sorted(needed | set(node.occupy_pods)):
         occupy_pod = node.occupy_pods.get(gpuid)
@@ -208,6 +209,6 @@ def _occupy_pod_steps(
 
 
 def _can_get_its_card(node: ObservedNode, user: Holding) -> bool:
-    """Return whether a new occupy pod could get the card of this user; otherwise it would be given another one."""
+    """Return whether a new occupy pod can get the card of this holding. Otherwise it would get another card."""
     is_any_card = all(share.card is None for share in user.shares)
     return is_any_card or any(user.is_known_on(card) and card.healthy for card in node.cards)

@@ -1,6 +1,6 @@
-"""How a node is observed: the MtgpuPods of the watches, joined with what `ClusterCache` has of the node.
+"""Observes the MtgpuPods of a node: reads them from a snapshot of the ClusterCache into the input of the node plan.
 
-The controller calls `observe` for each attempt; the node plan works on the `ObservedNode` that is returned.
+The MtgpuPod controller calls `observe` for each attempt. The writer uses the functions that read single objects.
 """
 
 from collections.abc import Collection
@@ -28,18 +28,18 @@ from scheduler.mtgpupods.observed_node import (
 from scheduler.mtgpupods.occupy_pods import OccupyPod, read_occupy_pod
 
 _LONGEST_PROBLEMS = 4096
-"""Characters of the problems of an MtgpuPod that cannot be read. Its condition repeats fewer."""
+"""Characters. Longer messages about an invalid MtgpuPod are cut; its condition is shorter still."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A node at one moment, with the objects that were read.
+    """A node at one moment, with its objects as JSON.
 
     Attributes:
         items: by uid, the MtgpuPods.
         pods: by uid of the MtgpuPod, the Pods that were created for them.
-        version: of the node in `ClusterCache`. Reservations are refused if it has changed.
-        recheck_seconds: time after which a namespace is no longer held up by remnants; None if none is.
+        version: the node's version in the ClusterCache, which refuses reservations if it has changed.
+        recheck_seconds: time after which the first namespace is no longer held up by remnants; None if none is held up.
     """
 
     node: ObservedNode
@@ -59,13 +59,13 @@ def observe(
 ) -> Observation:
     """Observe the MtgpuPods of a node.
 
-    The snapshot is of one moment: if only a part of it had a Pod that was just created, that would look like a foreign
-    one.
+    All objects come from one snapshot. Otherwise a Pod that was just created could be in one part and not in another,
+    and would look like a foreign Pod.
 
     Args:
-        enabled: whether MtgpuPods are served. If not, only those that are bound or being deleted are observed.
-        gpuid_limit: the number of GPUIDs that a namespace may use; None: any number.
-        left_out: uids of MtgpuPods that are ignored unless they are bound or being deleted.
+        enabled: whether the vocabulary is enabled. If not, only MtgpuPods that are bound or being deleted are observed.
+        gpuid_limit: how many GPUIDs a namespace may use; None means without limit.
+        left_out: uids of MtgpuPods to ignore unless they are bound or being deleted.
     """
     snapshot = cluster.mtgpupods.snapshot(name)
     cached, known = snapshot.objects, snapshot.node
@@ -105,7 +105,7 @@ def observe(
 
 @dataclass(slots=True)
 class _Objects:
-    """The MtgpuPods of a node, sorted by what was found out about them."""
+    """Collects the MtgpuPods of a node and what is known about each."""
 
     readable: list[MtgpuPod] = field(default_factory=list)
     unreadable: list[UnreadableMtgpuPod] = field(default_factory=list)
@@ -134,7 +134,7 @@ class _Objects:
 
 
 def read_stored(raw: Raw) -> MtgpuPod | UnreadableMtgpuPod:
-    """Read a stored MtgpuPod. A bound one is readable although its spec is too large: its holding does not need it."""
+    """Read an MtgpuPod of the cache. If it is bound, its spec may be too large: its holding does not depend on it."""
     excess = raw.get(EXCESS)
     if excess and not table_at(raw, "status").get("BoundDeviceID"):
         return _unreadable(raw, excess)
@@ -162,7 +162,7 @@ def _occupy_pods(pods: Collection[MtgpuPod], cached: MtgpuObjects, known: MtgpuN
 
 
 def is_pod_of(pod: Raw, item: Raw) -> bool:
-    """Return whether a Pod with the name of this MtgpuPod, which may be unreadable, was created for it (`is_owned`)."""
+    """Return whether this Pod was created for the MtgpuPod of the same name, which may be unreadable (`is_owned`)."""
     mirrored = (item.get("status") or {}).get("PodObjectMeta") or {}
     return is_owned(pod, item["metadata"]["uid"], str(mirrored.get("uid") or ""))
 

@@ -1,7 +1,7 @@
-"""The observed state of the MtgpuPods of one node: the input of the node plan. Pure.
+"""The input of the node plan: the observed state of the MtgpuPods of one node. Pure.
 
-`observation.observe` takes it from the ClusterCache, `mgpu simulate` from its simulated cluster, and tests
-build it by hand. The node plan depends on nothing else: what it needs to know becomes a field of `ObservedNode`.
+`observation.observe` makes it from the ClusterCache, and `mgpu simulate` from its simulated cluster. The node plan
+depends on nothing else: anything more that it needs becomes a field of `ObservedNode`.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class UnreadableMtgpuPod:
-    """An MtgpuPod that breaks a rule, so that it cannot be read.
+    """An invalid MtgpuPod.
 
     Attributes:
-        problems: the broken rules, with their fields.
+        problems: the fields that break a rule, with the rules.
     """
 
     uid: str
@@ -36,7 +36,7 @@ class OwnedPod:
     """The Pod that the controller created for an MtgpuPod.
 
     Attributes:
-        card: UUID of the card in its environment; None if it has none.
+        card: UUID of the card in the environment of its container, or None.
     """
 
     uid: str
@@ -51,21 +51,21 @@ class OwnedPod:
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """The MtgpuPods of a node, and what decides about them, at one moment.
+    """The MtgpuPods of a node and everything that a plan for them depends on, at one moment.
 
     Attributes:
-        exists: whether there is a Node of this name. Its MtgpuPods may outlive it.
-        nvidia_plugin: NVIDIA's device plugin chooses the cards of occupy pods (scheduler/engine/nvidia_plugin.py).
+        exists: whether there is a Node of this name. MtgpuPods may outlive their Node.
+        nvidia_plugin: whether NVIDIA's device plugin, and not mgpu, chooses the cards of occupy pods.
         cards: the GPUs of the node that are not partitioned.
-        held: the holdings of all pods on these cards, of whichever vocabulary.
+        held: the holdings of all pods on these cards, in any vocabulary.
         untolerated: by uid of an MtgpuPod, the taint of the node that would end its Pod.
-        unreadable: MtgpuPods that break a rule. What they hold is among the holdings.
+        unreadable: invalid MtgpuPods. Cards that they hold are among the holdings.
         owned_pods: by uid of an MtgpuPod, the Pod that was created for it.
         name_conflicts: uids of the MtgpuPods whose name a foreign Pod has.
         occupy_pods: by GPUID, the pod that has the name of its occupy pod.
         reservations: by uid, the holdings of MtgpuPods that were assigned a card earlier and are not bound yet.
-        gpuid_limit: the limit of GPUIDs for each namespace; None: there is none.
-        held_up: the namespaces with remnants (deleted pods that still run).
+        gpuid_limit: the limit of GPUIDs for each namespace, or None.
+        held_up: the namespaces with remnants (deleted pods that still run), which get no card and no Pod.
         remnant_gpuids: by uid, the GPUID of each remnant of an MtgpuPod.
     """
 
@@ -87,15 +87,15 @@ class ObservedNode:
     remnant_gpuids: Mapping[str, str] = field(default_factory=dict)
 
     def card_of(self, pod: MtgpuPod) -> str | None:
-        """Return the UUID of the card that the MtgpuPod was given, or None.
+        """Return the UUID of the card that the MtgpuPod has, or None.
 
-        The environment of its Pod counts if its status has no card, as after a restore from a backup.
+        If its status has no card, as after a restore from a backup, the environment of its Pod counts.
         """
         owned = self.owned_pods.get(pod.uid)
         return pod.card_uuid or (owned.card if owned else None) or None
 
     def holds(self, pod: MtgpuPod) -> bool:
-        """Return whether the MtgpuPod holds its card: from BoundDeviceID on until it and its Pod have ended."""
+        """Return whether the MtgpuPod holds a card: it has one, and either it or its Pod has not ended."""
         owned = self.owned_pods.get(pod.uid)
         is_running = owned is not None and not owned.ended
         return self.card_of(pod) is not None and (is_running or not pod.ended)
@@ -110,7 +110,8 @@ class ObservedNode:
 def is_owned(pod: Raw, uid: str, pod_uid: str) -> bool:
     """Return whether this Pod, which has the name of an MtgpuPod, was created for it.
 
-    Its owner reference says so, or the MtgpuPod's status does: `kubectl delete --cascade=orphan` removes the reference.
+    Either its owner reference or the status of the MtgpuPod identifies it, since `kubectl delete --cascade=orphan`
+    removes the reference.
 
     Args:
         uid: of the MtgpuPod.
@@ -129,10 +130,10 @@ def read_owned_pod(raw: Raw) -> OwnedPod:
 
 
 def is_interrupted(raw: Raw) -> bool:
-    """Return whether this Pod is being deleted, so that an end now is the end of the Pod and not of its work.
+    """Return whether this Pod ended because it is being deleted, and not because its work is done.
 
-    Kubelets write the last phase of a Pod before its deletion completes (Kubernetes 1.27 and later). The pod garbage
-    collector does so before it deletes the Pods of a node that is gone, and adds a condition.
+    The kubelet writes the last phase of a Pod before its deletion completes (Kubernetes 1.27 and later). The pod
+    garbage collector does the same before it deletes the Pods of a node that is gone, and adds a condition.
     """
     conditions = (raw.get("status") or {}).get("conditions") or ()
     return bool(raw["metadata"].get("deletionTimestamp")) or any(

@@ -1,7 +1,8 @@
-"""Occupy pods: each holds the card of a GPUID, so that the kubelet and kube-scheduler count that card as used. Pure.
+"""Occupy pods, which hold the cards of GPUIDs so that the kubelet and kube-scheduler count them as used. Pure.
 
-The containers of MtgpuPods request no device-plugin resource. The occupy pod of their GPUID requests `nvidia.com/gpu:
-1` instead (docs/design/mtgpu.md, "Controller").
+The containers of MtgpuPods request no device-plugin resource. Instead, the occupy pod of their GPUID requests
+`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). The node plan decides which occupy pods exist, the writer
+creates and deletes them, and `mgpu simulate` uses the same manifest.
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,9 @@ class OccupyPod:
     """A pod that has the name of a GPUID's occupy pod.
 
     Attributes:
-        ours: whether it is an occupy pod. Otherwise a foreign pod has taken the name.
-        card: UUID; None while it is not known which card the pod was given.
-        message: why it does not run, by its conditions; None if they do not say.
+        ours: whether it is an occupy pod, and not a foreign pod of that name.
+        card: UUID of its card; None while that is not known.
+        message: the reason in its conditions why it does not run, or None.
     """
 
     uid: str
@@ -67,8 +68,8 @@ def read_occupy_pod(raw: Mapping[str, Any], pod: Pod, card: str | None) -> Occup
     """Read a pod that has the name of an occupy pod.
 
     Args:
-        pod: the same, as `read_pod` reads it.
-        card: UUID of the card that it was given, if that is known.
+        pod: the same pod, as `read_pod` returns it.
+        card: UUID of its card, if that is known.
     """
     return OccupyPod(pod.uid, occupy_target(pod) is not None, pod.phase, pod.deleting, card, _message(raw))
 
@@ -82,7 +83,7 @@ def _message(raw: Mapping[str, Any]) -> str | None:
 
 
 def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
-    """Return the occupy pod of a GPUID as it is created."""
+    """Return the manifest of the occupy pod of a GPUID."""
     mtgpu = settings.dialects.mtgpu
     one_card = {"nvidia.com/gpu": "1"}
     container = {
@@ -110,7 +111,7 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
         "enableServiceLinks": False,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 0,
-        # The card is in use whatever the taints of the node: MtgpuPods that tolerate them run on.
+        # The card stays in use when the node is tainted, because MtgpuPods that tolerate the taint run on.
         "tolerations": [{"operator": "Exists"}],
     }
     if mtgpu.occupy_priority_class:
