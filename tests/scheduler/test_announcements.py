@@ -82,18 +82,18 @@ ILL = replace(FIRST, healthy=False)
         ((FIRST,), (replace(FIRST, memory=FIRST.memory // 2),), False),
     ],
 )
-def test_what_is_a_gain(before: tuple[Card, ...], after: tuple[Card, ...], more: bool) -> None:
+def test_device_gain_is_more_or_better_cards(before: tuple[Card, ...], after: tuple[Card, ...], more: bool) -> None:
     assert has_gained_capacity(before, after) is more
 
 
-def test_a_card_that_is_healthy_again_is_announced(one: Announcing) -> None:
+def test_card_that_is_healthy_again_is_announced(one: Announcing) -> None:
     one.device(ILL, SECOND)
     assert one.announced() == []
     one.device(FIRST, SECOND)
     assert one.announced() == ["n1"]
 
 
-def test_a_reservation_that_came_to_nothing_is_announced(one: Announcing) -> None:
+def test_released_reservation_is_announced(one: Announcing) -> None:
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
     decision = Reservation("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {})
     assert one.state.reserve(decision, one.state.node_snapshot("n1", "").version)
@@ -101,11 +101,11 @@ def test_a_reservation_that_came_to_nothing_is_announced(one: Announcing) -> Non
     assert one.announced() == ["n1"]
 
 
-def test_a_process_that_starts_announces_nothing(one: Announcing) -> None:
+def test_starting_process_announces_nothing(one: Announcing) -> None:
     assert one.announced() == []
 
 
-def test_a_flapping_card_is_announced_once_in_a_while(one: Announcing) -> None:
+def test_flapping_card_is_announced_once_per_pause(one: Announcing) -> None:
     announced = []
     for _ in range(10):
         one.device(ILL, SECOND)
@@ -116,7 +116,7 @@ def test_a_flapping_card_is_announced_once_in_a_while(one: Announcing) -> None:
     assert one.announced(NODE_PAUSE_SECONDS) == []
 
 
-def test_a_replica_that_does_not_decide_is_silent(one: Announcing) -> None:
+def test_replica_that_does_not_decide_announces_nothing(one: Announcing) -> None:
     one.leading = False
     one.device(ILL, SECOND)
     one.device(FIRST, SECOND)
@@ -127,7 +127,7 @@ def test_a_replica_that_does_not_decide_is_silent(one: Announcing) -> None:
 @pytest.mark.parametrize(
     "error", [Unreachable("no answer"), ApiError(503, "ServiceUnavailable", ""), ApiError(429, "TooManyRequests", "")]
 )
-def test_what_could_not_be_said_is_said_later(one: Announcing, error: Exception) -> None:
+def test_announcement_after_transient_error_is_retried(one: Announcing, error: Exception) -> None:
     one.device(ILL, SECOND)
     one.device(FIRST, SECOND)
     one.api.error = error
@@ -137,7 +137,7 @@ def test_what_could_not_be_said_is_said_later(one: Announcing, error: Exception)
 
 
 @pytest.mark.parametrize("error", [ApiError(404, "NotFound", "n1"), ApiError(403, "Forbidden", "")])
-def test_what_no_other_try_changes_is_left_alone(one: Announcing, error: Exception) -> None:
+def test_announcement_after_permanent_error_is_dropped(one: Announcing, error: Exception) -> None:
     """The node is gone, or the right to patch it was never given."""
     one.device(ILL, SECOND)
     one.device(FIRST, SECOND)
@@ -168,7 +168,7 @@ def nominated(name: str = "p") -> dict[str, Any]:
         (bound(), lambda state: state.node_changed(b.node("n1", labels={"gpu": "yes"}))),
     ],
 )
-def test_who_was_refused_by_what_kube_scheduler_knew_to_be_past_is_woken(
+def test_change_after_a_rejection_is_announced(
     one: Announcing, before: dict[str, Any], what: Callable[[ClusterCache], None]
 ) -> None:
     one.state.pod_changed(before)
@@ -180,7 +180,7 @@ def test_who_was_refused_by_what_kube_scheduler_knew_to_be_past_is_woken(
     assert one.announced() == ["n1"]
 
 
-def test_nor_does_it_matter_that_he_was_told_so_afterwards(one: Announcing) -> None:
+def test_change_during_a_rejection_is_announced(one: Announcing) -> None:
     one.state.pod_changed(bound())
     one.announced()
     one.state.pod_gone(bound())
@@ -188,7 +188,7 @@ def test_nor_does_it_matter_that_he_was_told_so_afterwards(one: Announcing) -> N
     assert one.announced() == ["n1"]
 
 
-def test_a_node_that_is_gone_wakes_nobody_and_keeps_no_other_back(one: Announcing) -> None:
+def test_deleted_node_is_not_announced_and_delays_no_other(one: Announcing) -> None:
     one.state.node_changed(b.node("n2"))
     for pod in (bound("p", node="n1"), bound("q", node="n2")):
         one.state.pod_changed(pod)
@@ -200,7 +200,7 @@ def test_a_node_that_is_gone_wakes_nobody_and_keeps_no_other_back(one: Announcin
     assert one.announced() == ["n2"]
 
 
-def test_where_nobody_was_refused_the_end_of_a_pod_is_not_announced(one: Announcing) -> None:
+def test_change_long_after_a_rejection_is_not_announced(one: Announcing) -> None:
     one.state.pod_changed(bound())
     one.announced()
     one.announcements.pod_rejected()
@@ -211,7 +211,7 @@ def test_where_nobody_was_refused_the_end_of_a_pod_is_not_announced(one: Announc
     assert one.announced() == []
 
 
-def test_of_many_that_end_at_once_one_is_announced_a_second(one: Announcing) -> None:
+def test_many_changes_are_announced_once_per_second(one: Announcing) -> None:
     for i in range(9):
         one.announcements.pod_rejected()
         one.announcements.node_may_fit(NodeMayFit(f"n{i}"))

@@ -45,7 +45,7 @@ def both() -> tuple[Client, Client]:
 
 @given(st.sampled_from(EXTENDER), ARGUMENTS | JSON)
 @examples(150)
-def test_property_the_extender_answers(both: tuple[Client, Client], path: str, arguments: Any) -> None:
+def test_property_extender_always_answers(both: tuple[Client, Client], path: str, arguments: Any) -> None:
     reply = both[1].post(path, data=orjson.dumps(arguments), content_type="application/json")
     assert reply.status_code in (200, 400, 422, 503), reply.text
     assert reply.status_code != 200 or orjson.loads(reply.data) is not None
@@ -53,7 +53,7 @@ def test_property_the_extender_answers(both: tuple[Client, Client], path: str, a
 
 @given(obj=BINDINGS | JSON, name=st.sampled_from(["", "p"]) | JSON, dry=st.booleans())
 @examples(100)
-def test_property_the_binding_s_admission_answers(
+def test_property_binding_admission_always_answers(
     both: tuple[Client, Client], obj: Any, name: Any, *, dry: bool
 ) -> None:
     body = orjson.dumps(review(obj, name=name, dry_run=dry))

@@ -3,7 +3,7 @@
 from scheduler.background import Pace
 
 
-def test_it_works_for_a_little_and_rests_as_long_as_told() -> None:
+def test_pace_sleeps_in_proportion_to_the_work() -> None:
     rests: list[float] = []
     pace = Pace(3, rests.append)
     while not rests:

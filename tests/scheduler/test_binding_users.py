@@ -40,7 +40,7 @@ def message(reply: Reply) -> str:
 
 @pytest.mark.parametrize("resource", [{}, {"resource": "bindings", "name": ""}], ids=["pods/binding", "bindings"])
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_somebody_elses_binding_is_refused_and_nothing_held(api: FakeApi, resource: Any, *, dry_run: bool) -> None:
+def test_binding_by_other_user_is_denied(api: FakeApi, resource: Any, *, dry_run: bool) -> None:
     told = message(request(api, "system:kube-scheduler", "system:authenticated", dry_run=dry_run, **resource))
     assert "system:kube-scheduler" in told
     assert "scheduler.bindingUsers" in told
@@ -55,15 +55,17 @@ def test_somebody_elses_binding_is_refused_and_nothing_held(api: FakeApi, resour
     ],
     ids=["a user that is named", "a member of a group that is named", "nobody is named: anybody"],
 )
-def test_who_may_bind(api: FakeApi, user: str, groups: tuple[str, ...], users: tuple[str, ...]) -> None:
+def test_binding_by_configured_user_or_group_is_allowed(
+    api: FakeApi, user: str, groups: tuple[str, ...], users: tuple[str, ...]
+) -> None:
     assert "patch" in request(api, user, *groups, users=users).body["response"]
 
 
-def test_a_user_without_a_name_is_nobody(api: FakeApi) -> None:
+def test_binding_by_unnamed_user_is_denied(api: FakeApi) -> None:
     assert "an unnamed user" in message(request(api, ""))
 
 
-def test_a_malformed_ask_is_no_way_round(api: FakeApi) -> None:
+def test_binding_of_malformed_pod_by_other_user_is_denied(api: FakeApi) -> None:
     api.put("pods", b.share("p", 150))
     assert "may not bind" in message(request(api, "someone"))
 
@@ -73,12 +75,12 @@ def test_a_malformed_ask_is_no_way_round(api: FakeApi) -> None:
     [b.pod("p", b.container("c")), b.share("p", node="n1")],
     ids=["no GPU pod", "bound already: the API server refuses it"],
 )
-def test_what_is_none_of_ours_anybody_may_bind(api: FakeApi, raw: dict[str, Any]) -> None:
+def test_binding_of_other_pods_by_any_user_is_allowed(api: FakeApi, raw: dict[str, Any]) -> None:
     api.put("pods", raw)
     assert request(api, "someone").allowed
 
 
-def test_the_setting_reaches_the_webhook(api: FakeApi) -> None:
+def test_setting_binding_users_is_applied(api: FakeApi) -> None:
     settings = load_settings("scheduler: {bindingUsers: [koord]}")
     replica = Replica(api, settings=settings)
     body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, name="p")
@@ -87,9 +89,7 @@ def test_the_setting_reaches_the_webhook(api: FakeApi) -> None:
 
 
 @pytest.mark.parametrize(("lease", "allowed"), [("mgpu-kube-scheduler", True), ("", False)], ids=["beside", "none"])
-def test_the_account_of_mgpus_process_names_the_kube_scheduler_of_its_pod_too(
-    api: FakeApi, lease: str, allowed: bool
-) -> None:
+def test_former_account_of_mgpu_allows_its_kube_scheduler(api: FakeApi, lease: str, allowed: bool) -> None:
     """Both had one account before; a takeover that names it must not refuse every GPU pod after an upgrade."""
     users = '["system:serviceaccount:mgpu-system:mgpu-scheduler"]'
     settings = load_settings(f"scheduler: {{bindingUsers: {users}, kubeSchedulerLease: '{lease}'}}")

@@ -48,7 +48,7 @@ class Profile(threading.Thread):
         return True
 
 
-def test_nothing_is_given_twice_and_all_is_given() -> None:
+def test_concurrent_profiles_fill_all_cards_without_overlap() -> None:
     replica = Replica(cluster(*((name, CARDS) for name in NAMES)))
     replica.api.admit = admitted(replica)
     pods = [f"p{i}" for i in range(2 * NODES * CARDS)]
@@ -71,7 +71,7 @@ def test_nothing_is_given_twice_and_all_is_given() -> None:
     assert sum(profile.refused for profile in profiles) < len(pods)
 
 
-def test_one_after_the_other_none_is_refused() -> None:
+def test_sequential_bindings_are_never_rejected() -> None:
     """What is decided is seen by the very next filter, before any event of it has come."""
     replica = Replica(cluster(*((name, CARDS) for name in NAMES)))
     replica.api.admit = admitted(replica)

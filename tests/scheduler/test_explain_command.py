@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.api.close()
 
 
-def test_each_node_and_each_card_says_what_is_short(cluster: Cluster) -> None:
+def test_json_names_what_each_node_and_card_lacks(cluster: Cluster) -> None:
     found = cluster.found("too-large")
     assert found["ask"] == [{"container": "c", "asks": "50% and 90.0 GiB of one card"}]
     assert found["verdict"] == ["Its cards fit on none of 3 nodes."]
@@ -65,13 +65,13 @@ def test_each_node_and_each_card_says_what_is_short(cluster: Cluster) -> None:
     assert [row["message"] for row in found["said"]] == [SAYS]
 
 
-def test_containers_that_do_not_fit_together(cluster: Cluster) -> None:
+def test_json_explains_containers_that_do_not_fit_together(cluster: Cluster) -> None:
     first, second, _ = cluster.found("two")["nodes"]
     assert first["reason"] == "each of the 2 GPU containers fits alone, but not all of them together"
     assert {card["reason"] for card in second["cards"]} == {"in use, a whole card is asked for"}
 
 
-def test_cards_that_fit_are_not_what_it_waits_for(cluster: Cluster) -> None:
+def test_json_refers_to_the_scheduler_if_cards_fit(cluster: Cluster) -> None:
     found = cluster.found("waits")
     assert [(node["name"], node["reason"]) for node in found["nodes"]][:2] == [("n1", None), ("n2", None)]
     assert found["verdict"] == [
@@ -97,18 +97,18 @@ def test_cards_that_fit_are_not_what_it_waits_for(cluster: Cluster) -> None:
         ("mtgpupod/notebook", "GPUID zxcvb has no card of n2 yet; 0 of its 2 cards are healthy and idle."),
     ],
 )
-def test_what_matters_first(cluster: Cluster, name: str, said: str) -> None:
+def test_verdict_names_the_main_reason(cluster: Cluster, name: str, said: str) -> None:
     assert said in cluster.verdict(name)
 
 
-def test_what_is_wrong_with_an_ask(cluster: Cluster) -> None:
+def test_json_names_problems_of_the_request(cluster: Cluster) -> None:
     (problem,) = cluster.found("malformed")["problems"]
     assert "above 100 must be a multiple of 100" in problem
     (problem,) = cluster.found("incomplete")["problems"]
     assert "delete and create the pod again, so that mgpu's webhook adds it" in problem
 
 
-def test_its_own_card_and_how_it_was_chosen(cluster: Cluster) -> None:
+def test_json_marks_own_card_and_policy(cluster: Cluster) -> None:
     found = cluster.found("holder")
     ((node),) = found["nodes"]
     assert [card["own"] for card in node["cards"]] == [False, True]
@@ -116,7 +116,7 @@ def test_its_own_card_and_how_it_was_chosen(cluster: Cluster) -> None:
     assert found["chosen"].endswith("(the default of mgpu); nodes: binpack")
 
 
-def test_the_settings_say_how_they_are_chosen(cluster: Cluster, tmp_path: Path) -> None:
+def test_policy_is_that_of_the_settings(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("nodePolicy: spread\ncardPolicy: spread\n")
     chosen = cluster.found("waits", "--config", str(file))["chosen"]
@@ -125,14 +125,14 @@ def test_the_settings_say_how_they_are_chosen(cluster: Cluster, tmp_path: Path) 
     assert "in the vocabulary mgpu" in cluster.verdict("waits", "--config", str(file))
 
 
-def test_one_node_alone(cluster: Cluster) -> None:
+def test_option_node_selects_nodes(cluster: Cluster) -> None:
     assert [node["name"] for node in cluster.found("two", "--node", "n2")["nodes"]] == ["n2"]
     result = cluster.explain("two", "--node", "n9")
     assert (result.exit_code, result.stderr) == (1, "Error: no node is named n9\n")
 
 
 @pytest.mark.parametrize(("name", "own"), [("holder", "n1"), ("mtgpupod/notebook", "n2")])
-def test_one_that_has_its_node_is_asked_about_no_other(cluster: Cluster, name: str, own: str) -> None:
+def test_option_node_is_rejected_for_bound_objects(cluster: Cluster, name: str, own: str) -> None:
     assert cluster.verdict(name, "--node", own) == cluster.verdict(name)
     result = cluster.explain(name, "--node", own, "--node", "n3")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
@@ -153,14 +153,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["holder", "late", "done", "mtgpupod/notebook"])
-def test_of_one_that_has_its_node_no_other_is_read(cluster: Cluster, asked: list[str], name: str) -> None:
+def test_bound_object_reads_only_its_node(cluster: Cluster, asked: list[str], name: str) -> None:
     own = "n1" if name in ("holder", "done") else "n2"
     assert cluster.found(name)["of"].endswith(name.partition("/")[2] or name)
     assert asked == [f"spec.nodeName={own}", "spec.nodeName="]
 
 
 @pytest.mark.parametrize("name", ["too-large", "two", "waits", "malformed"])
-def test_of_the_nodes_asked_about_no_less_is_said_than_of_all(cluster: Cluster, asked: list[str], name: str) -> None:
+def test_selected_nodes_are_explained_as_in_the_whole_cluster(cluster: Cluster, asked: list[str], name: str) -> None:
     """A pod is nominated to n1, whose free card is kept for it."""
     add(cluster.api, pod("nominated", container("c", 100)))
     status = {"phase": "Pending", "nominatedNodeName": "n1"}
@@ -176,7 +176,9 @@ def test_of_the_nodes_asked_about_no_less_is_said_than_of_all(cluster: Cluster, 
     assert asked == ["", "spec.nodeName=n2", "spec.nodeName=n1", "spec.nodeName="]
 
 
-def test_what_depends_on_other_nodes_too_is_read_as_a_whole(cluster: Cluster, asked: list[str], tmp_path: Path) -> None:
+def test_groups_and_learning_policies_read_the_whole_cluster(
+    cluster: Cluster, asked: list[str], tmp_path: Path
+) -> None:
     """Where its group is; and what was learnt of all pods."""
     group = {"mgpu.io/same-card-group": "pair"}
     add(cluster.api, pod("first", container("c", 10, 1024), annotations={**RECORD, **group}, node="n1"))
@@ -193,14 +195,14 @@ def test_what_depends_on_other_nodes_too_is_read_as_a_whole(cluster: Cluster, as
     assert asked == ["", ""]
 
 
-def test_a_pod_that_goes_while_the_cluster_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_deleted_meanwhile_is_an_error(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mgpu.cli.cluster_objects.whole_pods", lambda *_: iter(()))
     result = cluster.explain("waits")
     wanted = "Error: pod default/waits was deleted while the cluster was read; run the command again\n"
     assert (result.exit_code, result.stderr) == (1, wanted)
 
 
-def test_a_card_of_a_gpuid(cluster: Cluster) -> None:
+def test_explain_mtgpupod_names_the_card_of_its_gpuid(cluster: Cluster) -> None:
     """Somebody else's MtgpuPod under the same GPUID has a card there."""
     path = "/apis/lsalab.nthu/v1/namespaces/team/mtgpupods"
     cluster.api.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
@@ -215,7 +217,7 @@ def test_a_card_of_a_gpuid(cluster: Cluster) -> None:
         cluster.api.delete(f"{path}/first")
 
 
-def test_the_pod_of_an_mtgpupod(cluster: Cluster) -> None:
+def test_explain_pod_of_an_mtgpupod_refers_to_it(cluster: Cluster) -> None:
     raw = pod("made", {"name": "c", "image": "x"}, node="n2")
     raw["metadata"]["ownerReferences"] = [owned("notebook")]
     raw["metadata"]["labels"] = {"lsalab.nthu/mtgpupod": "notebook"}
@@ -223,7 +225,7 @@ def test_the_pod_of_an_mtgpupod(cluster: Cluster) -> None:
     assert "explain mtgpupod/notebook" in cluster.verdict("made")
 
 
-def test_many_nodes_are_told_by_their_reasons(cluster: Cluster) -> None:
+def test_text_groups_nodes_by_their_reasons(cluster: Cluster) -> None:
     for i in range(9):
         add_node(cluster.api, f"small-{i}", 1)
     try:
@@ -241,7 +243,7 @@ def test_many_nodes_are_told_by_their_reasons(cluster: Cluster) -> None:
             cluster.api.delete(f"/apis/scheduling.koordinator.sh/v1alpha1/devices/small-{i}")
 
 
-def test_the_text_has_all_of_it(cluster: Cluster) -> None:
+def test_text_contains_all_parts(cluster: Cluster) -> None:
     text = " ".join(cluster.explain("too-large").stdout.split())
     for part in (
         "Pod default/too-large: Pending",
@@ -255,18 +257,18 @@ def test_the_text_has_all_of_it(cluster: Cluster) -> None:
     assert "✔ its own" in cluster.explain("holder").stdout
 
 
-def test_another_namespace(cluster: Cluster) -> None:
+def test_option_namespace_selects_the_namespace(cluster: Cluster) -> None:
     result = cluster.explain("waits", "-n", "other")
     assert (result.exit_code, result.stderr) == (1, 'Error: pods "waits" not found\n')
 
 
-def test_a_cluster_without_mtgpupods(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_without_crd_is_an_error(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mgpu.dialects.mtgpu.API_VERSION", "nowhere.nthu/v1")
     result = cluster.explain("mtgpupod/notebook")
     assert (result.exit_code, result.stderr) == (1, "Error: this cluster has no MtgpuPods: their CRD is missing\n")
 
 
-def test_the_namespace_and_the_context_of_the_kubeconfig(cluster: Cluster, tmp_path: Path) -> None:
+def test_kubeconfig_sets_namespace_and_context(cluster: Cluster, tmp_path: Path) -> None:
     tree = yaml.safe_load(Path(cluster.kubeconfig).read_text())
     there = tree["contexts"][0]["context"]
     tree["contexts"] += [{"name": "elsewhere", "context": {**there, "namespace": "other"}}]
@@ -280,12 +282,12 @@ def test_the_namespace_and_the_context_of_the_kubeconfig(cluster: Cluster, tmp_p
 
 
 @pytest.mark.parametrize("name", ["job/x", "a/b/c", "pod/"])
-def test_bad_input_is_one_line(cluster: Cluster, name: str) -> None:
+def test_malformed_name_is_reported_in_one_line(cluster: Cluster, name: str) -> None:
     result = cluster.explain(name)
     assert (result.exit_code, result.stderr) == (2, f"{name}: must be NAME, pod/NAME or mtgpupod/NAME\n")
 
 
-def test_a_context_that_is_not_there(cluster: Cluster) -> None:
+def test_unknown_context_is_an_error(cluster: Cluster) -> None:
     result = cluster.explain("waits", "--context", "nowhere")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "nowhere" in result.stderr

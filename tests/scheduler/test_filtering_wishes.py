@@ -71,7 +71,7 @@ def asking(listed: list[int], annotations: dict[str, str]) -> GpuPod:
 @pytest.mark.parametrize("settings", [PACKED, SPREAD_OUT], ids=["binpack", "spread"])
 @given(made=nodes, listed=cores, wished=constraints)
 @examples(100)
-def test_property_the_filter_says_what_the_engine_says(
+def test_property_filter_with_constraints_equals_engine(
     settings: Any, made: Nodes, listed: list[int], wished: dict[str, str]
 ) -> None:
     state, known = filled(made, settings), asking(listed, wished)
@@ -92,7 +92,7 @@ def test_property_the_filter_says_what_the_engine_says(
             assert point == 0
 
 
-def test_a_node_with_a_card_that_no_other_of_the_group_has_is_the_best() -> None:
+def test_node_with_unused_card_for_spread_group_scores_best() -> None:
     a100 = [("NVIDIA A100-SXM4-80GB", True)] * 2
     crowded: list[tuple[int, int, dict[str, str]]] = [(i, 40, {SPREAD: "web"}) for i in range(2)]
     state = filled([(a100, crowded), (a100, crowded[:1]), (a100, [])], PACKED)
@@ -103,7 +103,7 @@ def test_a_node_with_a_card_that_no_other_of_the_group_has_is_the_best() -> None
     assert first < min(second, third)
 
 
-def test_the_nodes_own_inventory_may_change() -> None:
+def test_filter_follows_changes_of_card_models() -> None:
     state, known = filled([([("Tesla T4", True)], [])], PACKED), asking([20], {MODELS: "H100"})
     filter_ = Filter(state, PACKED)
     assert "model Tesla T4 not among card-models" in filter_.filter(known, ["n0"]).hopeless["n0"]
@@ -113,14 +113,14 @@ def test_the_nodes_own_inventory_may_change() -> None:
     assert filter_.filter(known, ["n0"]).passed == []
 
 
-def test_no_nodes_at_all() -> None:
+def test_filter_of_empty_cluster_rejects_all_names() -> None:
     filter_, known = Filter(ClusterCache(PACKED), PACKED), asking([20], {MODELS: "H100", SPREAD: "web"})
     assert list(filter_.filter(known, ["n0"]).hopeless) == ["n0"]
     assert filter_.filter(known, []).passed == []
     assert filter_.scores(known, ["n0"]) == [0]
 
 
-def test_a_bad_wish_fits_nowhere_and_says_why() -> None:
+def test_malformed_constraint_passes_no_node() -> None:
     state, raw = filled([([("Tesla T4", True)], [])], PACKED), b.share(annotations={MODELS: ""})
     known = read_gpu_pod(raw, PACKED)
     assert known is not None

@@ -45,7 +45,7 @@ def card_of(found: Reservation | Rejection) -> tuple[str, tuple[int, ...]]:
     return found.node, found.placement.cards("c")
 
 
-def test_the_first_of_a_group_chooses_and_the_others_follow(replica: Replica) -> None:
+def test_first_pod_of_same_card_group_chooses_the_card(replica: Replica) -> None:
     other = submitted(replica, "other", SPREAD, 70)
     first, second = submitted(replica, "first", core=40), submitted(replica, "second", core=40)
     assert card_of(replica.decider.decide(other, "n1")) == ("n1", (0,))
@@ -55,7 +55,7 @@ def test_the_first_of_a_group_chooses_and_the_others_follow(replica: Replica) ->
     assert str(refused) == "2 cards: 1 core 20 percent short, 1 same-card-group pair is on another card"
 
 
-def test_other_nodes_are_refused_with_the_place_of_the_group(replica: Replica) -> None:
+def test_same_card_group_rejects_other_nodes_with_its_place(replica: Replica) -> None:
     submitted(replica, "a")
     bound(replica, "a", "n1")
     known = submitted(replica, "b")
@@ -69,7 +69,7 @@ def test_other_nodes_are_refused_with_the_place_of_the_group(replica: Replica) -
     assert card_of(replica.decider.decide(known, "n2")) == ("n2", (0,))
 
 
-def test_a_group_is_one_of_its_namespace_and_kind(replica: Replica) -> None:
+def test_group_is_limited_to_its_namespace_and_kind(replica: Replica) -> None:
     submitted(replica, "a")
     bound(replica, "a", "n1")
     assert card_of(replica.decider.decide(submitted(replica, "b", SPREAD), "n2"))[0] == "n2"
@@ -78,14 +78,14 @@ def test_a_group_is_one_of_its_namespace_and_kind(replica: Replica) -> None:
     assert card_of(replica.decider.decide(stranger, "n2"))[0] == "n2"
 
 
-def test_the_only_pod_of_a_group_may_move(replica: Replica) -> None:
+def test_only_pod_of_same_card_group_may_move(replica: Replica) -> None:
     known = submitted(replica, "a")
     replica.decider.decide(known, "n1")
     assert card_of(replica.decider.decide(known, "n2"))[0] == "n2"
     assert list(map(str, replica.state.seats(known.request, ""))) == ["card 0 of n2"] if known.request else False
 
 
-def test_a_reservation_that_comes_second_is_refused(replica: Replica) -> None:
+def test_second_reservation_of_group_on_another_card_is_rejected(replica: Replica) -> None:
     """Both looked before either reserved: the node's own version says nothing of the other node."""
     first, second = submitted(replica, "a"), submitted(replica, "b")
     views = {node: replica.state.node_snapshot(node, "") for node in ("n1", "n2")}
@@ -98,7 +98,7 @@ def test_a_reservation_that_comes_second_is_refused(replica: Replica) -> None:
     assert str(replica.decider.decide(second, "n2")) == "same-card-group pair is on card 0 of n1"
 
 
-def test_first_pods_at_the_same_moment_do_not_split_the_group(replica: Replica) -> None:
+def test_concurrent_first_pods_do_not_split_the_group(replica: Replica) -> None:
     pods = [submitted(replica, f"p{i}", core=10) for i in range(8)]
     begin, results = threading.Barrier(len(pods)), list[Reservation | Rejection]()
 
@@ -116,7 +116,7 @@ def test_first_pods_at_the_same_moment_do_not_split_the_group(replica: Replica) 
     assert sum(isinstance(found, Reservation) for found in results) == len(pods) // 2
 
 
-def test_a_late_decision_elsewhere_fails_the_pod(replica: Replica) -> None:
+def test_late_decision_away_from_the_group_fails_the_pod(replica: Replica) -> None:
     submitted(replica, "a")
     bound(replica, "a", "n1")
     replica.api.put("pods", b.share("late", 20, annotations={SAME: "pair"}, node="n2"))
@@ -127,7 +127,7 @@ def test_a_late_decision_elsewhere_fails_the_pod(replica: Replica) -> None:
     assert "same-card-group pair is on card 0 of n1" in status["message"]
 
 
-def test_a_group_that_records_split_goes_on_where_it_is_and_is_told(replica: Replica) -> None:
+def test_group_split_by_records_is_reported(replica: Replica) -> None:
     for name, node in (("a", "n1"), ("b", "n2")):
         raw = b.share(name, 20, annotations={SAME: "pair", INDEX: "1"}, node=node)
         replica.api.put("pods", raw)
@@ -146,7 +146,7 @@ def test_a_group_that_records_split_goes_on_where_it_is_and_is_told(replica: Rep
     assert len(replica.events) == 1
 
 
-def test_while_nobody_knows_its_card_the_group_waits(replica: Replica) -> None:
+def test_group_with_unknown_card_waits(replica: Replica) -> None:
     raw = b.share("odd", 20, annotations={SAME: "pair", INDEX: "?"}, node="n1", phase="Running")
     replica.api.put("pods", raw)
     replica.deliver()
@@ -155,19 +155,19 @@ def test_while_nobody_knows_its_card_the_group_waits(replica: Replica) -> None:
         assert str(replica.decider.decide(known, node)) == "same-card-group pair is on an unknown card of n1"
 
 
-def test_a_spread_group_takes_other_cards_while_there_are_any(replica: Replica) -> None:
+def test_spread_group_prefers_unused_cards(replica: Replica) -> None:
     cards = [card_of(replica.decider.decide(submitted(replica, f"p{i}", SPREAD), "n1"))[1] for i in range(3)]
     assert cards == [(0,), (1,), (0,)]
 
 
-def test_a_bad_wish_is_the_reason_why_a_pod_is_refused(replica: Replica) -> None:
+def test_malformed_constraint_is_the_reason_of_the_rejection(replica: Replica) -> None:
     replica.api.put("pods", b.share("odd", annotations={SPREAD: "?"}))
     replica.deliver()
     with pytest.raises(ApiError, match=r"metadata\.annotations\[mgpu\.io/spread-group\]: must be a name"):
         replica.api.bind("odd", "n1")
 
 
-def test_wishes_that_change_before_the_binding_are_decided_anew(replica: Replica) -> None:
+def test_changed_constraints_are_decided_again(replica: Replica) -> None:
     known = submitted(replica, "a")
     submitted(replica, "member", group="other")
     bound(replica, "member", "n2")

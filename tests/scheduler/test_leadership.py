@@ -97,7 +97,7 @@ class World:
         return self.api.labelled()
 
 
-def test_who_decides_has_the_label_alone() -> None:
+def test_only_the_pod_of_the_deciding_replica_has_the_label() -> None:
     world = World("abc")
     assert world.round() == []
     assert world.round("b") == ["b"]
@@ -105,14 +105,14 @@ def test_who_decides_has_the_label_alone() -> None:
     assert world.round("b") == ["b"]
 
 
-def test_other_pods_keep_what_they_have() -> None:
+def test_labels_of_other_pods_are_untouched() -> None:
     world = World()
     world.api.put("theirs", "x", **{LABEL: "true"})
     world.api.pods["theirs"]["metadata"]["labels"]["app.kubernetes.io/component"] = "webhook"
     assert world.round("a") == ["a", "theirs"]
 
 
-def test_while_all_is_well_it_looks_from_time_to_time_and_writes_nothing() -> None:
+def test_correct_labels_are_checked_but_not_written() -> None:
     world = World()
     world.round("a")
     world.api.calls.clear()
@@ -121,7 +121,7 @@ def test_while_all_is_well_it_looks_from_time_to_time_and_writes_nothing() -> No
     assert world.api.calls == ["list"] * 2
 
 
-def test_what_somebody_edits_is_put_right() -> None:
+def test_edited_labels_are_corrected() -> None:
     world = World()
     world.round("a")
     world.api.put("a", "aa")
@@ -132,7 +132,7 @@ def test_what_somebody_edits_is_put_right() -> None:
     assert world.api.pods["a"]["metadata"]["labels"][LABEL] == "true"
 
 
-def test_a_crash_after_the_other_one_has_lost_it() -> None:
+def test_crash_between_writes_leaves_no_pod_labelled() -> None:
     world = World("abc")
     world.round("a")
     world.api.breaks = 2
@@ -141,7 +141,7 @@ def test_a_crash_after_the_other_one_has_lost_it() -> None:
     assert world.round("c") == ["c"]
 
 
-def test_errors_put_it_off_and_are_told_once(caplog: Any) -> None:
+def test_errors_are_logged_once_and_retried(caplog: Any) -> None:
     world = World()
     world.api.breaks = 0
     for _ in range(10):
@@ -152,7 +152,7 @@ def test_errors_put_it_off_and_are_told_once(caplog: Any) -> None:
     assert world.round(later=2) == ["a"]
 
 
-def test_whether_it_is_written_is_known_of_who_decides() -> None:
+def test_written_is_true_only_for_the_deciding_replica() -> None:
     world = World()
     world.round("a")
     assert {name: replica.written for name, replica in world.replicas.items()} == {"a": True, "b": False}
@@ -163,7 +163,7 @@ def test_whether_it_is_written_is_known_of_who_decides() -> None:
     assert {name: replica.written for name, replica in world.replicas.items()} == {"a": False, "b": False}
 
 
-def test_a_pod_that_goes_meanwhile_is_no_error(caplog: Any) -> None:
+def test_pod_deleted_meanwhile_is_no_error(caplog: Any) -> None:
     world = World()
     world.round("a")
     world.api.between = lambda: world.api.pods.pop("a")
@@ -171,7 +171,7 @@ def test_a_pod_that_goes_meanwhile_is_no_error(caplog: Any) -> None:
     assert not caplog.records
 
 
-def test_a_new_pod_of_the_same_name_is_another_one() -> None:
+def test_recreated_pod_of_the_same_name_keeps_its_labels() -> None:
     world = World()
     world.round("a")
     world.api.put("a", "new")
@@ -182,7 +182,7 @@ def test_a_new_pod_of_the_same_name_is_another_one() -> None:
     assert world.round("b", later=15) == ["b"]
 
 
-def test_one_that_comes_between_looking_and_writing_keeps_what_it_has() -> None:
+def test_pod_labelled_by_a_newer_leader_keeps_the_label() -> None:
     world = World()
     world.round("b")
     world.api.between = lambda: world.api.put("b", "new", **{LABEL: "true"})
@@ -190,7 +190,7 @@ def test_one_that_comes_between_looking_and_writing_keeps_what_it_has() -> None:
     assert world.round(later=2) == ["a"]
 
 
-def test_a_leader_that_is_overtaken_meanwhile_writes_nothing_more() -> None:
+def test_former_leader_stops_writing() -> None:
     world = World()
     world.leader = "a"
     world.api.between = lambda: world.round("b")
@@ -198,14 +198,14 @@ def test_a_leader_that_is_overtaken_meanwhile_writes_nothing_more() -> None:
     assert world.api.labelled() == ["b"]
 
 
-def test_what_a_leader_wrote_late_is_put_right() -> None:
+def test_late_write_of_a_former_leader_is_corrected() -> None:
     world = World()
     assert world.round("a") == ["a"]
     world.api._patch("b", {"labels": {LABEL: "true"}})
     assert world.round(later=15) == ["a"]
 
 
-def test_at_its_end_the_lease_goes_first() -> None:
+def test_ending_leader_releases_the_lease_before_the_label() -> None:
     world, stop, order = World(), threading.Event(), []
     world.leader = "a"
     patch = world.api.patch
@@ -220,7 +220,7 @@ def test_at_its_end_the_lease_goes_first() -> None:
     assert order == [["a"], ["lease given up"], []]
 
 
-def test_one_that_never_led_writes_nothing_at_its_end() -> None:
+def test_ending_follower_writes_nothing() -> None:
     world = World()
     world.replicas["a"].end()
     assert world.api.calls == []
@@ -237,7 +237,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=12), st.sampled_from("abc"))
-def test_in_the_end_the_one_that_decides_has_it(steps: list[tuple[str, Any]], last: str) -> None:
+def test_property_label_converges_to_the_deciding_replica(steps: list[tuple[str, Any]], last: str) -> None:
     world = World("abc")
     for i, (what, of) in enumerate(steps):
         before = world.leader

@@ -48,7 +48,7 @@ def test_help_has_examples() -> None:
         ("{", "is not YAML"),
     ],
 )
-def test_bad_settings_are_one_line_and_exit_code_2(tmp_path: Path, settings: str, message: str) -> None:
+def test_invalid_settings_are_reported_in_one_line(tmp_path: Path, settings: str, message: str) -> None:
     path = tmp_path / "mgpu.yaml"
     path.write_text(settings)
     said = run("--config", str(path))
@@ -58,21 +58,21 @@ def test_bad_settings_are_one_line_and_exit_code_2(tmp_path: Path, settings: str
 
 
 @pytest.mark.parametrize("options", [("--config", "/does/not/exist"), ("--kubeconfig", "/does/not/exist")])
-def test_files_that_cannot_be_read(options: tuple[str, str]) -> None:
+def test_unreadable_files_are_an_error(options: tuple[str, str]) -> None:
     said = run(*options)
     assert said.exit_code == 2
     assert "/does/not/exist" in said.stderr
     assert said.stderr.count("\n") == 1
 
 
-def test_a_certificate_directory_without_certificates(kubeconfig: str, tmp_path: Path) -> None:
+def test_certificate_directory_without_files_is_an_error(kubeconfig: str, tmp_path: Path) -> None:
     said = run("--kubeconfig", kubeconfig, "--cert-dir", str(tmp_path))
     assert said.exit_code == 2
     assert "tls.crt" in said.stderr
 
 
 @pytest.mark.parametrize("option", ["--port", "--extender-port"])
-def test_a_port_that_is_taken(kubeconfig: str, option: str) -> None:
+def test_taken_port_is_an_error(kubeconfig: str, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         others = {"--port": "0", "--extender-port": "0", option: port}

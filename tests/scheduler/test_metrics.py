@@ -51,7 +51,7 @@ def submit(replica: Replica, *pods: dict[str, Any]) -> None:
     replica.deliver()
 
 
-def test_a_decision_is_counted_once_and_by_the_policy_that_chose(replica: Replica) -> None:
+def test_decision_is_counted_once_by_its_policy(replica: Replica) -> None:
     submit(replica, b.share("p", 30), b.share("s", 30, annotations={"mgpu.io/card-policy": "spread"}))
     ours, wished, changed = decisions(), decisions("spread"), reviews("changed")
     for name in "pps":  # a binding that is asked for again renews what is reserved
@@ -59,7 +59,7 @@ def test_a_decision_is_counted_once_and_by_the_policy_that_chose(replica: Replic
     assert (ours.added, wished.added, changed.added) == (1, 1, 3)
 
 
-def test_a_refused_binding_is_a_rejection_at_the_decision(replica: Replica) -> None:
+def test_denied_binding_is_counted_as_rejection_of_stage_decision(replica: Replica) -> None:
     submit(replica, b.share("p", 60), b.share("q", 60))
     short, denied = rejections("decision", "core"), reviews("denied")
     assert bind(replica, "p")["response"]["allowed"]
@@ -67,7 +67,7 @@ def test_a_refused_binding_is_a_rejection_at_the_decision(replica: Replica) -> N
     assert (short.added, denied.added) == (1, 1)
 
 
-def test_who_may_not_decide_is_unavailable(replica: Replica) -> None:
+def test_replica_that_does_not_lead_is_counted_as_unavailable(replica: Replica) -> None:
     submit(replica, b.share("p", 60))
     replica.leading = False
     gone = reviews("unavailable")
@@ -75,7 +75,7 @@ def test_who_may_not_decide_is_unavailable(replica: Replica) -> None:
     assert gone.added == 1
 
 
-def test_a_pod_that_is_left_no_node_is_a_rejection_of_the_filter(replica: Replica) -> None:
+def test_pod_without_node_is_counted_as_rejection_of_stage_filter(replica: Replica) -> None:
     client, took = clients(replica)[1], Since("mgpu_extender_seconds_count", verb="filter")
     counted = [rejections("filter", reason) for reason in ("no-device", "malformed")]
     for pod, names in ((b.share("p"), ["n1"]), (b.share("p"), ["n2"]), (b.share("p", 150), ["n1"])):
@@ -84,7 +84,7 @@ def test_a_pod_that_is_left_no_node_is_a_rejection_of_the_filter(replica: Replic
     assert took.added == 3
 
 
-def test_late_decisions_and_reservations_that_came_to_nothing(replica: Replica) -> None:
+def test_late_decisions_and_released_reservations_are_counted(replica: Replica) -> None:
     made, failed = (Since("mgpu_late_decisions_total", result=result) for result in ("decided", "failed"))
     submit(replica, b.share("p", 60, node="n1"), b.share("q", 60, node="n1"))
     replica.late.work()
@@ -96,7 +96,7 @@ def test_late_decisions_and_reservations_that_came_to_nothing(replica: Replica) 
     assert released.added == 1
 
 
-def test_the_page_is_on_the_metrics_address_alone(replica: Replica) -> None:
+def test_metrics_are_served_only_on_their_address(replica: Replica) -> None:
     process: Any = replica
     settings = replica.settings.model_copy(
         update={"scheduler": replica.settings.scheduler.model_copy(update={"metrics_port": 0, "web_port": 0})}

@@ -80,13 +80,13 @@ def crash(pod: Pod) -> None:
     pod.kube = pod.mgpu = None
 
 
-def test_who_is_first_leads_with_its_own_kube_scheduler() -> None:
+def test_first_replica_leads_with_its_kube_scheduler() -> None:
     world = World()
     assert world.round("ba") == world.asking() == "b"
     assert world.rounds(60) == world.asking() == "b"
 
 
-def test_a_lease_that_the_other_one_has_already_is_given_up_soon() -> None:
+def test_lead_moves_to_the_pod_of_the_leading_kube_scheduler() -> None:
     world = World()
     a = world.pods["a"]
     kube, a.kube = a.kube, None
@@ -96,7 +96,7 @@ def test_a_lease_that_the_other_one_has_already_is_given_up_soon() -> None:
     assert world.rounds(2 * STEP) == "b"
 
 
-def test_a_pod_that_ends_gives_both_away_to_the_same_one() -> None:
+def test_ending_pod_passes_both_leases_to_the_same_pod() -> None:
     """The kube-scheduler ends first: its sidecar outlives it."""
     world = World("abc")
     world.rounds(6)
@@ -117,14 +117,14 @@ def test_a_pod_that_ends_gives_both_away_to_the_same_one() -> None:
     assert world.rounds(2 * STEP) == world.asking()
 
 
-def test_a_pod_that_is_lost_is_followed_by_the_other_one() -> None:
+def test_lost_pod_is_replaced_by_the_other_replica() -> None:
     world = World()
     world.rounds(6)
     crash(world.pods["a"])
     assert world.rounds(LEASE_SECONDS + 2 * STEP) == world.asking() == "b"
 
 
-def test_a_kube_scheduler_that_crashes_takes_no_decisions_away() -> None:
+def test_crashed_kube_scheduler_does_not_stop_decisions() -> None:
     world = World("a")
     world.rounds(6)
     world.pods["a"].kube = None
@@ -134,7 +134,7 @@ def test_a_kube_scheduler_that_crashes_takes_no_decisions_away() -> None:
     assert world.rounds(LEASE_SECONDS + 2 * STEP) == world.asking() == "a"
 
 
-def test_without_any_kube_scheduler_one_leads_all_the_same() -> None:
+def test_replica_leads_without_any_kube_scheduler() -> None:
     world = World()
     world.pods["a"].kube = world.pods["b"].kube = None
     assert world.round() == "a"
@@ -142,7 +142,7 @@ def test_without_any_kube_scheduler_one_leads_all_the_same() -> None:
     assert world.rounds(LEASE_SECONDS + 2 * STEP) == "b"
 
 
-def test_nor_does_a_lease_that_nobody_renews_any_more_keep_one_from_it() -> None:
+def test_expired_kube_scheduler_lease_is_ignored() -> None:
     world = World()
     world.rounds(6)
     world.pods["b"].kube = None
@@ -150,7 +150,7 @@ def test_nor_does_a_lease_that_nobody_renews_any_more_keep_one_from_it() -> None
     assert world.rounds(LEASE_SECONDS + 2 * STEP) == "b"
 
 
-def test_who_may_not_see_the_lease_elects_as_without_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_forbidden_kube_scheduler_lease_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
 
     def forbidden(path: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, max_size=14), st.sampled_from("abc"))
-def test_never_two_and_in_the_end_the_one_beside_the_kube_scheduler_that_leads(steps: list[Any], last: str) -> None:
+def test_property_at_most_one_leads_and_it_follows_the_kube_scheduler(steps: list[Any], last: str) -> None:
     world = World("abc")
     for what, name, order, seconds in steps:
         pod = world.pods[name]

@@ -160,7 +160,7 @@ def _created(api: Api, path: str, body: dict[str, Any]) -> bool:
     return True
 
 
-def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
+def test_metrics_describe_the_cluster(cluster: Cluster) -> None:
     server = cluster.start_in_pod("scheduler", "--metrics-port", "0")
     port = int(server.wait_for(b"serving ").rpartition(b":")[2])
     cluster.decides(server)
@@ -182,7 +182,7 @@ def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
     until(lambda: wanted <= shown())
 
 
-def test_bindings_late_decisions_and_a_restart(cluster: Cluster) -> None:
+def test_restarted_process_continues_with_bindings_and_late_decisions(cluster: Cluster) -> None:
     server = cluster.start()
     cluster.register(server)
     cluster.decides(server)
@@ -225,7 +225,7 @@ def _failed(api: Api, name: str) -> dict[str, Any] | None:
     return status if status["phase"] == "Failed" else None
 
 
-def test_who_may_not_list_mtgpupods_decides_for_all_other_pods(cluster: Cluster) -> None:
+def test_process_without_right_to_mtgpupods_decides_for_other_pods(cluster: Cluster) -> None:
     server = cluster.start(first=FORBIDDEN)
     cluster.decides(server)
     cluster.register(server)
@@ -234,7 +234,7 @@ def test_who_may_not_list_mtgpupods_decides_for_all_other_pods(cluster: Cluster)
     assert cluster.card("p") == "0"
 
 
-def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) -> None:
+def test_follower_takes_over_when_the_leader_ends(cluster: Cluster) -> None:
     first = cluster.start_in_pod("first")
     cluster.decides(first)
     until(lambda: cluster.labelled() == ["first"])
@@ -254,7 +254,7 @@ def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) 
     assert until(lambda: cluster.card("forced")) == "0"
 
 
-def test_an_ending_leader_gives_its_lease_up_before_its_connections_are_drained(cluster: Cluster) -> None:
+def test_ending_leader_releases_its_lease_before_draining(cluster: Cluster) -> None:
     first = cluster.start(first=PATIENT)
     cluster.decides(first)
     second = cluster.start()
@@ -267,9 +267,7 @@ def test_an_ending_leader_gives_its_lease_up_before_its_connections_are_drained(
         assert client.receive()[0] == 200
 
 
-def test_what_an_ending_leader_has_decided_is_written_before_another_one_leads(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_decisions_of_ending_leader_are_written_before_the_next_leads(cluster: Cluster, tmp_path: Path) -> None:
     server = cluster.start("--self-signed-dir", str(tmp_path / "tls"), first=PATIENT)
     cluster.decides(server)
     until(lambda: (tmp_path / "tls" / "ca.crt").exists())
@@ -297,9 +295,7 @@ def signalled(server: Server, number: signal.Signals) -> None:
         os.kill(each, number)
 
 
-def test_leader_that_was_stopped_in_the_midst_of_requests_answers_and_writes_nothing_by_them(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_suspended_leader_writes_nothing_for_requests_in_progress(cluster: Cluster, tmp_path: Path) -> None:
     """A paused process goes on after its lease has run out, with decisions that are of before."""
     ca = tmp_path / "tls" / "ca.crt"
     stalls = SHORT_LEASE + STALLING.format(folder=str(tmp_path))
@@ -334,7 +330,7 @@ def test_leader_that_was_stopped_in_the_midst_of_requests_answers_and_writes_not
     assert until(lambda: cluster.card("p2")) == "1"
 
 
-def test_each_side_is_served_on_its_own_address_only(cluster: Cluster, tmp_path: Path) -> None:
+def test_each_app_is_served_only_on_its_address(cluster: Cluster, tmp_path: Path) -> None:
     server = cluster.start("--no-leader-elect", "--self-signed-dir", str(tmp_path / "tls"))
     cluster.decides(server)
     assert cluster.request(server, "/bind-admission", {})[0] == 404
@@ -343,7 +339,7 @@ def test_each_side_is_served_on_its_own_address_only(cluster: Cluster, tmp_path:
         assert https.receive()[0] == 404
 
 
-def test_without_an_api_server_it_says_so_and_keeps_trying(cluster: Cluster, tmp_path: Path) -> None:
+def test_process_without_api_server_is_not_ready_and_retries(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     server = cluster.start()
     status, text = cluster.request(server, "/readyz")
@@ -353,7 +349,7 @@ def test_without_an_api_server_it_says_so_and_keeps_trying(cluster: Cluster, tmp
     assert cluster.request(server, "/filter", {"Pod": b.share("p"), "NodeNames": []})[0] == 503
 
 
-def test_what_it_has_learnt_orders_the_nodes_and_chooses_the_cards(cluster: Cluster) -> None:
+def test_learned_policy_scores_nodes_and_chooses_cards(cluster: Cluster) -> None:
     """Whole cards were wanted before: a share goes beside the one that is there, on the second card."""
     cluster.api.create("/api/v1/nodes", b.node("n2"))
     cluster.api.create(
@@ -378,7 +374,7 @@ def test_what_it_has_learnt_orders_the_nodes_and_chooses_the_cards(cluster: Clus
     assert cluster.card("new") == "1"
 
 
-def test_cards_are_cut_for_a_pod_that_waits_and_the_configmap_is_kept(cluster: Cluster) -> None:
+def test_waiting_pod_gets_partitions_and_configmap(cluster: Cluster) -> None:
     """Also where the process that wrote the plan has gone."""
     maps, labels = "/api/v1/namespaces/mgpu-system/configmaps", {"gpu.partitioning": "mps"}
     cluster.api.patch("/api/v1/nodes/n1", {"metadata": {"labels": labels}})

@@ -51,14 +51,14 @@ def patched(client: Client, body: dict[str, Any], **more: Any) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("meta", [{}, {"annotations": {}}, {"annotations": {"mine": "kept"}}])
-def test_the_binding_carries_the_cards_and_the_uid(replica: Replica, client: Client, meta: dict[str, Any]) -> None:
+def test_binding_gets_cards_and_uid(replica: Replica, client: Client, meta: dict[str, Any]) -> None:
     submit(replica, b.share())
     result = patched(client, binding(**meta), name="p")["metadata"]
     assert result["annotations"] == {ASSUMED: "true", INDEX: "0", **meta.get("annotations", {})}
     assert result["uid"] == "uid-p"
 
 
-def test_asked_again_it_says_the_same(replica: Replica, client: Client) -> None:
+def test_repeated_binding_gets_the_same_answer(replica: Replica, client: Client) -> None:
     submit(replica, b.share("p", 60), b.share("q", 60))
     first = patched(client, binding(), name="p")
     patched(client, binding("q"), name="q")
@@ -66,7 +66,7 @@ def test_asked_again_it_says_the_same(replica: Replica, client: Client) -> None:
     assert patched(client, first, name="p") == first  # reinvocation
 
 
-def test_keys_of_the_suite_in_the_binding_are_overwritten(replica: Replica, client: Client) -> None:
+def test_placement_annotations_of_the_binding_are_replaced(replica: Replica, client: Client) -> None:
     """Volcano copies all of a pod's annotations into its Binding."""
     submit(replica, b.share())
     stale = {INDEX: "7", INDEX + "-gone": "3", "other/annotation": "x"}
@@ -74,7 +74,7 @@ def test_keys_of_the_suite_in_the_binding_are_overwritten(replica: Replica, clie
     assert result == {ASSUMED: "true", INDEX: "0", "other/annotation": "x"}
 
 
-def test_a_binding_without_metadata_gets_one(replica: Replica, client: Client) -> None:
+def test_binding_without_metadata_gets_metadata(replica: Replica, client: Client) -> None:
     submit(replica, b.share())
     result = patched(client, {"target": {"name": "n1"}}, name="p")
     assert result["metadata"] == {"uid": "uid-p", "annotations": {ASSUMED: "true", INDEX: "0"}}
@@ -85,7 +85,9 @@ def test_a_binding_without_metadata_gets_one(replica: Replica, client: Client) -
     [b.pod("p", b.container("c")), b.share("p", node="n1", annotations={ASSUMED: "true", INDEX: "1"})],
     ids=["no GPU pod", "bound already: the API server refuses it"],
 )
-def test_what_is_none_of_ours_passes_as_it_is(replica: Replica, client: Client, raw: dict[str, Any]) -> None:
+def test_binding_of_other_or_bound_pod_is_allowed_unchanged(
+    replica: Replica, client: Client, raw: dict[str, Any]
+) -> None:
     submit(replica, raw)
     before = replica.state.holdings()
     assert "patch" not in answer(client, binding(), name="p")
@@ -93,20 +95,18 @@ def test_what_is_none_of_ours_passes_as_it_is(replica: Replica, client: Client, 
 
 
 @pytest.mark.parametrize("body", [binding(kind="Machine"), binding("gone"), binding(uid="other")])
-def test_bindings_that_are_the_api_servers_to_refuse_pass(
-    replica: Replica, client: Client, body: dict[str, Any]
-) -> None:
+def test_binding_that_the_api_server_rejects_is_allowed(replica: Replica, client: Client, body: dict[str, Any]) -> None:
     submit(replica, b.share())
     assert "patch" not in answer(client, body, name=body["metadata"]["name"])
     assert replica.state.holdings() == ()
 
 
-def test_a_pod_that_the_watch_has_not_brought_is_read_live(replica: Replica, client: Client) -> None:
+def test_pod_missing_in_the_cache_is_read_from_the_api(replica: Replica, client: Client) -> None:
     replica.api.put("pods", b.share())
     assert patched(client, binding(), name="p")["metadata"]["uid"] == "uid-p"
 
 
-def test_a_recreated_pod_gets_its_own_decision(replica: Replica, client: Client) -> None:
+def test_recreated_pod_gets_its_own_decision(replica: Replica, client: Client) -> None:
     submit(replica, b.share("p", 30))
     patched(client, binding(uid="uid-p"), name="p")
     replica.api.put("pods", b.share("p", 60, uid="second"))
@@ -114,14 +114,14 @@ def test_a_recreated_pod_gets_its_own_decision(replica: Replica, client: Client)
     assert {h.uid: h.shares[0].core for h in replica.state.holdings()} == {"uid-p": 300, "second": 600}
 
 
-def test_the_bindings_path_has_its_name_in_the_object_and_trusts_no_cache(replica: Replica, client: Client) -> None:
+def test_bindings_resource_reads_the_pod_from_the_api(replica: Replica, client: Client) -> None:
     """`POST bindings` ignores the uid it is given, so a stale one would put this record on another pod."""
     submit(replica, b.share("p", 30))
     replica.api.put("pods", b.share("p", 60, uid="second"))
     assert patched(client, binding(), resource="bindings")["metadata"]["uid"] == "second"
 
 
-def test_no_card_fits(replica: Replica, client: Client) -> None:
+def test_binding_without_fitting_card_is_denied(replica: Replica, client: Client) -> None:
     submit(replica, *(b.share(name, 60) for name in "pqr"))
     for name in "pq":
         patched(client, binding(name), name=name)
@@ -131,14 +131,14 @@ def test_no_card_fits(replica: Replica, client: Client) -> None:
     assert "retryAfterSeconds" not in orjson.dumps(status).decode()
 
 
-def test_a_malformed_ask_is_refused_with_every_problem(replica: Replica, client: Client) -> None:
+def test_binding_of_malformed_pod_is_denied_with_all_problems(replica: Replica, client: Client) -> None:
     submit(replica, b.pod("p", b.container("a", 150, 1024), b.container("b", 50, 1)))
     status = answer(client, binding(), name="p")["status"]
     assert status["code"] == 409
     assert len(status["details"]["causes"]) == 2
 
 
-def test_a_dry_run_for_a_pod_that_is_not_there_is_refused(replica: Replica, client: Client) -> None:
+def test_dry_run_for_missing_pod_is_denied(replica: Replica, client: Client) -> None:
     """So `mgpu doctor` sees whether bindings come here; all else of it is the API server's to refuse."""
     found = answer(client, binding("none"), name="none", dry_run=True)
     assert (found["allowed"], found["status"]["code"]) == (False, 404)
@@ -147,14 +147,16 @@ def test_a_dry_run_for_a_pod_that_is_not_there_is_refused(replica: Replica, clie
     assert answer(client, binding("plain"), name="plain", dry_run=True)["allowed"]
 
 
-def test_a_dry_run_reserves_nothing(replica: Replica, client: Client) -> None:
+def test_dry_run_reserves_nothing(replica: Replica, client: Client) -> None:
     submit(replica, b.share())
     assert INDEX in patched(client, binding(), name="p", dry_run=True)["metadata"]["annotations"]
     assert replica.state.holdings() == ()
 
 
 @pytest.mark.parametrize("why", ["not leading", "API unreachable"])
-def test_who_cannot_decide_closes_the_connection(replica: Replica, client: Client, why: str) -> None:
+def test_replica_that_cannot_decide_answers_503_and_closes_the_connection(
+    replica: Replica, client: Client, why: str
+) -> None:
     if why == "not leading":
         replica.leading = False
     else:
@@ -175,17 +177,17 @@ def test_who_cannot_decide_closes_the_connection(replica: Replica, client: Clien
         orjson.dumps(review({"metadata": {}, "target": [1]}, name="p")),
     ],
 )
-def test_hostile_input_is_a_bad_request(client: Client, body: bytes) -> None:
+def test_malformed_body_is_a_bad_request(client: Client, body: bytes) -> None:
     reply = client.post("/bind-admission", data=body, content_type="application/json")
     assert reply.status_code == 400
     assert "Traceback" not in reply.text
 
 
-def test_the_extender_is_not_served_here(client: Client) -> None:
+def test_extender_is_not_served_beside_the_webhook(client: Client) -> None:
     assert client.post("/bind", json={}).status_code == 404
 
 
-def test_node_and_record_arrive_in_one_write(replica: Replica) -> None:
+def test_node_and_record_are_written_together(replica: Replica) -> None:
     replica.api.admit = admitted(replica)
     submit(replica, b.share())
     replica.api.bind("p", "n1")

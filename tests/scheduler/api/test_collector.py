@@ -36,7 +36,7 @@ def samples(replica: Replica) -> CollectorRegistry:
     return registry
 
 
-def test_cards_and_what_pods_hold_of_them(replica: Replica) -> None:
+def test_card_metrics_sum_up_cards_and_holdings(replica: Replica) -> None:
     replica.api.put("pods", running("p", 30, 1024, "n1", 0))
     replica.api.put("pods", running("q", 20, 2048, "n1", 0))
     replica.deliver()
@@ -51,7 +51,7 @@ def test_cards_and_what_pods_hold_of_them(replica: Replica) -> None:
     assert value("mgpu_dialect_memory_bytes", {"dialect": "mgpu"}) == 3 * GIB
 
 
-def test_fragmentation_is_the_share_of_free_compute_on_cards_in_use(replica: Replica) -> None:
+def test_fragmentation_is_the_fraction_of_free_compute_on_used_cards(replica: Replica) -> None:
     assert samples(replica).get_sample_value("mgpu_fragmentation_ratio") == 0
     replica.api.put("pods", running("p", 50, 1024, "n1", 0))
     replica.deliver()
@@ -62,7 +62,7 @@ def test_fragmentation_is_the_share_of_free_compute_on_cards_in_use(replica: Rep
     assert samples(replica).get_sample_value("mgpu_fragmentation_ratio") == 1
 
 
-def test_sums_follow_changes_as_if_they_were_made_anew(replica: Replica) -> None:
+def test_totals_after_changes_equal_new_totals(replica: Replica) -> None:
     totals = Totals(replica.state, lambda: None)
     totals.sums()
     for change in (
@@ -79,7 +79,7 @@ def test_sums_follow_changes_as_if_they_were_made_anew(replica: Replica) -> None
         assert +totals.sums() == +Totals(replica.state, lambda: None).sums()
 
 
-def test_others_have_the_interpreter_after_each_node_that_is_read(replica: Replica) -> None:
+def test_totals_pause_after_each_node_that_is_read(replica: Replica) -> None:
     rests: list[None] = []
     totals = Totals(replica.state, lambda: rests.append(None))
     totals.sums()

@@ -38,7 +38,7 @@ def place(replica: Replica, name: str, core: int, node: str, index: int = 0) -> 
     replica.deliver()
 
 
-def test_filter_says_where_it_fits_and_why_not_elsewhere(replica: Replica, client: Client) -> None:
+def test_filter_returns_passed_nodes_and_reasons(replica: Replica, client: Client) -> None:
     place(replica, "x", 60, "n2")
     found = post(client, "/filter", Pod=b.share("p", 60), NodeNames=["n3", "n2", "n1", "n9"])
     assert found["NodeNames"] == ["n1"]
@@ -47,11 +47,11 @@ def test_filter_says_where_it_fits_and_why_not_elsewhere(replica: Replica, clien
     assert found["Error"] == ""
 
 
-def test_keys_in_any_case(client: Client) -> None:
+def test_filter_accepts_keys_in_any_case(client: Client) -> None:
     assert post(client, "/filter", pod=b.share("p"), nodenames=["n1"])["NodeNames"] == ["n1"]
 
 
-def test_a_pod_of_the_version_that_is_known_is_not_read_again(replica: Replica, client: Client) -> None:
+def test_pod_of_cached_version_is_not_parsed_again(replica: Replica, client: Client) -> None:
     place(replica, "x", 60, "n2")
     replica.api.put("pods", b.share("p", 60))
     replica.deliver()
@@ -61,29 +61,29 @@ def test_a_pod_of_the_version_that_is_known_is_not_read_again(replica: Replica, 
         assert post(client, "/filter", Pod=without_gpu, NodeNames=["n2"])["NodeNames"] == fits
 
 
-def test_no_names_is_a_list_and_not_null(client: Client) -> None:
+def test_filter_without_passed_nodes_returns_an_empty_list(client: Client) -> None:
     assert post(client, "/filter", Pod=b.share("p"), NodeNames=["n9"])["NodeNames"] == []
 
 
-def test_whole_nodes_are_answered_with_nodes(client: Client) -> None:
+def test_filter_of_whole_nodes_returns_nodes(client: Client) -> None:
     nodes = {"items": [b.node("n1"), b.node("n9")]}
     found = post(client, "/filter", Pod=b.share("p"), Nodes=nodes, NodeNames=None)
     assert found["Nodes"] == {"items": [b.node("n1")]}
     assert set(found["FailedAndUnresolvableNodes"]) == {"n9"}
 
 
-def test_a_pod_without_gpu_fits_everywhere(client: Client) -> None:
+def test_pod_without_gpu_passes_all_nodes(client: Client) -> None:
     pod = b.pod("p", b.container("c"))
     assert post(client, "/filter", Pod=pod, NodeNames=["n1", "n9"])["NodeNames"] == ["n1", "n9"]
     assert {row["Score"] for row in post(client, "/prioritize", Pod=pod, NodeNames=["n1", "n9"])} == {0}
 
 
-def test_a_malformed_ask_fits_nowhere(client: Client) -> None:
+def test_malformed_pod_passes_no_node(client: Client) -> None:
     found = post(client, "/filter", Pod=b.share("p", 150), NodeNames=["n1"])
     assert "multiple of 100" in found["FailedAndUnresolvableNodes"]["n1"]
 
 
-def test_several_containers_must_fit_together(replica: Replica, client: Client) -> None:
+def test_filter_rejects_containers_that_do_not_fit_together(replica: Replica, client: Client) -> None:
     pod = b.pod("p", *(b.container(name, 60, 1024) for name in "abc"))
     found = post(client, "/filter", Pod=pod, NodeNames=["n1"])
     assert "not all of them together" in {**found["FailedNodes"], **found["FailedAndUnresolvableNodes"]}["n1"]
@@ -92,7 +92,7 @@ def test_several_containers_must_fit_together(replica: Replica, client: Client) 
     assert post(client, "/filter", Pod=pod, NodeNames=["n1"])["NodeNames"] == ["n1"]
 
 
-def test_what_is_decided_is_visible_to_the_next_filter(replica: Replica, client: Client) -> None:
+def test_filter_counts_decided_cards(replica: Replica, client: Client) -> None:
     for name in "pq":
         replica.api.put("pods", b.share(name, 60, uid=name))
     replica.deliver()
@@ -101,7 +101,7 @@ def test_what_is_decided_is_visible_to_the_next_filter(replica: Replica, client:
     assert post(client, "/filter", Pod=b.share("q", 60, uid="q"), NodeNames=["n2"])["NodeNames"] == []
 
 
-def test_a_pod_is_not_in_its_own_way(replica: Replica, client: Client) -> None:
+def test_filter_ignores_own_reservation(replica: Replica, client: Client) -> None:
     """Its binding was refused after the decision; it comes again."""
     replica.api.put("pods", b.share("p", 60))
     replica.deliver()
@@ -113,7 +113,7 @@ def test_a_pod_is_not_in_its_own_way(replica: Replica, client: Client) -> None:
     assert other["NodeNames"] == []
 
 
-def test_scores_are_integers_and_prefer_the_fuller_node(replica: Replica, client: Client) -> None:
+def test_prioritize_returns_integers_and_prefers_the_fuller_node(replica: Replica, client: Client) -> None:
     place(replica, "x", 40, "n2")
     rows = post(client, "/prioritize", Pod=b.share("p", 50, 40 * 1024), NodeNames=["n1", "n2", "n9"])
     assert [row["Host"] for row in rows] == ["n1", "n2", "n9"]
@@ -122,7 +122,7 @@ def test_scores_are_integers_and_prefer_the_fuller_node(replica: Replica, client
     assert unknown == 0 <= low < high <= 10
 
 
-def test_bind_posts_the_decision(replica: Replica, client: Client) -> None:
+def test_bind_posts_the_allocation_record(replica: Replica, client: Client) -> None:
     replica.api.admit = admitted(replica)
     replica.api.put("pods", b.share("p"))
     replica.deliver()
@@ -134,7 +134,9 @@ def test_bind_posts_the_decision(replica: Replica, client: Client) -> None:
     ("changes", "error"),
     [({"PodUID": "other"}, "no pod"), ({"PodName": "gone"}, "no pod"), ({"Node": "n3"}, "no GPU cards")],
 )
-def test_a_bind_that_cannot_be(replica: Replica, client: Client, changes: dict[str, str], error: str) -> None:
+def test_bind_that_is_impossible_returns_an_error(
+    replica: Replica, client: Client, changes: dict[str, str], error: str
+) -> None:
     replica.api.put("pods", b.share("p"))
     replica.deliver()
     body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1", **changes}
@@ -142,7 +144,7 @@ def test_a_bind_that_cannot_be(replica: Replica, client: Client, changes: dict[s
     assert replica.state.holdings() == ()
 
 
-def test_a_refused_write_releases_at_once(replica: Replica, client: Client) -> None:
+def test_bind_that_is_rejected_releases_the_cards(replica: Replica, client: Client) -> None:
     replica.api.put("pods", b.share("p"))
     replica.deliver()
     replica.api.refuse_bindings = True
@@ -151,7 +153,7 @@ def test_a_refused_write_releases_at_once(replica: Replica, client: Client) -> N
     assert replica.state.holdings() == ()
 
 
-def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, client: Client) -> None:
+def test_repeated_bind_keeps_the_cards(replica: Replica, client: Client) -> None:
     replica.api.put("pods", b.share("p"))
     replica.deliver()
     body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
@@ -160,7 +162,7 @@ def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, c
     assert replica.cards_held() == {"p": [(0, 500)]}
 
 
-def test_a_replica_that_leads_no_more_sends_its_callers_to_the_service_again(replica: Replica, client: Client) -> None:
+def test_replica_that_does_not_lead_closes_connections(replica: Replica, client: Client) -> None:
     body = {"Pod": b.share("p"), "NodeNames": ["n1"]}
     assert "Connection" not in client.post("/filter", json=body).headers
     replica.leading = False
@@ -168,7 +170,7 @@ def test_a_replica_that_leads_no_more_sends_its_callers_to_the_service_again(rep
     assert (reply.status_code, reply.headers["Connection"]) == (200, "close")
 
 
-def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(replica: Replica, client: Client) -> None:
+def test_replica_that_does_not_lead_binds_without_a_decision(replica: Replica, client: Client) -> None:
     leader = Replica(replica.api)
     replica.api.admit = admitted(leader)
 
@@ -197,13 +199,13 @@ def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(repli
         b"\xff\xfe",
     ],
 )
-def test_hostile_input_is_a_bad_request(client: Client, path: str, body: bytes) -> None:
+def test_malformed_body_is_a_bad_request(client: Client, path: str, body: bytes) -> None:
     reply = client.post(path, data=body, content_type="application/json")
     assert reply.status_code == 400
     assert "Traceback" not in reply.text
 
 
-def test_probes(client: Client) -> None:
+def test_extender_serves_probes(client: Client) -> None:
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 200
 
@@ -212,7 +214,7 @@ def of_koordinator(**more: Any) -> dict[str, Any]:
     return b.pod("p", {"name": "c", "resources": {"limits": {"koordinator.sh/gpu": "25", **more}}})
 
 
-def test_what_a_disabled_vocabulary_asks_for_goes_where_somebody_else_serves_it_alone() -> None:
+def test_pod_of_disabled_vocabulary_passes_only_nodes_with_its_resource() -> None:
     """kube-scheduler does not count it and the kubelet drops it: the pod would run and see every card."""
     replica = Replica(
         cluster(("n1", 2), ("n2", 2)), settings=load_settings("dialects: {koordinator: {enabled: false}}")
@@ -228,7 +230,7 @@ def test_what_a_disabled_vocabulary_asks_for_goes_where_somebody_else_serves_it_
     assert found["FailedAndUnresolvableNodes"] == {"n1": why}
 
 
-def test_pods_of_others_pass(client: Client) -> None:
+def test_pod_with_unrelated_resource_passes_all_nodes(client: Client) -> None:
     plain = b.pod("p", {"name": "c", "resources": {"limits": {"example.com/x": "1"}}})
     assert post(client, "/filter", Pod=plain, NodeNames=["n1", "n2"])["NodeNames"] == ["n1", "n2"]
 

@@ -39,13 +39,13 @@ def chosen(decision: Reservation) -> tuple[int, ...]:
     return decision.placement.cards("c")
 
 
-def test_what_is_decided_is_reserved_at_once(replica: Replica) -> None:
+def test_decide_reserves_the_cards_at_once(replica: Replica) -> None:
     first, second = submitted(replica, "p"), submitted(replica, "q")
     assert chosen(decided(replica, first)) == (0,)
     assert chosen(decided(replica, second)) == (1,)
 
 
-def test_nothing_is_reserved_for_a_pod_that_was_deleted_while_its_binding_was_under_way(replica: Replica) -> None:
+def test_decide_for_pod_deleted_during_its_binding_reserves_nothing(replica: Replica) -> None:
     """Its cards would be held for as long as a reservation lives, and deleted pods count in no quota."""
     known = submitted(replica, "p")
     replica.api.remove("pods", "p")
@@ -56,7 +56,7 @@ def test_nothing_is_reserved_for_a_pod_that_was_deleted_while_its_binding_was_un
     decided(replica, submitted(replica, "q"))
 
 
-def test_the_same_node_again_gives_the_same_cards(replica: Replica) -> None:
+def test_decide_again_on_same_node_returns_same_cards(replica: Replica) -> None:
     known = submitted(replica, "p")
     first = decided(replica, known)
     decided(replica, submitted(replica, "q", core=30))
@@ -64,7 +64,7 @@ def test_the_same_node_again_gives_the_same_cards(replica: Replica) -> None:
     assert replica.cards_held() == {"p": [(0, 600)], "q": [(0, 300)]}
 
 
-def test_once_it_is_closed_nothing_is_reserved_and_nothing_that_is_given_again(replica: Replica) -> None:
+def test_closed_cache_accepts_and_renews_no_reservation(replica: Replica) -> None:
     """Whoever has found before that he may decide."""
     held, new = submitted(replica, "p"), submitted(replica, "q")
     decided(replica, held)
@@ -75,7 +75,7 @@ def test_once_it_is_closed_nothing_is_reserved_and_nothing_that_is_given_again(r
     assert replica.cards_held() == {"p": [(0, 600)]}
 
 
-def test_a_reservation_lands_when_its_pod_is_seen_on_its_node(replica: Replica) -> None:
+def test_reservation_becomes_holding_when_pod_is_observed_on_its_node(replica: Replica) -> None:
     known = submitted(replica, "p")
     assert not replica.state.has_unobserved_reservations(5)
     decision = decided(replica, known)
@@ -90,14 +90,14 @@ def test_a_reservation_lands_when_its_pod_is_seen_on_its_node(replica: Replica) 
     assert not replica.state.has_unobserved_reservations(5)
 
 
-def test_another_node_moves_the_reservation(replica: Replica) -> None:
+def test_decide_on_another_node_moves_the_reservation(replica: Replica) -> None:
     known = submitted(replica, "p")
     decided(replica, known, "n1")
     decided(replica, known, "n2")
     assert [h.node for h in replica.state.holdings()] == ["n2"]
 
 
-def test_a_reservation_whose_write_has_landed_is_not_moved(replica: Replica) -> None:
+def test_reservation_of_bound_pod_is_not_moved(replica: Replica) -> None:
     """The scheduler saw a timeout, the pod is bound, and its event is late."""
     known = submitted(replica, "p")
     annotations = decided(replica, known, "n1").annotations
@@ -109,7 +109,7 @@ def test_a_reservation_whose_write_has_landed_is_not_moved(replica: Replica) -> 
     assert [h.node for h in replica.state.holdings()] == ["n1"]
 
 
-def test_a_reservation_is_not_moved_while_its_fate_is_unknown(replica: Replica) -> None:
+def test_reservation_is_not_moved_while_the_api_is_unreachable(replica: Replica) -> None:
     known = submitted(replica, "p")
     decided(replica, known, "n1")
     replica.api.reachable = False
@@ -118,13 +118,13 @@ def test_a_reservation_is_not_moved_while_its_fate_is_unknown(replica: Replica) 
     assert [h.node for h in replica.state.holdings()] == ["n1"]
 
 
-def test_a_dry_run_reserves_nothing(replica: Replica) -> None:
+def test_dry_run_reserves_nothing(replica: Replica) -> None:
     known = submitted(replica, "p")
     assert chosen(decided(replica, known, reserve=False)) == (0,)
     assert replica.state.holdings() == ()
 
 
-def test_a_dry_run_shows_what_is_reserved_and_moves_nothing(replica: Replica) -> None:
+def test_dry_run_returns_the_reservation_and_does_not_move_it(replica: Replica) -> None:
     known = submitted(replica, "p")
     first = decided(replica, known)
     assert decided(replica, known, reserve=False) is first
@@ -132,7 +132,7 @@ def test_a_dry_run_shows_what_is_reserved_and_moves_nothing(replica: Replica) ->
     assert [h.node for h in replica.state.holdings()] == ["n1"]
 
 
-def test_a_card_that_fails_under_a_reservation_is_not_given_again(replica: Replica) -> None:
+def test_reservation_of_unhealthy_card_is_decided_again(replica: Replica) -> None:
     known = submitted(replica, "p")
     assert chosen(decided(replica, known)) == (0,)
     devices = replica.api.devices["n1"]
@@ -142,14 +142,14 @@ def test_a_card_that_fails_under_a_reservation_is_not_given_again(replica: Repli
     assert chosen(decided(replica, known)) == (1,)
 
 
-def test_nothing_fits(replica: Replica) -> None:
+def test_decide_without_fitting_card_is_rejected(replica: Replica) -> None:
     for name in "pqr":
         decided(replica, submitted(replica, name), "n2" if name == "r" else "n1")
     assert str(replica.decider.decide(submitted(replica, "s"), "n1")) == "2 cards: 2 core 20 percent short"
 
 
 @pytest.mark.parametrize("node", ["n3", "n1"])
-def test_nodes_that_cannot_serve(replica: Replica, node: str) -> None:
+def test_decide_on_unsuitable_node_is_rejected(replica: Replica, node: str) -> None:
     replica.api.put("nodes", b.node("n1", labels={"vke.node.gpu.schedule": "none"}))
     replica.deliver()
     found = replica.decider.decide(submitted(replica, "p"), node)
@@ -162,30 +162,30 @@ class TestReservationsThatDoNotAppear:
         replica.clock.now += SETTINGS.scheduler.reservation_seconds + 1
         replica.decider.check_overdue()
 
-    def test_unbound_is_released(self, replica: Replica) -> None:
+    def test_overdue_reservation_of_unbound_pod_is_released(self, replica: Replica) -> None:
         decided(replica, submitted(replica, "p"))
         self.late(replica)
         assert replica.state.holdings() == ()
 
-    def test_in_time_is_kept(self, replica: Replica) -> None:
+    def test_reservation_that_is_not_overdue_is_kept(self, replica: Replica) -> None:
         decided(replica, submitted(replica, "p"))
         replica.clock.now += SETTINGS.scheduler.reservation_seconds - 1
         replica.decider.check_overdue()
         assert len(replica.state.holdings()) == 1
 
-    def test_gone_is_released(self, replica: Replica) -> None:
+    def test_overdue_reservation_of_deleted_pod_is_released(self, replica: Replica) -> None:
         decided(replica, submitted(replica, "p"))
         replica.api.remove("pods", "p")
         self.late(replica)
         assert replica.state.holdings() == ()
 
-    def test_another_pod_of_that_name_is_not_it(self, replica: Replica) -> None:
+    def test_overdue_reservation_of_recreated_pod_is_released(self, replica: Replica) -> None:
         decided(replica, submitted(replica, "p"))
         replica.api.put("pods", b.share("p", uid="second", node="n1"))
         self.late(replica)
         assert replica.state.holdings() == ()
 
-    def test_bound_is_kept_until_its_event_comes(self, replica: Replica) -> None:
+    def test_overdue_reservation_of_bound_pod_is_kept_until_its_event(self, replica: Replica) -> None:
         decision = decided(replica, submitted(replica, "p"))
         replica.api.bind("p", "n1", {"metadata": {"annotations": dict(decision.annotations)}})
         self.late(replica)
@@ -194,7 +194,7 @@ class TestReservationsThatDoNotAppear:
         assert [h.bound for h in replica.state.holdings()] == [True]
         assert replica.state.reservation("uid-p") is None
 
-    def test_unreachable_is_kept_and_asked_again(self, replica: Replica) -> None:
+    def test_overdue_reservation_is_kept_while_the_api_is_unreachable(self, replica: Replica) -> None:
         decided(replica, submitted(replica, "p"))
         replica.api.reachable = False
         self.late(replica)
@@ -204,7 +204,7 @@ class TestReservationsThatDoNotAppear:
         assert replica.state.holdings() == ()
 
 
-def test_the_record_that_landed_wins_over_the_one_decided(replica: Replica) -> None:
+def test_record_on_bound_pod_replaces_the_decided_one(replica: Replica) -> None:
     known = submitted(replica, "p")
     assert chosen(decided(replica, known)) == (0,)
     theirs = {**decided(replica, known).annotations, "vke.volcengine.com/gpu-index-container-c": "1"}
@@ -213,7 +213,7 @@ def test_the_record_that_landed_wins_over_the_one_decided(replica: Replica) -> N
     assert replica.cards_held() == {"p": [(1, 600)]}
 
 
-def test_an_event_from_before_the_decision_changes_nothing(replica: Replica) -> None:
+def test_event_older_than_the_decision_changes_nothing(replica: Replica) -> None:
     known = submitted(replica, "p")
     decided(replica, known)
     replica.api.edit_pod("p", lambda raw: raw["metadata"].update(labels={"a": "b"}))
@@ -221,7 +221,7 @@ def test_an_event_from_before_the_decision_changes_nothing(replica: Replica) -> 
     assert replica.cards_held() == {"p": [(0, 600)]}
 
 
-def test_a_bound_pod_is_not_decided_again(replica: Replica) -> None:
+def test_decide_for_bound_pod_is_rejected(replica: Replica) -> None:
     known = submitted(replica, "p")
     replica.api.bind("p", "n1", {"metadata": {"annotations": dict(decided(replica, known).annotations)}})
     replica.deliver()
@@ -230,9 +230,7 @@ def test_a_bound_pod_is_not_decided_again(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize(("theirs", "own"), [("0", 1), ("1", 0)])
-def test_a_reservation_from_before_another_replica_led_stands_only_where_that_one_left_room(
-    replica: Replica, theirs: str, own: int
-) -> None:
+def test_reservation_is_decided_again_if_another_leader_used_its_card(replica: Replica, theirs: str, own: int) -> None:
     known = submitted(replica, "p")
     assert chosen(decided(replica, known)) == (0,)
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": theirs}
@@ -241,7 +239,7 @@ def test_a_reservation_from_before_another_replica_led_stands_only_where_that_on
     assert chosen(decided(replica, known)) == (own,)
 
 
-def test_nor_does_it_where_its_same_card_group_has_gone_elsewhere(replica: Replica) -> None:
+def test_reservation_is_decided_again_if_its_group_has_another_card(replica: Replica) -> None:
     group = {"mgpu.io/same-card-group": "pair"}
     replica.api.put("pods", b.share("p", annotations=group))
     replica.deliver()
@@ -254,7 +252,7 @@ def test_nor_does_it_where_its_same_card_group_has_gone_elsewhere(replica: Repli
     assert chosen(decided(replica, known)) == (1,)
 
 
-def test_decisions_at_once_never_share_a_card_beyond_its_size(replica: Replica) -> None:
+def test_concurrent_decisions_never_overcommit_a_card(replica: Replica) -> None:
     pods = [submitted(replica, f"p{i}", core=30) for i in range(12)]
     found: list[object] = []
     threads = [threading.Thread(target=lambda k=k: found.append(replica.decider.decide(k, "n1"))) for k in pods]

@@ -21,7 +21,7 @@ def web(*names: str, namespace: str = "default") -> list[Pod]:
 WEB = {"matchLabels": {"app": "web"}}
 
 
-def test_all_but_the_first_so_many_violate() -> None:
+def test_evictions_beyond_the_allowed_number_violate_the_budget() -> None:
     budgets = DisruptionBudgets()
     assert not budgets.violated_by(web("a"))
     budgets.changed(budget(1, WEB))
@@ -34,7 +34,7 @@ def test_all_but_the_first_so_many_violate() -> None:
     assert not budgets.violated_by(web("a", "b", "c"))
 
 
-def test_a_budget_that_has_said_nothing_yet_allows_nothing() -> None:
+def test_budget_without_status_allows_no_eviction() -> None:
     budgets = DisruptionBudgets()
     budgets.changed({"metadata": {"namespace": "default", "name": "b"}, "spec": {"selector": WEB}})
     assert budgets.violated_by(web("a")) == {"a"}
@@ -48,7 +48,7 @@ def test_a_budget_that_has_said_nothing_yet_allows_nothing() -> None:
         {"matchLabels": {"app": "web", **{f"k{i}": "v" for i in range(SELECTOR)}}},
     ],
 )
-def test_a_budget_with_a_huge_selector_is_not_kept(selector: dict[str, Any]) -> None:
+def test_budget_with_huge_selector_is_ignored(selector: dict[str, Any]) -> None:
     """100 of 25,000 expressions each took 850 MiB of the scheduler's memory."""
     budgets = DisruptionBudgets()
     budgets.changed(budget(0, WEB))
@@ -57,7 +57,7 @@ def test_a_budget_with_a_huge_selector_is_not_kept(selector: dict[str, Any]) -> 
     assert not budgets._known
 
 
-def test_many_budgets_of_one_namespace_cost_no_time_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_budgets_of_one_namespace_do_not_slow_down_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def matches_nothing(*which: Any) -> bool:
@@ -74,7 +74,7 @@ def test_many_budgets_of_one_namespace_cost_no_time_elsewhere(monkeypatch: pytes
     assert len(asked) == 2 * BUDGETS
 
 
-def test_budgets_of_more_workloads_than_are_compared_protect_each_its_own() -> None:
+def test_budgets_of_many_workloads_each_protect_their_pods() -> None:
     """A namespace with 150 workloads had 50 of them unprotected."""
     budgets = DisruptionBudgets()
     names = [f"w{i:03}" for i in range(BUDGETS + 50)]
@@ -108,5 +108,5 @@ def test_budgets_of_more_workloads_than_are_compared_protect_each_its_own() -> N
         ({"matchExpressions": [{"key": "app", "operator": "Like", "values": ["web"]}]}, False),
     ],
 )
-def test_selectors(selector: dict[str, Any], found: bool) -> None:
+def test_selector_matches_labels_as_in_kubernetes(selector: dict[str, Any], found: bool) -> None:
     assert selects(selector, {"app": "web"}) is found

@@ -62,7 +62,7 @@ def asked(budgets: EffortBudgets, namespace: str = "x", request: GpuRequest = SE
         yield call
 
 
-def test_a_call_searches_in_full_first_then_shortly_and_then_not_at_all(budgets: EffortBudgets) -> None:
+def test_call_gets_full_then_short_then_no_searches(budgets: EffortBudgets) -> None:
     with asked(budgets) as call:
         assert call.next_limits() is FULL
         call.effort.spend(FULL_CALL)
@@ -73,7 +73,7 @@ def test_a_call_searches_in_full_first_then_shortly_and_then_not_at_all(budgets:
             call.require_limits()
 
 
-def test_a_namespace_that_took_its_allowance_gets_short_searches_and_then_hardly_any(
+def test_namespace_without_allowance_gets_short_searches(
     budgets: EffortBudgets,
 ) -> None:
     spend(budgets, "x", ALLOWANCE + FREE)
@@ -86,13 +86,13 @@ def test_a_namespace_that_took_its_allowance_gets_short_searches_and_then_hardly
         assert call.next_limits() is None
 
 
-def test_what_a_namespace_took_does_not_touch_another(budgets: EffortBudgets) -> None:
+def test_allowance_of_other_namespaces_is_untouched(budgets: EffortBudgets) -> None:
     spend(budgets, "x", 10 * SECOND)
     with asked(budgets, "y") as call:
         assert call.next_limits() is FULL
 
 
-def test_a_namespace_gets_its_allowance_back_with_time(budgets: EffortBudgets, clock: Clock) -> None:
+def test_allowance_refills_with_time(budgets: EffortBudgets, clock: Clock) -> None:
     spend(budgets, "x", ALLOWANCE + FREE)
     clock.now += 1
     assert budgets.remaining("x") == pytest.approx(REFILL * SECOND)
@@ -100,14 +100,14 @@ def test_a_namespace_gets_its_allowance_back_with_time(budgets: EffortBudgets, c
     assert budgets.remaining("x") == ALLOWANCE
 
 
-def test_all_namespaces_together_get_back_a_part_of_the_time(budgets: EffortBudgets, clock: Clock) -> None:
+def test_refill_of_all_namespaces_together_is_limited(budgets: EffortBudgets, clock: Clock) -> None:
     for i in range(50):
         spend(budgets, f"n{i}", ALLOWANCE + FREE)
     clock.now += 1
     assert sum(budgets.remaining(f"n{i}") for i in range(50)) == pytest.approx(REFILL_OF_ALL * SECOND)
 
 
-def test_calls_that_take_little_and_pods_of_one_container_are_not_counted(budgets: EffortBudgets) -> None:
+def test_small_calls_and_single_containers_are_not_charged(budgets: EffortBudgets) -> None:
     for _ in range(10):
         spend(budgets, "x", FREE)
     with asked(budgets, request=SINGLE) as call:
@@ -116,14 +116,14 @@ def test_calls_that_take_little_and_pods_of_one_container_are_not_counted(budget
     assert budgets.remaining("x") == ALLOWANCE
 
 
-def test_work_of_a_caller_that_is_gone_ends(budgets: EffortBudgets) -> None:
+def test_search_ends_when_its_caller_has_gone(budgets: EffortBudgets) -> None:
     with pytest.raises(RetryLater, match="waits no longer"), budgets.call("x", SEVERAL, lambda: True) as call:
         call.effort.spend(FREE)
     with asked(budgets, "y") as call:  # and others have their turn
         call.effort.spend(2 * FREE)
 
 
-def test_long_calls_go_one_at_a_time_and_short_ones_do_not_wait_for_them(budgets: EffortBudgets) -> None:
+def test_long_calls_run_one_at_a_time_without_delaying_short_calls(budgets: EffortBudgets) -> None:
     running, most, done = 0, 0, []
     lock = threading.Lock()
 
@@ -152,7 +152,7 @@ def test_long_calls_go_one_at_a_time_and_short_ones_do_not_wait_for_them(budgets
     assert (most, len(done)) == (1, 5)
 
 
-def test_more_long_calls_than_may_wait_are_told_to_come_again(budgets: EffortBudgets) -> None:
+def test_long_calls_beyond_the_limit_are_rejected(budgets: EffortBudgets) -> None:
     ended: list[str] = []
     gone = threading.Event()
 
@@ -209,7 +209,7 @@ def packed(nodes: int, cards: int = 8) -> ClusterCache:
     return state
 
 
-def test_filter_of_a_hard_pod_takes_a_bounded_effort_however_many_nodes_there_are(clock: Clock) -> None:
+def test_filter_effort_of_hard_pod_is_limited_for_any_number_of_nodes(clock: Clock) -> None:
     state, budgets = packed(40), EffortBudgets(clock, lambda _: None)
     filter_ = Filter(state, SETTINGS, budgets=budgets)
     found = filter_.filter(pod("hard", unsolvable()), [f"n{i}" for i in range(40)])
@@ -220,7 +220,7 @@ def test_filter_of_a_hard_pod_takes_a_bounded_effort_however_many_nodes_there_ar
     assert ALLOWANCE - budgets.remaining("default") < FULL_CALL + SHORT_CALL + MOST_NODE
 
 
-def test_filter_of_the_same_hard_pod_again_goes_on_with_other_nodes_and_takes_none_again(clock: Clock) -> None:
+def test_filter_of_hard_pod_continues_with_unexamined_nodes(clock: Clock) -> None:
     budgets = EffortBudgets(clock, lambda _: None)
     filter_, names = Filter(packed(12), SETTINGS, budgets=budgets), [f"n{i}" for i in range(12)]
     unseen = []
@@ -234,7 +234,7 @@ def test_filter_of_the_same_hard_pod_again_goes_on_with_other_nodes_and_takes_no
     assert budgets.remaining("default") == ALLOWANCE
 
 
-def test_hard_pods_of_one_namespace_leave_the_decisions_about_others_as_they_are(clock: Clock) -> None:
+def test_hard_pods_do_not_change_decisions_for_other_namespaces(clock: Clock) -> None:
     """16 pods that each took minutes: in all they take what one namespace may take, and then next to nothing."""
     state, budgets = packed(8), EffortBudgets(clock, lambda _: None)
     filter_, names = Filter(state, SETTINGS, budgets=budgets), [f"n{i}" for i in range(8)]
@@ -252,7 +252,7 @@ def test_hard_pods_of_one_namespace_leave_the_decisions_about_others_as_they_are
     assert budgets.remaining("other") == ALLOWANCE
 
 
-def test_a_decision_that_is_ended_for_others_is_no_refusal(clock: Clock) -> None:
+def test_decision_that_exceeds_its_effort_raises_effort_exceeded(clock: Clock) -> None:
     state, budgets = packed(1), EffortBudgets(clock, lambda _: None)
     decider = Decider(state, FakeApi(), SETTINGS, budgets)  # type: ignore[arg-type]
     spend(budgets, "default", ALLOWANCE + FREE)
@@ -261,7 +261,7 @@ def test_a_decision_that_is_ended_for_others_is_no_refusal(clock: Clock) -> None
     assert state.reservation("uid-hard") is None
 
 
-def test_a_decision_whose_caller_is_gone_reserves_nothing(clock: Clock) -> None:
+def test_decision_whose_caller_has_gone_reserves_nothing(clock: Clock) -> None:
     state, budgets = packed(1), EffortBudgets(clock, lambda _: None)
     decider = Decider(state, FakeApi(), SETTINGS, budgets)  # type: ignore[arg-type]
     with pytest.raises(RetryLater, match="waits no longer"):
@@ -270,7 +270,7 @@ def test_a_decision_whose_caller_is_gone_reserves_nothing(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("spent", [0, ALLOWANCE + FREE])
-def test_what_the_filter_passes_with_little_effort_is_decided_with_as_much_or_more(clock: Clock, spent: int) -> None:
+def test_node_that_passes_a_short_filter_gets_a_decision(clock: Clock, spent: int) -> None:
     """Many different containers on cards with room: no proof of the best, but a placement."""
     request = GpuRequest(
         "mgpu", tuple(ContainerRequest(f"c{i}", 1, 10 + i, (900 + 37 * i) * MIB) for i in range(30)), 16

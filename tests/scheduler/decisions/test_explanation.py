@@ -41,7 +41,7 @@ def explained(found: ClusterCache, raw: Raw, *names: str, all_cards: bool = Fals
     return Explainer(found, SETTINGS).pod(raw, names, names, all_cards=all_cards)
 
 
-def test_where_a_slice_is() -> None:
+def test_explain_bound_pod_names_its_slice() -> None:
     made = [Slice(0, 4, "1g.10gb", "MIG-b", "uid-p")]
     said = {
         node_slices.ANNOTATION: node_slices.with_status(None, made, 4),
@@ -54,7 +54,7 @@ def test_where_a_slice_is() -> None:
     assert found.verdict == ("c is on mig-1g.10gb slice 0:4 of n1.",)
 
 
-def test_where_cards_and_other_devices_are() -> None:
+def test_explain_bound_pod_names_cards_and_other_devices() -> None:
     amounts = {"koordinator.sh/gpu": "50", "koordinator.sh/rdma": "50"}
     record = {
         "gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"}}],
@@ -67,7 +67,7 @@ def test_where_cards_and_other_devices_are() -> None:
     assert verdict == "c is on card 1 and rdma device of minor 0 of n1."
 
 
-def test_who_keeps_a_card_is_told_where_nobody_uses_it() -> None:
+def test_occupy_pod_is_listed_as_holder_only_of_unused_card() -> None:
     keeps, waits = occupy_pod(card=1), share("waits")
     for named, holders in (
         ([], "kube-system/mtgpupod-occupypod-n1-zxcvb"),
@@ -80,7 +80,7 @@ def test_who_keeps_a_card_is_told_where_nobody_uses_it() -> None:
     assert [(row.own, row.holders) for row in rows] == [(False, ()), (True, ())]
 
 
-def test_the_owner_of_the_pod_of_an_mtgpupod_is_named() -> None:
+def test_explain_pod_of_mtgpupod_names_the_mtgpupod() -> None:
     raw = pod("m", container(), node="n1")
     raw["metadata"]["ownerReferences"] = [{"kind": "Other", "name": "x"}, owned("notebook")]
     assert explained(state([node()], raw), raw).verdict == (
@@ -88,7 +88,7 @@ def test_the_owner_of_the_pod_of_an_mtgpupod_is_named() -> None:
     )
 
 
-def test_cards_of_nodes_where_it_cannot_be_are_shown_to_who_asks() -> None:
+def test_cards_of_excluded_nodes_are_listed_only_with_all_cards() -> None:
     """All it comes to there is the label."""
     waits = share("waits")
     elsewhere = node("n2", labels={"vke.node.gpu.schedule": "other"})
@@ -97,14 +97,14 @@ def test_cards_of_nodes_where_it_cannot_be_are_shown_to_who_asks() -> None:
     assert list(explained(found, waits, "n2", all_cards=True).cards) == ["n2"]
 
 
-def test_what_is_well_is_not_told() -> None:
+def test_conditions_without_trouble_are_omitted() -> None:
     waits = share("waits")
     rows = [("Degraded", "False"), ("Degraded", "True"), ("DisruptionTarget", "True"), ("PodScheduled", "False")]
     waits["status"]["conditions"] = [{"type": t, "status": s, "message": "m"} for t, s in (*rows, ("Ready", "True"))]
     assert [(row.type, row.status) for row in explained(state([node()], waits), waits, "n1").conditions] == rows[1:]
 
 
-def test_a_gated_pod_waits_for_its_gates_alone() -> None:
+def test_explain_gated_pod_names_its_gates() -> None:
     waits = share("waits")
     waits["spec"]["schedulingGates"] = [{"name": "team/quota"}]
     assert explained(state([node()], waits), waits, "n1").verdict == (
@@ -113,7 +113,7 @@ def test_a_gated_pod_waits_for_its_gates_alone() -> None:
     )
 
 
-def test_whole_cards_are_chosen_by_no_policy() -> None:
+def test_explain_whole_cards_names_no_card_policy() -> None:
     whole = pod("whole", container("c", 200))
     assert explained(state([node()], whole), whole, "n1").policy == "whole cards must be idle; nodes: binpack"
 
@@ -123,9 +123,7 @@ shares = st.tuples(st.integers(1, 4).map(lambda n: n * 25), st.integers(1, 79))
 
 @settings(max_examples=40)
 @given(st.lists(shares, max_size=6), shares)
-def test_it_says_word_for_word_what_the_filter_and_the_engine_say(
-    held: list[tuple[int, int]], asked: tuple[int, int]
-) -> None:
+def test_property_explanation_equals_filter_and_engine(held: list[tuple[int, int]], asked: tuple[int, int]) -> None:
     def of(name: str, request: tuple[int, int], **more: Any) -> Raw:
         core, gib = request
         own = container("c", 100) if core == 100 else container("c", core, gib * 1024)

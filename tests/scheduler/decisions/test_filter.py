@@ -47,7 +47,7 @@ def filled(nodes: list[list[tuple[bool, list[tuple[int, int]]]]]) -> ClusterCach
     return state
 
 
-def test_filter_pod_that_failed_before_its_binding_fits_nowhere() -> None:
+def test_filter_for_failed_pod_rejects_all_nodes() -> None:
     """The kubelet's eviction or a user can set its phase while kube-scheduler still has the old pod."""
     state = filled([[(True, [])]])
     raw = b.share("p", 10)
@@ -63,7 +63,7 @@ def test_filter_pod_that_failed_before_its_binding_fits_nowhere() -> None:
 
 
 @given(st.lists(cards, min_size=1, max_size=4), containers, st.sampled_from([0, 1, 2]))
-def test_property_the_filter_says_what_place_says(
+def test_property_filter_equals_engine(
     nodes: list[list[tuple[bool, list[tuple[int, int]]]]], asked: list[ContainerRequest], max_shares: int
 ) -> None:
     state = filled(nodes)
@@ -82,7 +82,7 @@ def test_property_the_filter_says_what_place_says(
             assert str(said) in (found.hopeless if said.hopeless else found.failed)[name]
 
 
-def test_labels_that_change_are_followed() -> None:
+def test_filter_follows_changes_of_labels_and_nodes() -> None:
     state = filled([[(True, [])], [(True, [])]])
     known = GpuPod(Pod("default", "p", "u"), None)
     raw = b.share("p")
@@ -102,7 +102,7 @@ def test_labels_that_change_are_followed() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 70])
-def test_any_number_of_nodes(count: int) -> None:
+def test_filter_accepts_any_number_of_nodes(count: int) -> None:
     state = filled([[(True, [])]] * count)
     raw = b.share("p")
     state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})

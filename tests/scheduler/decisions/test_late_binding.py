@@ -28,13 +28,13 @@ def phase(replica: Replica, name: str) -> str:
     return str(replica.api.pod(name)["status"]["phase"])
 
 
-def test_a_pod_created_with_a_node_gets_its_cards(replica: Replica) -> None:
+def test_pod_created_with_a_node_gets_cards(replica: Replica) -> None:
     arrive(replica, b.share("p", 60, node="n1"), b.share("q", 60, node="n1"))
     assert [replica.api.annotations(name)[INDEX] for name in "pq"] == ["0", "1"]
     assert [h.bound for h in replica.state.holdings()] == [True, True]
 
 
-def test_a_pod_that_fits_nowhere_is_failed_with_the_reason(replica: Replica) -> None:
+def test_pod_that_does_not_fit_fails_with_the_reason(replica: Replica) -> None:
     arrive(replica, *(b.share(name, 60, node="n1") for name in "pqr"))
     status = replica.api.pod("r")["status"]
     assert (status["phase"], status["reason"]) == ("Failed", REASON)
@@ -42,7 +42,7 @@ def test_a_pod_that_fits_nowhere_is_failed_with_the_reason(replica: Replica) -> 
     assert ("r", REASON, status["message"]) in replica.events
 
 
-def test_a_failed_pod_stays_failed_when_the_kubelet_overwrites_it(replica: Replica) -> None:
+def test_failed_pod_is_failed_again_after_kubelet_overwrites_it(replica: Replica) -> None:
     arrive(replica, *(b.share(name, 60, node="n1") for name in "pqr"))
     replica.api.remove("pods", "p")
     replica.api.edit_pod("r", lambda raw: raw["status"].update(phase="Pending"))
@@ -52,18 +52,18 @@ def test_a_failed_pod_stays_failed_when_the_kubelet_overwrites_it(replica: Repli
     assert INDEX not in replica.api.annotations("r")
 
 
-def test_a_malformed_ask_is_failed_with_its_problem(replica: Replica) -> None:
+def test_malformed_pod_fails_with_its_problem(replica: Replica) -> None:
     arrive(replica, b.share("p", 150, node="n1"))
     assert "multiple of 100" in replica.api.pod("p")["status"]["message"]
 
 
-def test_a_node_of_another_kind_is_no_place(replica: Replica) -> None:
+def test_pod_on_excluded_node_fails(replica: Replica) -> None:
     replica.api.put("nodes", b.node("n1", labels={"vke.node.gpu.schedule": "none"}))
     arrive(replica, b.share("p", node="n1"))
     assert phase(replica, "p") == "Failed"
 
 
-def test_an_unreadable_record_is_held_everywhere_until_it_is_decided_anew(replica: Replica) -> None:
+def test_unreadable_record_holds_all_cards_until_the_late_decision(replica: Replica) -> None:
     replica.api.put("pods", b.share("p", 60, annotations={INDEX: "banana"}, node="n1"))
     replica.deliver()
     assert replica.cards_held() == {"p": [(None, 600)]}
@@ -75,7 +75,7 @@ def test_an_unreadable_record_is_held_everywhere_until_it_is_decided_anew(replic
 
 
 @pytest.mark.parametrize("change", [{"status": {"phase": "Running"}}, {"status": {"phase": "Succeeded"}}])
-def test_no_decision_for_a_pod_that_has_started(replica: Replica, change: dict[str, Any]) -> None:
+def test_pod_that_has_started_gets_no_decision(replica: Replica, change: dict[str, Any]) -> None:
     arrive(replica, {**b.share("p", node="n1"), **change})
     assert INDEX not in replica.api.annotations("p")
 
@@ -90,13 +90,13 @@ def with_a_proxy_that_runs() -> dict[str, Any]:
     return raw
 
 
-def test_containers_without_cards_that_have_run_meanwhile_are_no_hindrance(replica: Replica) -> None:
+def test_containers_without_request_may_have_run_before_the_decision(replica: Replica) -> None:
     arrive(replica, with_a_proxy_that_runs())
     assert replica.cards_held() == {"p": [(0, 600)]}
     assert replica.api.annotations("p")[INDEX] == "0"
 
 
-def test_nor_where_they_run_by_the_time_of_a_conflict(replica: Replica) -> None:
+def test_containers_without_request_may_run_at_a_write_conflict(replica: Replica) -> None:
     replica.api.put("pods", b.share("p", 60, node="n1"))
     replica.deliver()
     replica.api.edit_pod(
@@ -106,7 +106,7 @@ def test_nor_where_they_run_by_the_time_of_a_conflict(replica: Replica) -> None:
     assert replica.api.annotations("p")[INDEX] == "0"
 
 
-def test_the_node_may_come_later(replica: Replica) -> None:
+def test_pod_waits_for_its_node_to_appear(replica: Replica) -> None:
     arrive(replica, b.share("p", 60, node="n2"))
     assert phase(replica, "p") == "Pending"
     other = cluster(("n2", 1))
@@ -120,7 +120,7 @@ def test_the_node_may_come_later(replica: Replica) -> None:
     assert replica.api.annotations("p")[INDEX] == "0"
 
 
-def test_a_node_without_cards_is_not_waited_for_for_ever(replica: Replica) -> None:
+def test_pod_on_node_without_cards_fails_after_a_while(replica: Replica) -> None:
     replica.api.put("nodes", b.node("n2"))
     arrive(replica, b.share("p", node="n2"))
     for _ in range(40):
@@ -130,7 +130,7 @@ def test_a_node_without_cards_is_not_waited_for_for_ever(replica: Replica) -> No
     assert "no GPU cards" in replica.api.pod("p")["status"]["message"]
 
 
-def test_a_conflict_is_tried_again_on_the_pod_as_it_is(replica: Replica) -> None:
+def test_conflict_is_retried_with_the_current_pod(replica: Replica) -> None:
     replica.api.put("pods", b.share("p", 60, node="n1"))
     replica.deliver()
     replica.api.edit_pod("p", lambda raw: raw["metadata"].update(labels={"kubelet": "was here"}))
@@ -138,7 +138,7 @@ def test_a_conflict_is_tried_again_on_the_pod_as_it_is(replica: Replica) -> None
     assert replica.api.annotations("p")[INDEX] == "0"
 
 
-def test_a_record_that_landed_meanwhile_is_left_alone(replica: Replica) -> None:
+def test_record_written_meanwhile_is_not_replaced(replica: Replica) -> None:
     replica.api.put("pods", b.share("p", 60, node="n1"))
     replica.deliver()
     record = {INDEX: "1", "vke.volcengine.com/assumed": "true"}
@@ -149,7 +149,7 @@ def test_a_record_that_landed_meanwhile_is_left_alone(replica: Replica) -> None:
     assert replica.cards_held() == {"p": [(1, 600)]}
 
 
-def test_a_pod_recreated_meanwhile_is_not_written(replica: Replica) -> None:
+def test_recreated_pod_is_not_written(replica: Replica) -> None:
     replica.api.put("pods", b.share("p", 60, node="n1"))
     replica.deliver()
     replica.api.put("pods", b.share("p", 60, uid="second"))
@@ -157,7 +157,7 @@ def test_a_pod_recreated_meanwhile_is_not_written(replica: Replica) -> None:
     assert replica.api.annotations("p") == {}
 
 
-def test_an_outage_of_the_api_only_delays(replica: Replica) -> None:
+def test_outage_of_the_api_delays_the_decision(replica: Replica) -> None:
     replica.api.put("pods", b.share("p", 60, node="n1"))
     replica.deliver()
     replica.api.reachable = False
@@ -169,7 +169,7 @@ def test_an_outage_of_the_api_only_delays(replica: Replica) -> None:
     assert replica.api.annotations("p")[INDEX] == "0"
 
 
-def test_a_refused_write_only_delays(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_write_delays_the_decision(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: str, _: object) -> dict[str, Any]:
         raise ApiError(403, "Forbidden", path)
 
@@ -183,7 +183,7 @@ def test_a_refused_write_only_delays(replica: Replica, monkeypatch: pytest.Monke
     assert replica.api.annotations("p")[INDEX] == "0"
 
 
-def test_only_the_leader_writes(replica: Replica) -> None:
+def test_replica_that_does_not_lead_writes_nothing(replica: Replica) -> None:
     replica.leading = False
     arrive(replica, b.share("p", 60, node="n1"))
     assert replica.api.annotations("p") == {}
@@ -194,7 +194,7 @@ def test_only_the_leader_writes(replica: Replica) -> None:
     assert replica.api.annotations("p")[INDEX] == "0"
 
 
-def test_a_pod_that_is_deleted_is_not_decided(replica: Replica) -> None:
+def test_terminating_pod_gets_no_decision(replica: Replica) -> None:
     raw = b.share("p", 60, node="n1")
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     arrive(replica, raw)
@@ -202,7 +202,7 @@ def test_a_pod_that_is_deleted_is_not_decided(replica: Replica) -> None:
     assert replica.state.undecided_pods() == ()
 
 
-def test_pod_decided_by_a_replica_that_does_not_lead_any_more_is_not_written(replica: Replica) -> None:
+def test_decision_of_former_leader_is_not_written(replica: Replica) -> None:
     """The replica was stopped between its decision and the write, and another one leads by now."""
 
     def fence() -> None:
@@ -233,7 +233,7 @@ def test_pods_of_one_namespace_do_not_delay_another_namespace(
     assert "p" in str(looked_at[:2])
 
 
-def test_failed_pods_that_stay_are_looked_for_in_proportion_to_their_number(
+def test_cleanup_of_failed_pods_costs_in_proportion_to_their_number(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ended pods stay by the thousand, and were all looked for with each pod that failed."""
@@ -251,7 +251,7 @@ def test_failed_pods_that_stay_are_looked_for_in_proportion_to_their_number(
     assert len(asked) < 12 * many
 
 
-def test_failed_pods_that_were_deleted_are_forgotten(replica: Replica) -> None:
+def test_deleted_failed_pods_are_forgotten(replica: Replica) -> None:
     for start in range(0, 1000, 100):
         names = [f"p{start + i}" for i in range(100)]
         arrive(replica, *(b.share(name, 150, node="n1") for name in names))

@@ -78,19 +78,19 @@ def two_full_cards(replica: Replica) -> None:
         running(replica, name, 50, card, priority)
 
 
-def test_those_go_that_are_on_one_card(replica: Replica, client: Client) -> None:
+def test_victims_are_pods_of_one_card(replica: Replica, client: Client) -> None:
     """kube-scheduler spares the most important ones of the node, and frees two halves of two cards."""
     two_full_cards(replica)
     assert preempt(client, wanting(100), n1="ay") == {"n1": ["x", "y"]}
 
 
-def test_pods_without_gpu_that_it_needs_gone_stay_named(replica: Replica, client: Client) -> None:
+def test_victims_without_gpu_are_kept(replica: Replica, client: Client) -> None:
     two_full_cards(replica)
     assert preempt(client, wanting(100), n1=["web", "a", "y"]) == {"n1": ["x", "web", "y"]}
     assert preempt(client, wanting(100), n1=["a", "y", "web"]) == {"n1": ["x", "y", "web"]}
 
 
-def test_cpu_that_is_short_is_freed_too(replica: Replica, client: Client) -> None:
+def test_victims_for_missing_cpu_are_kept(replica: Replica, client: Client) -> None:
     running(replica, "a", 50, 0, 3, cpu="60")
     running(replica, "b", 50, 1, 1)
     running(replica, "c", 50, 1, 1)
@@ -110,7 +110,7 @@ def test_cpu_that_is_short_is_freed_too(replica: Replica, client: Client) -> Non
         {"resources": {"requests": {"hugepages-2Mi": "64Mi"}}},
     ],
 )
-def test_what_may_be_needed_for_other_reasons_stays(replica: Replica, client: Client, spec: dict[str, Any]) -> None:
+def test_victims_for_possible_other_reasons_are_kept(replica: Replica, client: Client, spec: dict[str, Any]) -> None:
     two_full_cards(replica)
     assert preempt(client, wanting(100, **spec), n1="a") == {"n1": ["x", "a", "y"]}
     assert preempt(client, wanting(100, **spec), n1="c") == {"n1": ["c", "a"]}, "3 goes anyway, so one will do"
@@ -118,19 +118,19 @@ def test_what_may_be_needed_for_other_reasons_stays(replica: Replica, client: Cl
     assert preempt(client, wanting(100, **harmless), n1="a") == {"n1": ["x", "y"]}
 
 
-def test_an_unhealthy_card_holds_what_kube_scheduler_counts(replica: Replica, client: Client) -> None:
+def test_victims_of_kube_scheduler_are_kept_if_a_card_is_unhealthy(replica: Replica, client: Client) -> None:
     """The sum of the node is short though a card is idle: only the pod on the lost card makes up for it."""
     replica.api.put("devices", write_device(Node("n1"), "", (b.card(0, healthy=False), b.card(1))))
     running(replica, "a", 100, 0, 1)
     assert preempt(client, wanting(100), n1="a") == {"n1": ["a"]}
 
 
-def test_victims_stay_where_the_cards_are_free(replica: Replica, client: Client) -> None:
+def test_victims_are_kept_if_cards_are_free(replica: Replica, client: Client) -> None:
     running(replica, "a", 50, 0, 1)
     assert preempt(client, wanting(100), n1="a") == {"n1": ["a"]}
 
 
-def test_nodes_where_no_eviction_helps_are_left_out(replica: Replica, client: Client) -> None:
+def test_nodes_where_no_eviction_helps_are_missing(replica: Replica, client: Client) -> None:
     running(replica, "a", 50, 0, 10)
     running(replica, "x", 50, 1, 11)
     running(replica, "y", 50, 1, 1)
@@ -138,14 +138,14 @@ def test_nodes_where_no_eviction_helps_are_left_out(replica: Replica, client: Cl
     assert preempt(client, wanting(100), n1="y", n2="z", n9="z") == {"n2": ["z"]}
 
 
-def test_what_goes_anyway_comes_first(replica: Replica, client: Client) -> None:
+def test_terminating_pods_are_the_first_victims(replica: Replica, client: Client) -> None:
     running(replica, "a", 100, 0, 9, deleting=True)
     running(replica, "b", 100, 1, 1)
     assert preempt(client, wanting(100), n1="b") == {"n1": ["a"]}
     assert preempt(client, wanting(100, 9), n1="b") == {"n1": ["b"]}, "not for one that is as important"
 
 
-def test_reservations_cannot_be_evicted(replica: Replica, client: Client) -> None:
+def test_reserved_cards_have_no_victims(replica: Replica, client: Client) -> None:
     replica.api.put("pods", b.share("q", 60))
     running(replica, "a", 60, 0, 1, node="n2")
     running(replica, "b", 60, 1, 1)
@@ -156,7 +156,7 @@ def test_reservations_cannot_be_evicted(replica: Replica, client: Client) -> Non
     assert preempt(client, wanting(200), n1="b") == {}
 
 
-def test_what_others_are_nominated_for_is_not_given_twice(replica: Replica, client: Client) -> None:
+def test_cards_of_nominated_pods_are_not_given_twice(replica: Replica, client: Client) -> None:
     running(replica, "a", 100, 0, 3)
     running(replica, "b", 100, 1, 1, deleting=True)
     nominee = asking("first", 100)
@@ -168,13 +168,13 @@ def test_what_others_are_nominated_for_is_not_given_twice(replica: Replica, clie
     assert preempt(client, replica.api.pod("q"), n1="b") == {"n1": ["b"]}, "the more important one may have it"
 
 
-def test_a_pod_whose_cards_nobody_knows_frees_all_of_them(replica: Replica, client: Client) -> None:
+def test_victim_with_unknown_cards_frees_all_cards(replica: Replica, client: Client) -> None:
     running(replica, "a", 60, "?", 5)
     running(replica, "b", 50, 0, 1)
     assert preempt(client, wanting(100), n1="b") == {"n1": ["a"]}
 
 
-def test_whole_pods_in_keys_of_any_case(replica: Replica, client: Client) -> None:
+def test_preempt_accepts_whole_pods_and_keys_of_any_case(replica: Replica, client: Client) -> None:
     """nodeCacheCapable: false."""
     two_full_cards(replica)
     pods = [replica.api.pod("a"), replica.api.pod("y")]
@@ -183,12 +183,12 @@ def test_whole_pods_in_keys_of_any_case(replica: Replica, client: Client) -> Non
     assert answer == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "x"}, {"UID": "y"}], "NumPDBViolations": 0}}}
 
 
-def test_other_pods_go_as_kube_scheduler_said(client: Client) -> None:
+def test_preempt_for_pod_without_gpu_returns_the_proposal(client: Client) -> None:
     assert preempt(client, b.pod("p", b.container("c")), n1="zb", n9="a") == {"n1": ["z", "b"], "n9": ["a"]}
     assert preempt(client, wanting(150), n1="a") == {}, "a malformed ask fits nowhere"
 
 
-def test_disruption_budgets(replica: Replica, client: Client) -> None:
+def test_victims_without_budget_violation_are_preferred(replica: Replica, client: Client) -> None:
     budget = {
         "metadata": {"namespace": "default", "name": "web"},
         "spec": {"selector": {"matchLabels": {"app": "web"}}},
@@ -206,11 +206,11 @@ def test_disruption_budgets(replica: Replica, client: Client) -> None:
 
 
 @pytest.mark.parametrize("body", [{"Pod": 1}, {}, {"Pod": {}, "NodeNameToMetaVictims": {"n1": {"Pods": [{}]}}}])
-def test_bad_calls(client: Client, body: Any) -> None:
+def test_preempt_with_malformed_body_is_bad_request(client: Client, body: Any) -> None:
     assert client.post("/preempt", json=body).status_code == 400
 
 
-def test_it_waits_for_the_cache(replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempt_before_sync_is_unavailable(replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_yet() -> None:
         raise RetryLater("not in sync yet")
 
@@ -220,7 +220,7 @@ def test_it_waits_for_the_cache(replica: Replica, client: Client, monkeypatch: p
 
 @examples(60)
 @given(st.data())
-def test_no_smaller_or_less_important_set_would_do(data: st.DataObject) -> None:
+def test_property_no_smaller_or_less_important_victims_suffice(data: st.DataObject) -> None:
     """Whatever kube-scheduler proposes."""
     replica = Replica(cluster(("n1", 2)))
     free, priorities = [100, 100], {}

@@ -76,7 +76,7 @@ sizes = st.sampled_from([(10, 1), (25, 8), (50, 30), (75, 2), (100, 8), (200, 40
 @pytest.mark.parametrize("policy", LEARNING_POLICIES)
 @given(held=clusters, seen=st.lists(sizes, min_size=1, max_size=6), asked=sizes)
 @examples(60)
-def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
+def test_property_simulation_and_scheduler_choose_the_same_node(
     policy: str, held: list[list[list[int]]], seen: list[tuple[int, int]], asked: tuple[int, int]
 ) -> None:
     state = a_cluster(held, policy, seen)
@@ -106,7 +106,7 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
     assert found.cards("c") == judge.cards(board.rows([row]), shape)
 
 
-def test_exactly_one_node_is_best() -> None:
+def test_scores_name_exactly_one_best_node() -> None:
     keys = np.array([5, 9, UNFIT, 9, 0, 8])
     assert extender_scores(["f", "e", "d", "c", "b", "a"], keys) == [2, 4, 0, 10, 0, 3]
     assert extender_scores(["b", "a"], np.array([3, 3])) == [4, 10]
@@ -115,7 +115,7 @@ def test_exactly_one_node_is_best() -> None:
 
 
 @pytest.mark.parametrize("policy", LEARNING_POLICIES)
-def test_only_what_changed_is_scored_again_and_it_is_right(policy: str) -> None:
+def test_changed_nodes_alone_are_scored_again(policy: str) -> None:
     state = a_cluster([[[50], []], [[], []], [[25], [25]]], policy, [(50, 8), (100, 8)])
     ranking, names = a_ranking(state, policy), ["n0", "n1", "n2", "gone"]
     pod = known(state, 50, 8)
@@ -134,7 +134,7 @@ def test_only_what_changed_is_scored_again_and_it_is_right(policy: str) -> None:
         assert found == a_ranking(state, policy).points(pod, names)
 
 
-def test_a_pods_own_reservation_is_not_in_its_way() -> None:
+def test_own_reservation_does_not_change_the_score() -> None:
     state = a_cluster([[[]], [[50]]], "fgd", [(75, 8)])
     pod = known(state, 75, 8)
     view = state.node_snapshot("n0", "uid-asked")
@@ -146,7 +146,7 @@ def test_a_pods_own_reservation_is_not_in_its_way() -> None:
     assert a_ranking(state, "fgd").points(pod, ["n0", "n1"]) == [10, 0]
 
 
-def test_pods_of_a_spread_group_come_last_where_they_would_share_a_card() -> None:
+def test_nodes_with_shared_card_of_spread_group_score_last() -> None:
     """By the judge alone the half-full card is the better one."""
     state = a_cluster([[[]], [[]]], "fgd", [(100, 8), (50, 8)])
     group = {"mgpu.io/spread-group": "workers"}
@@ -162,7 +162,7 @@ def test_pods_of_a_spread_group_come_last_where_they_would_share_a_card() -> Non
     assert ranking.points(pod, ["n0"]) == [10]
 
 
-def test_a_new_judge_is_taken_with_all_that_changed_meanwhile() -> None:
+def test_new_judge_scores_all_changes_since_the_last() -> None:
     state = a_cluster([[[50], []], [[], []], [[25], [25]]], "fgd", [(50, 8)])
     ranking, names = a_ranking(state, "fgd"), ["n0", "n1", "n2"]
     pod = known(state, 50, 8)

@@ -64,7 +64,7 @@ def names(answer: dict[str, Any]) -> list[str]:
     return sorted(node["name"] for node in answer["nodes"])
 
 
-def test_everything_at_first_and_then_what_has_changed(page: Page) -> None:
+def test_first_answer_has_everything_and_later_ones_the_changes(page: Page) -> None:
     first = page.requests()
     assert (first["whole"], names(first), first["todo"]) == (True, ["n1", "n2"], 0)
     quiet = page.requests()
@@ -75,13 +75,13 @@ def test_everything_at_first_and_then_what_has_changed(page: Page) -> None:
     assert names(page.requests()) == []
 
 
-def test_a_change_that_shows_nothing_is_not_sent(page: Page) -> None:
+def test_change_without_effect_on_the_page_is_not_sent(page: Page) -> None:
     page.requests()
     page.replica.api.put("nodes", b.node("n1", labels={"some": "label"}))
     assert names(page.requests()) == []
 
 
-def test_a_node_that_is_gone_and_one_that_comes_back(page: Page) -> None:
+def test_deleted_and_recreated_nodes_are_sent(page: Page) -> None:
     old = page.requests()["version"]
     page.replica.api.remove("nodes", "n2")
     gone = page.requests()
@@ -93,14 +93,14 @@ def test_a_node_that_is_gone_and_one_that_comes_back(page: Page) -> None:
 
 
 @pytest.mark.parametrize("version", ["other.1", "x", "-1", "1", ".", "9" * 500, "\N{SUPERSCRIPT TWO}"])
-def test_whoever_has_another_replicas_answer_gets_everything(page: Page, version: str) -> None:
+def test_unknown_version_gets_everything(page: Page, version: str) -> None:
     epoch = page.requests()["version"].partition(".")[0]
     for unknown in (version, f"{epoch}.{version}"):
         if unknown != f"{epoch}.1":
             assert page.requests(unknown)["whole"]
 
 
-def test_whoever_was_away_for_too_long_gets_everything(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_before_forgotten_deletions_gets_everything(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_module, "GONE_KEPT", 1)
     old = page.requests()["version"]
     for name in ("n1", "n2"):
@@ -110,7 +110,7 @@ def test_whoever_was_away_for_too_long_gets_everything(page: Page, monkeypatch: 
     assert page.requests(old)["whole"]
 
 
-def test_many_who_look_at_once_cost_one_look(page: Page) -> None:
+def test_concurrent_viewers_cause_one_refresh(page: Page) -> None:
     version = page.requests()["version"]
     page.replica.api.put("pods", b.share("p", annotations=RECORD, node="n2"))
     page.replica.deliver()
@@ -118,7 +118,7 @@ def test_many_who_look_at_once_cost_one_look(page: Page) -> None:
     assert names(page.requests(version)) == names(page.again(version)) == ["n2"]
 
 
-def test_an_answer_is_made_once_for_all_who_have_the_same_version(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_cached_for_equal_versions(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_module, "ANSWERS_KEPT", 2)
     old = page.requests()["version"]
     page.replica.api.put("pods", b.share("p", annotations=RECORD, node="n2"))
@@ -129,7 +129,7 @@ def test_an_answer_is_made_once_for_all_who_have_the_same_version(page: Page, mo
     assert json.loads(gzip.decompress(page.board.since(new, "another replica leads")))["replica"]
 
 
-def test_a_large_cluster_comes_bit_by_bit(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_refresh_sends_nodes_in_parts(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_module, "REFRESH_SECONDS", -1.0)
     first = page.requests()
     assert (len(first["nodes"]), first["todo"]) == (1, 1)
@@ -150,7 +150,7 @@ def why(page: Page, name: str) -> str:
     return "; ".join(reason["text"] for reason in told["whys"][row["why"]]["reasons"])
 
 
-def test_a_pod_that_waits_with_the_reason(page: Page) -> None:
+def test_waiting_pod_is_listed_with_its_reason(page: Page) -> None:
     page.replica.api.put("pods", b.share("p", 50, 90 * 1024))
     told = pending(page)
     assert [(row["name"], row["asks"], row["why"]) for row in told["pods"]] == [
@@ -163,7 +163,7 @@ def test_a_pod_that_waits_with_the_reason(page: Page) -> None:
     assert pending(page) == {"total": 0, "pods": [], "whys": []}
 
 
-def test_equal_pods_share_a_reason_which_follows_the_cards(page: Page) -> None:
+def test_equal_pods_share_a_reason_that_follows_the_cards(page: Page) -> None:
     for name in "pq":
         page.replica.api.put("pods", b.share(name, 80))
     page.replica.api.put("pods", b.share("x", 80, annotations=RECORD, node="n2"))
@@ -174,7 +174,7 @@ def test_equal_pods_share_a_reason_which_follows_the_cards(page: Page) -> None:
     assert pending(page)["whys"][0]["fits"] == 2
 
 
-def test_reasons_are_of_the_nodes_that_are_there(page: Page) -> None:
+def test_reasons_count_existing_nodes(page: Page) -> None:
     page.replica.api.put("pods", b.share("p", 50, 90 * 1024))
     assert pending(page)["whys"][0]["of"] == 2
     page.replica.api.remove("nodes", "n2")
@@ -194,7 +194,7 @@ def in_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[dict[str,
     return found
 
 
-def test_looking_never_makes_a_plan(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_viewing_a_pod_makes_no_plan(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked by kube-scheduler, the filter has the cards cut for this pod."""
     replica = page.replica
     replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{EXISTING: json.dumps({"cards": {"0": []}})}))
@@ -212,7 +212,7 @@ def test_looking_never_makes_a_plan(page: Page, monkeypatch: pytest.MonkeyPatch)
     assert len(replica.state.partitions.plans()) == 1
 
 
-def test_nobody_who_looks_waits_for_reasons(page: Page) -> None:
+def test_answers_do_not_wait_for_reasons(page: Page) -> None:
     works: list[Callable[[], None]] = []
     page.beside = works.append
     for i in range(2):
@@ -228,7 +228,7 @@ def test_nobody_who_looks_waits_for_reasons(page: Page) -> None:
     assert len(works) == 2
 
 
-def test_reasons_come_from_a_thread_that_ends(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_of_reasons_ends(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     page.replica.api.put("pods", b.share("p", 50, 90 * 1024))
     assert in_time(page.replica, monkeypatch)[0]["fits"] == 0
     for thread in threading.enumerate():
@@ -237,7 +237,7 @@ def test_reasons_come_from_a_thread_that_ends(page: Page, monkeypatch: pytest.Mo
             assert not thread.is_alive()
 
 
-def test_a_reason_that_cannot_be_worked_out_keeps_back_no_other(
+def test_failed_reason_does_not_delay_others(
     page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = page.replica.filter.filter
@@ -255,7 +255,7 @@ def test_a_reason_that_cannot_be_worked_out_keeps_back_no_other(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_malformed_ask_and_a_pod_whose_cards_are_not_decided(page: Page) -> None:
+def test_malformed_and_undecided_pods_are_listed_with_reasons(page: Page) -> None:
     page.replica.api.put("pods", b.share("p", 150))
     page.replica.api.put("pods", b.share("q", node="n1"))
     page.replica.deliver()
@@ -263,7 +263,7 @@ def test_a_malformed_ask_and_a_pod_whose_cards_are_not_decided(page: Page) -> No
     assert "bound to n1" in why(page, "default/q")
 
 
-def test_mtgpupods_wait_with_what_their_conditions_say(page: Page) -> None:
+def test_waiting_mtgpupod_is_listed_with_its_condition(page: Page) -> None:
     waiting = b.mtgpupod("m")
     said = {"type": "Bound", "status": "False", "reason": "NoFreeCard", "message": "all cards of n1 are in use"}
     waiting["status"]["conditions"] = [said]
@@ -273,7 +273,7 @@ def test_mtgpupods_wait_with_what_their_conditions_say(page: Page) -> None:
     assert pending(page)["total"] == 1
 
 
-def test_of_many_that_wait_some_are_listed_and_all_counted(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_list_is_cut_short_but_counted(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_module, "MOST", 2)
     for i in range(5):
         page.replica.api.put("pods", b.share(f"p{i}", 50, 90 * 1024))

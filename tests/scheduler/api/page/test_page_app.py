@@ -30,7 +30,7 @@ def client_of(replica: Replica, host: str = "127.0.0.1") -> FlaskClient:
     return make_app(make_board(replica.state, replica.settings), process, host).test_client()
 
 
-def test_the_page_and_what_it_needs(client: FlaskClient) -> None:
+def test_static_files_are_served_with_etags(client: FlaskClient) -> None:
     page = client.get("/")
     assert page.mimetype == "text/html"
     assert page.data == client.get("/index.html").data
@@ -41,7 +41,7 @@ def test_the_page_and_what_it_needs(client: FlaskClient) -> None:
         assert (again.status_code, again.data) == (304, b"")
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_is_inline(client: FlaskClient) -> None:
+def test_page_has_no_foreign_or_inline_content(client: FlaskClient) -> None:
     policy = client.get("/").headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -52,17 +52,17 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_inline(client: FlaskClient)
 
 
 @pytest.mark.parametrize("path", ["/../app.py", "/static/app.js", "/app.py", "/%2e%2e/app.py", "/nothing"])
-def test_no_other_files(client: FlaskClient, path: str) -> None:
+def test_unknown_files_are_not_found(client: FlaskClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("path", ["/", "/app.js", "/api/cluster", "/api/nodes/n1"])
-def test_read_only(client: FlaskClient, method: str, path: str) -> None:
+def test_page_rejects_writes(client: FlaskClient, method: str, path: str) -> None:
     assert client.open(path, method=method).status_code == 405
 
 
-def test_the_cluster_compressed_for_whoever_takes_it(client: FlaskClient) -> None:
+def test_cluster_is_compressed_if_accepted(client: FlaskClient) -> None:
     plain = client.get("/api/cluster")
     packed = client.get("/api/cluster", headers={"Accept-Encoding": "gzip, br"})
     assert "Content-Encoding" not in plain.headers
@@ -71,14 +71,14 @@ def test_the_cluster_compressed_for_whoever_takes_it(client: FlaskClient) -> Non
     assert [node["name"] for node in plain.json["nodes"]] == ["n1"] if plain.json else False
 
 
-def test_one_node(client: FlaskClient) -> None:
+def test_node_details_are_served(client: FlaskClient) -> None:
     found = client.get("/api/nodes/n1").json
     assert found is not None
     assert [card["uuid"] for card in found["cards"]] == ["GPU-n1-0", "GPU-n1-1"]
     assert client.get("/api/nodes/n2").status_code == 404
 
 
-def test_before_the_first_sync_it_says_so(
+def test_page_before_first_sync_is_unavailable(
     replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_yet() -> None:
@@ -91,7 +91,7 @@ def test_before_the_first_sync_it_says_so(
     assert client.get("/").status_code == 200
 
 
-def test_a_follower_serves_it_and_says_that_it_follows(
+def test_follower_serves_the_page_with_its_reason(
     replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "not_deciding_reason", lambda: "another replica leads")
@@ -114,10 +114,10 @@ def test_a_follower_serves_it_and_says_that_it_follows(
         ("", 421),
     ],
 )
-def test_on_loopback_no_other_sites_name_reaches_it(client: FlaskClient, host: str, status: int) -> None:
+def test_page_on_loopback_rejects_foreign_host_names(client: FlaskClient, host: str, status: int) -> None:
     assert client.get("/api/cluster", headers={"Host": host}).status_code == status
 
 
-def test_behind_a_name_where_it_is_served_to_others(replica: Replica) -> None:
+def test_page_on_other_addresses_accepts_any_host_name(replica: Replica) -> None:
     client = client_of(replica, "0.0.0.0")
     assert client.get("/api/cluster", headers={"Host": "gpus.example"}).status_code == 200

@@ -25,7 +25,7 @@ def shown(replica: Replica, node: str = "n1") -> dict[str, Any]:
     return told
 
 
-def test_pods_are_told_once_and_cards_name_them_by_position() -> None:
+def test_cards_name_pods_by_position() -> None:
     replica = Replica(cluster(("n1", 2)))
     on_node(replica, "a", 30)
     on_node(replica, "b", 20, namespace="team")
@@ -38,13 +38,13 @@ def test_pods_are_told_once_and_cards_name_them_by_position() -> None:
     assert first["model"] == "A100-SXM4-80GB"
 
 
-def test_what_says_nothing_is_left_out() -> None:
+def test_empty_values_are_left_out() -> None:
     told = shown(Replica(cluster(("n1", 1))))
     assert told.keys() == {"name", "pods", "cards"}
     assert told["cards"][0].keys() == {"index", "model", "core", "memory", "uses"}
 
 
-def test_an_unhealthy_card_and_a_reservation() -> None:
+def test_unhealthy_card_and_reservation_are_marked() -> None:
     api = cluster(("n1", 1))
     for card in api.devices["n1"]["spec"]["devices"]:
         card["health"] = False
@@ -58,7 +58,7 @@ def test_an_unhealthy_card_and_a_reservation() -> None:
     assert shown(replica)["pods"] == [{"name": "default/p", "dialect": "mgpu", "reserved": True}]
 
 
-def test_a_record_that_cannot_be_read_is_on_every_card_and_unsure() -> None:
+def test_pod_with_unreadable_record_is_unsure_on_every_card() -> None:
     replica = Replica(cluster(("n1", 2)))
     replica.api.put("pods", b.share("p", annotations=RECORD | {INDEX: "x"}, node="n1", phase="Running"))
     replica.deliver()
@@ -67,7 +67,7 @@ def test_a_record_that_cannot_be_read_is_on_every_card_and_unsure() -> None:
     assert [card["uses"][0][0] for card in told["cards"]] == [0, 0]
 
 
-def test_the_card_of_a_gpuid_and_whoever_keeps_it() -> None:
+def test_card_of_gpuid_names_its_occupy_pod() -> None:
     api = cluster(("n1", 2))
     api.put("pods", b.occupy_pod(card=1))
     api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-1"))
@@ -80,7 +80,7 @@ def test_the_card_of_a_gpuid_and_whoever_keeps_it() -> None:
     assert keeper["keeps"] == "zxcvb"
 
 
-def test_slices_lie_where_they_lie() -> None:
+def test_slices_have_their_position_on_the_card() -> None:
     api = cluster(("n1", 1))
     made = [{"profile": "3g.40gb", "start": 4, "uuid": "MIG-1"}, {"profile": "1g.10gb", "start": 0, "uuid": "MIG-2"}]
     api.put("nodes", b.node(labels={LABEL: "mig"}, **{EXISTING: json.dumps({"cards": {"0": made}})}))
@@ -89,13 +89,13 @@ def test_slices_lie_where_they_lie() -> None:
     assert card["slices"] == [["1g.10gb", 0, 125, -1], ["3g.40gb", 500, 500, -1]]
 
 
-def test_what_cannot_be_read_of_a_node_is_said() -> None:
+def test_unreadable_annotation_becomes_a_note() -> None:
     api = cluster(("n1", 1))
     api.put("nodes", b.node(labels={LABEL: "mig"}, **{EXISTING: "{"}))
     assert EXISTING in shown(Replica(api))["note"]
 
 
-def test_detail_has_uuids_containers_and_amounts() -> None:
+def test_details_have_uuids_containers_and_amounts() -> None:
     replica = Replica(cluster(("n1", 1)))
     on_node(replica, "a", 30)
     found = replica.state.node_contents("n1")
@@ -106,7 +106,7 @@ def test_detail_has_uuids_containers_and_amounts() -> None:
     assert (use["pod"], use["containers"], use["core"], use["memory"]) == ("default/a", ["c"], 300, b.GIB)
 
 
-def test_reasons_are_added_up_the_most_frequent_first() -> None:
+def test_reasons_are_grouped_by_frequency() -> None:
     found = Filtered(["n9"], {f"n{i}": "full" for i in range(5)}, {"n7": "no GPU cards"}, ["n1"])
     assert why_json(found, 17) == {
         "fits": 1,
@@ -120,7 +120,7 @@ def test_reasons_are_added_up_the_most_frequent_first() -> None:
     }
 
 
-def test_too_many_reasons_are_cut_short_and_no_node_is_lost() -> None:
+def test_rare_reasons_are_summed_up_without_losing_nodes() -> None:
     reasons = why_json(Filtered(failed={f"n{i}": f"reason {i}" for i in range(100)}), 0)["reasons"]
     assert len(reasons) < 20
     assert sum(row["nodes"] for row in reasons) == 100
