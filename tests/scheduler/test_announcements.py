@@ -1,3 +1,5 @@
+"""Announcements make kube-scheduler retry pods when cards come free, and stay rare."""
+
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

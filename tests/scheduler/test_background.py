@@ -1,4 +1,4 @@
-"""Work that gives way."""
+"""Paced work sleeps between its steps."""
 
 from scheduler.background import Pace
 

@@ -1,4 +1,4 @@
-"""`mgpu explain` against an API server: what is said of pods that wait, run, or cannot be read."""
+"""`mgpu explain` explains pods of an API server as text and as JSON."""
 
 import json
 from collections.abc import Iterator

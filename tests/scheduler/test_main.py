@@ -1,3 +1,5 @@
+"""The command reports invalid input in one line."""
+
 import socket
 from pathlib import Path
 

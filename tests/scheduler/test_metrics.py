@@ -1,4 +1,4 @@
-"""What the scheduler counts as it happens, and its page."""
+"""The scheduler counts its decisions and rejections, and serves them on the metrics address only."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`mgpu scheduler` itself, against the playground's API server: real watches, HTTPS, a lease."""
+"""`mgpu scheduler` works against the playground's API server with real watches, HTTPS and a Lease."""
 
 import base64
 import json

@@ -1,4 +1,7 @@
+"""The admission of Bindings decides the cards, and who may bind GPU pods."""
+
 import base64
+import json
 from typing import Any
 
 import jsonpatch
@@ -6,8 +9,11 @@ import orjson
 import pytest
 from werkzeug.test import Client
 
+from mgpu.serving.review import Reply, parse_review
+from mgpu.settings import load_settings
+from scheduler.api.binding_webhook import BindingAdmission
 from tests import builders as b
-from tests.scheduler.fake import Replica, admitted, clients, cluster, review
+from tests.scheduler.fake import FakeApi, Replica, admitted, clients, cluster, review
 
 INDEX = "vke.volcengine.com/gpu-index-container-c"
 ASSUMED = "vke.volcengine.com/assumed"
@@ -195,3 +201,89 @@ def test_node_and_record_are_written_together(replica: Replica) -> None:
     assert replica.api.annotations("p")[INDEX] == "0"
     replica.deliver()
     assert [h.bound for h in replica.state.holdings()] == [True]
+
+
+OURS = "system:serviceaccount:kube-system:koord-scheduler"
+
+
+@pytest.fixture
+def api(replica: Replica) -> FakeApi:
+    replica.api.put("pods", b.share("p"))
+    return replica.api
+
+
+def bind_as(api: FakeApi, user: str, *groups: str, users: tuple[str, ...] = (OURS,), **more: Any) -> Reply:
+    replica = Replica(api)
+    body = review(binding(), **{"name": "p", **more})
+    body["request"]["userInfo"] = {"username": user, "groups": list(groups)}
+    reply = BindingAdmission(replica.decider, lambda: None, users)(parse_review(json.dumps(body).encode()))
+    if not reply.allowed:
+        assert replica.state.holdings() == ()
+    return reply
+
+
+def message(reply: Reply) -> str:
+    status = reply.body["response"]["status"]
+    assert status["code"] == 403
+    return str(status["message"])
+
+
+@pytest.mark.parametrize("resource", [{}, {"resource": "bindings", "name": ""}], ids=["pods/binding", "bindings"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_binding_by_other_user_is_denied(api: FakeApi, resource: Any, *, dry_run: bool) -> None:
+    told = message(bind_as(api, "system:kube-scheduler", "system:authenticated", dry_run=dry_run, **resource))
+    assert "system:kube-scheduler" in told
+    assert "scheduler.bindingUsers" in told
+
+
+@pytest.mark.parametrize(
+    ("user", "groups", "users"),
+    [
+        (OURS, (), (OURS,)),
+        ("anybody", ("schedulers",), ("other", "schedulers")),
+        ("anybody", (), ()),
+    ],
+    ids=["a user that is named", "a member of a group that is named", "nobody is named: anybody"],
+)
+def test_binding_by_configured_user_or_group_is_allowed(
+    api: FakeApi, user: str, groups: tuple[str, ...], users: tuple[str, ...]
+) -> None:
+    assert "patch" in bind_as(api, user, *groups, users=users).body["response"]
+
+
+def test_binding_by_unnamed_user_is_denied(api: FakeApi) -> None:
+    assert "an unnamed user" in message(bind_as(api, ""))
+
+
+def test_binding_of_malformed_pod_by_other_user_is_denied(api: FakeApi) -> None:
+    api.put("pods", b.share("p", 150))
+    assert "may not bind" in message(bind_as(api, "someone"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b.pod("p", b.container("c")), b.share("p", node="n1")],
+    ids=["no GPU pod", "bound already: the API server refuses it"],
+)
+def test_binding_of_other_pods_by_any_user_is_allowed(api: FakeApi, raw: dict[str, Any]) -> None:
+    api.put("pods", raw)
+    assert bind_as(api, "someone").allowed
+
+
+def test_setting_binding_users_is_applied(api: FakeApi) -> None:
+    settings = load_settings("scheduler: {bindingUsers: [koord]}")
+    replica = Replica(api, settings=settings)
+    body = review(binding(), name="p")
+    reply = clients(replica)[0].post("/bind-admission", json=body)
+    assert orjson.loads(reply.data)["response"]["allowed"] is False
+
+
+@pytest.mark.parametrize(("lease", "allowed"), [("mgpu-kube-scheduler", True), ("", False)], ids=["beside", "none"])
+def test_former_account_of_mgpu_allows_its_kube_scheduler(api: FakeApi, lease: str, allowed: bool) -> None:
+    """Both had one account before; a takeover that names it must not refuse every GPU pod after an upgrade."""
+    users = '["system:serviceaccount:mgpu-system:mgpu-scheduler"]'
+    settings = load_settings(f"scheduler: {{bindingUsers: {users}, kubeSchedulerLease: '{lease}'}}")
+    body = review(binding(), name="p")
+    body["request"]["userInfo"] = {"username": "system:serviceaccount:mgpu-system:mgpu-kube-scheduler"}
+    reply = clients(Replica(api, settings=settings))[0].post("/bind-admission", json=body)
+    assert orjson.loads(reply.data)["response"]["allowed"] is allowed

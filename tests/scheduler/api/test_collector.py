@@ -1,4 +1,4 @@
-"""What the scheduler tells of the cluster's present state."""
+"""The collector computes the metrics of the cluster's current state."""
 
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""The extender translates kube-scheduler's protocol, and reports filtered pods to the controllers."""
+
 import json
 from typing import Any
 
@@ -151,6 +153,8 @@ def test_bind_that_is_rejected_releases_the_cards(replica: Replica, client: Clie
     answer = post(client, "/bind", PodName="p", PodNamespace="default", PodUID="uid-p", Node="n1")
     assert "refused" in answer["Error"]
     assert replica.state.holdings() == ()
+    replica.api.refuse_bindings = False
+    assert post(client, "/bind", PodName="p", PodNamespace="default", PodUID="uid-p", Node="n1") == {"Error": ""}
 
 
 def test_repeated_bind_keeps_the_cards(replica: Replica, client: Client) -> None:

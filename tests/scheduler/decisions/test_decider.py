@@ -1,3 +1,5 @@
+"""The decider reserves cards before it answers, and moves, keeps or releases reservations."""
+
 import threading
 
 import pytest

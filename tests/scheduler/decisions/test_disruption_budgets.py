@@ -1,3 +1,5 @@
+"""Violations of PodDisruptionBudgets are counted as kube-scheduler counts them."""
+
 from typing import Any
 
 import pytest

@@ -1,4 +1,4 @@
-"""Pods that take long to place delay nobody else: calls are bounded, namespaces are rationed, lost work ends."""
+"""Calls, namespaces and long searches are limited, so that hard pods do not delay others."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What `mgpu explain` makes of a state, without an API server."""
+"""The explainer gives the reasons of the filter and the engine."""
 
 import json
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""Pods that are bound without cards get them late, or fail."""
+
 from typing import Any
 
 import pytest

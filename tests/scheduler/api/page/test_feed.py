@@ -1,4 +1,4 @@
-"""What the page is sent: everything at first, then what has changed."""
+"""The feed sends everything first and then changes, with the waiting pods and their reasons."""
 
 import gzip
 import json

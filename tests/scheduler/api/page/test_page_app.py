@@ -1,4 +1,4 @@
-"""The page over HTTP: read-only, and to nobody who should not see it."""
+"""The page is read-only and rejects requests that other sites cause."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What the page is told of a node and of a pod that waits."""
+"""Nodes and waiting pods are rendered as the JSON that the page reads."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Groups: pods that share one card, and pods that take different ones, whatever is decided at the same moment."""
+"""Pods of a same-card group share one card, and pods of a spread group avoid each other, under concurrent decisions."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Whatever is posted, each verb has an answer: no caller can make one fail."""
+"""Every endpoint answers any request without an internal error."""
 
 from typing import Any
 

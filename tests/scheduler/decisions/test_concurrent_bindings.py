@@ -1,4 +1,4 @@
-"""Several scheduler profiles at once, on real threads, filling a cluster to the last card."""
+"""Several scheduler profiles fill a cluster at the same time without overcommitting a card."""
 
 import threading
 from collections import Counter, deque
