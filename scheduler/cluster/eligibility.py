@@ -42,13 +42,13 @@ class Eligibility:
         self._model_numbers: Codes = np.full((1, 0), -1)  # The number of each card's model; -1 for no card.
         self._places: dict[str, set[tuple[int, int]]] = {}  # By UUID, the rows and columns.
         self._has_gpuid = np.zeros((1, 0), np.bool_)
-        self._rows_with_gpuids: set[int] = set()
 
     def put(self, row: int, cards: Sequence[CardState]) -> None:
         """Store the cards of a row in place of their last state."""
         now = tuple(state.card for state in cards)
         self._resize(row + 1, len(now))
-        self._put_gpuids(row, [column for column, state in enumerate(cards) if state.gpuid])
+        self._has_gpuid[row] = False
+        self._has_gpuid[row, : len(cards)] = [bool(state.gpuid) for state in cards]
         if now == self._cards[row]:
             return
         self._clear(row)
@@ -69,7 +69,8 @@ class Eligibility:
 
         The array has at least all stored rows and columns.
         """
-        if not constraints.limits_cards and not self._rows_with_gpuids:
+        has_gpuids = self._has_gpuid.any()
+        if not constraints.limits_cards and not has_gpuids:
             return None
         if len(self._exclusions) > _MAX_EXCLUSIONS:
             self._reset_exclusions()
@@ -77,7 +78,7 @@ class Eligibility:
             codes = self._codes_of_constraints(constraints)
         else:
             codes = np.zeros(self._model_numbers.shape, np.int64)
-        if self._rows_with_gpuids:
+        if has_gpuids:
             codes[self._has_gpuid] = self._code_of(IN_USE_BY_MTGPUPODS)
         return codes
 
@@ -91,14 +92,6 @@ class Eligibility:
                 del self._cards_of_model[card.model]
         self._cards[row] = ()
         self._model_numbers[row] = -1
-
-    def _put_gpuids(self, row: int, columns: Sequence[int]) -> None:
-        if row in self._rows_with_gpuids:
-            self._has_gpuid[row] = False
-            self._rows_with_gpuids.discard(row)
-        if columns:
-            self._has_gpuid[row, columns] = True
-            self._rows_with_gpuids.add(row)
 
     def _codes_of_constraints(self, constraints: Constraints) -> Codes:
         by_model = [self._code_of_reason(constraints.reason_against_model(model)) for model in self._models]

@@ -19,6 +19,7 @@ from mgpu.model.errors import BadObject
 from mgpu.model.groups import format_group_cards
 from mgpu.model.ledger import Holding, Ledger, Share, missing_cards, shares_of, unknown_shares
 from mgpu.model.node_slices import LABEL
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Pod
 from mgpu.model.slice_names import RESOURCE_PREFIX, mode_of, place_of, slice_of_resource
 from scheduler.cluster.events import HoldingsChanged, ObjectWarning, PodUndecided, Publisher
@@ -33,6 +34,7 @@ from scheduler.engine import nvidia_plugin
 class _OtherPod(NamedTuple):
     """A pod without a GPU request, or an unknown pod of which a node has only reported the UID."""
 
+    uid: str
     namespace: str = ""
     name: str = ""
     ended: bool = False
@@ -119,7 +121,7 @@ class Holdings:
         # A slice that the node reports as given to the pod is not free, whatever the record says.
         named = {(share.type, share.card) for share in shares}
         shares = (*shares, *(s for s in slices if (s.type, s.card) not in named))
-        holding = self._holding(gpu_pod, dialect, shares)
+        holding = self._holding_of(gpu_pod, dialect, shares)
         if holding == self.ledger.holding(pod.uid) and not pod.deleting:
             return  # Most events end here. The deletion of a pod matters to the pods that are nominated to its node.
         self.release(pod.uid)
@@ -162,20 +164,11 @@ class Holdings:
             is_listed and not gpu_pod.request.containers
         )
 
-    def _holding(self, gpu_pod: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
+    def _holding_of(self, gpu_pod: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
         pod = gpu_pod.pod
+        all_shares = (*shares, *self._cards_of_other_partitioning(shares, pod.node))
         gpuid = occupied_gpuid(pod, pod.node)
-        return Holding(
-            pod.uid,
-            pod.namespace,
-            pod.name,
-            pod.node,
-            dialect,
-            (*shares, *self._cards_of_other_partitioning(shares, pod.node)),
-            constraints=gpu_pod.constraints,
-            gpuid=gpuid,
-            occupies=bool(gpuid),
-        )
+        return _holding(pod, pod.node, dialect, all_shares, constraints=gpu_pod.constraints, gpuid=gpuid)
 
     def settle_all_on(self, node: str) -> None:
         """Derive what all GPU pods of a node hold."""
@@ -195,18 +188,18 @@ class Holdings:
             return  # The pod of another node, or the UID of an MtgpuPod, which no Pod has.
         elif self._reservations.get(uid) is None:
             self.release(uid)
-            if self._other_pods.get(uid, _OtherPod()).node in ("", node):
+            if self._other_pods.get(uid, _OtherPod(uid)).node in ("", node):
                 self._hold_given(uid, node)
 
     def other_pod_changed(self, pod: Pod, uid: str) -> None:
         """Store a pod that requests no GPU. Its node may have given it cards all the same."""
         node = sys.intern(pod.node)
-        self._other_pods[uid] = _OtherPod(pod.namespace, pod.name, pod.ended, occupied_gpuid(pod, node), node)
+        self._other_pods[uid] = _OtherPod(uid, pod.namespace, pod.name, pod.ended, occupied_gpuid(pod, node), node)
         self._hold_given(uid, pod.node)
 
     def pod_gone(self, uid: str, gpu_pod: GpuPod | None) -> None:
         """Remove a deleted pod, but hold what its node still reports for it. gpu_pod: None if it requested no GPU."""
-        other_pod = self._other_pods.pop(uid, _OtherPod())
+        other_pod = self._other_pods.pop(uid, _OtherPod(uid))
         if gpu_pod is None:
             self._hold_given(uid, other_pod.node)
             return
@@ -223,19 +216,9 @@ class Holdings:
         if nvidia_plugin.chooses_cards(self._nodes.get(reservation.node), request):
             dialect = nvidia_plugin.NVIDIA
             shares = unknown_shares(request)
+        constraints, gpuid = request.constraints, reservation.gpuid
         self.hold(
-            Holding(
-                reservation.uid,
-                reservation.namespace,
-                reservation.name,
-                reservation.node,
-                dialect,
-                shares,
-                bound=False,
-                constraints=request.constraints,
-                gpuid=reservation.gpuid,
-                occupies=bool(reservation.gpuid),
-            )
+            _holding(reservation, reservation.node, dialect, shares, bound=False, constraints=constraints, gpuid=gpuid)
         )
         self._reservations.put(reservation)
 
@@ -262,25 +245,14 @@ class Holdings:
 
     def _hold_given(self, uid: str, node: str) -> None:
         """Hold what the node reports for the pod: cards until the pod has ended, slices until the node frees them."""
-        other_pod = self._other_pods.get(uid, _OtherPod())
+        pod = self._other_pods.get(uid, _OtherPod(uid))
         gpu_pod = self._pods.get(uid)
         if gpu_pod is not None and uid not in self._other_pods:
-            other_pod = _OtherPod(gpu_pod.pod.namespace, gpu_pod.pod.name, gpu_pod.pod.ended)
-        shares = tuple(s for s in self._nodes.given(node).get(uid, ()) if not (other_pod.ended and s.type == GPU))
+            pod = _OtherPod(uid, gpu_pod.pod.namespace, gpu_pod.pod.name, gpu_pod.pod.ended)
+        shares = tuple(s for s in self._nodes.given(node).get(uid, ()) if not (pod.ended and s.type == GPU))
         if shares:
             self.remnants.hold(uid, node)
-            self.hold(
-                Holding(
-                    uid,
-                    other_pod.namespace,
-                    other_pod.name,
-                    node,
-                    nvidia_plugin.NVIDIA,
-                    shares,
-                    gpuid=other_pod.gpuid,
-                    occupies=bool(other_pod.gpuid),
-                )
-            )
+            self.hold(_holding(pod, node, nvidia_plugin.NVIDIA, shares, gpuid=pod.gpuid))
 
     def _await_decision(self, gpu_pod: GpuPod, unreadable: str | None) -> None:
         """Publish that a pod needs a late binding decision: it is bound without a readable record, and has not started.
@@ -294,17 +266,8 @@ class Holdings:
             self.release(pod.uid)
             if unreadable is not None and gpu_pod.request is not None:
                 # Until its cards are decided, the scheduler that wrote the record may rely on any of them.
-                self.hold(
-                    Holding(
-                        pod.uid,
-                        pod.namespace,
-                        pod.name,
-                        pod.node,
-                        gpu_pod.request.dialect,
-                        unknown_shares(gpu_pod.request),
-                        constraints=gpu_pod.constraints,
-                    )
-                )
+                shares = unknown_shares(gpu_pod.request)
+                self.hold(_holding(pod, pod.node, gpu_pod.dialect, shares, constraints=gpu_pod.constraints))
         if unreadable is not None:
             self._warn(pod, "UnreadableRecord", f"the record of its cards cannot be read: {unreadable}")
         if not pod.deleting:
@@ -352,3 +315,18 @@ class Holdings:
 
     def _warn(self, pod: Pod, reason: str, message: str) -> None:
         self._events.publish(ObjectWarning(pod_reference(pod.namespace, pod.name, pod.uid), reason, message))
+
+
+def _holding(
+    pod: Pod | Reservation | _OtherPod,
+    node: str,
+    dialect: str,
+    shares: tuple[Share, ...],
+    *,
+    bound: bool = True,
+    constraints: Constraints = NO_CONSTRAINTS,
+    gpuid: str = "",
+) -> Holding:
+    return Holding(
+        pod.uid, pod.namespace, pod.name, node, dialect, shares, bound, constraints, gpuid, occupies=bool(gpuid)
+    )

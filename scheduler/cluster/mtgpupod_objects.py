@@ -29,6 +29,8 @@ V = TypeVar("V")
 Raw = Mapping[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
+_PLAIN_NODE: tuple[bool, tuple[Raw, ...]] = (False, ())
+"""A node that is not cordoned and has no taints that evict Pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,7 @@ class MtgpuPodObjects:
         self._made: dict[Key, bytes] = {}
         self._occupies: dict[str, dict[str, bytes]] = {}
         self._impostors: dict[str, dict[str, str]] = {}
-        self._cordoned: set[str] = set()
-        self._taints: dict[str, tuple[Raw, ...]] = {}
+        self._nodes: dict[str, tuple[bool, tuple[Raw, ...]]] = {}  # The nodes that are cordoned or have taints.
 
     def mtgpupod_changed(self, raw: Raw) -> None:
         """Store an MtgpuPod that was added or modified."""
@@ -119,11 +120,11 @@ class MtgpuPodObjects:
     def node_changed(self, raw: Raw) -> None:
         """Store the taints of a Node, and whether it is cordoned."""
         is_cordoned = bool((raw.get("spec") or {}).get("unschedulable"))
-        self._set_node(raw["metadata"]["name"], evicting_taints(raw), is_cordoned=is_cordoned)
+        self._set_node(raw["metadata"]["name"], (is_cordoned, evicting_taints(raw)))
 
     def node_gone(self, raw: Raw) -> None:
         """Remove a Node that was deleted."""
-        self._set_node(raw["metadata"]["name"], (), is_cordoned=False)
+        self._set_node(raw["metadata"]["name"], _PLAIN_NODE)
 
     def on(self, node: str, uid_of: Callable[[str, str], str | None]) -> MtgpuObjects:
         """Return the objects of a node. uid_of: returns the UID of the Pod with a namespace and name, or None."""
@@ -135,8 +136,7 @@ class MtgpuPodObjects:
             uids,
             {gpuid: decode(text) for gpuid, text in self._occupies.get(node, {}).items()},
             dict(self._impostors.get(node, {})),
-            node in self._cordoned,
-            self._taints.get(node, ()),
+            *self._nodes.get(node, _PLAIN_NODE),
         )
 
     def items(self) -> Iterator[Raw]:
@@ -161,17 +161,12 @@ class MtgpuPodObjects:
             del self._on[node]
         return (node,)
 
-    def _set_node(self, name: str, taints: tuple[Raw, ...], *, is_cordoned: bool) -> None:
-        if (taints, is_cordoned) == (self._taints.get(name, ()), name in self._cordoned):
-            return
-        if is_cordoned:
-            self._cordoned.add(name)
-        else:
-            self._cordoned.discard(name)
-        self._taints.pop(name, None)
-        if taints:
-            self._taints[name] = taints
-        self._publish((name,))
+    def _set_node(self, name: str, state: tuple[bool, tuple[Raw, ...]]) -> None:
+        before = self._nodes.pop(name, _PLAIN_NODE)
+        if state != _PLAIN_NODE:
+            self._nodes[name] = state
+        if state != before:
+            self._publish((name,))
 
     def _publish(self, nodes: Iterable[str]) -> None:
         for node in nodes:

@@ -180,16 +180,9 @@ class Nominations:
         placement = assess(request, node, cards, self._settings, seats=seats, limits=limits)
         if not isinstance(placement, Placement):
             return None
-        return Holding(
-            pod.uid,
-            pod.namespace,
-            pod.name,
-            name,
-            request.dialect,
-            shares_of(request, placement),
-            bound=False,
-            constraints=request.constraints,
-        )
+        shares = shares_of(request, placement)
+        owner = (pod.uid, pod.namespace, pod.name, name)
+        return Holding(*owner, request.dialect, shares, bound=False, constraints=request.constraints)
 
     def _is_deleting(self, uid: str) -> bool:
         gpu_pod = self._pods.get(uid)

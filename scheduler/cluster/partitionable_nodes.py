@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from mgpu.model.cards import CardState
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.model.node_slices import LABEL, NodeSlices
-from mgpu.model.pods import Node, Pod
+from mgpu.model.node_slices import LABEL
+from mgpu.model.pods import Pod
 from mgpu.settings import Settings
 from scheduler.cluster.events import CardsFreed, PlanChanged, Publisher
-from scheduler.cluster.node_snapshots import NodeSnapshot, NodeSnapshots
+from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.nodes import Nodes
 from scheduler.cluster.slice_state import Plan
 from scheduler.engine.evictions import without_usage
@@ -65,46 +65,50 @@ class PartitionableNodes:
         with self._lock:
             return self._nodes.slices.names()
 
-    def get(self, name: str, uid: str = "") -> PartitionableNode | None:
-        """Return how the node could be partitioned for the pod, or None if it does not exist or has no label."""
+    def get(self, name: str, uid: str = "", *, without: Collection[str] = ()) -> PartitionableNode | None:
+        """Return how the node could be partitioned for a pod, or None if it does not exist or has no label.
+
+        Args:
+            uid: Of the pod; "" for no particular pod.
+            without: The UIDs of pods that are to end, so that their slices are free.
+        """
         with self._lock:
             snapshot = self._snapshots.of(name, uid)
-            if snapshot.node is None or not snapshot.node.labels.get(LABEL):
+            node = snapshot.node
+            if node is None or not node.labels.get(LABEL):
                 return None
+            devices = (*snapshot.available_cards, *snapshot.available_other_devices)
             own = self._ledger.holding(uid)
-            has_nominations = (snapshot.cards, snapshot.other_devices) != (
-                snapshot.available_cards,
-                snapshot.available_other_devices,
+            # A result for this pod alone must not be cached for others.
+            is_for_all = (
+                not without
+                and devices == (*snapshot.cards, *snapshot.other_devices)
+                and (own is None or own.node != name)
             )
-            # The result is for this pod alone, so it must not be cached for others.
-            is_for_this_pod = has_nominations or (own is not None and own.node == name)
             cached = self._cached.get(name)
-            if (
-                not is_for_this_pod
-                and cached is not None
-                and (cached.version, cached.room) == (snapshot.version, snapshot.free_resources)
-            ):
+            if is_for_all and cached and (cached.version, cached.room) == (snapshot.version, snapshot.free_resources):
                 return cached
-            made = self._make(name, snapshot.node, snapshot, self._nodes.slices.of(name), {uid})
-            if not is_for_this_pod:
+            slices = self._nodes.slices.of(name)
+            holdings = self._ledger.holdings(name)
+            if without:
+                devices = _without_holdings(devices, [held for held in holdings if held.uid in without])
+                existing = tuple(replace(s, pod="") if s.pod in without else s for s in slices.existing)
+                slices = replace(slices, existing=existing)
+            made = make_partitionable_node(
+                node,
+                slices,
+                self._nodes.gpus(node),
+                devices,
+                [held for held in holdings if held.uid != uid and held.uid not in without],
+                self._geometries,
+                room=snapshot.free_resources,
+                named=self._named.on(name),
+                version=snapshot.version,
+                problem=self._nodes.slices.problem(name),
+            )
+            if is_for_all:
                 self._cached[name] = made
             return made
-
-    def get_without(self, name: str, uid: str, gone: Collection[str]) -> PartitionableNode | None:
-        """Return the same as it will be once the pods with the UIDs `gone` have ended and freed their slices."""
-        with self._lock:
-            snapshot = self._snapshots.of(name, uid)
-            slices = self._nodes.slices.of(name)
-            if snapshot.node is None or not snapshot.node.labels.get(LABEL):
-                return None
-            leaving = [held for held in self._ledger.holdings(name) if held.uid in gone]
-            emptied = replace(
-                snapshot,
-                available_cards=_freed(snapshot.available_cards, leaving),
-                available_other_devices=_freed(snapshot.available_other_devices, leaving),
-            )
-            made = tuple(replace(s, pod="") if s.pod in gone else s for s in slices.existing)
-            return self._make(name, snapshot.node, emptied, replace(slices, existing=made), {uid, *gone})
 
     def refresh(self) -> None:
         """Compute all nodes now, so that no call of kube-scheduler has to wait for them."""
@@ -132,22 +136,6 @@ class PartitionableNodes:
         with self._lock:
             return self._nodes.slices.plans()
 
-    def _make(
-        self, name: str, node: Node, snapshot: NodeSnapshot, slices: NodeSlices, without: Collection[str]
-    ) -> PartitionableNode:
-        return make_partitionable_node(
-            node,
-            slices,
-            self._nodes.gpus(node),
-            (*snapshot.available_cards, *snapshot.available_other_devices),
-            [held for held in self._ledger.holdings(name) if held.uid not in without],
-            self._geometries,
-            room=snapshot.free_resources,
-            named=self._named.on(name),
-            version=snapshot.version,
-            problem=self._nodes.slices.problem(name),
-        )
 
-
-def _freed(states: Sequence[CardState], gone: Sequence[Holding]) -> tuple[CardState, ...]:
+def _without_holdings(states: Sequence[CardState], gone: Sequence[Holding]) -> tuple[CardState, ...]:
     return tuple(without_usage(state, [{state.card.index: held.uses(state.card)} for held in gone]) for state in states)

@@ -23,10 +23,7 @@ Raw = Mapping[str, Any]
 K = TypeVar("K")
 
 _META_FIELDS = frozenset(
-    (
-        *("namespace", "name", "uid", "resourceVersion", "generation"),
-        *("creationTimestamp", "deletionTimestamp"),
-    )
+    (*("namespace", "name", "uid", "resourceVersion", "generation"), *("creationTimestamp", "deletionTimestamp"))
 )
 _OWN_POD_META_FIELDS = _META_FIELDS | {"deletionGracePeriodSeconds", "generateName"}
 _STATUS_FIELDS = frozenset(("phase", "BoundDeviceID", "observedGeneration"))

@@ -124,7 +124,7 @@ class Preemption:
             target = (
                 None
                 if request.unmet_requirement(node)
-                else self._state.partitions.get_without(name, gpu_pod.pod.uid, theirs.uids)
+                else self._state.partitions.get(name, gpu_pod.pod.uid, without=theirs.uids)
             )
             serves = (
                 target

@@ -11,17 +11,7 @@ from mgpu.model.device_object import WHOLE_CARDS_LABEL
 from mgpu.presentation.overview import make_overview
 from mgpu.settings import load_settings
 from tests import builders as b
-from tests.scheduler.cluster.objects import (
-    ASSUMED,
-    CHECKPOINTS,
-    INDEX,
-    Raw,
-    core_free,
-    given_row,
-    put,
-    record,
-    report,
-)
+from tests.scheduler.cluster.objects import ASSUMED, CHECKPOINTS, INDEX, Raw, core_free, given_row, put, record, report
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 from tests.scheduler.partitioning.cluster import MIG, slices, wants
 from tests.scheduler.partitioning.cluster import cluster as partitioned_cluster
@@ -290,21 +280,12 @@ class TestBarePod:
         [
             pytest.param(ran(bound("banana"), "c"), {}, [500, 500], core_free, id="its record cannot be read"),
             pytest.param(
-                ran(whole(), "c", phase="Running"),
-                {WHOLE_CARDS_LABEL: "nvidia"},
-                [0, 0],
-                free,
-                id="of NVIDIA's plugin",
+                ran(whole(), "c", phase="Running"), {WHOLE_CARDS_LABEL: "nvidia"}, [0, 0], free, id="of NVIDIA's plugin"
             ),
         ],
     )
     def test_pod_that_may_have_cards_holds_everything_until_it_is_reported_as_bare(
-        self,
-        api: FakeApi,
-        raw: Raw,
-        labels: dict[str, str],
-        expected: list[int],
-        read: Callable[[Replica], list[int]],
+        self, api: FakeApi, raw: Raw, labels: dict[str, str], expected: list[int], read: Callable[[Replica], list[int]]
     ) -> None:
         report(api, *COMPLETE)
         api.put("nodes", b.node("n1", labels=labels))
