@@ -231,7 +231,7 @@ class _Simulation:
 
     def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
         gpuid = occupied_gpuid(pod, node)
-        view, seats = self.cluster.node_snapshot(node, pod.uid), self.cluster.seats(request, pod.uid)
+        view, seats = self.cluster.node_snapshot(node, pod.uid), self.cluster.group_cards(request, pod.uid)
         known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
         if nvidia_plugin.chooses_cards(known, request):
             ours = nvidia_plugin.indexes_used_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)

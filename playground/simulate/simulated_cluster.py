@@ -103,7 +103,7 @@ class SimulatedCluster:
         """Return no reservation: each pod is bound before the next one comes."""
         return
 
-    def seats(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]:
+    def group_cards(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]:
         return self.ledger.group_cards(request.constraints.same_card, without)
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]:

@@ -348,8 +348,8 @@ class ClusterCache:
         with self._lock:
             return self._ledger.holdings(node)
 
-    def seats(self, request: GpuRequest, uid: str) -> tuple[GroupCard, ...]:
-        """Return where the other pods of the request's same-card group are."""
+    def group_cards(self, request: GpuRequest, uid: str) -> tuple[GroupCard, ...]:
+        """Return the cards that other pods of the request's same-card group hold."""
         with self._lock:
             return self._ledger.group_cards(request.constraints.same_card, uid)
 
@@ -400,7 +400,9 @@ class ClusterCache:
             if self.binding_problem(reservation.uid, reservation.node) is not None:
                 return False
             cards = self._ledger.cards(reservation.node, reservation.uid)
-            if same_card_group_rejection(reservation.request, cards, self.seats(reservation.request, reservation.uid)):
+            if same_card_group_rejection(
+                reservation.request, cards, self.group_cards(reservation.request, reservation.uid)
+            ):
                 return False
             self._holdings.reserve(reservation)
             self._snapshots.mark(self._nominations.reserved(reservation.uid))

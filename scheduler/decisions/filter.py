@@ -250,12 +250,12 @@ class Filter:
 
     def _members(self, gpu_pod: GpuPod, request: GpuRequest) -> Members:
         # Once a same-card group has a card, only that card matters. Before, the nodes of its nominated pods count too.
-        seats = self._cache.seats(request, gpu_pod.pod.uid)
+        seats = self._cache.group_cards(request, gpu_pod.pod.uid)
         return Members(seats, {seat.node for seat in seats} or self._cache.group_nodes(request))
 
     def _one_by_one(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Iterator[NodeFit]:
         """Evaluate all nodes with the engine, for requests for devices of other types than GPU."""
-        seats = self._cache.seats(request, gpu_pod.pod.uid)
+        seats = self._cache.group_cards(request, gpu_pod.pod.uid)
         for name in names:
             view = self._cache.node_snapshot(name, gpu_pod.pod.uid)
             limits = call.next_limits() if view.node is not None else None

@@ -103,7 +103,7 @@ class Preemption:
         """Return the victims on one node, or None if no eviction makes the pod fit. Raises Exhausted."""
         snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
         node = snapshot.node
-        seats = self._state.seats(request, gpu_pod.pod.uid)
+        seats = self._state.group_cards(request, gpu_pod.pod.uid)
         if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
             return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
         if nvidia_plugin.chooses_cards(node, request):

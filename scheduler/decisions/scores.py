@@ -39,7 +39,7 @@ class Cluster(Protocol):
 
     def reservation(self, uid: str) -> Reservation | None: ...
 
-    def seats(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]: ...
+    def group_cards(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]: ...
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]: ...
 
@@ -124,7 +124,12 @@ class Ranking:
             nodes.add(decision.node)
         for i in [i for i, name in enumerate(names) if name in nodes] if nodes else ():
             keys[i] = self._key(
-                request, judge, shape, self._state.node_snapshot(names[i], uid), self._state.seats(request, uid), call
+                request,
+                judge,
+                shape,
+                self._state.node_snapshot(names[i], uid),
+                self._state.group_cards(request, uid),
+                call,
             )
 
     def _key(

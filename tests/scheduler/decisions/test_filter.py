@@ -83,7 +83,9 @@ def test_property_filter_with_constraints_equals_engine(
     assert "other" in found.hopeless
     for name, point in zip(names, points, strict=True):
         cards = state.node_snapshot(name, "").cards
-        said = assess(known.request, read_node(b.node(name)), cards, settings, seats=state.seats(known.request, ""))
+        said = assess(
+            known.request, read_node(b.node(name)), cards, settings, seats=state.group_cards(known.request, "")
+        )
         if isinstance(said, Placement):
             assert name in found.passed
             assert point == score(known.request, said, cards, settings)

@@ -82,7 +82,7 @@ def test_only_pod_of_same_card_group_may_move(replica: Replica) -> None:
     known = submitted(replica, "a")
     replica.decider.decide(known, "n1")
     assert card_of(replica.decider.decide(known, "n2"))[0] == "n2"
-    assert list(map(str, replica.state.seats(known.request, ""))) == ["card 0 of n2"] if known.request else False
+    assert list(map(str, replica.state.group_cards(known.request, ""))) == ["card 0 of n2"] if known.request else False
 
 
 def test_second_reservation_of_group_on_another_card_is_rejected(replica: Replica) -> None:

@@ -78,7 +78,7 @@ class Cluster:
     def node_table(self, names: Sequence[str], _pod: Pod, request: GpuRequest) -> NodeTable:
         return self.matrix.table(names, request, {})
 
-    def seats(self, *_: object) -> tuple[()]:
+    def group_cards(self, *_: object) -> tuple[()]:
         return ()
 
     def group_nodes(self, _: GpuRequest) -> frozenset[str]:
