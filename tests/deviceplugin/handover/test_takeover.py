@@ -1,10 +1,10 @@
-"""One agent takes over from another on its node, and no pod fails for it."""
+"""The handover of a node from one agent to the next."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,52 @@ from deviceplugin.handover import node_ownership, takeover
 from deviceplugin.handover.node_ownership import NodeLock
 from deviceplugin.handover.takeover import SOCKET
 from tests.builders import CORE, share
+from tests.deviceplugin import records
 from tests.deviceplugin.node import PODS, Node
-from tests.deviceplugin.records import ASSUMED, RECORD
 from tests.waiting import until
 
-Json = dict[str, Any]
+
+def decided(name: str, card: str = "1") -> dict[str, Any]:
+    return records.decided(name, card, 1, mib=1, node="n1")
 
 
-def decided(name: str, card: str = "1", core: int = 1) -> Json:
-    return share(name, core, 1, node="n1", annotations={ASSUMED: "true", RECORD + "c": card})
+@contextmanager
+def takeover_of(node: Node) -> Iterator[tuple[Agent, Agent]]:
+    """Yield an agent, and a second one that has taken the node over from it."""
+    with node.agent() as old, node.starting() as new:
+        until(lambda: not new.not_ready_reason())
+        yield old, new
+
+
+@contextmanager
+def process_on(node: Node) -> Iterator[AgentProcess]:
+    """Yield the process of an agent, which serves the node."""
+    with ExitStack() as stack:
+        process = AgentProcess(lambda: stack.enter_context(node.made()))
+        thread = threading.Thread(target=lambda: asyncio.run(process.run()))
+        thread.start()
+        stack.callback(thread.join, 60)
+        stack.callback(process.stop)
+        until(lambda: not process.not_ready_reason() and node.healthy_ids())
+        yield process
+
+
+def run_pod(node: Node) -> None:
+    node.create(decided("p"))
+    node.runs("p")
+
+
+async def connect(node: Node, message: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a message to the agent that serves the node."""
+    reader, writer = await asyncio.open_unix_connection(node.folder / "device-plugins" / SOCKET)
+    writer.write(message)
+    await writer.drain()
+    return reader, writer
 
 
 @pytest.fixture
 def drops(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The resources whose devices the kubelet has marked as unhealthy, in order."""
+    """Return the resources whose devices the kubelet has marked as unhealthy."""
     found: list[str] = []
     disconnected = node.kubelet.devices.disconnected
 
@@ -42,13 +74,13 @@ def drops(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most agents here have no process that stands by after them: it need not be waited for."""
+def no_wait_for_stand_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most predecessors here have no process that creates another agent."""
     monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 0.0)
 
 
 class Arrivals:
-    """Pods that come at a steady rate, from `start` on."""
+    """Creates pods at a steady rate."""
 
     def __init__(self, node: Node, count: int, pause: float) -> None:
         self._node = node
@@ -60,7 +92,7 @@ class Arrivals:
         self._thread.start()
 
     def not_running(self) -> list[str]:
-        """The names of the pods that have not come to run, once all have come and started or failed."""
+        """Return the names of the pods that do not run, once all have started or failed."""
         self._thread.join(60)
         phases = until(lambda: settled(self._node))
         return sorted(name for name, phase in phases.items() if phase != "Running")
@@ -76,7 +108,7 @@ def settled(node: Node) -> dict[str, str] | None:
     return None if "Pending" in found.values() else found
 
 
-def test_takeover_pods_arrive_none_fails(node: Node, drops: list[str]) -> None:
+def test_takeover_while_pods_are_created_fails_none(node: Node, drops: list[str]) -> None:
     arrivals = Arrivals(node, 60, 0.02)
     with node.agent() as old:
         arrivals.start()
@@ -88,36 +120,31 @@ def test_takeover_pods_arrive_none_fails(node: Node, drops: list[str]) -> None:
             assert drops == []
 
 
-def test_replacement_old_agent_ends_first_resource_is_without_devices(node: Node, drops: list[str]) -> None:
-    """The former sequence, which the one above is measured by: every resource is dropped."""
+def test_restart_without_takeover_leaves_the_resources_without_devices(node: Node, drops: list[str]) -> None:
+    """This is the loss that a takeover avoids."""
     with node.agent():
         pass
     with node.agent():
         assert CORE in drops
 
 
-def test_takeover_done_kubelet_notices_the_end_of_the_new_agent(node: Node, drops: list[str]) -> None:
-    """Else pods would be sent to a node whose agent is gone."""
-    with node.agent(), node.starting() as new:
-        until(lambda: not new.not_ready_reason())
+def test_kubelet_notices_the_end_of_the_new_agent_after_a_takeover(node: Node, drops: list[str]) -> None:
+    with takeover_of(node):
         assert drops == []
     until(lambda: CORE in drops)
     until(lambda: node.healthy_ids() == 0)
 
 
-def test_takeover_back_and_forth_sockets_do_not_pile_up(node: Node, drops: list[str]) -> None:
-    with node.agent(), node.starting() as second:
-        until(lambda: not second.not_ready_reason())
-        with node.starting() as third:
-            until(lambda: not third.not_ready_reason())
-            names = {path.name for path in (node.folder / "device-plugins").glob("mgpu-core*")}
-            assert names == {"mgpu-core.sock"}
-            node.create(decided("p"))
-            node.runs("p")
-            assert drops == []
+def test_second_takeover_uses_the_first_socket_name_again(node: Node, drops: list[str]) -> None:
+    with takeover_of(node), node.starting() as third:
+        until(lambda: not third.not_ready_reason())
+        names = {path.name for path in (node.folder / "device-plugins").glob("mgpu-core*")}
+        assert names == {"mgpu-core.sock"}
+        run_pod(node)
+        assert drops == []
 
 
-def test_takeover_pod_admitted_before_it_starts_after_it_on_its_cards(node: Node) -> None:
+def test_pod_admitted_before_a_takeover_starts_on_its_cards_after_it(node: Node) -> None:
     with node.agent():
         node.create(share("p", 1, 1, node="n1"))
         until(lambda: node.waits("p"))
@@ -128,116 +155,105 @@ def test_takeover_pod_admitted_before_it_starts_after_it_on_its_cards(node: Node
             assert node.visible("p") == "GPU-n1-1"
 
 
-def test_takeover_only_one_agent_writes(node: Node) -> None:
-    with node.agent() as old, node.starting() as new:
-        until(lambda: not new.not_ready_reason())
+def test_only_the_new_agent_writes_after_a_takeover(node: Node) -> None:
+    with takeover_of(node) as (old, new):
         assert old.card_holdings().gpus == ()
         assert len(new.card_holdings().gpus) == 2
         assert not old._reporter._thread.is_alive()
         assert new._reporter._thread.is_alive()
 
 
-def test_standby_agent_that_serves_ends_takes_the_node_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that serves cannot hand over, as an older version."""
+def test_agent_takes_the_node_when_an_old_version_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old versions cannot hand over. The new agent must become ready, or a rolling update would wait forever."""
     with node.agent() as old:
         (node.folder / "device-plugins" / SOCKET).unlink()
-        monkeypatch.setattr(node_ownership, "request", nobody_answers)
+        monkeypatch.setattr(node_ownership, "request", no_answer)
         monkeypatch.setattr(node_ownership, "_UNANSWERED_SECONDS", 0.2)
         with node.starting() as new:
             until(lambda: new.not_ready_reason() == "another agent serves this node; this one stands by")
-            until(lambda: not new.not_ready_reason())  # else a rolling update would wait for it for ever
+            until(lambda: not new.not_ready_reason())
             assert not new._ownership.serves
             assert node.healthy_ids() == 200
             old.stop()
             until(lambda: new._ownership.serves and not new.not_ready_reason())
-            node.create(decided("p"))
-            node.runs("p")
+            run_pod(node)
 
 
-async def nobody_answers(_: object) -> None:
+async def no_answer(_: object) -> None:
     await asyncio.sleep(0)
 
 
-def test_takeover_successor_ends_before_it_serves_old_agent_lets_go(node: Node) -> None:
-    """Its lock is free, and whoever stands by takes it: here the process's own next agent."""
-
-    async def ask_and_end() -> None:
-        _, writer = await asyncio.open_unix_connection(node.folder / "device-plugins" / SOCKET)
-        writer.write(b"take over\n")
-        await writer.drain()
+def test_successor_that_ends_before_it_serves_leaves_the_lock_free(node: Node) -> None:
+    async def request_and_end() -> None:
+        _, writer = await connect(node, b"take over\n")
         writer.close()
 
     with node.agent() as old:
-        asyncio.run(ask_and_end())
+        asyncio.run(request_and_end())
         until(lambda: not old._ownership.serves)
         with node.agent():
-            node.create(decided("p"))
-            node.runs("p")
+            run_pod(node)
 
 
-async def hand_over_nothing(folder: Path, asked: list[bytes]) -> asyncio.Server:
-    """An agent that says "yours" to whoever asks, while another one has the lock."""
+@contextmanager
+def locked(node: Node) -> Iterator[NodeLock]:
+    """Hold the lock of the node, as another agent."""
+    lock = NodeLock(node.folder / "device-plugins")
+    assert lock.try_acquire()
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+async def fake_agent(node: Node, answer: bytes, received: list[bytes]) -> asyncio.Server:
+    """Listen as an agent that serves the node, and store what is received: b"" at the end of a connection."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readline())
-        writer.write(b"yours\n")
+        received.append(await reader.readline())
+        writer.write(answer)
         try:
-            await reader.read()
+            received.append(await reader.read())
         finally:
             writer.close()
 
-    return await asyncio.start_unix_server(talk, folder / SOCKET)
+    return await asyncio.start_unix_server(talk, node.folder / "device-plugins" / SOCKET)
 
 
-def test_takeover_third_agent_locks_the_node_first_it_is_asked_in_turn(
+def test_node_is_requested_again_if_a_third_agent_has_taken_the_lock(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the second one waits for the third one's end and is never ready: the rolling update would stop."""
+    """Otherwise the second agent would wait for the end of the third one, and the rolling update would stop."""
     monkeypatch.setattr(node_ownership, "_UNANSWERED_SECONDS", 0.2)
-    folder, asked = node.folder / "device-plugins", list[bytes]()
-    lock = NodeLock(folder)
-    assert lock.try_acquire()
+    received: list[bytes] = []
 
-    async def work() -> None:
-        async with await hand_over_nothing(folder, asked):
-            await soon(lambda: len(asked) > 1)
+    async def agree_twice() -> None:
+        async with await fake_agent(node, b"yours\n", received):
+            await soon(lambda: received.count(b"take over\n") > 1)
 
-    with node.starting() as new:
-        asyncio.run(work())
+    with locked(node) as lock, node.starting() as new:
+        asyncio.run(agree_twice())
         lock.release()
         until(lambda: not new.not_ready_reason())
 
 
-def test_takeover_not_answered_agent_ends_at_once_when_told(node: Node) -> None:
-    """The agent that serves hangs. A pod has 30 s to end, of which the answer would be waited for 20 s."""
-    folder, asked = node.folder / "device-plugins", list[bytes]()
-    lock = NodeLock(folder)
-    assert lock.try_acquire()
+def test_stopped_agent_does_not_wait_for_the_answer_to_its_request(node: Node) -> None:
+    """The agent that serves hangs. A pod has 30 s to end, and the answer could take 20 s."""
+    received: list[bytes] = []
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readline())
-        try:
-            asked.append(await reader.read())  # b"" where the other one has hung up
-        finally:
-            writer.close()
-
-    async def work(new: Agent) -> None:
-        async with await asyncio.start_unix_server(talk, folder / SOCKET), asyncio.timeout(10):
-            await soon(lambda: asked)
+    async def stop(new: Agent) -> None:
+        async with await fake_agent(node, b"", received), asyncio.timeout(10):
+            await soon(lambda: received)
             new.stop()
-            await soon(lambda: asked[1:])
+            await soon(lambda: received[1:])
 
-    with node.starting() as new:
-        asyncio.run(work(new))
-    lock.release()
+    with locked(node), node.starting() as new:
+        asyncio.run(stop(new))
 
 
-def test_takeover_lasts_long_old_agent_stays_ready(node: Node) -> None:
-    """Its successor reads a checkpoint on a slow disk, say; the loop of the old one runs."""
-
-    async def ask_and_wait(old: Agent) -> None:
-        reader, writer = await asyncio.open_unix_connection(node.folder / "device-plugins" / SOCKET)
-        writer.write(b"take over\n")
+def test_old_agent_stays_ready_during_a_long_takeover(node: Node) -> None:
+    async def request_and_wait(old: Agent) -> None:
+        reader, writer = await connect(node, b"take over\n")
         assert await reader.readline() == b"yours\n"
         await asyncio.sleep(1.2)
         assert old._heartbeat.silence() < 1
@@ -245,25 +261,24 @@ def test_takeover_lasts_long_old_agent_stays_ready(node: Node) -> None:
         writer.close()
 
     with node.agent() as old:
-        asyncio.run(ask_and_wait(old))
+        asyncio.run(request_and_wait(old))
 
 
-def test_takeover_stranger_asks_for_something_else_is_hung_up_on(node: Node) -> None:
-    async def say() -> bytes:
-        reader, writer = await asyncio.open_unix_connection(node.folder / "device-plugins" / SOCKET)
-        writer.write(b"give me the node\n")
+def test_connection_with_another_message_is_closed(node: Node) -> None:
+    async def send() -> bytes:
+        reader, writer = await connect(node, b"give me the node\n")
         answer = await reader.read()
         writer.close()
         return answer
 
     with node.agent() as old:
-        assert asyncio.run(say()) == b""
+        assert asyncio.run(send()) == b""
         assert not old.not_ready_reason()
 
 
 @pytest.fixture
 def listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """Whether something listens on the agents' socket in `tmp_path`, which agents look after every few ms."""
+    """Return a function that returns whether an agent listens in `tmp_path`. Agents check their socket every 5 ms."""
     monkeypatch.setattr(takeover, "_CHECK_SECONDS", 0.005)
     return (tmp_path / SOCKET).exists
 
@@ -274,15 +289,15 @@ async def soon(found: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_listening_agent_that_handed_over_leaves_the_socket_of_its_successor(
+def test_listening_agent_does_not_replace_the_socket_of_its_successor(
     tmp_path: Path, listens: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old agent still listens while it hands over, which may take seconds; a third agent must reach the new one."""
-    made: list[object] = []
+    """The old agent still listens while it hands over. A third agent must reach the new one."""
+    servers: list[object] = []
     start = asyncio.start_unix_server
 
     async def counted(*arguments: Any) -> asyncio.Server:
-        made.append(arguments)
+        servers.append(arguments)
         return await start(*arguments)
 
     monkeypatch.setattr(asyncio, "start_unix_server", counted)
@@ -291,15 +306,15 @@ def test_listening_agent_that_handed_over_leaves_the_socket_of_its_successor(
         async with takeover.listening(tmp_path):
             await soon(listens)
             async with takeover.listening(tmp_path):
-                await soon(lambda: len(made) == 2)
-                await asyncio.sleep(0.1)  # 20 looks of the old one
-                assert len(made) == 2
+                await soon(lambda: len(servers) == 2)
+                await asyncio.sleep(0.1)  # 20 checks of the old agent
+                assert len(servers) == 2
 
     asyncio.run(work())
 
 
-def test_listening_ends_agent_that_stood_by_is_hung_up_on(tmp_path: Path, listens: Callable[[], bool]) -> None:
-    """It then turns to the agent that serves now; the process of the former one may go on for hours."""
+def test_end_of_listening_closes_connections_of_waiting_agents(tmp_path: Path, listens: Callable[[], bool]) -> None:
+    """They then connect to the agent that serves now. The process of the former one may run for hours."""
 
     async def work() -> None:
         async with takeover.listening(tmp_path) as others:
@@ -312,7 +327,7 @@ def test_listening_ends_agent_that_stood_by_is_hung_up_on(tmp_path: Path, listen
     asyncio.run(work())
 
 
-def test_kubelet_restart_agent_can_still_be_asked(node: Node) -> None:
+def test_takeover_is_possible_after_a_kubelet_restart(node: Node) -> None:
     with node.agent() as old:
         node.kubelet.stop()
         until(old.not_ready_reason)
@@ -321,62 +336,45 @@ def test_kubelet_restart_agent_can_still_be_asked(node: Node) -> None:
         until(lambda: (node.folder / "device-plugins" / SOCKET).exists())
         with node.starting() as new:
             until(lambda: not new.not_ready_reason())
-            node.create(decided("p"))
-            node.runs("p")
+            run_pod(node)
 
 
-def test_shifts_successor_ends_replaced_process_serves_again(node: Node, drops: list[str]) -> None:
-    """A new version that crashes after it took over leaves the node to the old one, which asked for nothing before."""
-    with ExitStack() as stack:
-        process = AgentProcess(lambda: stack.enter_context(node.made()))
-        thread = threading.Thread(target=lambda: asyncio.run(process.run()))
-        thread.start()
-        stack.callback(thread.join, 60)
-        stack.callback(process.stop)
-        until(lambda: not process.not_ready_reason() and node.healthy_ids())
+def test_replaced_process_serves_again_after_its_successor_has_ended(node: Node, drops: list[str]) -> None:
+    with process_on(node) as process:
         first = process.agent
         with node.starting() as new:
             until(lambda: not new.not_ready_reason())
-            until(
-                lambda: process.agent is not first and not process.not_ready_reason()
-            )  # else a rolling update would end it
+            until(lambda: process.agent is not first and not process.not_ready_reason())
             assert process.card_holdings().gpus == ()
             until(lambda: standing_by(new))
         until(lambda: process.card_holdings().gpus and not process.not_ready_reason())
         assert drops == []
-        node.create(decided("p"))
-        node.runs("p")
+        run_pod(node)
 
 
-def test_successor_stopped_right_after_yours_gives_the_node_back_and_no_pod_fails(
+def test_successor_that_is_stopped_during_the_takeover_gives_the_node_back(
     node: Node, drops: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had the node, served nothing and ended: pods failed until the old process had registered again."""
+    """If it ended without serving, pods would fail until the old process had registered again."""
     monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 30.0)
     made: list[Agent] = []
 
-    async def ask_and_be_stopped(folder: Path) -> takeover.Predecessor | None:
+    async def request_and_stop(folder: Path) -> takeover.Predecessor | None:
         predecessor = await takeover.request(folder)
         if predecessor is not None:
             made[-1].stop()
         return predecessor
 
-    with ExitStack() as stack:
-        process = AgentProcess(lambda: stack.enter_context(node.made()))
-        thread = threading.Thread(target=lambda: asyncio.run(process.run()))
-        thread.start()
-        stack.callback(thread.join, 60)
-        stack.callback(process.stop)
-        until(lambda: not process.not_ready_reason() and node.healthy_ids())
+    with process_on(node) as process:
         first = process.agent
-        monkeypatch.setattr(node_ownership, "request", ask_and_be_stopped)
+        monkeypatch.setattr(node_ownership, "request", request_and_stop)
         arrivals = Arrivals(node, 40, 0.05)
         with node.made() as new:
             made.append(new)
             arrivals.start()
-            asyncio.run(new.run())  # ends by itself
+            asyncio.run(new.run())
         until(lambda: process.agent is not first and process.card_holdings().gpus and not process.not_ready_reason())
-        monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 0.0)  # nobody stands by after this one
+        monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 0.0)
         assert arrivals.not_running() == []
         assert drops == []
 
