@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint: whose ids are whose, and what was answered."""
+"""The checkpoint of the kubelet's device manager."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def answer(**parts: object) -> bytes:
     return api.ContainerAllocateResponse(**parts).SerializeToString()  # type: ignore[arg-type]
 
 
-def test_it_has_init_containers_and_answers(tmp_path: Path) -> None:
+def test_entries_have_init_containers_and_answers(tmp_path: Path) -> None:
     devices = [api.CDIDevice(name="other.io/x=1"), api.CDIDevice(name="mgpu.io/card=n")]
     entries = [
         device_checkpoint.Entry("u", "i", "r", ("1", "2"), answer(envs={"A": "1"}, cdi_devices=devices)),
@@ -31,12 +31,9 @@ def test_it_has_init_containers_and_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [{"ResourceName": "r"}]}}']
+    "text", [None, "", "{", "[]", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [{"ResourceName": "r"}]}}']
 )
-def test_a_damaged_one_tells_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "checkpoint").write_text(text)
+def test_missing_or_damaged_checkpoint_has_no_entries(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "checkpoint").write_text(text)
     assert read_checkpoint(tmp_path / "checkpoint", "r") == []
-
-
-def test_none_tells_nothing(tmp_path: Path) -> None:
-    assert read_checkpoint(tmp_path / "none", "r") == []

@@ -1,4 +1,4 @@
-"""Device ids: how many, and which of them are unhealthy."""
+"""The number of device ids, and which of them are unhealthy."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ def unhealthy(ids: dict[str, bool]) -> set[str]:
     return {i for i, healthy in ids.items() if not healthy}
 
 
-def test_one_short_id_for_every_unit() -> None:
+def test_each_unit_has_a_short_id() -> None:
     ids = device_ids(core(2), cards(2))
     assert list(ids) == [str(i) for i in range(200)]
     assert all(ids.values())
@@ -25,11 +25,11 @@ def test_one_short_id_for_every_unit() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(39, 3900), (40, 4000), (41, 4000)])
-def test_never_more_than_a_pods_status_can_hold(count: int, expected: int) -> None:
+def test_number_of_ids_is_limited(count: int, expected: int) -> None:
     assert len(device_ids(core(count), cards(count))) == expected <= MAX_IDS
 
 
-def test_a_lost_card_takes_its_own_pods_ids_first_then_earlier_ones_then_free_ones() -> None:
+def test_unhealthy_ids_are_those_of_the_cards_pods_then_earlier_then_free_ones() -> None:
     two = (card(0), card(1, healthy=False))
     held = {1: ["0", "2"]}
     taken = {"0", "2", "7"}
@@ -43,20 +43,20 @@ def test_ids_of_other_cards_pods_only_where_nothing_is_free() -> None:
     assert len(unhealthy(device_ids(core(2, 4), two, taken=taken))) == 4
 
 
-def test_two_lost_cards_never_share_an_id() -> None:
+def test_two_unhealthy_cards_have_different_ids() -> None:
     both = (card(0, healthy=False), card(1, healthy=False))
     ids = device_ids(core(2, 4), both, held={0: ["1"], 1: ["1", "2"]})
     assert len(unhealthy(ids)) == 8
 
 
-def test_an_id_that_the_kubelet_still_knows_but_is_not_offered_any_more_is_left_out() -> None:
+def test_held_id_beyond_the_limit_is_ignored() -> None:
     assert unhealthy(device_ids(core(1, 2), (card(0, healthy=False),), held={0: ["99"]}, before={"98"})) == {"0", "1"}
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.integers(0, 6)), max_size=5), st.integers(0, 20), st.data()
 )
-def test_as_many_ids_are_unhealthy_as_lost_cards_have_units(
+def test_as_many_ids_are_unhealthy_as_unhealthy_cards_have_units(
     rows: list[tuple[int, bool, int]], limit: int, data: st.DataObject
 ) -> None:
     """Each card: units, healthy, units that a pod of it holds. A well card's pods suffer only where no id is free."""

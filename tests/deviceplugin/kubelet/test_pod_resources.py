@@ -1,4 +1,4 @@
-"""Who owns ids: asked of the kubelet."""
+"""The owners of device ids by the kubelet's PodResources API."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from proto import podresources_pb2_grpc
 
 
 class Kubelet:
-    """Answers List when told to go on, and counts."""
+    """The PodResources service. It answers once `go_on` is set; the query of number `failing` fails."""
 
     def __init__(self) -> None:
         self.queries = 0
@@ -27,7 +27,6 @@ class Kubelet:
         self.more = 0
 
     def List(self, request: Any, context: Any) -> api.ListPodResourcesResponse:  # noqa: N802, ARG002
-        """The query of number `failing` fails."""
         self.queries += 1
         if self.queries == self.failing:
             context.abort(grpc.StatusCode.UNAVAILABLE, "this one")
@@ -48,7 +47,7 @@ class Kubelet:
 
 @pytest.fixture
 def kubelet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubelet]:
-    """The machine may be busy: it has a minute to answer, not two seconds."""
+    """The query may take a minute, since the machine may be busy."""
     monkeypatch.setattr("deviceplugin.kubelet.pod_resources._QUERY_SECONDS", 60.0)
     service = Kubelet()
     server = grpc.server(ThreadPoolExecutor(4))
@@ -70,18 +69,18 @@ def ask(folder: Path, times: int = 1) -> list[list[Owner]]:
     return asyncio.run(run())
 
 
-def test_owners_of_a_resource_with_the_ids_of_all_numa_nodes(folder: Path, kubelet: Kubelet) -> None:
+def test_owner_has_the_ids_of_all_numa_nodes(folder: Path, kubelet: Kubelet) -> None:
     kubelet.go_on.set()
     assert ask(folder) == [[Owner("ns", "p", "c", frozenset({"1", "2"}))]]
 
 
-def test_those_who_wait_together_share_one_query(folder: Path, kubelet: Kubelet) -> None:
+def test_concurrent_callers_share_one_query(folder: Path, kubelet: Kubelet) -> None:
     threading.Timer(0.05, kubelet.go_on.set).start()
     assert len(ask(folder, 50)) == 50
     assert kubelet.queries <= 2
 
 
-def test_who_waits_behind_a_query_that_fails_is_not_given_an_older_answer(folder: Path, kubelet: Kubelet) -> None:
+def test_failed_query_gives_waiting_callers_no_older_answer(folder: Path, kubelet: Kubelet) -> None:
     kubelet.failing = 2
 
     async def run() -> list[Any]:
@@ -103,27 +102,27 @@ def test_who_waits_behind_a_query_that_fails_is_not_given_an_older_answer(folder
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL])
-def test_a_refusal_is_to_be_tried_again(folder: Path, kubelet: Kubelet, code: grpc.StatusCode) -> None:
+def test_refused_query_raises_retry_later(folder: Path, kubelet: Kubelet, code: grpc.StatusCode) -> None:
     kubelet.error = code
     kubelet.go_on.set()
     with pytest.raises(RetryLater, match=code.name):
         ask(folder)
 
 
-def test_answer_of_ordinary_size_is_reduced_to_the_containers_that_hold_ids(folder: Path, kubelet: Kubelet) -> None:
+def test_answer_contains_only_containers_with_ids(folder: Path, kubelet: Kubelet) -> None:
     kubelet.more = 10  # 4 MiB
     kubelet.go_on.set()
     assert ask(folder) == [[Owner("ns", "p", "c", frozenset({"1", "2"}))]]
 
 
-def test_answer_that_would_take_the_agents_memory_is_refused(folder: Path, kubelet: Kubelet) -> None:
-    """A tenant chooses how many containers a node has: 44 MB took 165 MiB of the agent's 256."""
+def test_too_large_answer_raises_retry_later(folder: Path, kubelet: Kubelet) -> None:
+    """A tenant chooses the number of containers. Decoding 44 MB took 165 MiB of the agent's 256 MiB."""
     kubelet.more = 45
     kubelet.go_on.set()
     with pytest.raises(RetryLater, match=r"RESOURCE_EXHAUSTED: .*larger than max"):
         ask(folder)
 
 
-def test_a_kubelet_that_is_not_there_is_to_be_tried_again(folder: Path) -> None:
+def test_missing_kubelet_raises_retry_later(folder: Path) -> None:
     with pytest.raises(RetryLater, match="UNAVAILABLE"):
         ask(folder)

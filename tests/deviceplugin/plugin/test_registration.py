@@ -1,10 +1,10 @@
-"""Registered with the kubelet, whatever happens to either."""
+"""The registration of a plugin, while the kubelet and the plugin restart."""
 
 import asyncio
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from tests.waiting import until
 
 
 class Kubelet:
-    """The registration side; it follows the list of whoever registers. `refuse`: so many registrations first.
+    """The Registration service; it reads the device list of each plugin that registers.
 
-    `deaf`: it answers and follows no list, as one that ends right after its answer.
+    Attributes:
+        refuse: how many registrations it refuses.
+        deaf: whether it accepts registrations and reads no list, as a kubelet that ends after its answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +41,7 @@ class Kubelet:
         self.start()
 
     def start(self) -> None:
-        """Also beside the one before, whose end would remove the socket of both."""
+        """Start a server; earlier ones stay, because their end would remove the socket."""
         (self._folder / "kubelet.sock").unlink(missing_ok=True)
         server = grpc.server(ThreadPoolExecutor(4))
         services.add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
@@ -82,10 +84,6 @@ class Kubelet:
             self.ended.put(grpc.StatusCode.OK)
 
 
-class NoAllocations:
-    """Nothing is allocated here."""
-
-
 @pytest.fixture
 def kubelet(folder: Path) -> Iterator[Kubelet]:
     kubelet = Kubelet(folder)
@@ -95,9 +93,14 @@ def kubelet(folder: Path) -> Iterator[Kubelet]:
 
 @pytest.fixture
 def plugin() -> Plugin:
-    plugin = Plugin(CORE, NoAllocations(), DeviceList())  # type: ignore[arg-type]
+    plugin = Plugin(CORE, None, DeviceList())  # type: ignore[arg-type]
     plugin.device_list.offer({"0": True, "1": False})
     return plugin
+
+
+def wait_for_registration(kubelet: Kubelet, registration: Registration) -> None:
+    kubelet.registered.get(timeout=60)
+    until(lambda: registration.is_registered)
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def registration(folder: Path, plugin: Plugin) -> Registration:
     return Registration(folder, plugin, check_seconds=0.02)
 
 
-def test_it_registers_and_sends_the_list_and_every_change(
+def test_plugin_registers_and_sends_each_device_list(
     kubelet: Kubelet, plugin: Plugin, registration: Registration
 ) -> None:
     with running(registration.run):
@@ -119,82 +122,74 @@ def test_it_registers_and_sends_the_list_and_every_change(
         assert kubelet.lists.get(timeout=60) == {"0": "Unhealthy", "1": "Unhealthy"}
 
 
-def test_it_ends_its_stream_well_and_leaves_no_socket(
+def test_end_closes_the_stream_and_removes_the_socket(
     folder: Path, kubelet: Kubelet, registration: Registration
 ) -> None:
-    (folder / "mgpu-core.sock").write_text("left by an agent that was killed")
+    (folder / "mgpu-core.sock").write_text("of a killed agent")
     with running(registration.run):
         kubelet.lists.get(timeout=60)
     assert kubelet.ended.get(timeout=60) is grpc.StatusCode.OK
     assert not (folder / "mgpu-core.sock").exists()
 
 
-def test_it_waits_for_a_kubelet_that_is_not_there_yet(folder: Path, registration: Registration) -> None:
+def test_plugin_waits_for_the_kubelet(folder: Path, registration: Registration) -> None:
     with running(registration.run):
         until(lambda: "waiting for the kubelet" in str(registration.problem))
         kubelet = Kubelet(folder)
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
+        wait_for_registration(kubelet, registration)
     kubelet.stop()
 
 
-def test_a_kubelet_that_comes_back_is_registered_with_again(
-    kubelet: Kubelet, registration: Registration, folder: Path
-) -> None:
-    with running(registration.run):
-        kubelet.lists.get(timeout=60)
-        kubelet.stop()
-        (folder / "mgpu-core.sock").unlink(missing_ok=True)
-        kubelet.start()
-        kubelet.registered.get(timeout=60)
-        kubelet.registered.get(timeout=60)
-        assert kubelet.lists.get(timeout=60)
-
-
-def test_a_socket_file_that_is_made_anew_is_another_kubelet(
-    kubelet: Kubelet, registration: Registration, folder: Path
-) -> None:
-    with running(registration.run):
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
-        (folder / "kubelet.sock").unlink()
-        kubelet.start()
-        kubelet.registered.get(timeout=60)
-
-
-def test_a_kubelet_in_place_of_one_that_was_killed_waits_for_no_pause(
+def test_new_kubelet_interrupts_the_pause_after_a_failure(
     folder: Path, registration: Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deviceplugin.plugin.registration._FIRST_PAUSE", 3600.0)
-    (folder / "kubelet.sock").write_text("left by a kubelet that was killed")
+    (folder / "kubelet.sock").write_text("of a killed kubelet")
     with running(registration.run):
         until(lambda: "not registered with the kubelet" in str(registration.problem))
         kubelet = Kubelet(folder)
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
+        wait_for_registration(kubelet, registration)
     kubelet.stop()
 
 
-@pytest.mark.parametrize("lost", ["stream", "socket"])
-def test_a_lost_stream_or_socket_is_made_good(
-    kubelet: Kubelet, registration: Registration, folder: Path, lost: str
+def restart(kubelet: Kubelet, folder: Path) -> None:
+    kubelet.stop()
+    (folder / "mgpu-core.sock").unlink(missing_ok=True)
+    kubelet.start()
+
+
+def replace_socket(kubelet: Kubelet, folder: Path) -> None:
+    (folder / "kubelet.sock").unlink()
+    kubelet.start()
+
+
+def end_stream(kubelet: Kubelet, _: Path) -> None:
+    kubelet.hang_up()
+
+
+def remove_socket(_: Kubelet, folder: Path) -> None:
+    (folder / "mgpu-core.sock").unlink()
+
+
+@pytest.mark.parametrize("lose", [restart, replace_socket, end_stream, remove_socket], ids=lambda lose: lose.__name__)
+def test_lost_registration_is_repeated(
+    kubelet: Kubelet, registration: Registration, folder: Path, lose: Callable[[Kubelet, Path], None]
 ) -> None:
     with running(registration.run):
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
-        kubelet.hang_up() if lost == "stream" else (folder / "mgpu-core.sock").unlink()
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
+        wait_for_registration(kubelet, registration)
+        kubelet.lists.get(timeout=60)
+        lose(kubelet, folder)
+        wait_for_registration(kubelet, registration)
+        assert kubelet.lists.get(timeout=60)
         assert (folder / "mgpu-core.sock").is_socket()
 
 
-def test_renewal_kubelet_restarts_before_it_asks_for_the_list_agent_registers_again(
+def test_renewal_survives_a_kubelet_restart_before_the_list(
     kubelet: Kubelet, registration: Registration, folder: Path
 ) -> None:
-    """Otherwise no pod could start on the node until the agent is restarted, and the agent would seem ready."""
+    """Otherwise the agent would seem ready, and no pod could start on the node until the agent restarts."""
     with running(registration.run) as loop:
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
+        wait_for_registration(kubelet, registration)
         kubelet.deaf = True
         renewal = asyncio.run_coroutine_threadsafe(registration.renew(), loop)
         kubelet.registered.get(timeout=60)
@@ -206,36 +201,31 @@ def test_renewal_kubelet_restarts_before_it_asks_for_the_list_agent_registers_ag
         renewal.result(20)
 
 
-def test_renewal_refused_for_a_moment_agent_registers_again_at_once(
-    kubelet: Kubelet, registration: Registration
-) -> None:
+def test_refused_renewal_is_repeated_at_once(kubelet: Kubelet, registration: Registration) -> None:
     with running(registration.run) as loop:
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
+        wait_for_registration(kubelet, registration)
         kubelet.refuse = 1
         began = time.monotonic()
         asyncio.run_coroutine_threadsafe(registration.renew(), loop).result(60)
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
-        assert time.monotonic() - began < 8, "the resource is without devices meanwhile"
+        wait_for_registration(kubelet, registration)
+        assert time.monotonic() - began < 8, "without a registration, the resource has no devices"
 
 
-def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Registration) -> None:
+def test_refused_registration_is_reported_and_repeated(kubelet: Kubelet, registration: Registration) -> None:
     kubelet.refuse = 2
     with running(registration.run):
         until(lambda: "not now" in str(registration.problem))
         assert not registration.is_registered
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
+        wait_for_registration(kubelet, registration)
 
 
-def test_a_folder_that_takes_no_socket_is_told_and_tried_again(folder: Path, plugin: Plugin, kubelet: Kubelet) -> None:
-    """Its disk is full, or it is just being made anew."""
+def test_socket_that_cannot_be_created_is_reported_and_retried(folder: Path, plugin: Plugin, kubelet: Kubelet) -> None:
+    """The disk is full, or the folder is being replaced."""
     away = folder.with_name(f"{folder.name}-away")
-    looks = iter([folder.rename])
+    renames = iter([folder.rename])
 
     def not_served_reason() -> None:
-        for rename in looks:  # once, after the kubelet was found in it
+        for rename in renames:  # once, after the kubelet's socket was found
             rename(away)
 
     registration = Registration(folder, plugin, check_seconds=0.02, not_served_reason=not_served_reason)
@@ -243,15 +233,15 @@ def test_a_folder_that_takes_no_socket_is_told_and_tried_again(folder: Path, plu
         until(away.exists)
         until(lambda: "waiting for the kubelet" in str(registration.problem))
         away.rename(folder)
-        kubelet.registered.get(timeout=60)
-        until(lambda: registration.is_registered)
+        wait_for_registration(kubelet, registration)
 
 
-class Ending:
-    """A server that is told when it has stopped, and awaits that as grpc.aio's does."""
+class SlowServer:
+    """A server that stops when the test says so, and awaits that as the one of grpc.aio does."""
 
     def __init__(self) -> None:
-        self.asked, self.ended = asyncio.Event(), asyncio.get_running_loop().create_future()
+        self.is_stopping = asyncio.Event()
+        self.ended = asyncio.get_running_loop().create_future()
 
     def add_registered_method_handlers(self, *_: object) -> None: ...
 
@@ -262,22 +252,22 @@ class Ending:
     async def start(self) -> None: ...
 
     async def stop(self, grace: float) -> None:
-        self.asked.set()
+        self.is_stopping.set()
         await asyncio.wait_for(asyncio.shield(self.ended), grace)
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_it_ends_where_it_is_told_to_while_a_server_stops(
+def test_cancellation_while_the_server_stops_is_not_lost(
     folder: Path, registration: Registration, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    """Whatever turn of the loop that is: the kubelet and the agent may be killed in the same moment."""
+    """The cancellation may arrive in any turn of the loop."""
     (folder / "kubelet.sock").write_text("nobody listens")
 
     async def work() -> bool:
-        server = Ending()
+        server = SlowServer()
         monkeypatch.setattr(grpc.aio, "server", lambda **_: server)
         task = asyncio.create_task(registration.run())
-        await server.asked.wait()
+        await server.is_stopping.wait()
         server.ended.set_result(None)
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -292,5 +282,5 @@ def test_it_ends_where_it_is_told_to_while_a_server_stops(
     ("resource", "name"),
     [(CORE, "mgpu-core.sock"), ("koordinator.sh/gpu-core", "mgpu-gpu-core.sock"), ("nvidia.com/gpu", "mgpu-gpu.sock")],
 )
-def test_every_resource_has_a_socket_of_its_own(resource: str, name: str) -> None:
+def test_socket_is_named_after_the_resource(resource: str, name: str) -> None:
     assert socket_name(resource) == name
