@@ -1,4 +1,4 @@
-"""What the node says of itself; against an API server in test_agent.py."""
+"""The patches of the reporter. `tests/deviceplugin/test_agent.py` tests them with an API server."""
 
 import threading
 from dataclasses import replace
@@ -35,43 +35,44 @@ NONE = "dialects: {mgpu: {enabled: false}, gpushare: {enabled: false}, koordinat
 RDMA = {"type": "rdma", "id": "mlx5_0", "minor": 0, "health": True}
 
 
-def wanted(*own: Any) -> dict[str, Any]:
+def desired(*own: Any) -> dict[str, Any]:
     return write_device(read_node(node()), "u1", own or cards(2))
 
 
-def seen(**changes: Any) -> dict[str, Any]:
-    device = wanted()
-    device["metadata"] = {**device["metadata"], "resourceVersion": "7", "labels": {"theirs": "x"}, **changes}
-    return device
+def device(**changes: Any) -> dict[str, Any]:
+    """Return the Device as the API server has it."""
+    raw = desired()
+    raw["metadata"] = {**raw["metadata"], "resourceVersion": "7", "labels": {"theirs": "x"}, **changes}
+    return raw
 
 
-def test_nothing_to_do_where_all_is_said() -> None:
-    assert device_patch(seen(), wanted()) is None
+def test_current_device_is_not_patched() -> None:
+    assert device_patch(device(), desired()) is None
 
 
-def test_a_change_is_made_for_the_version_that_was_seen() -> None:
-    new = wanted(card(0), card(1, healthy=False))
-    assert device_patch(seen(), new) == {"metadata": {"resourceVersion": "7"}, "spec": new["spec"]}
+def test_device_patch_has_the_resource_version_as_precondition() -> None:
+    new = desired(card(0), card(1, healthy=False))
+    assert device_patch(device(), new) == {"metadata": {"resourceVersion": "7"}, "spec": new["spec"]}
 
 
-def test_devices_of_other_types_stay() -> None:
-    device = seen()
-    device["spec"]["devices"].append(RDMA)
-    assert device_patch(device, wanted()) is None
-    patch = device_patch(device, wanted(card(0)))
+def test_device_patch_keeps_devices_of_other_types() -> None:
+    raw = device()
+    raw["spec"]["devices"].append(RDMA)
+    assert device_patch(raw, desired()) is None
+    patch = device_patch(raw, desired(card(0)))
     assert patch is not None
     assert [d["id"] for d in patch["spec"]["devices"]] == ["GPU-n1-0", "mlx5_0"]
 
 
-@pytest.mark.parametrize("found", [[], [{**OWNER, "uid": "of the node before"}]], ids=["none", "another node's"])
-def test_the_node_owns_it_and_other_owners_stay(found: list[dict[str, str]]) -> None:
+@pytest.mark.parametrize("owners", [[], [{**OWNER, "uid": "former node"}]], ids=["none", "another node's"])
+def test_device_patch_sets_the_node_as_owner_and_keeps_other_owners(owners: list[dict[str, str]]) -> None:
     other = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "u2"}
-    patch = device_patch(seen(ownerReferences=[*found, other]), wanted())
+    patch = device_patch(device(ownerReferences=[*owners, other]), desired())
     assert patch == {"metadata": {"ownerReferences": [other, OWNER], "resourceVersion": "7"}}
 
 
-def test_an_empty_object_is_filled() -> None:
-    patch = device_patch({"metadata": {"name": "n1", "resourceVersion": "1"}}, wanted())
+def test_empty_device_gets_all_cards() -> None:
+    patch = device_patch({"metadata": {"name": "n1", "resourceVersion": "1"}}, desired())
     assert patch is not None
     assert len(patch["spec"]["devices"]) == 2
 
@@ -82,30 +83,41 @@ def memory(capacity: dict[str, str], *, held: int = 0, own: Any = None) -> Any:
     return patch["status"]["capacity"].get(MEMORY) if patch and "status" in patch else None
 
 
-def test_memory_is_summed_over_healthy_cards() -> None:
-    assert memory({}) == "163840"
-    assert memory({}, own=(card(0), card(1, healthy=False))) == "81920"
+ONE_UNHEALTHY = (card(0), card(1, healthy=False))
 
 
-def test_it_is_never_less_than_pods_hold() -> None:
-    assert memory({}, held=100_000, own=(card(0), card(1, healthy=False))) == "100000"
+@pytest.mark.parametrize(
+    ("capacity", "held", "own", "written"),
+    [
+        ({}, 0, None, "163840"),
+        ({}, 0, ONE_UNHEALTHY, "81920"),
+        ({}, 100_000, ONE_UNHEALTHY, "100000"),
+        ({MEMORY: "163840"}, 0, None, None),
+        ({MEMORY: "160Ki"}, 0, None, None),
+        ({MEMORY: "0"}, 0, None, "163840"),
+        ({MEMORY: "163839"}, 0, None, "163840"),
+        ({MEMORY: "many"}, 0, None, "163840"),
+    ],
+    ids=[
+        "sum of the cards",
+        "healthy cards only",
+        "at least what pods hold",
+        "unchanged",
+        "unchanged in another notation",
+        "set to zero by the kubelet",
+        "changed by another client",
+        "no number",
+    ],
+)
+def test_capacity_of_memory(capacity: dict[str, str], held: int, own: Any, written: str | None) -> None:
+    assert memory(capacity, held=held, own=own) == written
 
 
-@pytest.mark.parametrize("value", ["163840", "160Ki"])
-def test_what_is_there_is_not_written_again_however_it_is_spelled(value: str) -> None:
-    assert memory({MEMORY: value}) is None
-
-
-@pytest.mark.parametrize("value", ["0", "163839", "many"])
-def test_what_the_kubelet_zeroed_or_another_wrote_is_asserted_again(value: str) -> None:
-    assert memory({MEMORY: value}) == "163840"
-
-
-def test_a_dialect_that_is_not_enabled_publishes_nothing() -> None:
+def test_disabled_dialects_publish_nothing() -> None:
     assert capacity_patch({}, cards(2), load_settings(NONE), lambda _: 0) is None
 
 
-def test_what_is_no_device_id_is_in_the_nodes_status() -> None:
+def test_resources_without_ids_are_published_in_node_status() -> None:
     devices = (*cards(2), Card(0, "mlx5_0", "", 0, type="rdma"), Card(0, "f", "", 0, type="fpga", healthy=False))
     patch = capacity_patch({}, devices, load_settings("dialects: {gpushare: {memoryUnit: MiB}}"), lambda _: 0)
     assert patch is not None
@@ -121,8 +133,8 @@ def test_what_is_no_device_id_is_in_the_nodes_status() -> None:
     assert patch["metadata"]["annotations"][PUBLISHED_ANNOTATION] == ",".join(sorted(patch["status"]["capacity"]))
 
 
-def left(published: str, *, held: int = 0, text: str = NONE) -> Any:
-    """What becomes of an amount of gpu-mem that was published before."""
+def leaving(published: str, *, held: int = 0, text: str = NONE) -> Any:
+    """Return the patch for an amount of gpu-mem that was published before."""
     raw = {
         "metadata": {"annotations": {PUBLISHED_ANNOTATION: published}},
         "status": {"capacity": {"aliyun.com/gpu-mem": "9", "theirs.com/x": "1"}},
@@ -130,46 +142,46 @@ def left(published: str, *, held: int = 0, text: str = NONE) -> Any:
     return capacity_patch(raw, cards(2), load_settings(text), lambda name: held if name == "aliyun.com/gpu-mem" else 0)
 
 
-def test_what_was_published_goes_when_no_pod_holds_it_any_more() -> None:
+def test_published_resource_is_removed_once_no_pod_holds_it() -> None:
     gone = {
         "status": {"capacity": {"aliyun.com/gpu-mem": None}},
         "metadata": {"annotations": {PUBLISHED_ANNOTATION: None}},
     }
-    assert left("aliyun.com/gpu-mem") == gone
-    assert left("aliyun.com/gpu-mem", held=4)["status"]["capacity"] == {"aliyun.com/gpu-mem": "4"}
-    assert left("") is None, "nobody knows whose it is"
+    assert leaving("aliyun.com/gpu-mem") == gone
+    assert leaving("aliyun.com/gpu-mem", held=4)["status"]["capacity"] == {"aliyun.com/gpu-mem": "4"}
+    assert leaving("") is None, "another client has published it"
 
 
-def test_what_is_served_as_ids_now_is_the_kubelets() -> None:
+def test_resource_offered_as_ids_now_is_left_to_the_kubelet() -> None:
     only = "dialects: {mgpu: {enabled: false}, koordinator: {enabled: false}}"
-    patch = left("aliyun.com/gpu-mem,aliyun.com/gpu-count", text=only)
+    patch = leaving("aliyun.com/gpu-mem,aliyun.com/gpu-count", text=only)
     assert patch["status"]["capacity"] == {"aliyun.com/gpu-count": "2"}
     assert patch["metadata"]["annotations"] == {PUBLISHED_ANNOTATION: "aliyun.com/gpu-count"}
-    held = left("aliyun.com/gpu-count,aliyun.com/gpu-mem", held=4, text=only)
-    assert held == {"status": {"capacity": {"aliyun.com/gpu-count": "2"}}}, "not before the node is drained"
+    held = leaving("aliyun.com/gpu-count,aliyun.com/gpu-mem", held=4, text=only)
+    assert held == {"status": {"capacity": {"aliyun.com/gpu-count": "2"}}}, "the node is not drained yet"
 
 
-def test_what_another_plugin_gave_out_is_written_beside_what_others_wrote() -> None:
-    device = seen(annotations={"theirs": "x"})
-    assert device_patch(device, wanted(), None) is None
-    assert device_patch(device, wanted(), "") is None
-    patch = device_patch(device, wanted(), "[1]")
+def test_annotation_of_unrecorded_pods_is_written_beside_other_annotations() -> None:
+    raw = device(annotations={"theirs": "x"})
+    assert device_patch(raw, desired(), None) is None
+    assert device_patch(raw, desired(), "") is None
+    patch = device_patch(raw, desired(), "[1]")
     assert patch == {"metadata": {"annotations": {CHECKPOINTS: "[1]"}, "resourceVersion": "7"}}
-    device["metadata"]["annotations"][CHECKPOINTS] = "[1]"
-    assert device_patch(device, wanted(), "[1]") is None
-    assert device_patch(device, wanted(), None) is None
-    patch = device_patch(device, wanted(), "")
+    raw["metadata"]["annotations"][CHECKPOINTS] = "[1]"
+    assert device_patch(raw, desired(), "[1]") is None
+    assert device_patch(raw, desired(), None) is None
+    patch = device_patch(raw, desired(), "")
     assert patch == {"metadata": {"annotations": {CHECKPOINTS: None}, "resourceVersion": "7"}}
 
 
-def test_the_node_says_who_serves_whole_cards() -> None:
+def test_label_names_the_server_of_whole_cards() -> None:
     label = "mgpu.io/whole-cards"
     assert labels_patch(node(), (), "", "nvidia") == {"metadata": {"labels": {label: "nvidia"}}}
     assert labels_patch(node(labels={label: "nvidia"}), (), "", "nvidia") is None
     assert labels_patch(node(labels={label: "nvidia"}), (), "", "") is None
 
 
-def test_the_node_says_its_cards_model_and_driver() -> None:
+def test_labels_name_model_and_driver() -> None:
     named = replace(card(0), model="NVIDIA A100-SXM4-80GB (x)")
     model, driver = "node.koordinator.sh/gpu-model", "node.koordinator.sh/gpu-driver-version"
     patch = labels_patch(node(), (named, card(1)), "570.86.15")
@@ -179,8 +191,8 @@ def test_the_node_says_its_cards_model_and_driver() -> None:
     assert labels_patch(there, (), "") is None
 
 
-class Devices(Api):
-    """Answers each get with the next of these."""
+class FakeApi(Api):
+    """Answers each GET with the next answer."""
 
     def __init__(self, *answers: dict[str, Any] | Exception) -> None:
         self.answers = list(answers)
@@ -193,31 +205,31 @@ class Devices(Api):
         return answer
 
 
-def test_the_agent_says_of_itself_what_is_different() -> None:
-    said = AgentReport("0.1.0", None, 2, "mgpu")
-    patch = agent_patch(node(), said)
+def test_agent_annotation_is_written_if_it_differs() -> None:
+    report = AgentReport("0.1.0", None, 2, "mgpu")
+    patch = agent_patch(node(), report)
     assert patch is not None
-    told = {"metadata": {"name": "n1", **patch["metadata"]}}
-    assert read_agent_report(told) == said
-    assert agent_patch(told, said) is None
+    raw = {"metadata": {"name": "n1", **patch["metadata"]}}
+    assert read_agent_report(raw) == report
+    assert agent_patch(raw, report) is None
     toolkit = Toolkit(variable=True, mounts=False)
-    for other in (said._replace(cdi=True), said._replace(toolkit=toolkit), said._replace(mps_unbounded=True)):
-        patch = agent_patch(told, other)
+    for other in (report._replace(cdi=True), report._replace(toolkit=toolkit), report._replace(mps_unbounded=True)):
+        patch = agent_patch(raw, other)
         assert patch is not None
         assert read_agent_report({"metadata": {"name": "n1", **patch["metadata"]}}) == other
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": "1", "cdi": true, "cards": null}'])
-def test_what_cannot_be_read_is_not_said(text: str) -> None:
+def test_invalid_agent_annotation_counts_as_none(text: str) -> None:
     assert read_agent_report({"metadata": {"name": "n1", "annotations": {AGENT_ANNOTATION: text}}}) is None
 
 
-def test_the_indexes_are_what_the_device_said() -> None:
+def test_indexes_are_read_from_the_device() -> None:
     down = Unreachable("no answer")
-    assert known_indexes(Devices(down, wanted(card(3), card(5))), "n1") == {"GPU-n1-3": 3, "GPU-n1-5": 5}
-    assert known_indexes(Devices(ApiError(404, "NotFound", "")), "n1") == {}
-    assert known_indexes(Devices(down), "n1", seconds=-1) == {}
-    assert known_indexes(Devices({"spec": {"devices": [{"type": "gpu"}]}}), "n1") == {}
+    assert known_indexes(FakeApi(down, desired(card(3), card(5))), "n1") == {"GPU-n1-3": 3, "GPU-n1-5": 5}
+    assert known_indexes(FakeApi(ApiError(404, "NotFound", "")), "n1") == {}
+    assert known_indexes(FakeApi(down), "n1", seconds=-1) == {}
+    assert known_indexes(FakeApi({"spec": {"devices": [{"type": "gpu"}]}}), "n1") == {}
 
 
 def published(node: Node) -> list[str]:
@@ -225,8 +237,8 @@ def published(node: Node) -> list[str]:
     return str(annotations.get(PUBLISHED_ANNOTATION, "")).split(",")
 
 
-def test_amount_held_before_the_pods_are_known_is_not_taken_away(node: Node) -> None:
-    """The pods of a node may be listed long after the node itself."""
+def test_published_amount_stays_until_the_pods_are_listed(node: Node) -> None:
+    """The pods may be listed long after the Node."""
     api, pods_synced, held = node.api, threading.Event(), dict[str, int]()
     until(lambda: api.list("/api/v1/nodes")[0])
     api.patch(NODE, {"metadata": {"annotations": {PUBLISHED_ANNOTATION: gpushare.MEMORY}}})
@@ -265,8 +277,8 @@ def test_amount_held_before_the_pods_are_known_is_not_taken_away(node: Node) -> 
         objects.stop()
 
 
-def test_pods_that_the_kubelet_has_not_admitted_change_no_amount_of_the_node() -> None:
-    """Anybody who may create pods can name this node, and ask for more than any node has."""
+def test_pods_that_are_not_admitted_do_not_raise_the_capacity() -> None:
+    """Any user can create a pod that names this node and requests more than it has."""
     pods = NodePods(load_settings(), lambda: None)
     capacity = {}
     for phase, started in (("Pending", ""), ("Failed", "2026-11-22T00:00:00Z"), ("Running", "2026-11-22T00:00:00Z")):
