@@ -1,36 +1,31 @@
-"""What the agent reads of one pod."""
+"""Reading one pod of the node."""
 
 import pickle
 from typing import Any
 
 import pytest
 
-from deviceplugin.pods.gpu_pod import GpuPod, LimitedPod, read_gpu_pod, read_limited
+from deviceplugin.pods.gpu_pod import LimitedPod, read_gpu_pod, read_limited
 from mgpu.dialects import mtgpu
 from mgpu.settings import load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
 from tests.deviceplugin.mtgpu import GIB, occupy_pod, pod_of
+from tests.deviceplugin.records import read
 
 SETTINGS = load_settings()
 RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
 CARD = "GPU-n1-1"
 
 
-def read(raw: dict[str, Any]) -> GpuPod:
-    known = read_gpu_pod(raw, SETTINGS)
-    assert known is not None
-    return known
-
-
-def test_pod_without_gpu_is_not_kept() -> None:
+def test_pod_without_gpu_is_ignored() -> None:
     assert read_gpu_pod(pod("p", container("c")), SETTINGS) is None
 
 
-def test_pod_with_parts_of_a_wrong_type_is_left_out() -> None:
+def test_pod_with_fields_of_a_wrong_type_is_ignored() -> None:
     assert read_gpu_pod({"metadata": {"uid": "u"}, "spec": []}, SETTINGS) is None
 
 
-def test_pod_is_decided_by_a_record_and_by_an_invalid_one() -> None:
+def test_pod_with_a_valid_or_invalid_record_is_decided() -> None:
     assert not read(share()).is_decided
     assert read(share(annotations=RECORD)).is_decided
     garbage = read(share(annotations={**RECORD, "vke.volcengine.com/gpu-index-container-c": "x"}))
@@ -40,32 +35,32 @@ def test_pod_is_decided_by_a_record_and_by_an_invalid_one() -> None:
 
 
 def test_containers_are_in_the_order_in_which_the_kubelet_allocates() -> None:
-    known = read(pod("p", container("a", 10, 512), container("b"), init=(container("i", 30, 512),)))
-    assert [(c.name, amount) for c, amount in known.containers_requesting(CORE)] == [("i", 30), ("a", 10)]
+    gpu_pod = read(pod("p", container("a", 10, 512), container("b"), init=(container("i", 30, 512),)))
+    assert [(c.name, amount) for c, amount in gpu_pod.containers_requesting(CORE)] == [("i", 30), ("a", 10)]
 
 
 def test_pod_holds_its_requests_at_the_busiest_moment() -> None:
     sidecar = container("s", 10, 500, restartPolicy="Always")
-    known = read(pod("p", container("a", 10, 300), container("b", 10, 400), init=(sidecar, container("i", 10, 900))))
-    assert known.held[MEMORY] == 1400
+    gpu_pod = read(pod("p", container("a", 10, 300), container("b", 10, 400), init=(sidecar, container("i", 10, 900))))
+    assert gpu_pod.held[MEMORY] == 1400
 
 
-def test_containers_that_ran_and_init_containers_that_ended_well_are_known() -> None:
+def test_started_and_completed_containers_are_read_from_the_status() -> None:
     raw = pod("p", container("c", 10, 512), container("plain"), init=(container("i", 10, 512), container("j", 10, 512)))
     ended = [{"name": n, "state": {"terminated": {"exitCode": code}}} for n, code in (("i", 0), ("j", 1))]
     waiting = [
         {"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}},
         {"name": "plain", "containerID": "x"},
     ]
-    known = read({**raw, "status": {"initContainerStatuses": ended, "containerStatuses": waiting}})
-    assert known.started_containers == {"i", "j"}
-    assert known.completed_init_containers == {"i"}
+    gpu_pod = read({**raw, "status": {"initContainerStatuses": ended, "containerStatuses": waiting}})
+    assert gpu_pod.started_containers == {"i", "j"}
+    assert gpu_pod.completed_init_containers == {"i"}
     assert read(raw).started_containers == set()
 
 
 @pytest.mark.parametrize("ran", [True, False])
-def test_pod_that_has_ended_is_kept_in_a_few_hundred_bytes(*, ran: bool) -> None:
-    """Quotas do not count such pods, and a cluster keeps 12,500 of them: each had cost an agent 57 to 141 KiB."""
+def test_ended_pod_takes_a_few_hundred_bytes(*, ran: bool) -> None:
+    """Quotas do not count such pods, and a cluster keeps 12,500 of them. Each had taken 57 to 141 KiB of an agent."""
     names = [f"c{i}-{'x' * 30}" for i in range(200)]
     record = {"vke.volcengine.com/assumed": "true"} | {
         f"vke.volcengine.com/gpu-index-container-{n}": "1" for n in names
@@ -74,9 +69,9 @@ def test_pod_that_has_ended_is_kept_in_a_few_hundred_bytes(*, ran: bool) -> None
     raw["status"]["containerStatuses"] = [{"name": name, "containerID": "x"} for name in names if ran]
     running = {**raw, "status": {"phase": "Running"}}
     assert len(pickle.dumps(read(running))) > 20_000
-    known = read(raw)
-    assert len(pickle.dumps(known)) < 1_000
-    assert (known.pod.key, known.pod.uid, known.pod.ended) == ("default/p", "uid-p", True)
+    gpu_pod = read(raw)
+    assert len(pickle.dumps(gpu_pod)) < 1_000
+    assert (gpu_pod.pod.key, gpu_pod.pod.uid, gpu_pod.pod.ended) == ("default/p", "uid-p", True)
 
 
 def changed(meta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -88,7 +83,7 @@ def test_pod_of_an_mtgpupod_is_read_with_its_card_and_share() -> None:
     assert read_limited(pod_of("p", CARD, "0.125", "0.5")) == LimitedPod("default", "p", "uid-p", CARD, 125, 500, GIB)
 
 
-def test_container_added_before_its_own_does_not_hide_the_card() -> None:
+def test_added_container_does_not_hide_the_card_of_an_mtgpupod() -> None:
     raw = pod_of("p", CARD)
     raw["spec"]["containers"].insert(0, {"name": "mesh", "image": "m", "env": [{"name": "A", "value": "B"}]})
     found = read_limited(raw)
@@ -116,12 +111,12 @@ def test_container_added_before_its_own_does_not_hide_the_card() -> None:
         "another group",
         "another kind",
         "no annotations",
-        "annotations that say nothing",
+        "invalid annotations",
         "no card",
-        "a card from elsewhere",
+        "a card without a value",
         "an occupy pod",
         "a share",
     ],
 )
-def test_other_pods_have_no_limits(raw: dict[str, Any]) -> None:
+def test_other_pod_has_no_limits(raw: dict[str, Any]) -> None:
     assert read_limited(raw) is None

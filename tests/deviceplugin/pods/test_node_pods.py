@@ -1,4 +1,4 @@
-"""The pods of the node as the watch keeps them."""
+"""The cache of the pods on this node."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ def orphaned(name: str, **more: Any) -> dict[str, Any]:
     return {**raw, "metadata": {**raw["metadata"], "ownerReferences": []}, **more}
 
 
-def test_node_pods_follow_the_watch() -> None:
+def test_cache_follows_the_watch_and_reports_changes() -> None:
     changes: list[int] = []
     pods = NodePods(SETTINGS, lambda: changes.append(1))
     pods.take(share("b"))
     pods.take(share("a"))
     pods.take(pod("none", container("c")))
-    assert [known.pod.name for known in pods.all()] == ["a", "b"]
+    assert [gpu_pod.pod.name for gpu_pod in pods.all()] == ["a", "b"]
     assert len(changes) == 3
-    pods.take(pod("none", container("c"), annotations={"of": "no interest"}))
+    pods.take(pod("none", container("c"), annotations={"irrelevant": "x"}))
     assert len(changes) == 3
     pods.take(pod("none", container("c"), phase="Failed"))
     assert pods.presences()["uid-none"] == ("default/none", True)
@@ -34,11 +34,11 @@ def test_node_pods_follow_the_watch() -> None:
     pods.take(share("a", uid="again"))
     pods.drop(share("a"))
     assert pods.by_uid("uid-a") is None
-    assert [known.pod.uid for known in pods.all()] == ["again", "uid-b"]
+    assert [gpu_pod.pod.uid for gpu_pod in pods.all()] == ["again", "uid-b"]
     assert pods.dropped == 2
 
 
-def test_static_pod_is_found_by_the_kubelets_uid() -> None:
+def test_static_pod_is_found_by_the_uid_of_the_kubelet() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     mirror = {"kubernetes.io/config.mirror": "5d41402abc4b2a76b9719d911017c592"}
     pods.take(share("static", uid="0b6f7a1e-0000", annotations=mirror))
@@ -48,10 +48,12 @@ def test_static_pod_is_found_by_the_kubelets_uid() -> None:
     assert pods.by_uid("5d41402abc4b2a76b9719d911017c593") is None
     assert set(pods.presences()) == {mirror["kubernetes.io/config.mirror"]}
     pods.drop(share("static", uid="0b6f7a1e-0000"))
-    assert not pods.presences(), "a pod that vanished while the watch was down is told without its annotations"
+    assert not pods.presences(), (
+        "a pod that disappears while the watch is interrupted is dropped without its annotations"
+    )
 
 
-def test_pod_that_poses_as_a_mirror_does_not_replace_the_other_pod() -> None:
+def test_pod_with_a_forged_mirror_annotation_does_not_replace_another_pod() -> None:
     pods, victim = NodePods(SETTINGS, lambda: None), "0b6f7a1e-0000"
     pods.take(share("victim", uid=victim))
     pods.take(share("thief", uid="0b6f7a1e-0001", annotations={"kubernetes.io/config.mirror": victim}))
@@ -61,17 +63,17 @@ def test_pod_that_poses_as_a_mirror_does_not_replace_the_other_pod() -> None:
     }
 
 
-def test_amended_record_counts_until_the_api_server_has_it() -> None:
+def test_amended_annotations_count_until_the_api_server_has_them() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     pods.take(share(annotations=RECORD))
 
     def recorded() -> object:
-        (known,) = pods.all()
-        return (known.shares or ())[0].card
+        (gpu_pod,) = pods.all()
+        return (gpu_pod.shares or ())[0].card
 
-    (known,) = pods.all()
+    (gpu_pod,) = pods.all()
     amended = {"vke.volcengine.com/gpu-index-container-c": "0"}
-    pods.amend(known, amended)
+    pods.amend(gpu_pod, amended)
     assert recorded() == 0
     pods.take(share(annotations=RECORD, phase="Running"))
     assert recorded() == 0
@@ -79,26 +81,26 @@ def test_amended_record_counts_until_the_api_server_has_it() -> None:
     pods.take(share(annotations=RECORD))
     assert recorded() == 1
     pods.drop(share())
-    pods.amend(known, amended)
-    assert not pods.all(), "it went before it was amended"
+    pods.amend(gpu_pod, amended)
+    assert not pods.all(), "it was dropped before"
 
 
-def test_static_pod_that_has_ended_is_still_found_by_the_kubelets_uid() -> None:
+def test_ended_static_pod_is_found_by_the_uid_of_the_kubelet() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     pods.take(share(annotations={**RECORD, "kubernetes.io/config.mirror": "a" * 32}, phase="Failed"))
-    known = pods.by_uid("a" * 32)
-    assert known is not None
-    assert known.pod.ended
+    gpu_pod = pods.by_uid("a" * 32)
+    assert gpu_pod is not None
+    assert gpu_pod.pod.ended
 
 
-def test_limited_pods_are_listed_until_they_end_and_each_change_is_reported() -> None:
+def test_limited_pods_are_listed_until_they_end() -> None:
     changes: list[int] = []
     pods = NodePods(load_settings(), lambda: changes.append(1))
     pods.take(pod("plain", container("c")))
     pods.take(pod_of("q", CARD))
     pods.take(pod_of("p", CARD))
     assert [one.name for one in pods.limited_pods()] == ["p", "q"]
-    assert not pods.all(), "they ask the kubelet for nothing, so they are nobody's to refuse"
+    assert not pods.all(), "they request no resource"
     assert len(changes) == 3
     pods.take(pod_of("q", CARD, phase="Running"))
     assert len(changes) == 3
@@ -111,7 +113,7 @@ def test_limited_pods_are_listed_until_they_end_and_each_change_is_reported() ->
     assert len(changes) == 6
 
 
-def test_orphaned_pod_of_an_mtgpupod_is_limited_until_it_ends() -> None:
+def test_limited_pod_without_owner_is_listed_until_it_ends() -> None:
     pods = NodePods(load_settings(), lambda: None)
     pods.take(pod_of("p", CARD))
     pods.take(orphaned("p"))
