@@ -1,4 +1,4 @@
-"""Containers of pods that were deleted by force are stopped some time after their objects have gone."""
+"""Stopping the containers of pods that were deleted by force."""
 
 import asyncio
 from pathlib import Path
@@ -7,51 +7,40 @@ from typing import Any
 import pytest
 
 from deviceplugin.pods.container_runtime import ContainerRuntime
-from deviceplugin.pods.gpu_pod import MIRROR
-from deviceplugin.pods.receipts import Receipts
 from deviceplugin.pods.remnants import STOP_SECONDS, ForcedStops
 from mgpu.model.errors import RetryLater
 from tests.builders import cards
 from tests.deviceplugin.cri import serving
-from tests.deviceplugin.node import PODS, Node
-from tests.deviceplugin.pods.test_remnants import Place, decided, delete_by_force, told, uid_of
+from tests.deviceplugin.node import Node
+from tests.deviceplugin.pods.test_remnants import STATIC_UID, RunningPod, decided, delete_by_force, reported, run
 from tests.waiting import until
 
 
 @pytest.fixture
-def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deviceplugin.pods.remnants.STOP_SECONDS", 0.5)
     monkeypatch.setattr("deviceplugin.pods.remnants._STOP_POLL_SECONDS", 0.2)
 
 
-def hide(node: Node, running: set[str], name: str = "hidden") -> str:
-    """A pod is deleted by force while its container runs on. Return its UID."""
-    node.create(decided(name))
-    node.runs(name)
-    running.add(uid := uid_of(node, name))
-    delete_by_force(node, name)
-    return uid
-
-
-@pytest.mark.usefixtures("prompt")
-def test_container_of_pod_deleted_by_force_is_stopped_and_its_cards_are_free(node: Node) -> None:
+@pytest.mark.usefixtures("soon")
+def test_container_of_a_pod_deleted_by_force_is_stopped(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
-        node.create(decided("neighbour", "1"))
-        node.runs("neighbour")
-        cri.running.add(neighbour := uid_of(node, "neighbour"))
-        uid = hide(node, cri.running, "p")
+        neighbour = run(node, cri, "neighbour", "1")
+        uid = run(node, cri, "p")
+        delete_by_force(node, "p")
         node.create(decided("p"))
         node.runs("p")
         assert cri.stopped == [(f"of-{uid}", 0)]
         assert cri.running == {neighbour}
-        until(lambda: not told(node))
+        until(lambda: not reported(node))
 
 
-@pytest.mark.usefixtures("prompt", "brief")
-def test_stop_that_fails_is_reported_and_retried_while_the_cards_stay_held(node: Node) -> None:
+@pytest.mark.usefixtures("soon", "brief")
+def test_failed_stop_is_reported_and_retried(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         cri.failing = True
-        uid = hide(node, cri.running)
+        uid = run(node, cri, "hidden")
+        delete_by_force(node, "hidden")
         events = "/api/v1/namespaces/default/events"
         (event,) = until(lambda: [e for e in node.api.get(events)["items"] if e["reason"] == "MgpuStop"])
         assert f"containers of the deleted pod {uid} are not stopped" in event["message"]
@@ -63,21 +52,19 @@ def test_stop_that_fails_is_reported_and_retried_while_the_cards_stay_held(node:
         node.runs("p")
 
 
-@pytest.mark.usefixtures("prompt")
-def test_agent_that_starts_later_stops_what_was_deleted_before(node: Node) -> None:
+@pytest.mark.usefixtures("soon")
+def test_pod_deleted_while_no_agent_runs_is_stopped_later(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri:
         with node.agent():
-            node.create(decided("hidden"))
-            node.runs("hidden")
-            cri.running.add(uid := uid_of(node, "hidden"))
-        node.api.delete(f"{PODS}/hidden", {"gracePeriodSeconds": 0})
+            uid = run(node, cri, "hidden")
+        delete_by_force(node, "hidden")
         assert not cri.stopped
         with node.agent():
             until(lambda: cri.stopped == [(f"of-{uid}", 0)])
 
 
-class Stopping:
-    """The runtime of `Place`, with calls to stop."""
+class FakeRuntime:
+    """A runtime that stops containers."""
 
     def __init__(self) -> None:
         self.stopped: list[str] = []
@@ -88,75 +75,77 @@ class Stopping:
 
 
 @pytest.fixture
-def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    place = Place(folder, monkeypatch, terminationGracePeriodSeconds=1_000_000)
-    place.runtime.running = {"uid-p"}
-    return place
+def running_pod(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunningPod:
+    running_pod = RunningPod(folder, monkeypatch, terminationGracePeriodSeconds=1_000_000)
+    running_pod.runtime.running = {"uid-p"}
+    return running_pod
 
 
-def stopped(place: Place, seconds: float, *, lists: bool = True, listed: Any = lambda: None) -> list[str]:
-    """Return what is stopped, with the failures, that many seconds later. listed: what a new list brings."""
+def stopped(running_pod: RunningPod, seconds: float, *, lists: bool = True, listed: Any = lambda: None) -> list[str]:
+    """Return the pods that are stopped after `seconds`, and the failures.
 
-    class List:
+    Args:
+        lists: whether the API server lists the pods.
+        listed: called when the pods are listed.
+    """
+
+    class FakePodList:
         def refresh(self, seconds: float) -> bool:  # noqa: ARG002
             listed()
             return lists
 
-    place.holds()
-    place.now += seconds
-    place.holds()
-    runtime = Stopping()
-    failures = asyncio.run(ForcedStops(place.remnants, runtime, List(), lambda _: None).stop_overdue())
+    running_pod.holds()
+    running_pod.now += seconds
+    running_pod.holds()
+    runtime = FakeRuntime()
+    failures = asyncio.run(ForcedStops(running_pod.remnants, runtime, FakePodList(), lambda _: None).stop_overdue())
     return [*runtime.stopped, *failures]
 
 
-def test_pod_is_stopped_when_its_time_is_over_and_not_before(place: Place) -> None:
-    place.pods.drop(place.raw)
-    assert stopped(place, STOP_SECONDS - 1) == []
-    assert stopped(place, 1) == ["uid-p"]
+def test_pod_is_stopped_after_the_stop_time(running_pod: RunningPod) -> None:
+    running_pod.pods.drop(running_pod.raw)
+    assert stopped(running_pod, STOP_SECONDS - 1) == []
+    assert stopped(running_pod, 1) == ["uid-p"]
 
 
-def test_api_server_that_does_not_list_the_pods_lets_nothing_be_stopped(place: Place) -> None:
-    place.pods.drop(place.raw)
-    (failure,) = stopped(place, STOP_SECONDS + 1, lists=False)
+def test_nothing_is_stopped_if_the_pods_cannot_be_listed(running_pod: RunningPod) -> None:
+    running_pod.pods.drop(running_pod.raw)
+    (failure,) = stopped(running_pod, STOP_SECONDS + 1, lists=False)
     assert "once the API server lists the pods again" in failure
 
 
-def test_pod_that_a_new_list_names_is_not_stopped(place: Place) -> None:
-    place.pods.drop(place.raw)
-    assert stopped(place, STOP_SECONDS + 1, listed=lambda: place.pods.take(place.raw)) == []
+def test_pod_in_the_new_list_is_not_stopped(running_pod: RunningPod) -> None:
+    running_pod.pods.drop(running_pod.raw)
+    assert stopped(running_pod, STOP_SECONDS + 1, listed=lambda: running_pod.pods.take(running_pod.raw)) == []
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
-def test_pod_with_a_final_phase_is_stopped_only_after_its_object_has_gone(place: Place, phase: str) -> None:
-    place.pods.take(ended := place.status(phase, "terminated"))
-    assert stopped(place, 10 * STOP_SECONDS) == []
-    place.pods.drop(ended)
-    assert stopped(place, STOP_SECONDS - 1) == []
-    assert stopped(place, 1) == ["uid-p"]
+def test_pod_with_a_final_phase_is_stopped_only_after_its_deletion(running_pod: RunningPod, phase: str) -> None:
+    running_pod.pods.take(ended := running_pod.status(phase, "terminated"))
+    assert stopped(running_pod, 10 * STOP_SECONDS) == []
+    running_pod.pods.drop(ended)
+    assert stopped(running_pod, STOP_SECONDS - 1) == []
+    assert stopped(running_pod, 1) == ["uid-p"]
 
 
-def test_static_pod_without_mirror_is_not_stopped(place: Place) -> None:
-    place.raw["metadata"]["annotations"][MIRROR] = "a" * 32
-    Receipts(place.folder).remove("uid-p")
-    place.start()
-    place.runtime.running = {"a" * 32}
-    place.pods.drop(place.raw)
-    assert stopped(place, 10 * STOP_SECONDS) == []
+def test_static_pod_without_mirror_is_not_stopped(running_pod: RunningPod) -> None:
+    running_pod.make_static()
+    running_pod.pods.drop(running_pod.raw)
+    assert stopped(running_pod, 10 * STOP_SECONDS) == []
 
 
-def test_static_pod_with_cards_of_another_plugin_is_not_stopped(place: Place) -> None:
-    place.remnants.try_write_receipt("a" * 32, place.pods.all()[0].shares or (), cards(2))
-    place.runtime.running = {"a" * 32}
-    place.pods.drop(place.raw)
-    assert stopped(place, 10 * STOP_SECONDS) == []
+def test_static_pod_with_cards_of_another_plugin_is_not_stopped(running_pod: RunningPod) -> None:
+    running_pod.remnants.try_write_receipt(STATIC_UID, running_pod.pods.all()[0].shares or (), cards(2))
+    running_pod.runtime.running = {STATIC_UID}
+    running_pod.pods.drop(running_pod.raw)
+    assert stopped(running_pod, 10 * STOP_SECONDS) == []
 
 
-def test_pod_without_receipt_is_not_stopped(place: Place) -> None:
-    place.runtime.running = {"uid-p", "uid-of-another"}
-    assert stopped(place, 10 * STOP_SECONDS) == []
+def test_pod_without_receipt_is_not_stopped(running_pod: RunningPod) -> None:
+    running_pod.runtime.running = {"uid-p", "uid-of-another"}
+    assert stopped(running_pod, 10 * STOP_SECONDS) == []
 
 
-def test_missing_runtime_is_an_error_and_stops_nothing(folder: Path) -> None:
+def test_missing_runtime_raises_retry_later(folder: Path) -> None:
     with pytest.raises(RetryLater, match="there is no container runtime"):
         asyncio.run(ContainerRuntime(folder / "cri.sock").stop_containers("uid-p"))

@@ -1,4 +1,4 @@
-"""Cards of pods that were deleted by force while their containers run."""
+"""Starts that wait for processes of pods that were deleted by force."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,105 +16,103 @@ from mgpu.settings import load_settings
 from playground.nvml_state import deregister, register, state_file
 from tests.builders import cards, occupy_pod
 from tests.deviceplugin.node import PODS, Node
-from tests.deviceplugin.records import decided
+from tests.deviceplugin.records import decided, started
 from tests.waiting import until
 
 BUSY = (MigCard("GPU-n1-0", capable=False, busy=True), MigCard("GPU-n1-1", capable=False))
 
 
-def ran(name: str, on: str, **more: Any) -> dict[str, Any]:
-    raw = decided(name, on, **more)
-    rows = [{"name": "c", "containerID": "x", "state": {"running": {}}}]
-    return {**raw, "status": {**raw["status"], "containerStatuses": rows}}
+def running(name: str, card: str, **more: Any) -> dict[str, Any]:
+    return started(decided(name, card, **more))
 
 
-class Place:
-    """A node's pods, and what NVML says; `p` was there, and has been deleted by force."""
+class VanishedPod:
+    """The pods of a node, of which `p` was deleted by force while it ran, and the answer of NVML."""
 
     def __init__(self) -> None:
         self.pods = NodePods(load_settings(), lambda: None)
-        self.said: Sequence[MigCard] | Exception = BUSY
-        self.leftovers = LingeringProcesses(self.pods, self)
-        self.pods.take(ran("p", "0"))
-        self.pods.drop(ran("p", "0"))
+        self.answer: Sequence[MigCard] | Exception = BUSY
+        self.lingering = LingeringProcesses(self.pods, self)
+        self.pods.take(running("p", "0"))
+        self.pods.drop(running("p", "0"))
 
     def read(self) -> Sequence[MigCard]:
-        if isinstance(self.said, Exception):
-            raise self.said
-        return self.said
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
-    def start(self, name: str, on: str) -> None:
+    def start(self, name: str, card: str) -> None:
         if self.pods.by_uid(f"uid-{name}") is None:
-            self.pods.take(decided(name, on))
-        known = self.pods.by_uid(f"uid-{name}")
-        assert known is not None
-        asyncio.run(self.leftovers.wait_until_ended(known, cards(2), 0.0))
+            self.pods.take(decided(name, card))
+        gpu_pod = self.pods.by_uid(f"uid-{name}")
+        assert gpu_pod is not None
+        asyncio.run(self.lingering.wait_until_ended(gpu_pod, cards(2), 0.0))
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+def vanished(monkeypatch: pytest.MonkeyPatch) -> VanishedPod:
     monkeypatch.setattr(lingering_processes, "_ANSWER_SECONDS", 60.0)
-    return Place()
+    return VanishedPod()
 
 
-def test_start_waits_until_the_process_of_a_vanished_pod_has_ended(place: Place) -> None:
+def test_start_waits_until_the_process_of_a_vanished_pod_has_ended(vanished: VanishedPod) -> None:
     why = r"default/q: processes of default/p, which was deleted by force, run on card 0 \(GPU-n1-0\)"
     with pytest.raises(Refused, match=why):
-        place.start("q", "0")
-    place.start("r", "1")
-    place.said = ()
-    place.start("q", "0")
-    place.said = BUSY  # by now they are its own
-    place.start("q", "0")
+        vanished.start("q", "0")
+    vanished.start("r", "1")
+    vanished.answer = ()
+    vanished.start("q", "0")
+    vanished.answer = BUSY  # now the processes may be its own
+    vanished.start("q", "0")
 
 
-def test_pod_of_another_namespace_that_was_deleted_by_force_is_not_named(place: Place) -> None:
-    place.pods.take(decided("q", "0", namespace="other"))
+def test_vanished_pod_of_another_namespace_is_not_named(vanished: VanishedPod) -> None:
+    vanished.pods.take(decided("q", "0", namespace="other"))
     with pytest.raises(Refused, match=r"^other/q: processes of a pod of another namespace, which"):
-        place.start("q", "0")
+        vanished.start("q", "0")
 
 
-def test_start_on_a_shared_card_does_not_wait_for_processes(place: Place) -> None:
-    place.pods.take(ran("other", "0"))
-    place.start("q", "0")
+def test_start_on_a_shared_card_does_not_wait_for_processes(vanished: VanishedPod) -> None:
+    vanished.pods.take(running("other", "0"))
+    vanished.start("q", "0")
 
 
-def test_pod_that_runs_already_does_not_wait_for_its_own_processes(place: Place) -> None:
-    place.pods.take(ran("q", "0"))
-    place.start("q", "0")
+def test_running_pod_does_not_wait_for_its_own_processes(vanished: VanishedPod) -> None:
+    vanished.pods.take(running("q", "0"))
+    vanished.start("q", "0")
 
 
-def test_vanished_occupy_pod_leaves_no_process(place: Place) -> None:
-    place.pods.forget_vanished("uid-p")
-    raw = occupy_pod(card=0)
-    rows = [{"name": "occupy", "containerID": "x", "state": {"running": {}}}]
-    raw["status"] = {**raw["status"], "containerStatuses": rows}
-    place.pods.take(raw)
-    place.pods.drop(raw)
-    assert place.pods.vanished_pods()
-    place.start("q", "0")
+def test_vanished_occupy_pod_leaves_no_process(vanished: VanishedPod) -> None:
+    vanished.pods.forget_vanished("uid-p")
+    raw = started(occupy_pod(card=0), "occupy")
+    vanished.pods.take(raw)
+    vanished.pods.drop(raw)
+    assert vanished.pods.vanished_pods()
+    vanished.start("q", "0")
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_pod_that_had_ended_leaves_no_process(place: Place, phase: str) -> None:
-    place.pods.forget_vanished("uid-p")
-    place.pods.take(ran("e", "0"))
-    place.pods.drop(ran("e", "0", phase=phase))
-    place.start("q", "0")
+def test_pod_that_had_ended_leaves_no_process(vanished: VanishedPod, phase: str) -> None:
+    vanished.pods.forget_vanished("uid-p")
+    vanished.pods.take(running("e", "0"))
+    vanished.pods.drop(running("e", "0", phase=phase))
+    vanished.start("q", "0")
 
 
-def test_start_does_not_wait_where_nvml_does_not_answer(place: Place) -> None:
-    place.said = RetryLater("NVML: driver not loaded")
-    place.start("q", "0")
+def test_start_does_not_wait_if_nvml_does_not_answer(vanished: VanishedPod) -> None:
+    vanished.answer = RetryLater("NVML: driver not loaded")
+    vanished.start("q", "0")
 
 
-def test_process_that_runs_for_long_after_the_pod_is_ignored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_never_ends_is_ignored_after_a_time(
+    vanished: VanishedPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lingering_processes, "_LONGEST_SECONDS", -1.0)
-    place.start("q", "0")
-    assert not place.pods.vanished_pods()
+    vanished.start("q", "0")
+    assert not vanished.pods.vanished_pods()
 
 
-def test_container_waits_for_a_process_that_a_vanished_pod_left_on_its_card(node: Node) -> None:
+def test_container_waits_for_a_process_of_a_vanished_pod(node: Node) -> None:
     processes = state_file(node.file)
     with node.agent():
         node.create(decided("p", "1", node="n1"))

@@ -48,9 +48,7 @@ def test_static_pod_is_found_by_the_uid_of_the_kubelet() -> None:
     assert pods.by_uid("5d41402abc4b2a76b9719d911017c593") is None
     assert set(pods.presences()) == {mirror["kubernetes.io/config.mirror"]}
     pods.drop(share("static", uid="0b6f7a1e-0000"))
-    assert not pods.presences(), (
-        "a pod that disappears while the watch is interrupted is dropped without its annotations"
-    )
+    assert not pods.presences(), "an interrupted watch drops a pod without its annotations"
 
 
 def test_pod_with_a_forged_mirror_annotation_does_not_replace_another_pod() -> None:
