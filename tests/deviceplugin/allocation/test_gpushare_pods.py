@@ -1,4 +1,4 @@
-"""gpushare pods on a node, and what the peer's plugin gets wrong there (gpushare.md's list); here it holds."""
+"""gpushare pods on a node, with the cases that gpushare's own plugin gets wrong (docs/design/gpushare.md)."""
 
 from typing import Any
 
@@ -9,12 +9,11 @@ from tests.deviceplugin.node import PODS, Node
 from tests.scheduler.gpushare import container
 from tests.waiting import until
 
-Json = dict[str, Any]
 OLDEST = 1_632_984_663_000_000_000
 
 
-def decided(name: str, age: int = 0, units: int = 2, **on: int) -> Json:
-    """A pod whose containers are on these cards. age: the larger, the earlier it was decided."""
+def decided(name: str, age: int = 0, units: int = 2, **on: int) -> dict[str, Any]:
+    """Return a pod with containers on these cards. A larger `age` means an earlier decision."""
     allocation = ",".join(f'"{c}":{{"{card}":{units}}}' for c, card in on.items())
     record = {
         gpushare.INDEX: str(next(iter(on.values()))),
@@ -27,13 +26,13 @@ def decided(name: str, age: int = 0, units: int = 2, **on: int) -> Json:
     return pod(name, *(container(c, units) for c in on), annotations=record, node="n1")
 
 
-def serving(node: Node, amount: str = "160") -> None:
+def wait_for_capacity(node: Node, amount: str = "160") -> None:
     until(lambda: node.allocatable().get(gpushare.MEMORY) == amount)
 
 
-def test_a_pod_with_two_gpu_containers_does_not_consume_another_pods_assignment(node: Node) -> None:
+def test_pod_with_two_containers_does_not_take_the_cards_of_another_pod(node: Node) -> None:
     with node.agent():
-        serving(node)
+        wait_for_capacity(node)
         with node.kubelet.holding():
             node.create(decided("two", a=0, b=1))
             node.create(decided("other", c=0))
@@ -43,9 +42,9 @@ def test_a_pod_with_two_gpu_containers_does_not_consume_another_pods_assignment(
         assert node.visible("other") == "GPU-n1-0"
 
 
-def test_equal_sized_pods_do_not_swap_cards_when_the_kubelet_admits_in_another_order(node: Node) -> None:
+def test_equal_pods_keep_their_cards_if_the_kubelet_admits_them_in_another_order(node: Node) -> None:
     with node.agent():
-        serving(node)
+        wait_for_capacity(node)
         with node.kubelet.holding():
             for i in range(6):  # decided in the opposite order
                 node.create(decided(f"p{i}", age=i, c=i % 2))
@@ -54,9 +53,9 @@ def test_equal_sized_pods_do_not_swap_cards_when_the_kubelet_admits_in_another_o
             assert node.visible(f"p{i}") == f"GPU-n1-{i % 2}"
 
 
-def test_a_container_sees_its_share_and_the_record_says_that_it_was_given(node: Node) -> None:
+def test_container_gets_its_share_and_the_record_is_acknowledged(node: Node) -> None:
     with node.agent():
-        serving(node)
+        wait_for_capacity(node)
         node.create(decided("p", units=3, c=1))
         node.runs("p")
         own = {
@@ -70,9 +69,9 @@ def test_a_container_sees_its_share_and_the_record_says_that_it_was_given(node: 
         until(lambda: node.pod("p")["metadata"]["annotations"][gpushare.ASSIGNED] == "true")
 
 
-def test_what_an_agent_that_died_did_not_write_the_next_one_does(node: Node) -> None:
+def test_next_agent_writes_a_missing_acknowledgement(node: Node) -> None:
     with node.agent():
-        serving(node)
+        wait_for_capacity(node)
         node.create(decided("p", c=1))
         node.runs("p")
         until(lambda: node.pod("p")["metadata"]["annotations"][gpushare.ASSIGNED] == "true")
@@ -81,11 +80,11 @@ def test_what_an_agent_that_died_did_not_write_the_next_one_does(node: Node) -> 
         until(lambda: node.pod("p")["metadata"]["annotations"][gpushare.ASSIGNED] == "true")
 
 
-def test_a_change_of_the_unit_waits_for_the_pods_that_count_in_the_other_one(node: Node) -> None:
+def test_changed_unit_waits_for_pods_with_the_former_unit(node: Node) -> None:
     """The kubelet would fail running pods that hold more than the node has."""
     amount = str(2 * 80 * 1024)
     with node.agent(**{"dialects.gpushare.memoryUnit": "MiB"}):
-        serving(node, amount)
+        wait_for_capacity(node, amount)
         raw = decided("p", units=8138, c=1)
         raw["spec"]["containers"][0]["resources"]["limits"][SHARE] = "1"
         node.create(raw)
@@ -94,20 +93,20 @@ def test_a_change_of_the_unit_waits_for_the_pods_that_count_in_the_other_one(nod
         until(lambda: node.allocatable().get(SHARE) == "32")
         assert node.allocatable()[gpushare.MEMORY] in (amount, "160Ki")
         node.api.delete(f"{PODS}/p")
-        serving(node)
+        wait_for_capacity(node)
 
 
-def test_where_nothing_can_be_given_the_container_waits_and_says_why(node: Node) -> None:
+def test_record_with_an_absent_card_keeps_the_container_waiting(node: Node) -> None:
     with node.agent():
-        serving(node)
+        wait_for_capacity(node)
         node.create(decided("p", c=7))
         until(lambda: "names card 7, which this node does not have" in node.waits("p"))
         assert not [c for c in node.runtime.containers() if c.pod == "p"]
 
 
-def test_in_mib_the_carrier_brings_the_card(node: Node) -> None:
+def test_share_resource_carries_the_card_if_the_unit_is_mib(node: Node) -> None:
     with node.agent(**{"dialects.gpushare.memoryUnit": "MiB"}):
-        serving(node, str(2 * 80 * 1024))
+        wait_for_capacity(node, str(2 * 80 * 1024))
         until(lambda: node.allocatable().get(SHARE) == "32")
         raw = decided("p", units=8138, c=1)
         raw["spec"]["containers"][0]["resources"]["limits"][SHARE] = "1"

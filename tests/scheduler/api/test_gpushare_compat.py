@@ -1,6 +1,7 @@
 """gpushare's users and their tools are served as before, without the faults of gpushare's own extender.
 
-Each fault in the list of docs/design/gpushare.md has a test, here or in tests/deviceplugin/allocation/test_gpushare_pods.py.
+Each fault in the list of docs/design/gpushare.md has a test, here or in
+tests/deviceplugin/allocation/test_gpushare_pods.py.
 """
 
 import threading
