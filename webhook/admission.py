@@ -12,7 +12,7 @@ from flask import Flask
 
 from mgpu.dialects import mtgpu
 from mgpu.model import budget
-from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, shorten
+from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, shorten, raise_if_any
 from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import ReviewObserver, new_app, serve_probes, serve_reviews
 from mgpu.serving.review import Reply, Review, allow, deny
@@ -80,8 +80,7 @@ def _check_budget(review: Review) -> None:
     problems = budget.excess(review.object, review.old)
     if review.kind == mtgpu.KIND and review.resource == "mtgpupods":
         problems += budget.excess_of_spec(review.object, review.old)
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
 
 
 def _problems(review: Review, settings: Settings) -> Sequence[Problem]:

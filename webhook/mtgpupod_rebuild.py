@@ -15,7 +15,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import CARDS, KIND, VISIBLE, MtgpuPod
 from mgpu.dialects.mtgpu_pods import manifest
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.model.errors import BadObject, Problem, RetryLater
+from mgpu.model.errors import BadObject, Problem, RetryLater, raise_if_any
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL, Seal
 from mgpu.serving.review import Patch
@@ -66,8 +66,7 @@ def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -
         raise BadObject([Problem(_OWNERS, f"{text}; the Pod of an {KIND} has its name")])
     pod = mtgpu.read_mtgpupod(owner)
     problems = [*_mismatches(raw, pod)]
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return tuple(_operations(meta, manifest(owner, pod, _variable(raw, VISIBLE), int(_variable(raw, CARDS)))))
 
 

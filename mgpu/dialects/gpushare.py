@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from mgpu.dialects.protocol import NodeResource, UnhealthyCardLists, unchanged
 from mgpu.model.cards import GPU, Card
 from mgpu.model.device_object import MAX_GPUS
-from mgpu.model.errors import BadObject, Problem, Rule
+from mgpu.model.errors import BadObject, Problem, Rule, raise_if_any
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, cards_by_index, peak
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Node, Pod, Stage
 from mgpu.model.quantities import MAX_QUANTITY, QuantityError, whole_number
-from mgpu.model.raw_objects import annotation_path
+from mgpu.model.raw_objects import annotation_path, parse_json_object
 from mgpu.settings import Settings
 
 NAME = "gpushare"
@@ -85,8 +85,7 @@ def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
         units = _read_units(container, settings.dialects.gpushare.min_gpu_memory * UNITS["MiB"], of_one, problems)
         if units:
             requests.append(ContainerRequest(container.name, memory=units * of_one, stage=container.stage))
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return GpuRequest(NAME, tuple(requests)) if requests else None
 
 
@@ -120,8 +119,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
         return None
     problems = _unparsable(pod) or _unequal(pod)
     recorded = _allocation(pod, problems)
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     index = int(pod.annotations[INDEX]) if INDEX in pod.annotations else None
     if index is not None and recorded and index not in recorded.values():
         text = f"is {index}, while {ALLOCATION} gives card {', '.join(map(str, sorted(set(recorded.values()))))}"
@@ -134,8 +132,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
             problems.append(Problem(annotation_path(ALLOCATION), f"names no card for container {one.container!r}"))
         else:
             shares.append(Share(one.container, card, memory=one.memory, stage=one.stage))
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return tuple(shares)
 
 
@@ -278,11 +275,9 @@ def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
     if text is None:
         return {}
     try:
-        table = json.loads(text)
-    except (ValueError, RecursionError):
-        table = None
-    if not isinstance(table, dict):
-        problems.append(Problem(annotation_path(ALLOCATION), "must be an object of container → card → units"))
+        table = parse_json_object(text, annotation_path(ALLOCATION))
+    except BadObject as error:
+        problems += error.problems
         return {}
     names = {c.name for c in pod.containers}
     units = _units(pod)

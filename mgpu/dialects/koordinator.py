@@ -23,7 +23,7 @@ from mgpu.dialects.koordinator_record import (
 from mgpu.dialects.protocol import Amounts, NodeResource, no_cards_from_capacity, no_variables, nothing_to_acknowledge
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
-from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, Rule
+from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, Rule, raise_if_any
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, cards_by_index, peak, whole_cards
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, RequestedAmount, is_none
@@ -98,8 +98,7 @@ def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
             found += _container_requests(container, settings.dialects.koordinator, hints)
         except BadObject as error:
             problems += error.problems
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     of_gpu = tuple(request for request in found if request.type == GPU_TYPE)
     others = sorted((request for request in found if request.type != GPU_TYPE), key=lambda request: request.type)
     return GpuRequest(NAME, of_gpu, others=tuple(others)) if found else None

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mgpu.dialects.protocol import unrequested_problems
 from mgpu.model.cards import GPU, WHOLE_CORE, WHOLE_RATIO
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, raise_if_any
 from mgpu.model.gpu_requests import Amount, ContainerRequest, peak
 from mgpu.model.ledger import Minor, Share, share_of
-from mgpu.model.quantities import QuantityError, quantity_of_bytes, whole_bytes, whole_number
-from mgpu.model.raw_objects import annotation_path
+from mgpu.model.quantities import MAX_QUANTITY, QuantityError, quantity_of_bytes, whole_bytes, whole_number
+from mgpu.model.raw_objects import annotation_path, is_integer, parse_json_object
 
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 PER_CONTAINER = "mgpu.io/container-devices"
@@ -65,7 +66,7 @@ def write_allocations(devices: Iterable[DeviceAllocation]) -> str:
 def read_allocations(text: str) -> tuple[DeviceAllocation, ...]:
     """Return the devices of the annotation in its order, without unknown resources. Raises BadObject."""
     devices: list[DeviceAllocation] = []
-    for type, rows in _load(text, ALLOCATED).items():
+    for type, rows in parse_json_object(text, annotation_path(ALLOCATED)).items():
         if not isinstance(rows, list):
             raise _bad(f"{type} must be a list")
         devices += (_read_device(type, row) for row in rows)
@@ -86,7 +87,7 @@ def recorded_shares(
         devices: the pod's allocation.
         text: the value of `PER_CONTAINER`.
     """
-    table = _load(text, PER_CONTAINER)
+    table = parse_json_object(text, annotation_path(PER_CONTAINER))
     by_minor = {(d.type, d.minor): d for d in devices}
     on_device: dict[tuple[str, int], list[ContainerRequest]] = {key: [] for key in by_minor}
     for request in requests:
@@ -102,20 +103,10 @@ def recorded_shares(
                 raise _bad(f"{what} names {minor!r}, which {ALLOCATED} does not", PER_CONTAINER)
             on_device[device.type, device.minor].append(request)
             yield share_of(request, _card(device))
-    _refuse_unrequested(requests, table)
+    raise_if_any([*unrequested_problems(requests, table, annotation_path(PER_CONTAINER))])
     for key, of_device in on_device.items():
         on_one = [replace(request, cards=1) for request in of_device]
         _refuse_unequal(f"minor {key[1]} of {key[0]}", [by_minor[key]], on_one)
-
-
-def _refuse_unrequested(requests: Sequence[ContainerRequest], table: Mapping[str, Any]) -> None:
-    """Raise BadObject where a container has a row of a type that it does not request."""
-    requested = {(request.container, request.type) for request in requests}
-    named = ((name, type) for name, row in table.items() for type in (row if isinstance(row, dict) else (row,)))
-    for name, type in named:
-        if (name, type) not in requested:
-            text = f"gives {str(type)[:40]!r} to container {name[:63]!r}, which does not ask for it"
-            raise _bad(text, PER_CONTAINER)
 
 
 def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation]) -> Iterator[Share]:
@@ -194,24 +185,14 @@ def _card(device: DeviceAllocation) -> str | Minor:
     return device.id or Minor(device.minor)
 
 
-def _load(text: str, annotation: str) -> Mapping[str, Any]:
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _bad(f"is not JSON: {str(error)[:80]}", annotation) from error
-    if not isinstance(table, dict):
-        raise _bad("must be an object", annotation)
-    return table
-
-
 def _read_device(type: str, row: object) -> DeviceAllocation:
     resources = row.get("resources") if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(resources, dict):
         raise _bad(f"every {type} must be an object with minor and resources")
     minor = row.get("minor", 0)  # Koordinator leaves out a minor of 0.
     id = row.get("id", "")
-    if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
-        raise _bad(f"minor must be an integer of at least 0, not {minor!r}")
+    if not is_integer(minor, 0, MAX_QUANTITY):
+        raise _bad(f"minor must be an integer of at least 0, not {str(minor)[:80]}")
     if not isinstance(id, str):
         raise _bad(f"the id of minor {minor} must be a string")
     amounts = {what: _amount(resources, name, in_bytes=what == "memory") for what, name in _names(type).items()}

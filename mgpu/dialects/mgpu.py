@@ -16,7 +16,7 @@ from mgpu.dialects.protocol import (
     unchanged,
 )
 from mgpu.model.cards import GPU, Card
-from mgpu.model.errors import BadObject, Problem, Rule
+from mgpu.model.errors import BadObject, Problem, Rule, raise_if_any
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement, cards_by_index, whole_cards
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, RequestedAmount, Stage
@@ -93,8 +93,7 @@ def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
             requests += _container_request(container, entries.get(container.position) if multiple else NORMAL, own)
         except BadObject as error:
             problems += error.problems
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return GpuRequest(NAME, tuple(requests), own.max_containers_per_card, _requirements(pod, requests, policy))
 
 
@@ -138,8 +137,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
             shares += (Share(one.container, card, one.core, one.memory, one.whole, one.stage) for card in cards)
     strange = (key for key in recorded if key.removeprefix(INDEX_PREFIX) not in requesting)
     problems += (Problem(annotation_path(key), _NOT_REQUESTED) for key in strange)
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return tuple(shares)
 
 
@@ -214,8 +212,7 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
         else:
             broken = _multiple(percent, mib, cards, own, has_memory=has_memory)
         problems += (Problem(core_path if name == CORE else memory_path, text, rule) for name, text, rule in broken)
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     if cards is None:
         return ()
     if percent % 100 == 0 and cards in (NORMAL, percent // 100):

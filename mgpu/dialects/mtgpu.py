@@ -15,7 +15,7 @@ from typing import Any
 from mgpu.dialects.protocol import SHARE
 from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.model.cards import WHOLE_CORE
-from mgpu.model.errors import BadObject, Problem, Rule
+from mgpu.model.errors import BadObject, Problem, Rule, raise_if_any
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import Pod, read_pod
@@ -115,8 +115,7 @@ def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
     bound = status.get("BoundDeviceID")
     created_pod = status.get("PodObjectMeta") or {}
     problems = [*(_holding_problems(pod) if bound else _problems(pod))]
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return MtgpuPod(
         pod.namespace,
         pod.name,
@@ -138,8 +137,7 @@ def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
     Raises BadObject.
     """
     problems = [*_share_problems(annotations)]
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return parse_milli(annotations[REQUEST]) or 0, parse_milli(annotations[LIMIT]) or 0, int(annotations[MEMORY])
 
 

@@ -5,7 +5,7 @@ that a vocabulary has no need of are assigned from the functions at the end of t
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -173,7 +173,24 @@ class Dialect(Protocol):
         """
 
 
-# For the members that a vocabulary has no need of.
+def unrequested_problems(
+    requests: Iterable[ContainerRequest], record: Mapping[str, Any], path: str
+) -> Iterator[Problem]:
+    """Yield a problem for each type of devices that a record gives to a container that does not request it.
+
+    Args:
+        record: container → type → devices, not validated.
+        path: the path of the record, for the problems.
+    """
+    requested = {(request.container, request.type) for request in requests}
+    for container, row in record.items():
+        for type in row if isinstance(row, dict) else (row,):
+            if (container, type) not in requested:
+                text = f"gives {str(type)[:40]!r} to container {container[:63]!r}, which does not request it"
+                yield Problem(path, text)
+
+
+# The following functions are the members of dialects that do not need them.
 
 
 def unchanged(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:

@@ -9,15 +9,21 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from mgpu.dialects.protocol import NodeResource, no_cards_from_capacity, nothing_to_acknowledge, unchanged
+from mgpu.dialects.protocol import (
+    NodeResource,
+    no_cards_from_capacity,
+    nothing_to_acknowledge,
+    unchanged,
+    unrequested_problems,
+)
 from mgpu.model.cards import WHOLE_CORE, Card
-from mgpu.model.errors import BadObject, Problem, Rule
+from mgpu.model.errors import BadObject, Problem, Rule, raise_if_any
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement
 from mgpu.model.ledger import Share, share_of
 from mgpu.model.mig import canonical
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Container, Pod, RequestedAmount
-from mgpu.model.raw_objects import annotation_path
+from mgpu.model.raw_objects import annotation_path, parse_json_object
 from mgpu.model.slice_names import (
     MIG,
     MPS,
@@ -88,8 +94,7 @@ def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:  # noqa: AR
         except BadObject as error:
             problems += error.problems
     problems += _mixed_modes(pod)
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     if not requests:
         return None
     mode = MPS if is_mps(requests[0].type) else MIG
@@ -117,7 +122,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     text = pod.annotations.get(GIVEN)
     if text is None:
         return None
-    table = _table(text)
+    table = parse_json_object(text, _PATH)
     shares: list[Share] = []
     problems: list[Problem] = []
     for one in request.others:
@@ -127,15 +132,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
             problems.append(Problem(_PATH, f"{one.type} of container {one.container!r} {indexes}"))
         else:
             shares += (share_of(one, index) for index in indexes)
-    requested = {(one.container, one.type) for one in request.others}
-    named = ((name, type) for name, row in table.items() for type in (row if isinstance(row, dict) else (row,)))
-    problems += (
-        Problem(_PATH, f"gives {str(type)[:40]!r} to container {name[:63]!r}, which does not ask for it")
-        for name, type in named
-        if (name, type) not in requested
-    )
-    if problems:
-        raise BadObject(problems)
+    raise_if_any([*problems, *unrequested_problems(request.others, table, _PATH)])
     return tuple(shares)
 
 
@@ -195,8 +192,7 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
     if total > 1:
         rule = "a container gets one slice of a card at most under MPS (failRequestsGreaterThanOne)"
         problems.append(Problem(amounts[shares[-1]].path, f"{rule}, this one asks for {total}", Rule.TOO_MUCH))
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     for resource, count in counts.items():
         type = resource.removeprefix(RESOURCE_PREFIX)
         yield ContainerRequest(container.name, count, WHOLE_CORE, whole=True, stage=container.stage, type=type)
@@ -223,16 +219,6 @@ def _mixed_modes(pod: Pod) -> Iterator[Problem]:
                 rule = "a node's cards are cut one way, so a pod uses one"
                 yield Problem(amount.path, f"{text}; {rule}", Rule.ONE_PARTITIONING_MODE)
                 return
-
-
-def _table(text: str) -> dict[str, object]:
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError):
-        table = None
-    if not isinstance(table, dict):
-        raise BadObject([Problem(_PATH, 'must be an object such as {"container":{"mig-2g.20gb":["0:4"]}}')])
-    return table
 
 
 def _indexes(places: object, count: int) -> list[int] | str:

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import Problem, raise_if_any
 from mgpu.model.ledger import Share
 from mgpu.model.quantities import MAX_QUANTITY
+from mgpu.model.raw_objects import is_integer
 
 CHECKPOINTS = "node.koordinator.sh/devices-checkpoints"
 _OLDER = "node.koordinator.sh/gpu-checkpoints"
@@ -67,8 +68,7 @@ def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
     if len(found) > _MOST_ROWS or ids > _MOST_IDS:
         text = f"lists {len(found)} containers with {ids} ids, a node has at most {_MOST_ROWS} with {_MOST_IDS}"
         problems.append(Problem(f"metadata.annotations[{CHECKPOINTS}]", text))
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return tuple(sorted(found))
 
 
@@ -165,6 +165,6 @@ def _share(container: str, row: Mapping[str, Any]) -> Share:
     """Raise ValueError, KeyError or TypeError for an invalid share: it must not be read as less than the pod holds."""
     core, memory, ratio = row["core"], row["memory"], row["ratio"]
     amounts = (core, memory) if ratio is None else (core, memory, ratio)
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_QUANTITY for n in amounts):
+    if not all(is_integer(n, 0, MAX_QUANTITY) for n in amounts):
         raise ValueError(f"amounts must be integers from 0 to {MAX_QUANTITY}")
     return Share(container, None, core, memory, ratio=ratio)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mgpu.model.cards import GPU, Card, noun
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, raise_if_any
 from mgpu.model.pods import Node
 from mgpu.model.quantities import MAX_QUANTITY, QuantityError, quantity_of_bytes, whole_bytes, whole_number
+from mgpu.model.raw_objects import is_integer
 
 DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
 INDEX_LABEL = "mgpu.io/index"
@@ -65,8 +66,7 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
                 problems += error.problems
     problems += _repeated(cards, "spec.devices")
     problems += _too_many_gpus(cards, "spec.devices")
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return tuple(sorted(cards, key=lambda card: (card.type != GPU, card.type, card.index)))
 
 
@@ -80,7 +80,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         if not isinstance(part, dict):
             raise BadObject([Problem(f"{path}.{name}", "must be an object")])
     minor = row.get("minor", 0)  # Koordinator leaves out a minor of 0.
-    if not isinstance(minor, int) or isinstance(minor, bool) or not 0 <= minor <= MAX_QUANTITY:
+    if not is_integer(minor, 0, MAX_QUANTITY):
         raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {str(minor)[:80]}")])
     uuid = row.get("id", "" if type_ == GPU else f"{type_}-{minor}")
     if not isinstance(uuid, str) or not 0 < len(uuid) <= _MOST_TEXT:
@@ -179,8 +179,7 @@ def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
             problems += error.problems
     problems += _repeated(cards, path)
     problems += _too_many_gpus(cards, path)
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return tuple(sorted(cards, key=lambda card: card.index))
 
 
@@ -199,7 +198,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
         value, least, most = row.get(key), int(key == "count"), MAX_GPUS if key == "count" else MAX_QUANTITY
         if value is None:
             continue
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        if is_integer(value, least, most):
             numbers[key] = value
         else:
             problems.append(Problem(f"{path}.{key}", f"must be an integer from {least} to {most}"))
@@ -217,8 +216,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
         for key in ("uuid", "minor")
         if row.get(key) is not None and numbers["count"] != 1
     )
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     first = numbers["index"] or 0
     return [
         Card(

@@ -1,7 +1,8 @@
-"""The two errors of mgpu, and the problems that the first one lists.
+"""Defines the two errors of mgpu, `BadObject` and `RetryLater`, and the problems that a `BadObject` lists.
 
-`BadObject` says that the object itself is wrong, `RetryLater` that the answer is not known yet. Each server maps them
-to its protocol in one place. "Does not fit" is no error: it is a value, `mgpu.model.gpu_requests.Rejection`.
+All packages raise and catch them. `BadObject` means that the object itself is invalid, `RetryLater` that the answer is
+not known yet; each server maps them to its protocol in one place. A pod that does not fit is not an error: the answer
+is a value, `mgpu.model.gpu_requests.Rejection`. The values of `Rule` are API.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from enum import StrEnum
 class Rule(StrEnum):
     """The rule that a problem breaks: the label `rule` of the metric `mgpu_admission_denials` (docs/metrics.md).
 
-    The values are API. A message may be put into better words, a value stays.
+    The values are API. The wording of a message may change, a value may not.
     """
 
     ONE_VOCABULARY = "one-vocabulary"
@@ -51,8 +52,8 @@ class Rule(StrEnum):
 class Problem:
     """One broken rule: the path of the field, a sentence that a user can act on, and the rule for counting.
 
-    The rule takes no part in comparisons: it follows from where the problem is found. Problems outside admission
-    (settings, inventories, records) are not counted and keep `OTHER`.
+    Comparisons ignore the rule, since it follows from the field and the message. Problems outside admission (settings,
+    inventories, records) are not counted and have the rule `OTHER`.
     """
 
     field: str
@@ -64,41 +65,47 @@ class Problem:
 
 
 MAX_PROBLEMS = 20
-"""Problems that one message lists. Users fix the first ones first, and an answer must not outgrow its question."""
+"""The number of problems that one message lists, so that an invalid object does not lead to a large answer."""
 MAX_TEXT = 1024
-"""Characters of one text that a message repeats: resource names and annotation keys have at most 317."""
+"""The most characters of one text that a message repeats. Resource names and annotation keys have at most 317."""
 
 
 def shorten(text: str) -> str:
-    """Return the text, cut to `TEXT` characters."""
+    """Return the text, truncated to `MAX_TEXT` characters."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 def summarize(problems: Sequence[Problem]) -> str:
-    """Return the first problems in one line, and how many more there are."""
+    """Return one line with the first problems and the number of further ones."""
     more = len(problems) - MAX_PROBLEMS
     texts = [shorten(str(problem)) for problem in problems[:MAX_PROBLEMS]]
     return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
 
 
 def shorten_problems(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-    """Return the problems that a message lists, shortened.
+    """Return the first problems with shortened texts.
 
-    For those who keep problems: an object from outside may have any number of them, of any length.
+    Callers that store problems use this, since an object of a user may have any number of problems of any length.
     """
     return tuple(Problem(shorten(p.field), shorten(p.message), p.rule) for p in problems[:MAX_PROBLEMS])
 
 
 class BadObject(Exception):
-    """The object itself is wrong; trying again with the same object cannot help.
+    """The object itself is invalid, so trying again with the same object cannot help.
 
     Attributes:
-        problems: every problem that was found. The message lists the first ones.
+        problems: every problem found. The message lists the first ones.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__(summarize(self.problems))
+
+
+def raise_if_any(problems: Sequence[Problem]) -> None:
+    """Raise BadObject if there are problems."""
+    if problems:
+        raise BadObject(problems)
 
 
 class RetryLater(Exception):

@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.quantities import MAX_QUANTITY
+from mgpu.model.raw_objects import is_integer
 from mgpu.model.slice_names import MAX_MPS_CLIENTS, SliceCounts, device_type, gigabytes, slice_of_resource
 
 DEFAULT_KEY = "default"
@@ -160,7 +162,7 @@ def _object(of: Json, key: str, path: str, problems: list[Problem]) -> Json:
 def _integer(row: Json, key: str, path: str, problems: list[Problem]) -> int:
     """Return an integer of at least 1; or 0, and add a problem."""
     value = row.get(key)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if is_integer(value, 1, MAX_QUANTITY):
         return value
     problems.append(Problem(f"{path}.{key}", f"must be an integer of at least 1, not {_shown(value)}"))
     return 0

@@ -15,10 +15,12 @@ from typing import Any
 
 from mgpu.model.cards import WHOLE_CORE, Card
 from mgpu.model.device_object import MAX_GPUS
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, raise_if_any
 from mgpu.model.ledger import Share
 from mgpu.model.mig import layout_of
 from mgpu.model.pods import Node
+from mgpu.model.quantities import MAX_QUANTITY
+from mgpu.model.raw_objects import annotation_path, is_integer, parse_json_object
 from mgpu.model.slice_names import (
     MAX_MPS_CLIENTS,
     MIG,
@@ -48,6 +50,7 @@ UNKNOWN_POD = "?"
 """Stands for an unknown pod: an agent that writes only counts does not say which pod has a slice."""
 
 _GIB = 1 << 30
+_PATH = annotation_path(ANNOTATION)
 _SPEC = re.compile(r"spec-gpu-(\d{1,9})-(.+)", re.ASCII)
 _STATUS = re.compile(r"status-gpu-(\d{1,9})-(.+)-(used|free)", re.ASCII)
 _SPEC_PLAN, _STATUS_PLAN = "spec-partitioning-plan", "status-partitioning-plan"
@@ -186,16 +189,16 @@ def read_partitioning(text: str | None) -> Partitioning:
     used: dict[int, dict[str, int]] = {}
     free: dict[int, dict[str, int]] = {}
     plans: dict[str, int] = {}
-    for key, value in _object(text).items():
+    for key, value in _parse(text).items():
         wanted, there = _SPEC.fullmatch(key), _STATUS.fullmatch(key)
         if key not in (_SPEC_PLAN, _STATUS_PLAN) and not wanted and not there:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            problems.append(Problem(_path(key), f"must be an integer of at least 0, not {value!r}"))
+        if not is_integer(value, 0, MAX_QUANTITY):
+            problems.append(Problem(f"{_PATH}[{key}]", f"must be an integer of at least 0, not {value!r}"))
         elif match := wanted or there:
             name = read_name(match[2])
             if name is None:
-                problems.append(Problem(_path(key), f"{match[2]!r} is no slice such as 2g.20gb or 4gb"))
+                problems.append(Problem(f"{_PATH}[{key}]", f"{match[2]!r} is no slice such as 2g.20gb or 4gb"))
             elif value or (there and match[3] == "free"):  # A count of 0 free slices is information too.
                 counts = spec if wanted else used if match[3] == "used" else free
                 card = counts.setdefault(int(match[1]), {})
@@ -203,8 +206,7 @@ def read_partitioning(text: str | None) -> Partitioning:
         else:
             plans[key] = value
     problems += (*_crowded("spec", spec), *_crowded("status", used, free))
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return Partitioning(spec, plans.get(_SPEC_PLAN), used, free, plans.get(_STATUS_PLAN))
 
 
@@ -213,7 +215,7 @@ def _crowded(what: str, *counts: SliceCounts) -> Iterator[Problem]:
     cards = sorted({card for of in counts for card in of})
     if len(cards) > MAX_GPUS:
         text = f"names {len(cards)} cards in its {what}, a node has at most {MAX_GPUS}"
-        yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
+        yield Problem(_PATH, text)
         return
     count = 0
     for card in cards:
@@ -221,10 +223,10 @@ def _crowded(what: str, *counts: SliceCounts) -> Iterator[Problem]:
         count += min(total, MAX_MPS_CLIENTS)
         if total > MAX_MPS_CLIENTS:
             text = f"has {total} slices of card {card} in its {what}, a card has at most {MAX_MPS_CLIENTS}"
-            yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
+            yield Problem(_PATH, text)
     if count > _MOST_SLICES:
         text = f"has {count} slices in its {what}, a node has at most {_MOST_SLICES}"
-        yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
+        yield Problem(_PATH, text)
 
 
 def with_spec(text: str | None, spec: SliceCounts, plan: int) -> str:
@@ -254,27 +256,12 @@ def next_plan(before: int | None, now: int) -> int:
 
 
 def _rewritten(text: str | None, owned: re.Pattern[str], plan: str, written: Mapping[str, int]) -> str:
-    kept = {key: value for key, value in _object(text).items() if key != plan and not owned.fullmatch(key)}
+    kept = {key: value for key, value in _parse(text).items() if key != plan and not owned.fullmatch(key)}
     return json.dumps(dict(sorted({**kept, **written}.items())))
 
 
-def _object(text: str | None) -> dict[str, Any]:
-    return _json_object(text, ANNOTATION) if text else {}
-
-
-def _json_object(text: str, annotation: str) -> dict[str, Any]:
-    path = f"metadata.annotations[{annotation}]"
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadObject([Problem(path, f"is not JSON: {error}")]) from error
-    if not isinstance(found, dict):
-        raise BadObject([Problem(path, "must be a JSON object")])
-    return found
-
-
-def _path(key: str) -> str:
-    return f"metadata.annotations[{ANNOTATION}][{key}]"
+def _parse(text: str | None) -> dict[str, Any]:
+    return parse_json_object(text, _PATH) if text else {}
 
 
 # mgpu's own annotations.
@@ -303,7 +290,7 @@ def write_planned(slices: Iterable[Slice], plan: int, standing: Collection[Slice
 def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[int], tuple[int, str] | None]:
     if text is None:
         return None, frozenset(), None
-    found = _json_object(text, EXISTING)
+    found = parse_json_object(text, annotation_path(EXISTING))
     slices, cards = _read_cards(found.get("cards"), EXISTING)
     refused = found.get("refused")
     if refused is None:
@@ -318,7 +305,7 @@ def _read_planned(text: str | None, plan: int | None) -> tuple[tuple[Slice, ...]
 
     None where the annotation belongs to another plan: another writer of `dynamicgpuslice` writes only counts.
     """
-    found = {} if text is None or plan is None else _json_object(text, PLANNED)
+    found = {} if text is None or plan is None else parse_json_object(text, annotation_path(PLANNED))
     if not found or found.get("plan") != plan:
         return None, frozenset()
     slices, _ = _read_cards(found.get("cards"), PLANNED)
@@ -357,8 +344,7 @@ def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], froze
         for (card, start), n in sorted(taken.items())
         if n > 1
     )
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return tuple(sorted(found)), frozenset(map(int, rows))
 
 
@@ -368,7 +354,7 @@ def _read_row(card: int, row: object) -> Slice | None:
     name, start, uuid, pod = (row.get(key, "") for key in ("profile", "start", "uuid", "pod"))
     if not all(isinstance(text, str) and len(text) <= _MOST_TEXT for text in (name, uuid, pod)):
         return None
-    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < PLACES:
+    if not is_integer(start, 0, PLACES - 1):
         return None
     named = read_name(name)
     return Slice(card, start, named, uuid, pod) if named else None

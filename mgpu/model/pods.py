@@ -1,8 +1,8 @@
-"""Pods and nodes, read once from decoded JSON into what mgpu needs of them.
+"""Reads Pods and Nodes from decoded JSON into frozen values with the fields that mgpu needs.
 
-Every process reads the objects of its watches and reviews through `read_pod` and `read_node`, so this is a hot path,
-and the first code that sees what users write. It checks types and bounds sizes; what a pod requests is for
-`mgpu.dialects`.
+All processes call `read_pod` and `read_node` for the objects of their watches and admission reviews. So this is a hot
+path, and the first code that sees what users write: it checks types and limits sizes. `mgpu.dialects` reads what a pod
+requests.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -11,39 +11,29 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mgpu.model.compute_resources import (
-    NO_CPU_MEMORY,
-    UNBOUNDED,
-    CpuMemory,
-    allocatable_cpu_memory,
-    requested_cpu_memory,
-)
-from mgpu.model.errors import BadObject, Problem, Rule
+from mgpu.model.compute_resources import NO_CPU_MEMORY, UNBOUNDED, CpuMemory
+from mgpu.model.errors import Problem, Rule
+from mgpu.model.field_reader import FieldReader
 from mgpu.model.quantities import QuantityError, same_quantity, whole_number
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL
 
 _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
-"""Prefixes of the annotations of a Node that mgpu reads. The others may take 256 KiB of each node."""
-_MOST_TEXT = 1 << 18
-"""Characters of a Node's labels, annotations and capacity each: the API server's own limit for annotations."""
-_MOST_ENTRIES = 1024
-"""Entries of a Node's labels, annotations and capacity each. 50,000 short labels fit into 256 KiB, and take 6 MiB once
-decoded."""
+"""Prefixes of the annotations of a Node that mgpu stores. Other annotations may take 256 KiB on each node."""
 GATED = "the pod has scheduling gates (spec.schedulingGates), so it cannot be bound yet"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
 class Stage(StrEnum):
-    """When a container runs: init containers one by one, then the app containers together (core/v1 Pod)."""
+    """When a container runs: init containers run one after another, then the app containers run together."""
 
     INIT = "init"
-    SIDECAR = "sidecar"  # an init container with restartPolicy Always, which keeps running beside the app containers
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always; it continues to run beside the app containers
     APP = "app"
 
 
 class RequestedAmount(NamedTuple):
-    """A container's amount of one resource as the pod states it, and the path of the field."""
+    """A container's amount of one resource as written in the pod, and the path of the field."""
 
     text: str
     path: str
@@ -56,11 +46,11 @@ class RequestedAmount(NamedTuple):
         limit: str = "any node has",
         read: Callable[[object], int] = whole_number,
     ) -> int | None:
-        """Return the amount, or None and a problem in `problems` where it is no number from 1 to `most`.
+        """Return the amount. If it is not a number from 1 to `most`, append a problem and return None.
 
         Args:
-            limit: what `most` is, for the message.
-            read: reads the quantity; raises QuantityError.
+            limit: what `most` means, for the message.
+            read: the parser of the quantity; it raises QuantityError.
         """
         try:
             number = read(self.text)
@@ -77,10 +67,10 @@ class RequestedAmount(NamedTuple):
 
 
 def is_none(resource: str, amount: str) -> bool:
-    """Return whether an amount requests nothing: 0 of an NVIDIA resource.
+    """Return whether an amount requests nothing, as 0 of an NVIDIA resource does.
 
-    LimitRanges and charts write such amounts for pods without GPUs, and the kubelet gives such a container none. For
-    the vocabularies' own resources 0 is denied (docs/design/mgpu.md, "Validation").
+    LimitRanges and charts set such amounts for pods without GPUs. For the vocabularies' own resources, admission denies
+    an amount of 0 (docs/design/mgpu.md, "Validation").
     """
     return resource.startswith("nvidia.com/") and same_quantity(amount, "0")
 
@@ -90,10 +80,10 @@ class Container:
     """A container of any stage.
 
     Attributes:
-        path: where it is in the pod, for messages: `spec.containers[0]`.
-        position: its index in the list of its stage.
-        visible: the positions of `NVIDIA_VISIBLE_DEVICES` in its `env`. Other variables are not kept, since there may
-            be many.
+        path: the path of the container in the pod, for messages: `spec.containers[0]`.
+        position: the index of the container in `spec.initContainers` or `spec.containers`.
+        visible: the indexes of `NVIDIA_VISIBLE_DEVICES` in `env`. Other variables are not stored, since there may be
+            many.
     """
 
     name: str
@@ -105,7 +95,7 @@ class Container:
     visible: tuple[int, ...] = ()
 
     def requested(self, resource: str) -> RequestedAmount | None:
-        """Return the amount from requests, else from limits; None where both lack it or where it `is_none`."""
+        """Return the amount in the requests, or else in the limits; None if there is none, or if it `is_none`."""
         for kind, amounts in (("requests", self.requests), ("limits", self.limits)):
             if resource in amounts:
                 amount = amounts[resource]
@@ -116,14 +106,14 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as mgpu needs it.
+    """The fields of a Pod that mgpu needs.
 
     Attributes:
-        containers: in the order in which they start: init containers and sidecars, then app containers.
-        cpu_memory: the cpu and memory of its node that it reserves.
-        ran: the names of its containers that have ever run.
-        gated: whether it has scheduling gates, so that it cannot be bound. Cards reserved for it would be held without
-            a limit in time.
+        containers: in start order: init containers and sidecars, then app containers.
+        cpu_memory: the cpu and memory that the pod reserves on its node.
+        ran: the names of the containers that have ever run.
+        gated: whether the pod has scheduling gates. It cannot be bound then, and cards reserved for it would be held
+            without a time limit.
     """
 
     namespace: str
@@ -150,7 +140,7 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Whether the pod has ended and holds nothing; a terminating pod holds (docs/design/design.md, "The model")."""
+        """Whether the pod has ended and holds nothing. A terminating pod still holds its cards."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -159,7 +149,7 @@ class Pod:
         return self.phase == "Running" or bool(self.ran)
 
     def has_run(self, containers: Iterable[str]) -> bool:
-        """Return whether any of these containers has ever run. In phase Running all have."""
+        """Return whether any of these containers has ever run. In phase Running, all containers count as run."""
         return self.phase == "Running" or not self.ran.isdisjoint(containers)
 
     @property
@@ -174,11 +164,11 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as mgpu needs it.
+    """The fields of a Node that mgpu needs.
 
     Attributes:
-        annotations: those that mgpu reads.
-        allocatable: its allocatable cpu and memory.
+        annotations: only the annotations that mgpu reads.
+        allocatable: the allocatable cpu and memory.
     """
 
     name: str
@@ -189,23 +179,23 @@ class Node:
 
 
 def read_new_pod(raw: object) -> Pod:
-    """Return the pod in a user's CREATE request, without its `status`. Raises BadObject as `read_pod` does.
+    """Return the pod in a user's CREATE request, ignoring its `status`. Raises BadObject as `read_pod` does.
 
-    The API server resets the status of a new pod only after mutating admission. At admission the status is what the
-    user wrote, such as a ResourceClaim that would take the pod's request away.
+    The API server resets the status of a new pod only after mutating admission. Until then the user chooses it, and
+    could name a ResourceClaim there that hides the pod's request.
     """
     return read_pod({k: v for k, v in raw.items() if k != "status"} if isinstance(raw, dict) else raw)
 
 
 def read_pod(raw: object) -> Pod:
-    """Return the pod in `raw` (decoded JSON). Raises BadObject with the path of every part of a wrong type."""
-    reader = _Reader()
+    """Return the pod in `raw` (decoded JSON). Raises BadObject with the path of each value of the wrong type."""
+    reader = FieldReader()
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
     node = reader.text(spec.get("nodeName"), "spec.nodeName")
-    # A ResourceClaim in the status means that a DRA driver serves the request instead of a device plugin. It counts
-    # only while the pod has no sealed record: claims are made before a pod is bound, and otherwise a stolen scheduler
-    # token could free the cards of a running pod by writing a claim into its status.
+    # A ResourceClaim in the status means that a DRA driver serves the request instead of a device plugin. It is ignored
+    # once the pod has a sealed record: kube-scheduler creates claims before it binds a pod, and whoever steals a
+    # scheduler's token could otherwise free the cards of a running pod by writing a claim into its status.
     sealed = bool(node) and SEAL in table_at(meta, "annotations")
     claimed = frozenset(() if sealed else _claimed(status))
     gated = bool(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates")) and not node
@@ -222,7 +212,7 @@ def read_pod(raw: object) -> Pod:
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         containers=containers,
         node=node,
-        nominated_node="" if gated else nominated,  # a nomination reserves cards
+        nominated_node="" if gated else nominated,  # a nomination reserves cards, without a time limit for a gated pod
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
         ran=frozenset(containers_that_ran(status)) & {container.name for container in containers},
@@ -233,7 +223,7 @@ def read_pod(raw: object) -> Pod:
         cpu_memory=reader.cpu_memory(top, spec),
         gated=gated,
     )
-    reader.unique_names(containers)
+    reader.require_unique_names((container.name, container.path) for container in containers)
     reader.finish()
     return pod
 
@@ -242,11 +232,10 @@ def read_node(raw: object) -> Node:
     """Return the node in `raw` (decoded JSON).
 
     Raises:
-        BadObject: with the path of every part of a wrong type, and where labels, annotations or capacity exceed
-            `_MOST_TEXT` or `_MOST_ENTRIES`. A node's kubelet and agent write them, and processes keep those of all
-            nodes.
+        BadObject: with the path of each value of the wrong type, and of labels, annotations or capacity that are too
+            large. A node's kubelet and agent write these, and each process stores them for all nodes.
     """
-    reader = _Reader()
+    reader = FieldReader()
     top = reader.table(raw, "node")
     meta, status = reader.table(top.get("metadata"), "metadata"), reader.table(top.get("status"), "status")
     node = Node(
@@ -271,12 +260,12 @@ def _known_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def _containers(
-    reader: "_Reader", raw: object, path: str, claimed: Collection[tuple[str, str]], *, init: bool
+    reader: FieldReader, raw: object, path: str, claimed: Collection[tuple[str, str]], *, init: bool
 ) -> Iterable[Container]:
     for i, item in enumerate(reader.rows(raw, path)):
         if reader.is_full:
-            return  # The pod is refused already, and a body of 1 MiB may have 150,000 entries of a wrong type.
-        here = _place(path, i)
+            return  # The pod is invalid already, and a body of 1 MiB may have 150,000 entries of the wrong type.
+        here = _indexed(path, i)
         entry = reader.table(item, here)
         stage = Stage.APP
         if init:
@@ -299,13 +288,13 @@ def _containers(
 
 
 @lru_cache(maxsize=1024)
-def _place(path: str, position: int) -> str:
-    """Return one text for all pods: a scheduler keeps the containers of tens of thousands of pods."""
+def _indexed(path: str, position: int) -> str:
+    """Return the path of a container. Cached so that the pods of a cluster share the strings."""
     return f"{path}[{position}]"
 
 
 def _claimed(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (container, resource) for which kube-scheduler made a ResourceClaim: a DRA driver serves it (KEP-5004)."""
+    """Yield each (container, resource) that a DRA driver serves through a ResourceClaim (KEP-5004)."""
     rows = table_at(status, "extendedResourceClaimStatus").get("requestMappings")
     for row in rows if isinstance(rows, list) else ():
         found = table_at(row)
@@ -313,125 +302,9 @@ def _claimed(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def containers_that_ran(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the containers that have ever run, as the status of their pod says."""
+    """Yield the names of the containers that have ever run according to the status of their pod."""
     lists = [status.get(key) for key in ("initContainerStatuses", "containerStatuses")]
     for row in (row for rows in lists if isinstance(rows, list) for row in rows if isinstance(row, dict)):
         states = [state for key in ("state", "lastState") if isinstance(state := row.get(key), dict)]
         if row.get("containerID") or any(state.keys() - {"waiting"} for state in states):
             yield str(row.get("name", ""))
-
-
-_PROBLEMS = 1000
-"""Problems that are kept of one object. A list of 100,000 numbers in place of objects must not become as many texts."""
-
-
-class _Reader:
-    """Reads values of decoded JSON and collects the parts of a wrong type instead of stopping at the first."""
-
-    def __init__(self) -> None:
-        self._problems: list[Problem] = []
-
-    def finish(self) -> None:
-        """Raise BadObject with what was found, if anything."""
-        if self._problems:
-            raise BadObject(self._problems)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further problem is kept."""
-        return len(self._problems) >= _PROBLEMS
-
-    def _wrong(self, path: str, expected: str, value: object) -> None:
-        self._add(path, f"must be {expected}, not {type(value).__name__}", Rule.FIELD_TYPE)
-
-    def _add(self, path: str, message: str, rule: Rule = Rule.OTHER) -> None:
-        if not self.is_full:
-            self._problems.append(Problem(path, message, rule))
-
-    def limit(self, table: Mapping[str, str], path: str) -> None:
-        """Add a problem where a table of a Node is larger than mgpu keeps."""
-        size = sum(len(key) + len(text) for key, text in table.items())
-        if size > _MOST_TEXT:
-            self._add(path, f"has {size} characters, more than the {_MOST_TEXT} that mgpu keeps")
-        if len(table) > _MOST_ENTRIES:
-            self._add(path, f"has {len(table)} entries, more than the {_MOST_ENTRIES} that mgpu keeps")
-
-    def unique_names(self, containers: Iterable[Container]) -> None:
-        """Add a problem for containers of the same name.
-
-        Records name containers by name. The API server refuses such pods too, but only after mutating admission.
-        """
-        seen: dict[str, str] = {}
-        for container in containers:
-            if container.name and container.name in seen:
-                text = f"{container.name!r} is the name of {seen[container.name]} already"
-                self._add(f"{container.path}.name", text, Rule.CONTAINER_NAME)
-            seen.setdefault(container.name, container.path)
-
-    def cpu_memory(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> CpuMemory:
-        """Return the cpu and memory that the pod reserves. Called after its containers have been read.
-
-        An amount that is no quantity counts as nothing here; the API server refuses it after admission.
-        """
-        self.amounts(spec.get("overhead"), "spec.overhead")
-        of_pod = self.table(spec.get("resources"), "spec.resources")
-        for kind in ("requests", "limits"):
-            self.amounts(of_pod.get(kind), f"spec.resources.{kind}")
-        try:
-            return NO_CPU_MEMORY if self._problems else requested_cpu_memory(pod)
-        except QuantityError:
-            return NO_CPU_MEMORY
-
-    def allocatable(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> CpuMemory:
-        """Return the allocatable cpu and memory of a node; unbounded where they cannot be read."""
-        self.amounts(status.get("allocatable"), "status.allocatable")
-        try:
-            return UNBOUNDED if self._problems else allocatable_cpu_memory(node)
-        except QuantityError:
-            return UNBOUNDED
-
-    def table(self, value: object, path: str) -> Mapping[str, Any]:
-        if value is None:
-            return {}
-        if isinstance(value, dict):
-            return value
-        self._wrong(path, "an object", value)
-        return {}
-
-    def rows(self, value: object, path: str) -> list[Any]:
-        if value is None:
-            return []
-        if isinstance(value, list):
-            return value
-        self._wrong(path, "a list", value)
-        return []
-
-    def text(self, value: object, path: str) -> str:
-        if value is None:
-            return ""
-        if isinstance(value, str):
-            return value
-        self._wrong(path, "a string", value)
-        return ""
-
-    def integer(self, value: object, path: str) -> int:
-        if value is None:
-            return 0
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        self._wrong(path, "an integer", value)
-        return 0
-
-    def texts(self, value: object, path: str) -> Mapping[str, str]:
-        table = self.table(value, path)
-        if all(type(text) is str for text in table.values()):
-            return dict(table)  # A pod may have 100,000 labels, so no path is built for each.
-        return {k: self.text(v, f"{path}[{k}]") for k, v in table.items()}
-
-    def amounts(self, value: object, path: str) -> Mapping[str, str]:
-        """Return quantities as text. The API accepts bare numbers too and stores them as text."""
-        table = self.table(value, path)
-        for name, amount in table.items():
-            if isinstance(amount, bool) or not isinstance(amount, str | int | float):
-                self._wrong(f"{path}[{name}]", "a quantity", amount)
-        return {k: str(v) for k, v in table.items()}

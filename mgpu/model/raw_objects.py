@@ -1,11 +1,18 @@
-"""Access to API objects as decoded JSON that nothing has checked yet."""
+"""Reads values from decoded JSON that has not been validated yet.
 
+The modules of `mgpu.model` and `mgpu.dialects`, the webhook and the scheduler use it for objects and annotations that
+users and agents write. No function assumes a type.
+"""
+
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
+
+from mgpu.model.errors import BadObject, Problem
 
 
 def table_at(raw: object, *path: str) -> Mapping[str, Any]:
-    """Return the object at a path; empty where there is none, or a value of another type. Never raises."""
+    """Return the object at a path, or {} if there is none or the value has another type. Never raises."""
     for key in path:
         raw = raw.get(key) if isinstance(raw, dict) else None
     return raw if isinstance(raw, dict) else {}
@@ -14,3 +21,19 @@ def table_at(raw: object, *path: str) -> Mapping[str, Any]:
 def annotation_path(key: str) -> str:
     """Return the path of an annotation, as messages write it."""
     return f"metadata.annotations[{key}]"
+
+
+def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:
+    """Return whether a decoded value is an integer within these limits. In Python, a boolean is an integer too."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def parse_json_object(text: str, path: str) -> dict[str, Any]:
+    """Return the JSON object in the text of an annotation. Raises BadObject with the annotation's `path`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadObject([Problem(path, f"is not JSON: {str(error)[:80]}")]) from error
+    if not isinstance(value, dict):
+        raise BadObject([Problem(path, "must be a JSON object")])
+    return value

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, raise_if_any
 from mgpu.settings.component_settings import DevicePluginSettings, RecordSettings, SchedulerSettings, WebhookSettings
 from mgpu.settings.dialect_settings import DialectSettings, MgpuSettings
 from mgpu.settings.fields import Block, Policy
@@ -71,8 +71,7 @@ def load_settings(
         problems += [_problem(source, e) for e in error.errors(include_url=False)]
     else:
         problems += find_impossible_geometries(settings.dialects.slices, f"{source}: {_SLICES}")
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return settings
 
 

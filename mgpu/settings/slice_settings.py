@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, raise_if_any
 from mgpu.model.mig import canonical, invalid_geometry_reason
 from mgpu.model.slice_names import MIG, mode_of, read_name
 from mgpu.settings.fields import Block, Names, split_list, to_lower_case
@@ -143,6 +143,5 @@ def nest_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
         for name in of
         if name not in resources
     ]
-    if problems:
-        raise BadObject(problems)
+    raise_if_any(problems)
     return {**rest, "weight": {**weight, "resources": resources | of}}

@@ -229,5 +229,5 @@ def test_node_with_more_entries_than_any_has_is_refused(path: str) -> None:
     raw = b.node("n1")
     part, key = path.split(".")
     raw[part][key] |= {f"mgpu.io/{i}": "1" for i in range(2000)}
-    with pytest.raises(BadObject, match="entries, more than the 1024 that mgpu keeps"):
+    with pytest.raises(BadObject, match="entries, more than the 1024 that mgpu stores"):
         read_node(raw)

@@ -293,7 +293,7 @@ class TestForeignRecord:
 
     def test_a_row_of_a_container_that_asks_for_nothing_is_refused(self) -> None:
         record = {ALLOCATED: {"gpu": [entry(0, 50, "", 50)]}, PER_CONTAINER: {"c": {"gpu": [0]}, "d": {"gpu": [0]}}}
-        with pytest.raises(BadObject, match="gives 'gpu' to container 'd', which does not ask for it"):
+        with pytest.raises(BadObject, match="gives 'gpu' to container 'd', which does not request it"):
             recorded(record, asking(gpu=50), {"name": "d"})
 
     def test_a_minor_that_is_not_there_is_on_no_card(self) -> None:

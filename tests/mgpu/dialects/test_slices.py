@@ -126,9 +126,9 @@ def test_a_record_names_places() -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ("x", "must be an object such as"),
-        ("[]", "must be an object such as"),
-        ("[" * 100_000, "must be an object such as"),
+        ("x", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ("[" * 100_000, "is not JSON"),
         ('{"c":{}}', "mig-2g.20gb of container 'c' is missing"),
         ('{"c":7}', "mig-2g.20gb of container 'c' is missing"),
         ('{"c":{"mig-2g.20gb":["0:4"]}}', "names 1 place, the container asks for 2"),
@@ -137,7 +137,7 @@ def test_a_record_names_places() -> None:
         ('{"c":{"mig-2g.20gb":["0:4","0:100"]}}', "has '0:100', which is no place"),
         ('{"c":{"mig-2g.20gb":["0:4","0:\u0662"]}}', "which is no place"),
         ('{"c":{"mig-2g.20gb":["0:4","0:2"],"gpu-4gb":["0:1"]}}', "gives 'gpu-4gb' to container 'c', which does not"),
-        ('{"c":{"mig-2g.20gb":["0:4","0:2"]},"d":{"mig-2g.20gb":["0:0"]}}', "to container 'd', which does not ask"),
+        ('{"c":{"mig-2g.20gb":["0:4","0:2"]},"d":{"mig-2g.20gb":["0:0"]}}', "to container 'd', which does not request"),
     ],
 )
 def test_a_record_is_read_strictly(record: str, message: str) -> None:
