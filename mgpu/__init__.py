@@ -1,5 +1,5 @@
-"""The shared model of mgpu: cards, asks and the ledger, the dialects, the settings, the `mgpu` command.
+"""The code that the processes share: the model, the dialects, the settings, the API client and the `mgpu` command.
 
-Limits: nothing here decides where a pod goes (`scheduler`), answers admission (`webhook`) or talks to a
-kubelet (`deviceplugin`); those three import this package and never one another.
+`scheduler`, `webhook`, `deviceplugin` and `playground` import this package, which imports none of them. Code that
+places pods, answers admission reviews or talks to a kubelet does not belong here.
 """

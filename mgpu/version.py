@@ -1,4 +1,9 @@
-"""Which version of the suite runs where: each part says its own in the API, and `mgpu doctor` compares them."""
+"""Defines how the processes report their versions, and agents their nodes, in the API.
+
+The leader annotates its Lease, an agent its Node (`deviceplugin.inventory`), and the manifests label the Pods of
+Deployments. `mgpu doctor` compares them. Agents of other versions read and write the same annotation, so fields may be
+added to the report but not removed.
+"""
 
 import json
 from collections.abc import Mapping
@@ -7,25 +12,28 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 VERSION_ANNOTATION = "mgpu.io/version"
-"""Annotation of the scheduler's Lease."""
+"""The annotation of the scheduler's Lease with the version of the leader."""
 VERSION_LABEL = "app.kubernetes.io/version"
-"""Label of the pods of a Deployment, by the manifests."""
+"""The label with the version that the manifests set on the Pods of a Deployment."""
 AGENT_ANNOTATION = "mgpu.io/agent"
-"""Annotation of a Node: what its agent says of itself, as compact JSON (`AgentReport`)."""
+"""The annotation of a Node with the report of its agent (`AgentReport`) as compact JSON."""
 
 
 @cache
 def own_version() -> str:
-    """This installation's. Raises PackageNotFoundError where mgpu is not installed as a package."""
+    """Return the installed version. Raises PackageNotFoundError if mgpu is not installed as a package."""
     return version("mgpu")
 
 
 class AgentReport(NamedTuple):
-    """What an agent says of its node.
+    """An agent's report about its node.
 
-    cdi: whether the container runtime has CDI; None: not known. cards: how many GPUs. whole_cards: who serves them,
-    `mgpu` or `nvidia`. toolkit: what NVIDIA's container toolkit heeds of unprivileged containers; None: not known.
-    mps_unbounded: whether MPS folders that containers write lie on the node's own file system.
+    Attributes:
+        cdi: whether the container runtime supports CDI; None if unknown.
+        cards: the number of GPUs.
+        whole_cards: which device plugin serves `nvidia.com/gpu`, `mgpu` or `nvidia`.
+        toolkit: how NVIDIA's container toolkit is configured; None if unknown.
+        mps_unbounded: whether MPS folders that containers can write to are on the node's own file system.
     """
 
     version: str
@@ -37,35 +45,45 @@ class AgentReport(NamedTuple):
 
 
 class Toolkit(NamedTuple):
-    """variable: NVIDIA_VISIBLE_DEVICES. mounts: those below /var/run/nvidia-container-devices."""
+    """How unprivileged containers can request GPUs from NVIDIA's container toolkit.
+
+    Attributes:
+        variable: by NVIDIA_VISIBLE_DEVICES.
+        mounts: by mounts below /var/run/nvidia-container-devices.
+    """
 
     variable: bool
     mounts: bool
 
 
-def write_agent_report(said: AgentReport) -> str:
-    row = {
-        "version": said.version,
-        "cdi": said.cdi,
-        "cards": said.cards,
-        "wholeCards": said.whole_cards,
-        "toolkit": said.toolkit._asdict() if said.toolkit else None,
+def write_agent_report(report: AgentReport) -> str:
+    """Return the value of the annotation `AGENT_ANNOTATION`."""
+    row: dict[str, Any] = {
+        "version": report.version,
+        "cdi": report.cdi,
+        "cards": report.cards,
+        "wholeCards": report.whole_cards,
+        "toolkit": report.toolkit._asdict() if report.toolkit else None,
     }
-    if said.mps_unbounded:
+    if report.mps_unbounded:
         row["mpsUnbounded"] = True
     return json.dumps(row, separators=(",", ":"))
 
 
 def read_agent_report(node: Mapping[str, Any]) -> AgentReport | None:
-    """Of a Node as the API has it; None: it says nothing that can be read."""
+    """Return the report in the annotation of a Node (decoded JSON), or None if there is no readable one."""
     text = (node["metadata"].get("annotations") or {}).get(AGENT_ANNOTATION, "")
     try:
         row = json.loads(text)
         cdi = row["cdi"]
-        known = cdi if isinstance(cdi, bool) else None
-        heeds = row.get("toolkit")
-        toolkit = Toolkit(heeds["variable"] is True, heeds["mounts"] is True) if heeds else None
-        whole, unbounded = str(row["wholeCards"]), row.get("mpsUnbounded") is True
-        return AgentReport(str(row["version"]), known, int(row["cards"]), whole, toolkit, unbounded)
+        toolkit = row.get("toolkit")
+        return AgentReport(
+            version=str(row["version"]),
+            cdi=cdi if isinstance(cdi, bool) else None,
+            cards=int(row["cards"]),
+            whole_cards=str(row["wholeCards"]),
+            toolkit=Toolkit(toolkit["variable"] is True, toolkit["mounts"] is True) if toolkit else None,
+            mps_unbounded=row.get("mpsUnbounded") is True,
+        )
     except (ValueError, KeyError, TypeError):
         return None

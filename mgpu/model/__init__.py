@@ -1,5 +1,5 @@
-"""Frozen values and pure functions: quantities, pods, nodes, cards, requests, placements, and the ledger.
+"""The values that all packages share: quantities, pods, nodes, cards, GPU requests, placements and the ledger.
 
-Units everywhere: compute in thousandths of a card ("milli"), memory in bytes, both integers.
-No clock, no logger, no client, no environment.
+The values are frozen and the functions pure: import-linter forbids clocks, loggers, clients and the environment here.
+Compute is an integer in thousandths of a card ("milli"), memory an integer in bytes.
 """

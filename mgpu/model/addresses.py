@@ -1,7 +1,7 @@
-"""Blocks of IP addresses: which peers may call an endpoint (settings `apiServers`) and how their connections are
-counted.
+"""Reads blocks of IP addresses, and matches the peers of connections against them.
 
-`mgpu.settings` parses blocks; `mgpu.serving` checks each connection. Pure.
+`mgpu.settings` parses the setting `apiServers` with it. `mgpu.serving` decides with it whether a peer may call an
+endpoint, and counts the connections of each block.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ LOOPBACK: tuple[Block, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.I
 
 
 def read_block(text: str) -> Block:
-    """Return a block in CIDR notation, or one address as a block. The ValueError says what to write instead."""
+    """Return the block in CIDR notation or the single address in `text`. The ValueError states the remedy."""
     try:
         block = ipaddress.ip_network(text)
     except ValueError as error:
@@ -21,7 +21,9 @@ def read_block(text: str) -> Block:
             wider = ipaddress.ip_network(text, strict=False)
         except ValueError:
             raise ValueError("must be an address or a block such as 192.0.2.0/24 or 2001:db8::/32") from error
-        raise ValueError(f"names a host within a block; write {wider} for the block or leave the /… out") from error
+        raise ValueError(
+            f"is the address of a host with the prefix length of a block; write {wider}, or leave out the /…"
+        ) from error
     if isinstance(block, ipaddress.IPv6Network) and block.network_address.ipv4_mapped and block.prefixlen >= 96:
         mapped = f"{block.network_address.ipv4_mapped}/{block.prefixlen - 96}"
         raise ValueError(f"is an IPv4 block in IPv6 notation; write {mapped}")
@@ -31,7 +33,7 @@ def read_block(text: str) -> Block:
 def read_peer(text: str) -> Address | None:
     """Return the address of a connection's peer, or None for a peer without an IP address.
 
-    An IPv4 peer of an IPv6 socket (`::ffff:192.0.2.1`) counts as IPv4.
+    An IPv6 socket reports its IPv4 peers as `::ffff:192.0.2.1`; their IPv4 address is returned.
     """
     try:
         address = ipaddress.ip_address(text)
@@ -48,9 +50,9 @@ def is_within(peer: str, blocks: Iterable[Block]) -> bool:
 
 
 def counting_block(peer: str) -> Block | None:
-    """Return the block whose connections are counted together with this peer's; None for peers without an IP address.
+    """Return the block whose connections share a limit with those of this peer; None for a peer without an IP address.
 
-    An IPv6 peer counts as its /64 block, since one host can use every address of it.
+    For IPv6 it is the peer's /64 block, since one host can use every address of it.
     """
     address = read_peer(peer)
     if isinstance(address, ipaddress.IPv6Address):

@@ -1,8 +1,9 @@
-"""The Pods of the node agents: which node each one serves, and whether it can start containers there.
+"""Reads from the Pods of the node agents which nodes have no ready agent.
 
-The scheduler uses it to keep pods off nodes whose agent is not ready, and `mgpu doctor` reports it. The source is the
-`Ready` condition of the Pod, which the kubelet sets to false about a second after the container has ended or when the
-readiness probe fails. A heartbeat (a Lease) would be slower by seconds, and 5,000 nodes would write 500 a second.
+The scheduler (`scheduler.cluster`) keeps pods off such nodes, and `mgpu inspect` and `mgpu doctor` report them. The
+source is the condition `Ready` of the Pod, which the kubelet sets to false about a second after the container has ended
+or when the readiness probe fails. A Lease of each agent would be seconds slower and cost 500 writes a second on 5,000
+nodes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,11 +21,11 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AgentPod:
-    """An agent's Pod on its node.
+    """The Pod of an agent.
 
     Attributes:
-        problem: why it cannot start containers now; None if it can.
-        since: the time of that change as the kubelet wrote it; None if unknown.
+        problem: why the agent is not ready; None if it is ready.
+        since: the time of the last change between ready and not ready, as the kubelet wrote it; None if unknown.
     """
 
     node: str
@@ -34,9 +35,9 @@ class AgentPod:
 
 
 def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
-    """Read the Pod of a node agent from the API's JSON; None for every other Pod, and for one without a node.
+    """Return the agent Pod in `raw` (decoded JSON), or None for any other Pod and for a Pod without a node.
 
-    Only Pods in the installation's own `namespace` count: a label alone can be set by any tenant.
+    Only Pods in the installation's own `namespace` count, since any tenant can set the labels.
     """
     meta = raw["metadata"]
     if meta.get("namespace") != namespace:
@@ -51,13 +52,13 @@ def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
 
 
 def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
-    """Return the agent Pod that explains why no container can start on a node, or None where an agent is ready.
+    """Return an agent Pod that explains why a node has no ready agent, or None if an agent is ready.
 
-    During a rolling update a node has two agents; one ready agent is enough. Among several that are not ready, one that
-    stays is chosen before one that is being deleted, then the last by name.
+    During a rolling update a node has two agents, of which one has to be ready. A Pod that is not being deleted is
+    preferred, then the last by name.
 
     Args:
-        agents: the agents' Pods on one node.
+        agents: the agent Pods on one node.
     """
     if not agents or any(pod.problem is None for pod in agents):
         return None
@@ -65,13 +66,12 @@ def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
 
 
 def nodes_without_agent(pods: Iterable[Raw], namespace: str) -> dict[str, AgentPod]:
-    """Return the nodes whose agents are all not ready, each with the Pod that explains it."""
+    """Return the nodes without a ready agent, each with the Pod that explains it."""
     on_node: dict[str, list[AgentPod]] = {}
     for raw in pods:
         if found := agent_pod(raw, namespace):
             on_node.setdefault(found.node, []).append(found)
-    blamed = {node: find_unready_agent(on_node[node]) for node in sorted(on_node)}
-    return {node: pod for node, pod in blamed.items() if pod is not None}
+    return {node: pod for node in sorted(on_node) if (pod := find_unready_agent(on_node[node])) is not None}
 
 
 def is_ready(raw: Raw) -> bool:
@@ -80,7 +80,7 @@ def is_ready(raw: Raw) -> bool:
 
 
 def not_ready_cause(raw: Raw) -> str:
-    """Return the reason for which a container of the Pod waits or has ended, else the Pod's phase."""
+    """Return the reason why a container of the Pod is waiting or has terminated, or else the phase of the Pod."""
     status = raw.get("status") or {}
     for row in status.get("containerStatuses") or ():
         state = row.get("state") or {}

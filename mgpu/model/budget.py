@@ -1,9 +1,10 @@
-"""The budget of an object: how large its parts may be. Pure.
+"""Limits the size of the objects that mgpu accepts.
 
 The API server accepts objects of 1.5 MiB, and any user who may create pods chooses the length of their lists. Without
-bounds that user would also choose the work and the memory of every process. Each bound here has its reason;
-`mgpu.serving.request_memory` bounds what all requests of a process hold together. Sizes are counted before anything is
-built from an object: by the webhook (`excess`), and by the scheduler and the agents (`excess_of_containers`).
+limits a user could make every process spend any amount of work and memory. The webhook calls `excess` and
+`excess_of_spec`, the scheduler and the agents call `excess_of_containers`, each before it reads the object.
+`mgpu.serving` limits the memory of all requests together. Raising a limit needs a new measurement of the cost
+(docs/attacks.md).
 """
 
 from collections.abc import Iterator
@@ -17,35 +18,34 @@ from mgpu.model.errors import Problem, Rule
 from mgpu.model.raw_objects import table_at
 
 MAX_CONTAINERS = 256
-"""Containers and init containers of a pod: 16 on each of 16 cards, which is what the vocabularies allow at most."""
+"""Containers and init containers of a pod: 16 on each of 16 cards, the most that the vocabularies allow."""
 
 MAX_RESOURCES = 2048
-"""Entries of requests and limits of all containers, 8 for each: cpu, memory and two for GPU in both."""
+"""Entries of the requests and limits of all containers, 8 for each: cpu, memory and two GPU resources in both."""
 
 MAX_VARIABLES = 16_384
-"""Environment variables of all containers: 64 for each. Charts that set hundreds in one container stay far below."""
+"""Environment variables of all containers, 64 for each. Charts set at most some hundreds, in one container."""
 
 MAX_ANNOTATIONS = 1024
-"""Annotations of an object. The API server allows 256 KiB of annotations; ordinary pods have tens."""
+"""Annotations of an object. Ordinary pods have tens; the API server allows 256 KiB."""
 
 MAX_PATCH_OPERATIONS = 4096
-"""Operations of one JSON Patch: 16 for each container. `koordinator.sh/gpu` and `mgpu.io/share` need 8."""
-
+"""Operations of one JSON Patch, 16 for each container. `koordinator.sh/gpu` and `mgpu.io/share` need 8."""
 
 MAX_LABELS = 128
-"""Labels of an object. The scheduler keeps those of GPU pods for disruption budgets (`mgpu.dialects.watched_pods`)."""
+"""Labels of an object. The scheduler stores those of GPU pods for disruption budgets (`mgpu.dialects.watched_pods`)."""
 
 MAX_NESTING = 32
-"""Levels of objects and lists in the spec of an MtgpuPod, whose schema keeps unknown fields. A PodSpec has 12. The JSON
-encoder refuses 254, so the Pod of such an MtgpuPod could not be created."""
+"""Levels of objects and lists in the spec of an MtgpuPod, whose schema preserves unknown fields. A PodSpec has 12. The
+JSON encoder fails at 254 levels, so the Pod of the MtgpuPod could not be created."""
 
 MAX_SPEC_BYTES = 256 << 10
-"""Bytes of the spec of an MtgpuPod, as JSON: what `kubectl apply` can keep of it in an annotation."""
+"""Bytes of the spec of an MtgpuPod as JSON: the most that `kubectl apply` can store in its annotation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The number of entries in the lists of an object whose length users choose."""
+    """The number of entries in the lists of an object."""
 
     containers: int = 0
     resources: int = 0
@@ -64,10 +64,10 @@ _BOUNDS = (
 
 
 def size_of(raw: object) -> Size:
-    """Return the size of a Pod, or of an object with a Pod's spec, as decoded JSON. Parts of a wrong type are empty."""
+    """Return the size of a Pod or MtgpuPod (decoded JSON). Fields of the wrong type count as empty."""
     meta, spec = table_at(raw, "metadata"), table_at(raw, "spec")
     containers = [item for kind in ("initContainers", "containers") for item in _list(spec.get(kind))]
-    if len(containers) > MAX_CONTAINERS:  # That suffices to refuse it.
+    if len(containers) > MAX_CONTAINERS:  # enough to reject the object without counting further
         return Size(len(containers))
     resources = [table_at(item, "resources", kind) for item in containers for kind in ("requests", "limits")]
     return Size(
@@ -80,11 +80,11 @@ def size_of(raw: object) -> Size:
 
 
 def excess(raw: object, old: object = None) -> list[Problem]:
-    """Return what of an object exceeds its bound.
+    """Return a problem for each list of an object that is too long.
 
     Args:
-        old: the object before an update, or None. What was too large before is accepted as long as it does not grow, so
-            that an object from before this version can still be changed and deleted.
+        old: the object before an update, or None. A list that was too long before may stay as long as it was, so that
+            objects from before this version can still be updated and deleted.
     """
     now = size_of(raw)
     before = size_of(old) if old is not None else Size()
@@ -92,20 +92,20 @@ def excess(raw: object, old: object = None) -> list[Problem]:
 
 
 def excess_of_containers(raw: object) -> list[Problem]:
-    """Return what of an admitted pod exceeds its bound, of the lists that are immutable and that processes keep.
+    """Return the problems of an existing pod: too many containers, or too many resources in them.
 
-    Processes do not keep a pod's labels, annotations and variables as a whole, so their number does not matter here.
+    Other lists are not counted, since the scheduler and the agents store only parts of them.
     """
     now = size_of(raw)
     return [*_above(Size(containers=now.containers, resources=now.resources), Size())]
 
 
 def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
-    """Return what is wrong with the size of an MtgpuPod's spec. old: as in `excess`."""
+    """Return the problems with the nesting and the bytes of an MtgpuPod's spec. `old` is as in `excess`."""
     spec, spec_before = table_at(raw, "spec"), table_at(old, "spec")
     deep, deep_before = _is_deep(spec), _is_deep(spec_before)
     if deep:
-        text = f"is nested more than {MAX_NESTING} levels deep; remove what is no field of a PodSpec"
+        text = f"is nested more than {MAX_NESTING} levels deep; remove the fields that a PodSpec does not have"
         return [] if deep_before else [Problem("spec", text, Rule.TOO_LARGE)]
     size, before = len(orjson.dumps(spec)), 0 if deep_before else len(orjson.dumps(spec_before))
     if size <= max(MAX_SPEC_BYTES, before):

@@ -1,6 +1,7 @@
-"""What is used of a node's cards, whether they are partitioned or not.
+"""Computes how much of each card of a node is used, whether the card is partitioned or not.
 
-For metrics, the page and the command line, which show cards; the placement engine works on devices instead.
+The metrics (`scheduler.api.collector`), the web page and `mgpu.presentation` call it, since they show cards. The
+placement engine works on devices instead, which are whole cards or slices.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,13 +13,13 @@ from mgpu.model.slice_names import is_slice, place_of
 
 
 class CardUse(NamedTuple):
-    """What is used of one card.
+    """How much of one card is used.
 
     Attributes:
         core: milli.
         memory: bytes.
-        idle: whether nothing of it is held.
-        shared: whether pods can get parts of it, so that it is neither partitioned nor a card of MtgpuPods.
+        idle: whether no pod holds any of it.
+        shared: whether pods can get parts of the card: it is neither partitioned nor used by MtgpuPods.
     """
 
     card: Card
@@ -29,10 +30,10 @@ class CardUse(NamedTuple):
 
 
 def card_uses(gpus: Sequence[Card], states: Iterable[CardState]) -> tuple[CardUse, ...]:
-    """Return the use of each GPU of a node; of a partitioned card it is the sum over its slices.
+    """Return the use of each GPU of a node. For a partitioned card it is the sum over its slices.
 
     Args:
-        states: those of the devices that pods can get: whole cards, and the slices of partitioned ones.
+        states: the states of unpartitioned cards and of slices.
     """
     whole: dict[int, CardState] = {}
     sliced: dict[int, list[CardState]] = {}
@@ -51,13 +52,13 @@ def _use(card: Card, state: CardState | None, slices: Sequence[CardState]) -> Ca
 
 
 def held_amounts(holding: Holding, devices: Sequence[Card]) -> tuple[int, int]:
-    """Return the core (milli) and memory (bytes) that a pod holds of these devices together, at its peak on each."""
+    """Return the core (milli) and memory (bytes) that a pod holds of these devices in total, at its peak on each."""
     uses = [holding.uses(card) for card in _candidates(holding, devices)]
     return sum(use.core for use in uses), sum(use.memory for use in uses)
 
 
 def _candidates(holding: Holding, devices: Sequence[Card]) -> Iterator[Card]:
-    """Yield the devices that the holding can be on. Nearly all records name indexes, which is faster than `is_on`."""
+    """Yield the devices that the holding may be on. Indexes, which nearly all records name, are compared directly."""
     if all(isinstance(share.card, int) for share in holding.shares):
         named = {(share.type, share.card) for share in holding.shares}
         return (card for card in devices if (card.type, card.index) in named)

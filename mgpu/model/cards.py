@@ -1,7 +1,7 @@
-"""Cards and other devices of a node, and how much of each is used.
+"""Defines the cards and other devices of a node, and their states.
 
-A `Card` comes from a Device object (`device_object`) or from the slices of a node (`node_slices`); the ledger makes the
-`CardState` that the placement engine works on.
+`device_object` and `node_slices` create a `Card`; the ledger creates the `CardState`s that the placement engine, the
+metrics and the command line read. Both are immutable.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from mgpu.model.groups import Group
 from mgpu.model.slice_names import is_slice
 
 GPU = "gpu"
-"""The type of GPUs. Other types are slices, and Koordinator's devices (rdma, fpga, any name)."""
+"""The type of GPUs. Other types are slices and Koordinator's other devices (rdma, fpga or any other name)."""
 
 WHOLE_CORE = 1000
 """The compute of one card, in milli."""
@@ -21,7 +21,7 @@ WHOLE_RATIO = 100
 
 
 def noun(type: str) -> str:
-    """Return what messages call a device of this type."""
+    """Return the word for a device of this type in messages."""
     return "card" if type == GPU else f"{type} {'slice' if is_slice(type) else 'device'}"
 
 
@@ -31,9 +31,9 @@ class Card:
 
     Attributes:
         index: the number in annotations of mGPU and gpushare; unique among the node's devices of its type.
-        memory: bytes.
-        core: milli.
-        minor: the number in /dev/nvidia<minor>, which may differ from the index; None: the same.
+        memory: in bytes.
+        core: in milli.
+        minor: the number in /dev/nvidia<minor>, which may differ from the index; None if it does not.
     """
 
     index: int
@@ -49,17 +49,18 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """A card and what is held of it.
+    """A card and how much of it is used.
 
-    What is used may exceed the card, for example by a hand-written record; then nothing is free.
+    The used amounts may exceed the card, for example because of a hand-written record; then nothing is free.
 
     Attributes:
-        core_used: milli.
-        memory_used: bytes.
-        shares: the number of containers on it; 0 for an idle card.
-        groups: those whose pods hold a share of it (`mgpu.model.pod_constraints`).
-        ratio_used: percent of its memory, by shares that are counted in percent.
-        gpuid: the GPUID under which MtgpuPods alone share it (docs/design/mtgpu.md, "Meaning of a GPUID"); "" for none.
+        core_used: in milli.
+        memory_used: in bytes.
+        shares: the number of containers on the card; 0 for an idle card.
+        groups: the groups whose pods hold a share of the card (`mgpu.model.pod_constraints`).
+        ratio_used: the memory in percent, of shares whose memory is requested in percent.
+        gpuid: the GPUID whose MtgpuPods share the card, to the exclusion of other pods (docs/design/mtgpu.md, "Meaning
+            of a GPUID"); "" if no MtgpuPods use the card.
     """
 
     card: Card
@@ -72,7 +73,7 @@ class CardState:
 
     @property
     def core_free(self) -> int:
-        """What is free for pods other than MtgpuPods, in milli."""
+        """The free core for pods other than MtgpuPods, in milli."""
         return 0 if self.gpuid else self.core_left
 
     @property
@@ -89,7 +90,7 @@ class CardState:
 
     @property
     def core_taken(self) -> int:
-        """What is used, or kept from pods other than MtgpuPods, in milli."""
+        """The core that is not free for pods other than MtgpuPods, in milli."""
         return max(self.core_used, self.card.core) if self.gpuid else self.core_used
 
     @property
@@ -98,7 +99,7 @@ class CardState:
 
     @property
     def core_left(self) -> int:
-        """What is free for the MtgpuPods of its GPUID, or for all pods where it has none, in milli."""
+        """The unused core, in milli. On a card with a GPUID, only MtgpuPods of this GPUID can get it."""
         return max(0, self.card.core - self.core_used)
 
     @property

@@ -1,6 +1,7 @@
-"""What pods reserve of a node's resources, and what a node has: kube-scheduler's sums over decoded JSON.
+"""Computes what a pod requests of a node's resources, as kube-scheduler does, and what a node has allocatable.
 
-For cpu and memory in mgpu's own decisions, and for all resources in the playground's scheduler and kubelet.
+`mgpu.model.pods` calls it for cpu and memory, the playground's scheduler and kubelet for all resources. All functions
+read decoded JSON. The sums must stay equal to kube-scheduler's (KEP-753, KEP-2837).
 """
 
 from collections.abc import Collection, Mapping
@@ -13,10 +14,10 @@ Raw = Mapping[str, Any]
 Requests = dict[str, int]
 """Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
 
-_OF_ROOM = ("cpu", "memory")
+_CPU_AND_MEMORY = ("cpu", "memory")
 MAX_PER_POD = MAX_QUANTITY // 1000
-"""The most cpu or memory that is counted for one pod. 9E of cpu in each container would not fit into 64 bits in milli;
-more than any node has means the same."""
+"""The most cpu or memory that one pod counts for, which is more than any node has. The sum over several containers that
+each request 9E of cpu would not fit into 64 bits in milli."""
 
 
 class CpuMemory(NamedTuple):
@@ -26,7 +27,7 @@ class CpuMemory(NamedTuple):
     memory: int = 0
 
     def minus(self, other: "CpuMemory") -> "CpuMemory":
-        """Return what is left of it, at least 0. What a node does not report (`MAX`) stays unbounded."""
+        """Return the difference, at least 0. An amount that a node does not report (`MAX_QUANTITY`) stays unlimited."""
         return CpuMemory(
             *(have if have == MAX_QUANTITY else max(0, have - taken) for have, taken in zip(self, other, strict=True))
         )
@@ -37,14 +38,14 @@ UNBOUNDED = CpuMemory(MAX_QUANTITY, MAX_QUANTITY)
 
 
 def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
-    """Return what a pod reserves on its node.
+    """Return the requests of a pod on its node.
 
     Source: KEP-753 and KEP-2837. Init containers run beside the sidecars before them, app containers beside all
-    sidecars. Pod-level requests replace that sum, and the overhead is added. A container's limits stand in for missing
-    requests, as in the API server's defaults.
+    sidecars. Pod-level requests replace that sum, and the overhead is added. A container's limits replace missing
+    requests, as the API server's defaults do.
 
     Args:
-        names: the resources to return; None: all of them, and `pods: 1`.
+        names: the resources to return; None returns all of them and `pods: 1`.
     Raises:
         QuantityError
     """
@@ -66,28 +67,28 @@ def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
 
 
 def requested_cpu_memory(pod: Raw) -> CpuMemory:
-    """Return the cpu and memory of `requests_of`, each at most `MOST`. Raises QuantityError."""
-    needed = requests_of(pod, _OF_ROOM)
-    return CpuMemory(*(min(MAX_PER_POD, needed.get(name, 0)) for name in _OF_ROOM))
+    """Return the cpu and memory that a pod requests, each at most `MAX_PER_POD`. Raises QuantityError."""
+    needed = requests_of(pod, _CPU_AND_MEMORY)
+    return CpuMemory(*(min(MAX_PER_POD, needed.get(name, 0)) for name in _CPU_AND_MEMORY))
 
 
 def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
-    """Return the node's allocatable, or its capacity where it reports none. Raises QuantityError."""
+    """Return the node's allocatable resources, or its capacity if it reports none. Raises QuantityError."""
     status = node.get("status") or {}
     return _amounts(status.get("allocatable") or status.get("capacity"), names)
 
 
 def allocatable_cpu_memory(node: Raw) -> CpuMemory:
-    """Return the cpu and memory of `allocatable`; MAX of what the node does not report, or reports more of.
+    """Return the allocatable cpu and memory, each at most `MAX_QUANTITY`, which also stands for an unreported amount.
 
     Raises QuantityError.
     """
-    there = allocatable(node, _OF_ROOM)
-    return CpuMemory(*(min(MAX_QUANTITY, there.get(name, MAX_QUANTITY)) for name in _OF_ROOM))
+    amounts = allocatable(node, _CPU_AND_MEMORY)
+    return CpuMemory(*(min(MAX_QUANTITY, amounts.get(name, MAX_QUANTITY)) for name in _CPU_AND_MEMORY))
 
 
 def add_requests(used: Requests, more: Requests) -> Requests:
-    """Return the sum. It may be one of the two tables itself, so callers do not change it."""
+    """Return the sum. The result may be one of the arguments, so callers must not modify it."""
     if not used or not more:
         return used or more
     return {name: used.get(name, 0) + more.get(name, 0) for name in {**used, **more}}
@@ -116,7 +117,7 @@ def _amounts(raw: Raw | None, names: Collection[str] | None) -> Requests:
     return found
 
 
-@lru_cache(maxsize=4096, typed=True)  # typed: True is no quantity, 1 is
+@lru_cache(maxsize=4096, typed=True)  # typed, because True equals 1 but is not a quantity
 def _amount(value: object, scale: int) -> int:
-    """Return the amount in units of 1/scale, rounded up as Kubernetes does."""
+    """Return the amount in units of 1/scale, rounded up as in Kubernetes."""
     return int(-(-parse_quantity(value) * scale // 1))

@@ -1,13 +1,13 @@
-"""Cards that containers got without an allocation record, as a node reports them in its Device object.
+"""Reads and writes the annotation of a Device that lists the cards of containers without an allocation record.
 
-Source: docs/design/koordinator.md, "Annotations". The annotation is a list of `{"podUID": …, "containerName": …,
-"resourceName": …, "deviceIDs": […]}`. It has what the kubelet allocated through another plugin, and what deleted pods
-hold whose containers still run (remnants). A row of a remnant has a `share` as well, the amounts that it holds; a
-scheduler that does not know this key holds the whole card.
+Source: docs/design/koordinator.md, "Annotations". Each entry is `{"podUID": …, "containerName": …, "resourceName": …,
+"deviceIDs": […]}`. The agent (`deviceplugin.inventory.reporter`) lists what the kubelet allocated through another
+plugin and what remnants hold. The scheduler (`scheduler.cluster.nodes`) reads the list and does not trust its size.
 
-A row without ids means that its pod runs without a record and got nothing. The row of `OTHERS` means the same for all
-pods that the list does not name. A scheduler that knows neither ignores such rows. The agent writes the list, the
-scheduler reads it and does not trust its size.
+Schedulers of other versions read the same annotation. The entry of a remnant has a `share`, the amounts that it holds;
+a scheduler that does not know `share` counts the whole card. An entry without ids means that the pod runs without a
+record and got nothing, and the entry of `UNLISTED_PODS` says this of all pods that are not listed; older schedulers
+ignore both.
 """
 
 import json
@@ -24,28 +24,28 @@ from mgpu.model.raw_objects import is_integer
 CHECKPOINTS = "node.koordinator.sh/devices-checkpoints"
 _OLDER = "node.koordinator.sh/gpu-checkpoints"
 DELETED_POD = "mgpu.io/deleted-pod"
-"""The resource in rows of remnants."""
+"""The resource name in entries of remnants."""
 UNRECORDED = "mgpu.io/unrecorded-pod"
-"""The resource in rows of pods without a record where it is unknown by which resource they got cards."""
+"""The resource name in entries of pods without a record if the resource that they got cards by is unknown."""
 UNLISTED_PODS = "*"
-"""Stands for a pod's UID and means every pod without a record that the list does not name. An agent that writes this
-row guarantees that it lists all pods that hold cards without a record. It is a row of the list so that an earlier
-agent, which does not guarantee this, removes it with its first write."""
+"""The pod UID in the entry for all pods without a record that the list does not name. An agent that writes this entry
+guarantees that it lists all pods that hold cards without a record. It is an entry of the list so that an older agent,
+which cannot guarantee this, removes it with its first write."""
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
-_MOST_ROWS = 2048
-"""Rows of one node. A kubelet runs some hundred pods, and each pod in the list becomes a holding in the ledger."""
-_MOST_IDS = 4096
-"""Ids in all rows together; each becomes a share."""
+_MAX_ENTRIES = 2048
+"""Entries of one node. A kubelet runs some hundred pods, and each pod in the list becomes a holding in the ledger."""
+_MAX_IDS = 4096
+"""Ids in all entries together; each becomes a share."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointEntry:
-    """What one container got of one resource.
+    """The devices of one resource that one container got.
 
     Attributes:
-        ids: UUIDs of cards as the allocating plugin names them; () for nothing.
-        share: what it holds of each of these cards; None for all of it.
+        ids: the UUIDs of the cards as the allocating plugin names them; () if the container got none.
+        share: what the container holds of each card; None if it holds whole cards.
     """
 
     uid: str
@@ -56,65 +56,64 @@ class CheckpointEntry:
 
 
 def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
-    """Return the rows in the annotations of a Device, in order.
+    """Return the entries in the annotations of a Device, in order.
 
-    Raises BadObject: a list is read as a whole or not at all. Its length is limited, so that one node's agent cannot
-    fill the scheduler's memory.
+    Raises BadObject if any entry is invalid or there are too many: one node's agent must not be able to fill the
+    scheduler's memory.
     """
     annotations = (device.get("metadata") or {}).get("annotations") or {}
     problems: list[Problem] = []
     found = {given for key in (CHECKPOINTS, _OLDER) for given in _listed(annotations.get(key), key, problems)}
     ids = sum(len(given.ids) for given in found)
-    if len(found) > _MOST_ROWS or ids > _MOST_IDS:
-        text = f"lists {len(found)} containers with {ids} ids, a node has at most {_MOST_ROWS} with {_MOST_IDS}"
+    if len(found) > _MAX_ENTRIES or ids > _MAX_IDS:
+        text = f"lists {len(found)} containers with {ids} ids, a node has at most {_MAX_ENTRIES} with {_MAX_IDS}"
         problems.append(Problem(f"metadata.annotations[{CHECKPOINTS}]", text))
     raise_if_any(problems)
     return tuple(sorted(found))
 
 
-def write_entries(rows: Iterable[CheckpointEntry]) -> str:
+def write_entries(entries: Iterable[CheckpointEntry]) -> str:
     """Return the value of the annotation `CHECKPOINTS`."""
-    return json.dumps([_written(given) for given in sorted(rows)], separators=(",", ":"))
+    return json.dumps([_written(entry) for entry in sorted(entries)], separators=(",", ":"))
 
 
-def _written(given: CheckpointEntry) -> dict[str, Any]:
+def _written(entry: CheckpointEntry) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "podUID": given.uid,
-        "containerName": given.container,
-        "resourceName": given.resource,
-        "deviceIDs": list(given.ids),
+        "podUID": entry.uid,
+        "containerName": entry.container,
+        "resourceName": entry.resource,
+        "deviceIDs": list(entry.ids),
     }
-    if (share := given.share) is not None and not share.whole:
+    if (share := entry.share) is not None and not share.whole:
         row["share"] = {"core": share.core, "memory": share.memory, "ratio": share.ratio}
     return row
 
 
 def no_devices_entry(uid: str) -> CheckpointEntry:
-    """Return the row which says that a pod, or `OTHERS`, got nothing."""
+    """Return the entry of a pod, or of `UNLISTED_PODS`, that got nothing."""
     return CheckpointEntry(uid, "", UNRECORDED, ())
 
 
-def shares_by_pod(rows: Iterable[CheckpointEntry]) -> dict[str, tuple[Share, ...]]:
-    """Return the shares that each pod got, by UID; () for a pod that got nothing. Without a `share` a card is held
-    whole.
+def shares_by_pod(entries: Iterable[CheckpointEntry]) -> dict[str, tuple[Share, ...]]:
+    """Return the shares that each pod got, by UID; () for a pod that got nothing.
 
-    An id may be an index, or a UUID followed by the number of a replica (`GPU-…::3`), depending on the configuration of
-    NVIDIA's plugin. It is unknown which card a MIG device is on, so it is held on all.
+    Depending on the configuration of NVIDIA's plugin, an id is a UUID, an index, or a UUID and the number of a replica
+    (`GPU-…::3`). The card of a MIG device is unknown, so its share is held on every card.
     """
     found: dict[str, dict[Share, None]] = {}
-    for given in rows:
-        own = found.setdefault(given.uid, {})
-        for card in _cards(given):
-            share = Share(given.container, card, whole=True) if given.share is None else replace(given.share, card=card)
-            own[share] = None
+    for entry in entries:
+        shares = found.setdefault(entry.uid, {})
+        for card in _cards(entry):
+            share = Share(entry.container, card, whole=True) if entry.share is None else replace(entry.share, card=card)
+            shares[share] = None
     return {uid: tuple(shares) for uid, shares in found.items()}
 
 
-def _cards(given: CheckpointEntry) -> Iterator[str | int | None]:
-    for name in given.ids:
+def _cards(entry: CheckpointEntry) -> Iterator[str | int | None]:
+    for name in entry.ids:
         uuid = name.partition("::")[0]
-        if not given.resource.startswith(_NVIDIA):
-            yield uuid  # Of another resource it is a card only if a card has this UUID.
+        if not entry.resource.startswith(_NVIDIA):
+            yield uuid  # an id of another resource names a card only if a card has this UUID
         elif uuid.startswith("MIG-"):
             yield None
         else:
@@ -130,7 +129,7 @@ def _listed(text: object, key: str, problems: list[Problem]) -> Iterator[Checkpo
     except (ValueError, RecursionError):
         rows = None
     if not isinstance(rows, list):
-        problems.append(Problem(path, "must be a JSON list of what pods were given"))
+        problems.append(Problem(path, "must be a JSON list of the devices that containers got"))
         return
     for i, row in enumerate(rows):
         try:
@@ -162,7 +161,7 @@ def _read(row: object) -> CheckpointEntry | None:
 
 
 def _share(container: str, row: Mapping[str, Any]) -> Share:
-    """Raise ValueError, KeyError or TypeError for an invalid share: it must not be read as less than the pod holds."""
+    """Return the share in an entry. Raises ValueError, KeyError or TypeError if any amount is invalid."""
     core, memory, ratio = row["core"], row["memory"], row["ratio"]
     amounts = (core, memory) if ratio is None else (core, memory, ratio)
     if not all(is_integer(n, 0, MAX_QUANTITY) for n in amounts):

@@ -1,7 +1,8 @@
-"""What a pod requests, where it is placed, and why it cannot be: one form for all vocabularies.
+"""Defines GPU requests, placements and rejections, in one form for all vocabularies.
 
-Dialects make a `GpuRequest` of a pod, the placement engine answers with a `Placement` or a `Rejection`, and dialects
-write the placement into a record.
+A dialect reads a `GpuRequest` from a pod, the placement engine (`scheduler.engine.placement`) answers with a
+`Placement` or a `Rejection`, and the dialect writes the placement into the allocation record. The values of
+`RejectionKind` are API.
 """
 
 from collections import Counter
@@ -17,14 +18,14 @@ from mgpu.model.pods import Node, Stage
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """What one container requests: `cards` distinct cards of a type, and the same share of each.
+    """The request of one container: `cards` distinct cards of a type, and the same share of each.
 
     Attributes:
-        core: milli of each card.
-        memory: bytes of each card.
-        whole: whether it takes idle cards as a whole. Then core is 1000 and memory 0, whatever the card has.
-        ratio: percent of each card's memory (`amount_of`); None for a request that does not count in percent.
-        is_nvidia_gpu: whether it is written as `nvidia.com/gpu`, which NVIDIA's own device plugin serves on some nodes.
+        core: in milli of each card.
+        memory: in bytes of each card.
+        whole: whether the container gets whole idle cards. Then core is 1000 and memory is 0.
+        ratio: the memory in percent of each card (`amount_of`); None if the request states no percentage.
+        is_nvidia_gpu: whether the resource is `nvidia.com/gpu`, which NVIDIA's device plugin serves on some nodes.
     """
 
     container: str
@@ -38,7 +39,7 @@ class ContainerRequest:
     is_nvidia_gpu: bool = False
 
     def amount_on(self, card: Card) -> "Amount":
-        """Return what this container takes of a card."""
+        """Return the amount of a card that this container needs."""
         return whole_card_amount(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
 
@@ -49,7 +50,7 @@ def whole_cards(
 
 
 class Amount(NamedTuple):
-    """An amount of one card: core in milli, memory in bytes, number of containers, memory in percent."""
+    """An amount of one card: core in milli, memory in bytes, the number of containers, and memory in percent."""
 
     core: int = 0
     memory: int = 0
@@ -64,7 +65,7 @@ def whole_card_amount(card: Card) -> Amount:
 def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
     """Return one container's share of a card (docs/design/koordinator.md, "Conversion").
 
-    Of `memory` and `ratio` the one that is 0 follows from the other: bytes are rounded down, percent up.
+    If `memory` or `ratio` is 0, it is computed from the other. Bytes are rounded down, percent up.
     """
     if ratio is None:
         return Amount(core, memory, 1)
@@ -74,11 +75,11 @@ def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a node label must be for a pod.
+    """The values of a node label that a pod requires.
 
     Attributes:
-        default: stands for an absent label.
-        reason: why another node is refused; `{found}` in it is replaced by the node's value.
+        default: the value of an absent label.
+        reason: the reason against other nodes, in which `{found}` is replaced by the node's value.
     """
 
     label: str
@@ -93,14 +94,14 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """What one pod requests.
+    """The request of one pod.
 
     Attributes:
-        containers: those that request GPUs, in start order, each once.
-        max_shares: the most containers on a card that it uses; 0 for any number.
-        requirements: what the node must be. The first unmet one is the reason.
-        constraints: what the pod demands of its cards beside its vocabulary.
-        others: requests for devices of other types, per type in start order.
+        containers: the requests for GPUs, one per container, in start order.
+        max_shares: the most containers that may share a card with this pod; 0 for any number.
+        requirements: the requirements on the node. The first unmet one is reported.
+        constraints: the constraints on cards that the pod sets in annotations.
+        others: the requests for devices of other types, in start order within each type.
     """
 
     dialect: str
@@ -115,15 +116,16 @@ class GpuRequest:
 
 
 def peak(uses: Iterable[tuple[Stage, Amount]]) -> Amount:
-    """Return what a pod needs of one card at its busiest moment.
+    """Return the most that a pod needs of one card at any time.
 
-    The kubelet runs an init container beside the sidecars started before it, and the app containers beside all sidecars
-    (KEP-753).
+    The kubelet runs an init container beside the sidecars that started before it, and the app containers beside all
+    sidecars (KEP-753).
 
     Args:
-        uses: its containers on that card in start order.
+        uses: the stage and the amount of each container on that card, in start order.
     """
-    running, busiest = [0] * len(Amount._fields), [0] * len(Amount._fields)
+    running = [0] * len(Amount._fields)
+    busiest = [0] * len(Amount._fields)
     for stage, amount in uses:
         for i, value in enumerate(amount):
             busiest[i] = max(busiest[i], running[i] + value)
@@ -137,31 +139,31 @@ class Placement:
     """The card indexes of each container of a request, ascending, in the order of the request.
 
     Attributes:
-        proven: whether no better placement exists; False only where the search reached its limits.
-        others: type, container and indexes for each request for devices of other types.
+        proven: whether it is proven that no better placement exists. False only if the search reached its limits.
+        others: type, container and indexes for each request of devices of other types.
     """
 
     containers: tuple[tuple[str, tuple[int, ...]], ...]
     proven: bool = field(default=True, compare=False)
     others: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    # A table, since `cards` is called for every container on every card: a pod may have hundreds of containers.
-    _of: Mapping[tuple[str, str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    # A table, since `cards` is called for every container on every card, and a pod may have hundreds of containers.
+    _cards: Mapping[tuple[str, str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known = {(type, name): cards for type, name, cards in self.others}
-        known.update(((GPU, name), cards) for name, cards in self.containers)
-        object.__setattr__(self, "_of", known)
+        table = {(type, name): cards for type, name, cards in self.others}
+        table.update(((GPU, name), cards) for name, cards in self.containers)
+        object.__setattr__(self, "_cards", table)
 
     def cards(self, container: str, type: str = GPU) -> tuple[int, ...]:
-        """Return the container's cards of this type; () for none."""
-        return self._of.get((type, container), ())
+        """Return the indexes of the container's devices of this type; () for none."""
+        return self._cards.get((type, container), ())
 
 
 class RejectionKind(StrEnum):
-    """What keeps a pod off a node, or off all of them.
+    """The kind of reason for which a pod does not fit on a node.
 
-    The values are label values of the metric `mgpu_rejections_total` (docs/metrics.md), so users' dashboards and alerts
-    rely on them. A new kind needs a row there; the order is that of the document.
+    The values are API: label values of the metric `mgpu_rejections_total`. A new kind needs a row in docs/metrics.md,
+    in the same order.
     """
 
     GATED = "gated"
@@ -190,9 +192,10 @@ class RejectionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CardRefusal:
-    """Why one card cannot serve a container.
+    """The reason why a container does not fit on one card.
 
-    reason: a short text such as `unhealthy` or `memory 4.0 GiB short`. Cards with the same text are counted together.
+    Attributes:
+        reason: a short text such as `unhealthy` or `memory 4.0 GiB short`. Cards with equal texts are counted together.
     """
 
     index: int
@@ -203,12 +206,13 @@ class CardRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a pod cannot be placed, on one node or on any.
+    """The reason why a pod cannot be placed, on one node or on all nodes.
 
-    kind: what to count the rejection under. The code that finds the reason sets it; no code reads it out of the text.
-    hopeless: evicting pods from the node cannot help, because it has no such card or the wrong label.
-    proven: the pod does not fit. False where the search ended before that was known; such a rejection is never
-    hopeless.
+    Attributes:
+        kind: the label value under which metrics count the rejection.
+        hopeless: whether evicting pods from the node cannot help, because it has no such card or the wrong label.
+        proven: whether it is proven that the pod does not fit. False if the search ended before; then `hopeless` is
+            False too.
     """
 
     kind: RejectionKind
@@ -218,7 +222,7 @@ class Rejection:
     proven: bool = True
 
     def __str__(self) -> str:
-        """One line for Events and replies: `3 cards: 2 memory 4.0 GiB short, 1 unhealthy`."""
+        """Return one line for Events and answers: `3 cards: 2 memory 4.0 GiB short, 1 unhealthy`."""
         if not self.cards:
             return self.reason
         cards = f"{len(self.cards)} {noun(self.cards[0].type)}{'s' if len(self.cards) != 1 else ''}"
@@ -226,9 +230,9 @@ class Rejection:
         return f"{self.reason} ({listed})" if self.reason else listed
 
     def summary(self) -> "Rejection":
-        """Return the same rejection with its whole text as the reason and without its cards.
+        """Return the same rejection with its whole text as the reason, and without its cards.
 
-        The text reads well behind a number of nodes, since kube-scheduler adds nodes with equal texts up:
+        kube-scheduler counts the nodes with equal texts and puts the number before the text:
         `0/3 nodes are available: 2 insufficient GPU (8 cards: 8 unhealthy)`.
         """
         if not self.cards:
@@ -239,18 +243,18 @@ class Rejection:
 
 
 def cards_rejection(cards: Sequence[CardRefusal], reason: str = "") -> Rejection:
-    """Return the rejection of a node none of whose cards can serve, of the kind that most of its cards have."""
+    """Return the rejection of a node of which no card fits. Its kind is that of the most frequent reason."""
     first, _ = _counted(cards)[0]
     kind = next(card.kind for card in cards if card.reason == first)
     return Rejection(kind, reason, tuple(cards))
 
 
 def _counted(cards: Sequence[CardRefusal]) -> list[tuple[str, int]]:
-    """Return each reason and how many cards have it, the commonest first, equally common ones by their text."""
+    """Return each reason with its number of cards, the most frequent first, equally frequent ones by their text."""
     counts = Counter(card.reason for card in cards)
     return sorted(counts.items(), key=lambda row: (-row[1], row[0]))
 
 
 def cards_by_index(cards: Sequence[Card], type: str = GPU) -> Mapping[int, Card]:
-    """Return the devices of a type by their index."""
+    """Return the devices of a type by index."""
     return {card.index: card for card in cards if card.type == type}

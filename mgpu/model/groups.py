@@ -1,14 +1,18 @@
-"""Groups of pods by a constraint (`spread-group`, `same-card-group`), and the cards that a group holds."""
+"""Defines the groups of pods that the constraints `spread-group` and `same-card-group` form, and a group's cards.
+
+`pod_constraints` reads groups from annotations; the ledger returns the cards of a group to the placement engine and to
+`mgpu inspect`.
+"""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """The pods of one namespace with the same name in a group constraint.
+    """The pods of one namespace that name the same group in a constraint.
 
     Attributes:
-        constraint: the annotation without prefix, such as `spread-group`.
+        constraint: the annotation without its prefix, such as `spread-group`.
     """
 
     constraint: str
@@ -23,7 +27,7 @@ class GroupCard(NamedTuple):
     """A card that a group holds.
 
     Attributes:
-        card: its index or UUID as text; "" for an unknown card of the node.
+        card: the index or the UUID of the card; "" if it is unknown which card of the node it is.
     """
 
     node: str
@@ -33,6 +37,6 @@ class GroupCard(NamedTuple):
         return f"card {self.card} of {self.node}" if self.card else f"an unknown card of {self.node}"
 
 
-def format_group_cards(seats: Iterable[GroupCard]) -> str:
-    """Return `card 0 of n1 and card 3 of n2`."""
-    return " and ".join(map(str, seats))
+def format_group_cards(cards: Iterable[GroupCard]) -> str:
+    """Return a text such as `card 0 of n1 and card 3 of n2`."""
+    return " and ".join(map(str, cards))

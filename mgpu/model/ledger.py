@@ -1,8 +1,8 @@
-"""The ledger: which pod holds what of which card.
+"""The ledger stores which pod holds how much of which card.
 
-It keeps each pod's holding and each node's cards, and derives how full the cards are from these two alone. So its state
-never depends on the order of events, and a release gives back exactly what was taken. The scheduler's cache owns one,
-the command line makes one for a picture of the cluster.
+`scheduler.cluster` owns one and serialises all calls; `mgpu.presentation` and `mgpu simulate` create one each time. The
+ledger stores each pod's holding and each node's cards, and derives the state of the cards from these two alone. So the
+state must never depend on the order of events, and releasing a holding frees exactly what it took.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from mgpu.model.slice_names import is_slice, place_of
 
 
 class Minor(NamedTuple):
-    """A card in a record that names its minor, and neither its index nor its UUID."""
+    """The name of a card in a record that contains its minor, but neither its index nor its UUID."""
 
     number: int
 
@@ -31,11 +31,12 @@ class Share:
     """What one container holds of one card.
 
     Attributes:
-        card: its index, UUID or minor, as the record names it. None for an unknown card: the share is then held on
-            every card of the node of this type, since it may be on any.
-        core: milli.
-        memory: bytes, and ratio: percent; one may follow from the other (`amount_of`).
-        whole: whether it is all of the card, whatever the card's size is.
+        card: the index, UUID or minor, whichever the record contains. None for an unknown card: the share is then held
+            on every card of this type on the node.
+        core: in milli.
+        memory: in bytes.
+        ratio: the memory in percent. One of `memory` and `ratio` may be computed from the other (`amount_of`).
+        whole: whether the container holds the whole card.
     """
 
     container: str
@@ -59,7 +60,7 @@ class Share:
 
 
 def share_of(request: ContainerRequest, card: int | str | Minor | None) -> Share:
-    """Return what a container with this request holds of a card that it got."""
+    """Return the share of a container with this request on one of its cards."""
     return Share(
         request.container, card, request.core, request.memory, request.whole, request.stage, request.ratio, request.type
     )
@@ -70,11 +71,11 @@ class Holding:
     """The shares of one pod on one node, in the start order of its containers.
 
     Attributes:
-        bound: whether the API server shows the pod so; False for a reservation.
-        constraints: those under which it got its cards. Its groups hold what it holds.
+        bound: whether the binding is observed; False for a reservation.
+        constraints: the constraints under which the pod got its cards. The pod's groups hold the same cards.
         gpuid: the GPUID of an MtgpuPod or occupy pod; "" for other pods.
-        occupies: whether it is an occupy pod, which holds a whole card for the MtgpuPods of its GPUID. What it holds is
-            not counted beside them on their card (docs/design/mtgpu.md, "Accounting").
+        occupies: whether the pod is an occupy pod, which holds a whole card for the MtgpuPods of its GPUID. On their
+            card its amount is not added to theirs (docs/design/mtgpu.md, "Accounting").
     """
 
     uid: str
@@ -112,25 +113,24 @@ def shares_of(request: GpuRequest, placement: Placement) -> tuple[Share, ...]:
 
 
 def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: bool = False) -> tuple[Share, ...]:
-    """Return the shares of a pod whose cards are not known: each is held on every card of its node.
+    """Return the shares of a pod whose cards are unknown. Each share is held on every card of the node.
 
     Args:
-        pod: the pod, where only what its node may have handed out counts: cards and slices of containers that have ever
-            run. A container that waits for its cards was handed none. Nothing hands out rdma and fpga, so a container
-            that requests these starts on every node, and holds none of them without a record.
-        recorded: whether the pod has a record that cannot be read or does not count: it may name rdma and fpga too.
+        pod: if given, only shares that the node may have allocated are returned: cards and slices of containers that
+            have ever run. Nothing on a node allocates rdma and fpga, so without a record no container holds any.
+        recorded: whether the pod has a record that cannot be read or is not valid. It may name rdma and fpga too.
     """
     requests = (*request.containers, *(one for one in request.others if pod is None or recorded or is_slice(one.type)))
     return tuple(share_of(one, None) for one in requests if pod is None or pod.has_run((one.container,)))
 
 
 def missing_cards(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
-    """Return the cards that a record names and that are not among `cards`, for messages: `minor 7`, `card 3`, a UUID.
+    """Return the cards of a record that are not among `cards`, for messages: `card of minor 7`, `card 3`.
 
-    What is held of them counts as soon as the node reports them.
+    The shares count as soon as the node reports these cards.
     """
-    there = tuple(cards)
-    named = {(s.type, s.card) for s in shares if s.card is not None and not any(s.is_on(card) for card in there)}
+    reported = tuple(cards)
+    named = {(s.type, s.card) for s in shares if s.card is not None and not any(s.is_on(card) for card in reported)}
     return tuple(sorted(_named(type_, card) for type_, card in named))
 
 
@@ -143,7 +143,7 @@ def _named(type_: str, card: object) -> str:
 
 
 class Ledger:
-    """Not thread-safe: its owner serialises all calls. Its values are immutable."""
+    """The holdings of all pods and the cards of all nodes. Not thread-safe. All returned values are immutable."""
 
     def __init__(self) -> None:
         self._cards: dict[str, tuple[Card, ...]] = {}
@@ -154,7 +154,7 @@ class Ledger:
         self._used: dict[str, list[tuple[int, Amount]]] = {}
 
     def set_cards(self, node: str, cards: tuple[Card, ...] | None) -> None:
-        """Set the cards of a node; None for a node without cards. Holdings stay."""
+        """Set the cards of a node, or remove them if `cards` is None. Holdings on the node stay."""
         if cards is None:
             self._cards.pop(node, None)
         else:
@@ -164,7 +164,7 @@ class Ledger:
         self._states.pop(node, None)
 
     def hold(self, holding: Holding) -> None:
-        """Add a pod's holding in place of what its UID held before."""
+        """Store a pod's holding, which replaces an earlier holding of the same UID."""
         self.release(holding.uid)
         self._holdings[holding.uid] = holding
         self._on_node.setdefault(holding.node, {})[holding.uid] = holding
@@ -173,7 +173,7 @@ class Ledger:
         self._states.pop(holding.node, None)
 
     def release(self, uid: str) -> Holding | None:
-        """Remove what a UID holds. Return the holding, or None where there was none."""
+        """Remove and return the holding of a UID, or return None if there is none."""
         holding = self._holdings.pop(uid, None)
         self._used.pop(uid, None)
         if holding is not None:
@@ -192,7 +192,7 @@ class Ledger:
         return self._holdings.get(uid)
 
     def holdings(self, node: str | None = None) -> tuple[Holding, ...]:
-        """Return all holdings, or those of a node, ordered by namespace, name and UID."""
+        """Return the holdings on a node, or all holdings, ordered by namespace, name and UID."""
         found = self._holdings if node is None else self._on_node.get(node, {})
         return tuple(sorted(found.values(), key=lambda h: (h.namespace, h.name, h.uid)))
 
@@ -203,12 +203,14 @@ class Ledger:
         """Return the state of each GPU of a node, by index; () for a node without GPUs.
 
         Args:
-            without: the UID of a pod whose own holding is left out, for deciding again for the same pod.
+            without: the UID of a pod whose holding is ignored, to decide again for the same pod.
         """
         return self._by_type(node, without).get(GPU, ())
 
     def states_for_gpuid(self, node: str, gpuid: str, without: str = "") -> tuple[CardState, ...]:
-        """Return the GPUs for the occupy pod of a GPUID: the card that has it, as if it was idle, else all GPUs.
+        """Return the GPUs that the occupy pod of a GPUID may get.
+
+        That is the card of the GPUID, which is returned as idle, or all GPUs if no card has the GPUID yet.
 
         Args:
             without: the UID of that occupy pod, as in `cards`.
@@ -217,11 +219,11 @@ class Ledger:
         return tuple(CardState(s.card) for s in states if s.gpuid == gpuid) or states
 
     def states_without(self, node: str, uids: Collection[str]) -> tuple[CardState, ...]:
-        """Return all devices of a node as they are without the holdings of these UIDs."""
+        """Return the states of all devices of a node, ignoring the holdings of these UIDs."""
         return self._derive(node, uids)
 
     def others(self, node: str, without: str = "") -> tuple[CardState, ...]:
-        """Return the state of a node's devices of other types, by type and index. without: as in `cards`."""
+        """Return the states of a node's other devices, by type and index. `without` is as in `cards`."""
         return tuple(s for type, states in self._by_type(node, without).items() if type != GPU for s in states)
 
     def _by_type(self, node: str, without: str) -> Mapping[str, tuple[CardState, ...]]:
@@ -232,29 +234,31 @@ class Ledger:
         return self._states[node]
 
     def members(self, group: Group) -> tuple[Holding, ...]:
-        """Return the holdings of a group's pods, in no particular order."""
+        """Return the holdings of a group's pods in any order."""
         return tuple(self._members.get(group, {}).values())
 
     def group_cards(self, group: Group | None, without: str = "") -> tuple[GroupCard, ...]:
-        """Return the cards that a group holds, each once, by node and card; () for None. without: as in `cards`."""
+        """Return the cards that a group holds, by node and card; () if `group` is None. `without` is as in `cards`."""
         held = [h for h in (self.members(group) if group else ()) if h.uid != without]
-        seats = {GroupCard(h.node, self._name(h.node, s)) for h in held for s in h.shares if s.type == GPU}
-        return tuple(sorted(seats, key=lambda seat: (seat.node, len(seat.card), seat.card)))
+        cards = {GroupCard(h.node, self._name(h.node, s)) for h in held for s in h.shares if s.type == GPU}
+        return tuple(sorted(cards, key=lambda card: (card.node, len(card.card), card.card)))
 
     def groups(self) -> tuple[Group, ...]:
-        """Return the groups that hold anything, in order."""
+        """Return the groups that hold cards, in order."""
         return tuple(sorted(self._members))
 
     def _name(self, node: str, share: Share) -> str:
-        """Return a share's card by its index, however the record names it; "" for an unknown card."""
+        """Return the index of a share's card if the node reports the card; "" for an unknown card."""
         if isinstance(share.card, str | Minor):
             named = share.card if isinstance(share.card, str) else f"of minor {share.card.number}"
             return next((str(c.index) for c in self._cards.get(node, ()) if share.is_on(c)), named)
         return "" if share.card is None else str(share.card)
 
     def _derive(self, node: str, without: Collection[str] = ()) -> tuple[CardState, ...]:
-        cards, held = self._cards.get(node, ()), [h for u, h in self._on_node.get(node, {}).items() if u not in without]
-        uses, gpuids = [Amount()] * len(cards), _gpuids(held, cards)
+        cards = self._cards.get(node, ())
+        held = [h for uid, h in self._on_node.get(node, {}).items() if uid not in without]
+        uses = [Amount()] * len(cards)
+        gpuids = _gpuids(held, cards)
         for holding in held:
             for position, amount in self._uses(holding, cards):
                 if holding.occupies and gpuids[position] == holding.gpuid:
@@ -275,7 +279,7 @@ class Ledger:
         )
 
     def _uses(self, holding: Holding, cards: Sequence[Card]) -> list[tuple[int, Amount]]:
-        """Return the positions of the cards that a holding is on, and its use of each. Cached until either changes."""
+        """Return the position and the amount of each card that a holding is on. Cached until either changes."""
         if holding.uid not in self._used:
             self._used[holding.uid] = [
                 (position, holding.uses(card)) for position, card in enumerate(cards) if holding.is_on(card)
@@ -293,9 +297,10 @@ class Ledger:
 
 
 def _gpuids(held: Sequence[Holding], cards: Sequence[Card]) -> list[str]:
-    """Return each card's GPUID, "" for none: where its MtgpuPods are, and without any where its occupy pod is.
+    """Return each card's GPUID, or "" for none.
 
-    An occupy pod that came back on another card than its MtgpuPods use holds that other card like any pod.
+    A GPUID belongs to the card of its MtgpuPods, or to the card of its occupy pod if there are no MtgpuPods yet. An
+    occupy pod on another card than its MtgpuPods holds that card as any other pod would.
     """
     found = [""] * len(cards)
     users = sorted((h for h in held if h.gpuid and not h.occupies), key=lambda h: (h.gpuid, h.uid))
@@ -309,5 +314,5 @@ def _gpuids(held: Sequence[Holding], cards: Sequence[Card]) -> list[str]:
 
 
 def _grouped(states: tuple[CardState, ...]) -> Mapping[str, tuple[CardState, ...]]:
-    """Return the states by type. `set_cards` has sorted the cards by type."""
+    """Return the states by type. This relies on the order of `set_cards`."""
     return {type: tuple(of_type) for type, of_type in groupby(states, key=lambda state: state.card.type)}

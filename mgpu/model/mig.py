@@ -1,9 +1,10 @@
-"""NVIDIA's MIG: into which GPU instances a card can be partitioned, and where each may lie. Pure.
+"""Describes into which GPU instances NVIDIA's MIG can partition a card, and where each instance may start.
 
-A card's memory is a row of slices. An instance takes as many as its profile has, from one of the profile's legal
-starts; instances do not overlap, of a profile there are only so many, and of those with media engines (`+me`) one
-(docs/design/slices.md, "Choosing a geometry"). The tables are the output of `nvidia-smi mig -lgipp` for A30, A100 and
-H100; the starts of H200 and B200 are inferred from the H100's.
+The partition planner (`scheduler.engine.partitioning`), the agent (`deviceplugin.mig`) and the settings call it. A
+card's memory is a row of slices, and an instance takes as many as its profile has, from one of the legal starts.
+Instances must not overlap, each profile has a maximum number of instances, and only one instance can have media engines
+(`+me`) (docs/design/slices.md, "Choosing a geometry"). The tables are the output of `nvidia-smi mig -lgipp` on A30,
+A100 and H100; the starts of H200 and B200 are inferred from the H100's.
 """
 
 import re
@@ -30,11 +31,11 @@ class Profile:
     """A kind of GPU instance.
 
     Attributes:
-        name: as NVIDIA writes it (`1g.10gb+me`).
-        compute: its compute slices.
-        size: its memory slices.
-        starts: the memory slices at which it may begin.
-        most: the most instances per card.
+        name: NVIDIA's name (`1g.10gb+me`).
+        compute: the number of compute slices.
+        size: the number of memory slices.
+        starts: the memory slices at which an instance may start.
+        most: the maximum number of instances per card.
     """
 
     name: str
@@ -45,22 +46,22 @@ class Profile:
 
     @property
     def media(self) -> bool:
-        """Whether it has the card's media engines; only one instance of a card can."""
+        """Whether an instance has the card's media engines. Only one instance of a card can have them."""
         return self.name.endswith("+me")
 
     def mask(self, start: int) -> int:
-        """Return the memory slices that it takes from `start` on, as bits."""
+        """Return the memory slices of an instance at `start` as a bit mask."""
         return ((1 << self.size) - 1) << start
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the cards of a model can be partitioned into.
+    """The possible partitions of the cards of one model.
 
     Attributes:
-        slices: memory slices of a card.
-        compute: compute slices of a card.
-        inferred: whether the table is inferred from another model instead of read from a card.
+        slices: the number of memory slices of a card.
+        compute: the number of compute slices of a card.
+        inferred: whether the table is inferred from another model, not read from a card.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Layout:
 
 
 def _of_eight(name: str, one: int, two: int, four: int, all_: int, *, inferred: bool = False) -> Layout:
-    """Return the layout of all cards but the A30, with the GB in profile names for one, two, four and all slices."""
+    """Return a layout of eight memory slices, given the GB in the profile names for one, two, four and all slices."""
     profiles = (
         Profile(f"1g.{one}gb", 1, 1, tuple(range(7)), 7),
         Profile(f"1g.{one}gb+me", 1, 1, tuple(range(7)), 1),
@@ -121,7 +122,7 @@ _MODELS = (
     ("H200", 0, _H200),
     ("B200", 0, _B200),
 )
-"""Word in the model's name, least GiB of memory → layout. The first match counts.
+"""Word in the name of the model, minimum memory in GiB, and layout. The first match counts.
 
 A800 and H800 are like A100 and H100: NVIDIA's mig-parted has one configuration for both (config-default.yaml).
 """
@@ -130,7 +131,7 @@ _ALIASES = {"7g.79gb": "7g.80gb"}
 
 
 def layout_of(model: str, memory: int) -> Layout | None:
-    """Return the layout of a model (`NVIDIA A100-SXM4-80GB`) with this many bytes, or None for cards without MIG."""
+    """Return the layout of a model (`NVIDIA A100-SXM4-80GB`) with `memory` bytes, or None for cards without MIG."""
     words = set(re.split(r"[^A-Z0-9]+", model.upper()))
     return next((layout for word, least, layout in _MODELS if word in words and memory >= least * _GIB), None)
 
@@ -142,8 +143,8 @@ def invalid_geometry_reason(model: str, geometry: Mapping[str, int]) -> str | No
     """
     words = set(re.split(r"[^A-Z0-9]+", model.upper()))
     sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}GB", word, re.ASCII)]
-    known = [layout_of(model, size * _GIB) for size in sizes] or [lay for word, _, lay in _MODELS if word in words]
-    problems = [_unplaceable(layout, geometry) for layout in known if layout]
+    layouts = [layout_of(model, size * _GIB) for size in sizes] or [lay for word, _, lay in _MODELS if word in words]
+    problems = [_unplaceable(layout, geometry) for layout in layouts if layout]
     return None if not problems or None in problems else problems[0]
 
 
@@ -157,7 +158,7 @@ def _unplaceable(layout: Layout, geometry: Mapping[str, int]) -> str | None:
 
 
 def canonical(profile: str) -> str:
-    """Return the name of a profile in the tables; some drivers use another."""
+    """Return the name of a profile in the tables. Some drivers report another name."""
     return _ALIASES.get(profile, profile)
 
 
@@ -182,12 +183,12 @@ def invalid_reason(layout: Layout, instances: Iterable[Instance]) -> str | None:
 
 
 def possible_instances(layout: Layout, instances: Iterable[Instance]) -> tuple[Instance, ...]:
-    """Return each instance that could be created beside valid ones, in the order of profiles and starts."""
-    return _openings(layout, frozenset(instances))
+    """Return each instance that can be created beside these, in the order of profiles and starts."""
+    return _possible(layout, frozenset(instances))
 
 
 @lru_cache(maxsize=50_000)
-def _openings(layout: Layout, instances: frozenset[Instance]) -> tuple[Instance, ...]:
+def _possible(layout: Layout, instances: frozenset[Instance]) -> tuple[Instance, ...]:
     taken, counts, media = 0, dict.fromkeys((p.name for p in layout.profiles), 0), False
     for profile in layout.profiles:
         for instance in instances:
@@ -205,13 +206,13 @@ def _openings(layout: Layout, instances: frozenset[Instance]) -> tuple[Instance,
 
 
 def arrange(layout: Layout, fixed: Iterable[Instance], wanted: Mapping[str, int]) -> tuple[Instance, ...] | None:
-    """Return where new instances can lie beside fixed ones, ascending, or None.
+    """Return the best positions of new instances beside fixed ones, ascending, or None if there are none.
 
-    Of all arrangements it is the one that leaves the most openings, then the one with the lowest starts. All are tried:
+    The best arrangement leaves the most possible instances, and then has the lowest starts. All arrangements are tried:
     a card has at most 7 instances, so there are few.
 
     Args:
-        wanted: profile → number of new instances.
+        wanted: the number of new instances by profile.
     """
     counts = tuple(sorted((name, count) for name, count in wanted.items() if count > 0))
     return _arranged(layout, frozenset(fixed), counts)
@@ -221,21 +222,22 @@ def arrange(layout: Layout, fixed: Iterable[Instance], wanted: Mapping[str, int]
 def _arranged(
     layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...]
 ) -> tuple[Instance, ...] | None:
-    """Cached: the cards of a cluster have few different partitions, and pods request few different slices."""
-    found = (tuple(sorted(made)) for made in _ways(layout, fixed, wanted, 0))
-    return min(found, key=lambda made: (-len(_openings(layout, fixed.union(made))), made), default=None)
+    """Cached, since the cards of a cluster have few different partitions and pods request few different slices."""
+    found = (tuple(sorted(new)) for new in _arrangements(layout, fixed, wanted, 0))
+    return min(found, key=lambda new: (-len(_possible(layout, fixed.union(new))), new), default=None)
 
 
-def _ways(
+def _arrangements(
     layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...], least: int
 ) -> Iterator[tuple[Instance, ...]]:
-    """Yield every arrangement, equal profiles in ascending order; the first profile starts at `least` or above."""
+    """Yield every arrangement. Equal profiles ascend, so that no arrangement is yielded twice; the first profile starts
+    at `least` or above."""
     if not wanted:
         yield ()
         return
     (name, count), rest = wanted[0], wanted[1:]
-    for first in _openings(layout, fixed):
+    for first in _possible(layout, fixed):
         if first.profile == name and first.start >= least:
-            left = ((name, count - 1), *rest) if count > 1 else rest
-            for others in _ways(layout, fixed | {first}, left, first.start + 1 if count > 1 else 0):
+            remaining = ((name, count - 1), *rest) if count > 1 else rest
+            for others in _arrangements(layout, fixed | {first}, remaining, first.start + 1 if count > 1 else 0):
                 yield (first, *others)
