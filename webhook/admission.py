@@ -12,7 +12,7 @@ from flask import Flask
 
 from mgpu.dialects import mtgpu
 from mgpu.model import budget
-from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, shorten, raise_if_any
+from mgpu.model.errors import MAX_PROBLEMS, Problem, raise_if_any, shorten
 from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import ReviewObserver, new_app, serve_probes, serve_reviews
 from mgpu.serving.review import Reply, Review, allow, deny
