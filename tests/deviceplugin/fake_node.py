@@ -172,6 +172,11 @@ class FakeNode(NoHolders):
         self.note(answer, ids, uid, container, resource)
         return answer
 
+    def deploy(self, raw: dict[str, Any], ids: list[str], container: str = "c", resource: str = CORE) -> Answer:
+        """Deliver a pod to the agent, and admit one of its containers."""
+        self.pods.take(raw)
+        return self.admit(ids, raw["metadata"]["uid"], container, resource)
+
     def note(self, answer: Answer, ids: list[str], uid: str, container: str = "c", resource: str = CORE) -> None:
         names = [api.CDIDevice(name=name) for name in answer.cdi]
         response = api.ContainerAllocateResponse(

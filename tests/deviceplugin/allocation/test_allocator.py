@@ -100,8 +100,7 @@ def test_missing_checkpoint_entry_is_requested_by_sending_the_list_again(fake_no
 def test_checkpoint_without_the_last_answer_is_not_trusted(tmp_path: Path) -> None:
     """The pod that held the ids has ended, but the API server has not delivered that yet."""
     fake_node = FakeNode(tmp_path, wait_seconds=0.01)
-    fake_node.pods.take(decided("old", "1"))
-    old = fake_node.admit(A, "uid-old")
+    old = fake_node.deploy(decided("old", "1"), A)
     fake_node.pods.take(decided("new", "0"))
     new = fake_node.allocate(A)
     with pytest.raises(Refused, match="does not have the last answer"):
@@ -131,8 +130,7 @@ def test_invalid_record_is_refused_at_once_and_reported(fake_node: FakeNode) -> 
 
 
 def test_restarted_container_gets_the_cards_of_the_current_record(fake_node: FakeNode) -> None:
-    fake_node.pods.take(decided("p", "1"))
-    answer = fake_node.admit(A, "uid-p")
+    answer = fake_node.deploy(decided("p", "1"), A)
     fake_node.start(A)
     fake_node.cards = (card(0), card(1, healthy=False))
     with pytest.raises(Refused, match="unhealthy"):
@@ -202,8 +200,7 @@ def test_busy_pod_resources_is_queried_again(fake_node: FakeNode) -> None:
 
 
 def test_recreated_pod_has_its_own_record(fake_node: FakeNode) -> None:
-    fake_node.pods.take(decided("p", "1"))
-    old = fake_node.admit(A, "uid-p")
+    old = fake_node.deploy(decided("p", "1"), A)
     fake_node.start(A)
     fake_node.pods.drop(decided("p", "1"))
     fake_node.pods.take(decided("p", "0", uid="again"))
@@ -214,8 +211,7 @@ def test_recreated_pod_has_its_own_record(fake_node: FakeNode) -> None:
 
 def test_answer_from_before_cdi_must_agree_with_the_record(tmp_path: Path) -> None:
     fake_node = FakeNode(tmp_path, cdi=False)
-    fake_node.pods.take(decided("p", "1"))
-    fake_node.admit(A, "uid-p")
+    fake_node.deploy(decided("p", "1"), A)
     fake_node.restart(decided("p", "1"), cdi=True)
     fake_node.start(A)
     fake_node.pods.take(decided("p", "0"))

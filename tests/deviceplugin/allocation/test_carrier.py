@@ -98,8 +98,7 @@ def test_only_the_carrier_waits_for_the_decision(fake_node: FakeNode) -> None:
 
 def test_container_without_ids_of_its_carrier_is_refused(fake_node: FakeNode) -> None:
     """The kubelet ignores requests for resources that a node does not advertise."""
-    fake_node.pods.take(two("p", 1))
-    fake_node.admit(A, "uid-p", resource=RATIO)
+    fake_node.deploy(two("p", 1), A, resource=RATIO)
     with pytest.raises(Refused, match=f"gave it ids of {RATIO}, but none of {CORE}, which brings its cards"):
         fake_node.start(A, resource=RATIO)
     assert fake_node.resent
@@ -116,8 +115,9 @@ def test_restarted_agent_finds_the_answers_of_both_resources(fake_node: FakeNode
 
 @pytest.mark.parametrize("amounts", [{MEMORY: "8Gi"}, {"aliyun.com/gpu-mem": 4}], ids=["bytes", "another id resource"])
 def test_share_resource_is_the_carrier_if_there_is_no_other(fake_node: FakeNode, amounts: dict[str, object]) -> None:
-    fake_node.pods.take(recorded(pod("p", requesting("c", {**amounts, SHARE: 1})), {"c": 1}))
-    answer = fake_node.admit(["7"], "uid-p", resource=SHARE)
+    answer = fake_node.deploy(
+        recorded(pod("p", requesting("c", {**amounts, SHARE: 1})), {"c": 1}), ["7"], resource=SHARE
+    )
     assert bool(answer.env) == (MEMORY in amounts)
     if MEMORY in amounts:
         fake_node.start(["7"], resource=SHARE)
@@ -169,8 +169,7 @@ def test_capacity_of_a_card_counts_all_vocabularies_together(fake_node: FakeNode
         fake_node.start(A)
     fake_node.pods.drop(recorded(pod("g", requesting("c", {GPU_MEM: 2})), {"c": 1}))
     fake_node.start(A, resource=CORE)
-    fake_node.pods.take(recorded(pod("s", requesting("c", {CORE: 2, RATIO: 1})), {"c": 1}))
-    fake_node.admit(B, "uid-s", resource=CORE)
+    fake_node.deploy(recorded(pod("s", requesting("c", {CORE: 2, RATIO: 1})), {"c": 1}), B, resource=CORE)
     fake_node.admit(["9"], "uid-s", resource=RATIO)
     with pytest.raises(Refused, match="memory ratio 1% asked, 0% free; held by default/k, default/r"):
         fake_node.start(B, resource=CORE)

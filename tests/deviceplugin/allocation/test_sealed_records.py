@@ -53,8 +53,7 @@ def fake_node(tmp_path: Path) -> FakeNode:
 
 
 def test_pod_with_a_sealed_record_starts(fake_node: FakeNode) -> None:
-    fake_node.pods.take(sealed(of_node("p", "1")))
-    fake_node.admit(FIRST, "uid-p")
+    fake_node.deploy(sealed(of_node("p", "1")), FIRST)
     fake_node.start(FIRST)
     assert not fake_node.refusals
 

@@ -114,8 +114,9 @@ def test_unequal_pods_do_not_exchange_their_records(fake_node: FakeNode) -> None
 
 def test_containers_of_one_pod_exchange_their_placements(fake_node: FakeNode) -> None:
     two = {RECORD + "a": "0", RECORD + "b": "1"}
-    fake_node.pods.take(pod("p", container("a", 2, 512), container("b", 2, 512), annotations={ASSUMED: "true", **two}))
-    fake_node.admit(A, "uid-p", "b")
+    fake_node.deploy(
+        pod("p", container("a", 2, 512), container("b", 2, 512), annotations={ASSUMED: "true", **two}), A, "b"
+    )
     fake_node.admit(B, "uid-p", "a")
     fake_node.start(A)
     fake_node.start(B)
@@ -138,16 +139,14 @@ def test_unwritten_exchange_is_repeated_by_the_next_agent(fake_node: FakeNode) -
 
 def test_half_written_exchange_is_completed_by_the_next_agent(fake_node: FakeNode) -> None:
     fake_node.pods.take(at(0, decided("p", "0")))
-    fake_node.pods.take(at(1, decided("q", "1")))
-    fake_node.admit(A, "uid-q")
+    fake_node.deploy(at(1, decided("q", "1")), A)
     fake_node.restart(at(0, decided("p", "1")), at(1, decided("q", "1")))
     assert (recorded(fake_node, "p"), recorded(fake_node, "q")) == ([1], [0])
 
 
 def test_cards_of_a_deleted_pod_that_others_hold_are_refused(fake_node: FakeNode) -> None:
     fake_node.pods.take(at(0, decided("gone", "0")))
-    fake_node.pods.take(at(1, decided("q", "1")))
-    fake_node.admit(A, "uid-q")
+    fake_node.deploy(at(1, decided("q", "1")), A)
     fake_node.pods.drop(decided("gone", "0"))
     fake_node.pods.take(at(2, decided("full", "0", core=99)))
     with pytest.raises(Refused, match=r"card 0 \(GPU-n1-0\) has no room: core 2% asked, 1% free; held by default/full"):

@@ -1,4 +1,4 @@
-"""The files from which isolation back ends read what the MtgpuPods of a card are limited to."""
+"""The files with the limits of the MtgpuPods of a card, for isolation back ends."""
 
 import ctypes
 import io
@@ -28,7 +28,7 @@ def limited(name: str, on: str = CARD, request: str = "0.2", limit: str = "1.0",
 
 
 class Place:
-    """A node with two cards, and the folder of its files."""
+    """A node with two cards, and its folder of limits files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder / "limits", folder / "limits" / CARD
@@ -162,7 +162,7 @@ def test_without_a_folder_nothing_is_written_and_nothing_runs(place: Place, monk
 
 @pytest.fixture
 def closed(place: Place) -> Iterator[Callable[[], list[str]]]:
-    """As a back end watches: the files that were closed by one who could write them, since asked before."""
+    """Watch the folder as a back end does: return the files that a writer has closed since the last call."""
     place.folder.mkdir()
     libc = ctypes.CDLL(None)
     descriptor = libc.inotify_init1(os.O_NONBLOCK)
@@ -207,7 +207,7 @@ CROWD = [limited(f"p{i:03}") for i in range(200)]
 def test_reader_in_the_middle_of_a_change_finds_all_counted_lines(
     place: Place, monkeypatch: pytest.MonkeyPatch, before: list[LimitedPod], after: list[LimitedPod]
 ) -> None:
-    """What a reader would find, or what an agent that is killed leaves behind, after each call to the kernel."""
+    """The file is read after each write to the kernel, as by a reader, or after the agent was killed there."""
     place.write(A)
     place.write(*before)
     seen: list[list[str]] = []

@@ -7,5 +7,5 @@ from tests.deviceplugin.mig.rig import Rig
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """An A100 in MIG mode, nothing on it."""
+    """Return an A100 in MIG mode without instances."""
     return Rig(tmp_path).on()

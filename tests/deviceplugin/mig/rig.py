@@ -1,4 +1,4 @@
-"""Simulated MIG cards for tests, and an NVML that fails or dies at a call."""
+"""Simulated MIG cards for tests, and an NVML that fails or crashes at a chosen call."""
 
 import functools
 from collections.abc import Callable
@@ -22,14 +22,14 @@ def gpu(index: int = 0, model: str = A100, gib: int = 80) -> Card:
 
 
 class Crash(BaseException):
-    """The agent is killed; nothing of it runs on."""
+    """The agent is killed. No code of it runs afterwards."""
 
 
 class Flaky:
-    """NVML of which a call goes wrong, after `left` calls that go well (None: all do).
+    """An NVML of which a call fails after `left` successful calls; none fails if `left` is None.
 
-    error: what NVML answers then, so many `times`; None: the agent dies, before the call or `after` it, and calls no
-    more. only: the names that count, by how they begin; () for all.
+    The call raises `error`, as do the next calls, `times` in all. If `error` is None the agent dies instead, before the
+    call or `after` it. Only functions count whose name begins with one of `only`.
     """
 
     def __init__(self, nvml: SimulatedNvml) -> None:
@@ -77,7 +77,7 @@ CHANGES = (
 
 
 class Rig:
-    """A machine with these cards. What it is asked for goes through an NVML of its own, which never fails."""
+    """A machine with these cards. `driver` uses the failing NVML; the methods use one that never fails."""
 
     def __init__(self, folder: Path, *cards: Card) -> None:
         self.file = folder / "mig.json"
@@ -100,7 +100,7 @@ class Rig:
         return next(card for card in self._looking.read() if card.uuid == uuid)
 
     def made(self, uuid: str = GPU) -> dict[Instance, str]:
-        """What there is → the UUID of its MIG device, "" of what is half made."""
+        """Return the existing instances, and the UUID of the MIG device of each; "" for incomplete ones."""
         return {made.instance: made.uuid for made in self.card(uuid).instances}
 
 

@@ -1,4 +1,4 @@
-"""From what is made to what is wanted."""
+"""Changes of a card's MIG instances to the planned ones, and their rollback."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_instances_in_use_are_created_at_their_places_after_a_reboot(rig: Rig) -
 
 
 def test_instances_in_use_are_created_again_although_the_plan_is_refused(rig: Rig) -> None:
-    """And a free instance in its way goes, others stay."""
+    """A free instance in their way is destroyed; other instances stay."""
     rig.make(instance("1g.10gb@1"), instance("1g.10gb@2"))
     with pytest.raises(MigRefused, match=r"2g.20gb at 0 in use, but not in the plan"):
         apply(rig.driver, GPU, instances("7g.80gb@0"), instances("2g.20gb@0"))
@@ -83,7 +83,7 @@ def test_busy_instance_is_not_destroyed_to_restore_another_one(rig: Rig) -> None
 
 
 def half_made(rig: Rig, text: str) -> None:
-    """The agent died while it made this one."""
+    """Leave an incomplete instance, as an agent that dies while it creates it."""
     rig.flaky.left, rig.flaky.only = 0, ("nvmlGpuInstanceCreateComputeInstance",)
     with pytest.raises(Crash):
         apply(rig.driver, GPU, instances(text), ())
@@ -109,7 +109,7 @@ def test_instances_in_use_are_completed_although_the_plan_is_refused(rig: Rig) -
 
 
 def test_steps_are_undone_in_reverse_order(rig: Rig) -> None:
-    """What was made in the place of what was destroyed must go before that can be made again."""
+    """A new instance must be destroyed before the one that was in its place can be created again."""
     before = rig.make(instance("7g.80gb@0")).made()
     rig.flaky.fail(1, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceCreateGpuInstance")
     with pytest.raises(RetryLater):
@@ -119,7 +119,7 @@ def test_steps_are_undone_in_reverse_order(rig: Rig) -> None:
 
 @pytest.mark.parametrize("call", range(8))
 def test_failed_step_undoes_all_steps(rig: Rig, call: int) -> None:
-    """One call of NVML that changes something goes wrong."""
+    """One of the NVML calls that change something fails."""
     used = instance("2g.20gb@4")
     before = rig.make(used, instance("1g.10gb@0"), instance("1g.10gb@1")).made()
     rig.flaky.fail(call, pynvml.NVML_ERROR_UNKNOWN, *CHANGES)
@@ -134,7 +134,7 @@ def test_failed_step_undoes_all_steps(rig: Rig, call: int) -> None:
 
 
 def test_changes_above_are_all(rig: Rig) -> None:
-    """So that a failure of each of them was tried."""
+    """So the test above makes each of them fail once."""
     rig.make(instance("2g.20gb@4"), instance("1g.10gb@0"), instance("1g.10gb@1"))
     rig.flaky.fail(1000, pynvml.NVML_ERROR_UNKNOWN, *CHANGES)
     apply(rig.driver, GPU, instances("2g.20gb@4", "2g.20gb@0", "1g.10gb@2"), ())

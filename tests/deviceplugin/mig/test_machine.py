@@ -1,4 +1,4 @@
-"""Whatever is planned, and wherever the agent dies or NVML fails: what is in use stays, and all converges."""
+"""State machine: with any plan, crash or NVML error, instances in use stay, and the card converges to the plan."""
 
 import tempfile
 from pathlib import Path
@@ -20,7 +20,7 @@ _PID = 9
 
 
 class Machine(RuleBasedStateMachine):
-    """One card. given: what pods have, whether it is there or not. uuids: of those of it that are there."""
+    """One card. `given` are the instances of pods, also missing ones; `uuids` has the UUIDs of the existing ones."""
 
     @initialize(model=st.sampled_from([(A100, 80), (A30, 24)]))
     def plug_in(self, model: tuple[str, int]) -> None:
@@ -40,7 +40,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(0, 5), honest=st.booleans())
     def plans(self, data: st.DataObject, count: int, honest: bool) -> None:
-        """A planner that knows what is in use, or one that does not."""
+        """Plan as a planner that knows the instances in use, or as one that does not."""
         plan = set(self.given) if honest else set()
         for _ in range(count):
             if free := possible_instances(self.layout, plan):
@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
             assert after.keys() <= before.keys()
 
     def _try(self) -> bool:
-        """Whether the plan is in force, though something goes wrong."""
+        """Return whether the plan is applied, although something may fail."""
         try:
             self._apply()
         except (Crash, MigRefused, RetryLater):

@@ -1,4 +1,4 @@
-"""What the driver makes of NVML."""
+"""The MIG driver on a simulated NVML."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_create_and_destroy_are_idempotent(rig: Rig) -> None:
 
 
 def test_profile_has_the_name_that_pods_request(tmp_path: Path) -> None:
-    """Some drivers count a card's GB differently, or its memory is not what the model's name says."""
+    """Some drivers round the memory differently, or the card's memory differs from the name of its model."""
     rig = Rig(tmp_path, gpu(gib=39)).on()
     assert rig.driver.create(GPU, instance("7g.40gb@0")).uuid
     assert [made.instance.profile for made in rig.card().instances] == ["7g.40gb"]
@@ -100,7 +100,7 @@ def test_failed_compute_instance_leaves_no_gpu_instance(rig: Rig) -> None:
 
 
 def test_half_made_instance_has_no_uuid_until_it_is_completed(rig: Rig) -> None:
-    """An agent died between the two; or somebody made a compute instance that takes only a part."""
+    """An agent died in the middle, or an administrator created a compute instance that takes only a part."""
     rig.make(TWO)
     for compute in ([], [ComputeInstance(0, 0, mig_uuid(GPU, 99, 0))]):
         with changing(rig.file) as state:

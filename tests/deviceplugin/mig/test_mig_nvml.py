@@ -1,4 +1,4 @@
-"""The names of profiles, and the functions of NVML."""
+"""The names of MIG profiles, and the functions of NVML that the driver calls."""
 
 import inspect
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_profile_is_named_as_nvidia_smi_names_it(total: int, kind: int, slices: 
 @pytest.mark.parametrize("name", [name for name in vars(Nvml) if name.startswith("nvml")])
 @pytest.mark.parametrize("nvml", [pynvml, SimulatedNvml(Path("unused"), ())], ids=["pynvml", "simulated"])
 def test_every_nvml_function_accepts_the_arguments_of_the_driver(nvml: object, name: str) -> None:
-    """The module's functions have no types, so nothing else would say so without a card."""
+    """The functions of pynvml have no type annotations, so without a card only this test finds wrong arguments."""
     ours = list(inspect.signature(getattr(Nvml, name)).parameters)[1:]
     theirs = inspect.signature(getattr(nvml, name))
     theirs.bind(*(one for one in ours if one != "version"), **({"version": 1} if "version" in ours else {}))

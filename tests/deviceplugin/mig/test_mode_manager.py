@@ -1,4 +1,4 @@
-"""Cards are put into MIG mode and out of it."""
+"""Switching cards into MIG mode and out of it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
-    """An A100 that is whole; how often its mode is set is counted."""
+    """Return an A100 that is not in MIG mode. Attempts to set its mode are counted."""
     rig = Rig(tmp_path)
     rig.flaky.fail(1000, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceSetMigMode")
     return Desk(rig)

@@ -1,4 +1,4 @@
-"""MIG and MPS on a machine with an NVIDIA GPU: only questions, nothing on a card is changed."""
+"""Queries about MIG and MPS on a machine with an NVIDIA GPU. Nothing on the cards is changed."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def nvml() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nvml")
-def test_layout_that_is_built_in_is_the_cards() -> None:
+def test_built_in_layout_equals_the_cards_own() -> None:
     checked = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         card = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -1,4 +1,4 @@
-"""A node with the label `mig` and one A100; `mps` for one with the label `mps` and two."""
+"""The fixture `rig` is a node with the label `mig` and one A100, `mps` one with the label `mps` and two."""
 
 from pathlib import Path
 

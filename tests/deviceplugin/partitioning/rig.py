@@ -1,4 +1,4 @@
-"""A node whose cards are cut, in memory: Node and pods, simulated NVML, CDI files, a kubelet that is told of ids."""
+"""A partitioned node in memory: Node and pods, simulated NVML, CDI files, and a kubelet that receives ids."""
 
 import copy
 import json
@@ -48,7 +48,7 @@ def places(*texts: str, card: int = 0) -> tuple[Slice, ...]:
 
 
 def slice_pod(name: str, *on: Slice, phase: str = "Running") -> Json:
-    """A pod whose record names these places, for its one container."""
+    """Return a pod whose allocation record names these places for its container."""
     amounts: dict[str, int] = {}
     given: dict[str, list[str]] = {}
     for s in on:
@@ -62,7 +62,7 @@ def slice_pod(name: str, *on: Slice, phase: str = "Running") -> Json:
 
 
 class Kubelet:
-    """`slow`: it has not taken in what it was offered last. held: resource → (pod UID, ids), as its checkpoint says."""
+    """A kubelet. If it is `slow` it does not know the last offer yet. `held` are the entries of its checkpoint."""
 
     def __init__(self) -> None:
         self.offered: tuple[Slice, ...] = ()
@@ -81,7 +81,7 @@ class Kubelet:
 
 
 class Nodes:
-    """The API as far as the Node goes. on_patch: happens before the next write, as another's write does."""
+    """The Node in the API server. `on_patch` runs before the next write, as a concurrent write."""
 
     def __init__(self, raw: Json) -> None:
         self.raw, self.version, self.patches = raw, 1, 0
@@ -97,7 +97,7 @@ class Nodes:
         return self.get("/api/v1/nodes/n1")
 
     def wrote_node(self, before: Json, after: Json) -> None:
-        """The watch shows every write at once."""
+        """Do nothing: the watch delivers every write at once."""
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Json:
         meanwhile, self.on_patch = self.on_patch, None
@@ -117,7 +117,7 @@ class Nodes:
 
 
 class Mps:
-    """The ConfigMap, and the daemons of the cards that are cut."""
+    """The ConfigMap, and the daemons of the partitioned cards."""
 
     def __init__(self) -> None:
         self.config: str | None = ""
@@ -137,7 +137,7 @@ class Mps:
 
 
 class Rig:
-    """`reconcile` is the agent's next reconciliation; `restart` replaces the agent, and only files survive."""
+    """A node with an agent. `reconcile` is its next reconciliation; after `restart` only files remain."""
 
     def __init__(self, folder: Path, mode: str = "mig", cards: tuple[Card, ...] = (gpu(),)) -> None:
         self.folder, self.cards = folder, cards
@@ -175,7 +175,7 @@ class Rig:
         return self
 
     def holdings(self) -> tuple[Holding, ...]:
-        """No pod holds cards without a record."""
+        """Return nothing: no pod holds cards without a record."""
         return ()
 
     def reconcile(self, times: int = 1) -> "Rig":
@@ -184,7 +184,7 @@ class Rig:
         return self
 
     def plan(self, plan: int, *wanted: Slice, placed: bool = True) -> "Rig":
-        """As the scheduler writes it; placed: it says where."""
+        """Write a plan as the scheduler does; with placements if `placed`."""
         annotations = self.nodes.raw["metadata"]["annotations"]
         spec = with_spec(annotations.get(ANNOTATION), count_slices(wanted), plan)
         self.nodes.annotate(**{ANNOTATION: spec, PLANNED: write_planned(wanted, plan) if placed else None})
@@ -203,7 +203,7 @@ class Rig:
         return self
 
     def hand_out(self, name: str, *on: Slice, **env: str) -> "Rig":
-        """A CDI file of the pod's container says that it was given these."""
+        """Write a CDI file for the pod's container with these slices."""
         told = {
             "MGPU_SLICES": ",".join(s.name for s in on),
             PLACES_VARIABLE: ",".join(f"{s.card}:{s.start}" for s in on),
@@ -215,12 +215,12 @@ class Rig:
         register(self.file, self.made(s.card)[s], pid)
 
     def made(self, card: int = 0) -> dict[Slice, str]:
-        """What NVML says there is."""
+        """Return the instances of a card and their UUIDs, as NVML lists them."""
         found = NvmlMig(SimulatedNvml(self.file, self.cards)).read()[card]
         return {Slice(card, made.instance.start, made.instance.profile): made.uuid for made in found.instances}
 
     def make(self, *wanted: Slice) -> "Rig":
-        """As an administrator does."""
+        """Create instances as an administrator does."""
         driver = NvmlMig(SimulatedNvml(self.file, self.cards))
         for card in sorted({s.card for s in wanted}):
             driver.set_mode(self.cards[card].uuid, on=True)
@@ -230,12 +230,12 @@ class Rig:
 
     @property
     def said(self) -> NodeSlices:
-        """As the scheduler reads the Node."""
+        """The annotations of the Node as the scheduler reads them."""
         return read_slices(read_node(self.nodes.raw))
 
     @property
     def shown(self) -> dict[Slice, str]:
-        """Place → the pod that the Node says has it."""
+        """Place → the UID of its pod, as the Node reports it."""
         return {s.place: s.pod for s in self.said.existing}
 
     @property

@@ -1,4 +1,4 @@
-"""The agent between a kubelet, a runtime, simulated NVML and an API server: from a plan to a container on its slice."""
+"""The agent with a kubelet, a runtime, simulated NVML and an API server: from a plan to a container on its slice."""
 
 import functools
 import shlex

@@ -1,4 +1,4 @@
-"""What a container that asks for slices gets: those of its pod's record, as they are made now, or nothing."""
+"""Containers that request slices get those of the allocation record, or do not start."""
 
 import json
 from pathlib import Path
@@ -37,8 +37,9 @@ def fake_node(tmp_path: Path) -> FakeNode:
 
 
 def test_container_sees_the_slices_of_its_record(fake_node: FakeNode) -> None:
-    fake_node.pods.take(slice_pod("p", mig("2g.20gb@2"), mig("2g.20gb@0"), phase="Pending"))
-    answer = fake_node.admit(["5", "9"], "uid-p", resource=TWO)
+    answer = fake_node.deploy(
+        slice_pod("p", mig("2g.20gb@2"), mig("2g.20gb@0"), phase="Pending"), ["5", "9"], resource=TWO
+    )
     fake_node.start(["5", "9"], resource=TWO)
     assert fake_node.visible(answer) == "MIG-2g.20gb@0,MIG-2g.20gb@2"
 
@@ -55,8 +56,7 @@ def test_first_of_several_types_carries_all_slices(fake_node: FakeNode) -> None:
 
 def test_share_of_a_card_under_mps_sees_the_card(fake_node: FakeNode) -> None:
     fake_node.cards = (GPUS[1], *slice_devices(NodeSlices("mps", existing=(place("4gb@3"),)), GPUS))
-    fake_node.pods.take(slice_pod("p", place("4gb@3"), phase="Pending"))
-    answer = fake_node.admit(["0"], "uid-p", resource=MPS)
+    answer = fake_node.deploy(slice_pod("p", place("4gb@3"), phase="Pending"), ["0"], resource=MPS)
     fake_node.start(["0"], resource=MPS)
     assert fake_node.visible(answer) == GPUS[0].uuid
     assert fake_node.env(answer)["MGPU_PLACES"] == "0:3"
@@ -65,8 +65,7 @@ def test_share_of_a_card_under_mps_sees_the_card(fake_node: FakeNode) -> None:
 
 def test_start_waits_for_a_slice_that_is_being_made(fake_node: FakeNode) -> None:
     late = mig("1g.10gb@5")
-    fake_node.pods.take(slice_pod("p", late, phase="Pending"))
-    answer = fake_node.admit(["0"], "uid-p", resource=ONE)
+    answer = fake_node.deploy(slice_pod("p", late, phase="Pending"), ["0"], resource=ONE)
 
     def make() -> None:
         fake_node.cards = made(late)
@@ -77,8 +76,7 @@ def test_start_waits_for_a_slice_that_is_being_made(fake_node: FakeNode) -> None
 
 
 def test_missing_slice_is_named_in_the_refusal(fake_node: FakeNode) -> None:
-    fake_node.pods.take(slice_pod("p", mig("1g.10gb@5"), phase="Pending"))
-    fake_node.admit(["0"], "uid-p", resource=ONE)
+    fake_node.deploy(slice_pod("p", mig("1g.10gb@5"), phase="Pending"), ["0"], resource=ONE)
     with pytest.raises(Refused, match=r"its record names mig-1g.10gb slice 0:5, which does not exist on this node"):
         fake_node.start(["0"], resource=ONE)
     assert not list((fake_node.folder / "cdi").glob("*.json"))
@@ -98,8 +96,7 @@ def test_first_of_two_pods_with_the_same_slice_runs(fake_node: FakeNode) -> None
 
 
 def test_record_with_a_cut_card_is_refused(fake_node: FakeNode) -> None:
-    fake_node.pods.take(share("p", core=2, annotations={ASSUMED: "true", RECORD + "c": "0"}))
-    fake_node.admit(["0", "1"], "uid-p")
+    fake_node.deploy(share("p", core=2, annotations={ASSUMED: "true", RECORD + "c": "0"}), ["0", "1"])
     with pytest.raises(Refused, match="names card 0, which this node does not have; it has 1"):
         fake_node.start(["0", "1"])
 

@@ -1,4 +1,4 @@
-"""What shall be, from what is said, what is there and what is in use: whatever comes together."""
+"""The desired slices for generated plans, existing slices and slices in use."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ LAYOUTS = [layout for layout in (layout_of(A100, 80 * GIB), layout_of(A30, 24 * 
 
 @st.composite
 def cards(draw: st.DrawFn) -> tuple[Layout, frozenset[Instance], frozenset[Instance], dict[str, int]]:
-    """A layout, what is made, what of it is used, and how many of each profile are wanted."""
+    """Generate a layout, existing instances, those of them in use, and the planned number of each profile."""
     layout = draw(st.sampled_from(LAYOUTS))
     made: set[Instance] = set()
     for _ in range(draw(st.integers(0, 5))):
@@ -63,7 +63,7 @@ def test_planned_places_count_only_where_they_match_the_plan() -> None:
 
 
 def test_last_good_state_is_preferred_to_the_observed_one() -> None:
-    """After a reboot there is nothing, or half of it."""
+    """After a reboot some or all instances are missing."""
     spec, before = {0: {"1g.10gb": 2}}, {0: frozenset({Instance(3, "1g.10gb"), Instance(5, "1g.10gb")})}
     found = NodeSlices("mig", Partitioning(spec, 1))
     assert planned_instances(found, {0: LAYOUTS[0]}, {0: frozenset()}, before, {}) == before

@@ -1,4 +1,4 @@
-"""What the agent makes of a node's cards under MIG, and what it says of them."""
+"""The partitions of a MIG node, and how the agent reports them."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_slice_given_out_by_another_plugin_belongs_to_its_pod(rig: Rig) -> None:
 
 
 def test_plan_from_before_the_agent_keeps_slices_of_another_plugin(rig: Rig) -> None:
-    """Cut by an administrator, then given the label; no process runs on it now."""
+    """An administrator partitioned the card and set the label later. No process runs on the instances now."""
     rig.make(*FULL)
     rig.pods.take(share("q", node="n1"))
     rig.kubelet.held["nvidia.com/mig-2g.20gb"] = [PodDevicesEntry("uid-q", "c", frozenset({rig.made()[FULL[1]]}))]
@@ -402,7 +402,7 @@ def test_card_in_use_by_other_vocabularies_keeps_its_mode(tmp_path: Path) -> Non
 
 
 def test_card_with_mps_shares_keeps_its_mode_until_their_pod_is_gone(tmp_path: Path) -> None:
-    """The label was changed from `mps`; no process runs on it at this moment."""
+    """The label was `mps` before. No process runs on the card at this moment."""
     rig = Rig(tmp_path, mode="mps", cards=(gpu(0), gpu(1)))
     rig.configure(place("4gb@0")).reconcile()
     rig.take("p", place("4gb@0")).reconcile()

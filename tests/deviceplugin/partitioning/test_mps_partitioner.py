@@ -1,4 +1,4 @@
-"""What the agent makes of a node's cards under MPS: the ConfigMap cuts them, a daemon serves each that is cut."""
+"""The partitions of an MPS node: the ConfigMap lists its slices, and each partitioned card has a daemon."""
 
 import pytest
 
@@ -140,7 +140,7 @@ def test_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
 
 
 def test_instances_that_another_plugin_gave_out_stay_while_their_pod_runs(mps: Rig) -> None:
-    """Cut by an administrator, then given the label `mps`; no process runs on them now."""
+    """An administrator partitioned the card and set the label `mps` later. No process runs on the instances now."""
     mps.make(*places("2g.20gb@0", "3g.40gb@4"))
     before = mps.made()
     raw = slice_pod("q", place("2g.20gb@0"))

@@ -1,4 +1,4 @@
-"""The ids of a type of slices: as many as there are, those that pods hold among them, none ever for something else."""
+"""The device ids of a type of slices: one for each slice, held ids stay, and no number is used again."""
 
 from itertools import count
 

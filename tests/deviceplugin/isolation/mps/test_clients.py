@@ -1,4 +1,4 @@
-"""PreStartContainer with limits, without a kubelet: whose daemon is waited for, kept and let go; what is written."""
+"""PreStartContainer for clients of MPS daemons, without a kubelet."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +36,7 @@ MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
 
 
 class Bench:
-    """A node agent's allocations between a checkpoint, CDI files and daemons; `running` as often as agents come."""
+    """A node with a checkpoint, CDI files and daemons. Each call of `running` runs another agent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.entries = folder, list[device_checkpoint.Entry]()

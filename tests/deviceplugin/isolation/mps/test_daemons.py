@@ -1,4 +1,4 @@
-"""A control daemon per card: started, found again, restarted, ended."""
+"""The control daemon of each card starts, is found by the next agent, restarts and ends."""
 
 import asyncio
 import gc
@@ -51,41 +51,33 @@ async def test_no_daemon_runs_without_need(folder: Path) -> None:
     assert not (folder / "none").exists()
 
 
-def test_daemon_outlives_the_agent_and_is_found_by_the_next(folder: Path) -> None:
+@on_loop
+async def test_daemon_outlives_the_agent_and_is_found_by_the_next(folder: Path) -> None:
     told: list[str] = []
     pids = []
-
-    async def work() -> None:
+    for _ in range(2):
         async with serving(folder, told) as daemons:
             daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             pids.append(pid_of(folder))
-
-    asyncio.run(work())
-    assert lives(pids[0])
-    asyncio.run(work())
+        assert lives(pids[0])
     assert pids == [pids[0]] * 2
     assert not told
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_unwanted_daemon_of_an_earlier_agent_ends(folder: Path, recorded: bool) -> None:
-    async def first() -> None:
-        async with serving(folder, []) as daemons:
-            daemons.set_needed({CARD}, ())
-            await ready(daemons)
-
-    async def second() -> None:
-        async with serving(folder, []) as daemons:
-            daemons.set_needed({OTHER}, ())
-            await ready(daemons, OTHER)
-            await until(lambda: not lives(pid))
-
-    asyncio.run(first())
+@on_loop
+async def test_unneeded_daemon_of_an_earlier_agent_ends(folder: Path, recorded: bool) -> None:
+    async with serving(folder, []) as daemons:
+        daemons.set_needed({CARD}, ())
+        await ready(daemons)
     pid = pid_of(folder)
-    if not recorded:  # the agent was killed before it wrote down whom it had started
+    if not recorded:  # the agent was killed before it recorded the pid
         (folder / CARD / "daemon").unlink()
-    asyncio.run(second())
+    async with serving(folder, []) as daemons:
+        daemons.set_needed({OTHER}, ())
+        await ready(daemons, OTHER)
+        await until(lambda: not lives(pid))
     assert lives(pid_of(folder, OTHER))
 
 

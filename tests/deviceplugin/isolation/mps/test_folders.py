@@ -1,4 +1,4 @@
-"""The folders that containers write: mounts with bounds of their own, without leftovers, and no link is followed."""
+"""The folders that containers can write to are limited and emptied, and no link in them is followed."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ ROOT = "600 1 0:40 / / rw shared:1 - overlay overlay rw"
 
 
 class FakeMounts:
-    """Folders that count as mounts. allowed: whether more can be made."""
+    """Folders that count as mounts. `allowed` is whether more folders can be mounted."""
 
     def __init__(self, *own: Path, allowed: bool = True) -> None:
         self.own, self.allowed = {*own}, allowed
@@ -33,7 +33,7 @@ class FakeMounts:
 
 
 def leave(folder: Path, outside: Path) -> None:
-    """Leave what a root container can: links, a chain of folders, many files, a socket's name as a folder."""
+    """Create what a root container can create: links, nested folders, many files, a folder with a socket's name."""
     folder.mkdir(parents=True, exist_ok=True)
     outside.mkdir(exist_ok=True)
     (outside / "kept").write_text("of the node")
@@ -173,27 +173,21 @@ async def test_daemon_does_not_start_in_folders_without_a_bound(folder: Path) ->
     assert mounts.own == {folder / "shm", folder / CARD / "pipe"}
 
 
-def test_daemon_of_a_former_manifest_goes_on_for_its_clients_and_is_reported(folder: Path) -> None:
+@on_loop
+async def test_daemon_of_an_older_manifest_continues_for_its_clients_and_is_reported(folder: Path) -> None:
     told: list[str] = []
-
-    async def before() -> None:
-        async with serving(folder, told) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-
-    async def after() -> None:
-        async with serving(folder, told, mounts=mounts) as daemons:
-            daemons.set_needed({CARD}, {CARD})
-            await ready(daemons)
-            assert daemons.has_unlimited_folder()
-            kill(pid_of(folder))
-            await until(lambda: not daemons.is_healthy(CARD))
-            await ready(daemons)
-            assert mounts.own == set(), "what is mounted over the folder is not seen by the containers that run"
-
     mounts = FakeMounts()
-    asyncio.run(before())
-    asyncio.run(after())
+    async with serving(folder, told) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+    async with serving(folder, told, mounts=mounts) as daemons:
+        daemons.set_needed({CARD}, {CARD})
+        await ready(daemons)
+        assert daemons.has_unlimited_folder()
+        kill(pid_of(folder))
+        await until(lambda: not daemons.is_healthy(CARD))
+        await ready(daemons)
+        assert mounts.own == set(), "running containers would not see a new mount over the folder"
 
 
 @on_loop
