@@ -19,7 +19,7 @@ from mgpu.model.slice_names import MIG, Slice
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.cluster.slice_state import Plan
+from scheduler.cluster.slice_state import PartitionPlan
 from scheduler.decisions.filter import Filter
 from scheduler.partitioning.partition_controller import PartitionController
 from tests import builders as b
@@ -32,7 +32,7 @@ SETTINGS = load_settings()
 class _Unwritten:
     """In place of a PlanWriter: plans are made, and dropped again."""
 
-    def write_plan(self, plan: Plan) -> str:
+    def write_plan(self, plan: PartitionPlan) -> str:
         return f"{plan.id} was for the time that it took"
 
 

@@ -30,7 +30,7 @@ _NO_ROW = 0
 
 @dataclass(slots=True)
 class _RequirementResults:
-    """Which rows meet the requirements of a pod, and for each other row the rejection."""
+    """Which rows meet the requirements of a request, and the rejections of the others."""
 
     is_met: Mask
     rejections: list[Rejection]
@@ -138,7 +138,7 @@ class ClusterArrays:
     def _compact_names(self) -> None:
         """Copy all names and row numbers one after the other, so that they lie together in memory.
 
-        Every call looks up all names, which is many times as fast then.
+        Every call looks up all names, which then is several times faster.
         """
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows)).tolist()
         names = [name.encode().decode() for name in self._rows]
@@ -152,7 +152,7 @@ class ClusterArrays:
         self._temporary_rows.clear()
 
     def _exclusion_codes(self, constraints: Constraints) -> Ints | None:
-        """Return the codes of the eligibility in the size of these arrays, or None if no card is excluded."""
+        """Return the exclusion codes in the shape of these arrays, or None if no card can be excluded."""
         codes = self._eligibility.exclusion_codes(constraints)
         if codes is None:
             return None

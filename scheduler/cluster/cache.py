@@ -290,9 +290,9 @@ class ClusterCache:
             return {name: brief_problem(silent[name]) for name in names if name in silent} if silent else {}
 
     def agent_problem(self, node: str) -> str | None:
-        """Return the reason why the node's mgpu agent cannot start containers now, or None if it can.
+        """Return the reason why the node's mgpu agent cannot start containers now.
 
-        None is returned too for a node without an agent of mgpu.
+        Returns None if it can, or if the node has no mgpu agent.
         """
         with self._lock:
             pod = self._agents.silent.get(node)
@@ -374,14 +374,14 @@ class ClusterCache:
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> dict[str, Rejection | None]:
         """Return the nodes where NVIDIA's plugin chooses the cards of this pod, each with the rejection, if any."""
-        found: list[tuple[Node, tuple[CardState, ...], tuple[int, ...]]] = []
+        candidates: list[tuple[Node, tuple[CardState, ...], tuple[int, ...]]] = []
         with self._lock:
             for name in names:
                 node = self._nodes.get(name)
                 if node is not None and nvidia_plugin.is_on_node(node):
                     given = self._snapshots.indexes_used_by_mgpu(name, pod.uid, occupied_gpuid(pod, name))
-                    found.append((node, self._ledger.cards(name), given))
-        return {node.name: nvidia_plugin.refusal(request, node, cards, given) for node, cards, given in found}
+                    candidates.append((node, self._ledger.cards(name), given))
+        return {node.name: nvidia_plugin.refusal(request, node, cards, given) for node, cards, given in candidates}
 
     # Reservations.
 
@@ -391,8 +391,10 @@ class ClusterCache:
             return self._reservations.get(uid)
 
     def reserve(self, reservation: Reservation, version: int) -> bool:
-        """Hold the cards for the pod, in place of its previous reservation. Return False if the pod must be decided
-        again: the node has changed since `version`, its same-card group is now on another card, or it is bound.
+        """Hold the cards for the pod, in place of its previous reservation.
+
+        Returns False, and holds nothing, if the pod must be decided again: the node has changed since `version`, its
+        same-card group is now on another card, or it is bound.
         """
         with self._lock:
             if self._is_closed or self._snapshots.version(reservation.node) != version:
@@ -412,10 +414,10 @@ class ClusterCache:
     def binding_problem(self, uid: str, node: str) -> str | None:
         """Return the reason why this pod cannot be bound to this node regardless of free capacity, or None."""
         with self._lock:
-            known = self._pods.get(uid)
-            if known is None:
+            gpu_pod = self._pods.get(uid)
+            if gpu_pod is None:
                 return "the pod has been deleted" if self._reservations.is_deleted(uid) else None
-            pod = known.pod
+            pod = gpu_pod.pod
             is_late = pod.node == node and self._holdings.is_undecided(uid)
             if is_late or not (pod.node or pod.ended):
                 return None
@@ -449,10 +451,10 @@ class ClusterCache:
                 self._snapshots.mark(self._nominations.reserved(uid))
                 self._events.publish(CardsFreed(reservation.node))
                 self._snapshots.drop_usage(uid)
-                known = self._pods.get(uid)
-                if known is not None:
-                    self._holdings.settle(known)
-                    self._count_usage(known.pod)
+                gpu_pod = self._pods.get(uid)
+                if gpu_pod is not None:
+                    self._holdings.settle(gpu_pod)
+                    self._count_usage(gpu_pod.pod)
 
     def close(self) -> None:
         """Accept no more reservations, even from threads that have already checked that this replica may decide."""

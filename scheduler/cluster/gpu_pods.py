@@ -140,8 +140,8 @@ def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) ->
 
 def occupied_gpuid(pod: Pod, node: str) -> str:
     """Return the GPUID for which this pod occupies a card of this node; "" if it is no occupy pod of the node."""
-    found = mtgpu.occupy_target(pod)
-    return found[1] if found and found[0] == node else ""
+    target = mtgpu.occupy_target(pod)
+    return target[1] if target and target[0] == node else ""
 
 
 def node_left(before: GpuPod | None, now: GpuPod | None) -> str | None:

@@ -6,6 +6,7 @@ namespace uses a GPUID while one of its MtgpuPods holds a share of that card, ev
 came first. Otherwise two namespaces could take cards for each other.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class UsedGpuids:
     """The GPUIDs that each namespace uses. Not thread-safe."""
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
-        self._users: dict[str, dict[Gpuid, set[str]]] = {}
+        self._users: dict[str, Counter[Gpuid]] = {}  # By namespace, the number of its MtgpuPods with each GPUID.
         self._of: dict[str, tuple[str, Gpuid]] = {}
         for held in holdings:
             if held.dialect == NAME and not held.occupies:
@@ -42,19 +43,18 @@ class UsedGpuids:
     def put(self, uid: str, held: Holding | None) -> str | None:
         """Replace what an MtgpuPod holds; return the namespace that no longer uses a GPUID, or None."""
         before = self._of.pop(uid, None)
-        now = None if held is None else (held.namespace, _gpuid(held))
-        if held is not None and now is not None:
-            self._of[uid] = now
-            self._users.setdefault(held.namespace, {}).setdefault(now[1], set()).add(uid)
-        if before is None or before == now:
+        if held is not None:
+            self._of[uid] = (held.namespace, _gpuid(held))
+            self._users.setdefault(held.namespace, Counter())[_gpuid(held)] += 1
+        if before is None:
             return None
         namespace, gpuid = before
-        users = self._users[namespace][gpuid]
-        users.discard(uid)
-        if users:
+        users = self._users[namespace]
+        users[gpuid] -= 1
+        if users[gpuid]:
             return None
-        del self._users[namespace][gpuid]
-        if not self._users[namespace]:
+        del users[gpuid]
+        if not users:
             del self._users[namespace]
         return namespace
 

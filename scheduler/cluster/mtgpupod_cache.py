@@ -32,7 +32,7 @@ class MtgpuSnapshot:
 
 
 class MtgpuPodCache:
-    """Thread-safe."""
+    """The objects, holdings and admissions of all MtgpuPods. Thread-safe."""
 
     def __init__(self, lock: threading.RLock, pods: Pods, objects: MtgpuPodObjects, holdings: MtgpuPodHoldings) -> None:
         self._lock = lock

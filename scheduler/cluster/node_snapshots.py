@@ -133,8 +133,8 @@ class NodeSnapshots:
     def of(self, name: str, uid: str, gpuid: str = "") -> NodeSnapshot:
         """Return a snapshot of the node for a pod. gpuid: the GPUID for which the pod occupies a card there."""
         node = self._nodes.get(name)
-        known = self._pods.get(uid)
-        priority = known.pod.priority if known else 0
+        gpu_pod = self._pods.get(uid)
+        priority = gpu_pod.pod.priority if gpu_pod else 0
         cards = self._cards(name, uid, gpuid)
         others = self._ledger.others(name, uid)
         return NodeSnapshot(

@@ -99,10 +99,10 @@ class Nodes:
 
     def configmap_changed(self, raw: Raw) -> str | None:
         """Store the unhealthy cards that a ConfigMap lists; an unreadable list has none."""
-        found = dialects.unhealthy_list_of(raw)
-        if found is None:
+        unhealthy_list = dialects.unhealthy_list_of(raw)
+        if unhealthy_list is None:
             return None
-        node, lists = found
+        node, lists = unhealthy_list
         try:
             return self._set_unhealthy(node, lists.cards_of(raw))
         except BadObject as error:
@@ -112,8 +112,8 @@ class Nodes:
 
     def configmap_gone(self, raw: Raw) -> str | None:
         """Remove the list of a ConfigMap that was deleted."""
-        found = dialects.unhealthy_list_of(raw)
-        return None if found is None else self._set_unhealthy(found[0], frozenset())
+        unhealthy_list = dialects.unhealthy_list_of(raw)
+        return None if unhealthy_list is None else self._set_unhealthy(unhealthy_list[0], frozenset())
 
     def _set_unhealthy(self, node: str, unhealthy: frozenset[int]) -> str | None:
         if self._unhealthy.get(node, frozenset()) == unhealthy:

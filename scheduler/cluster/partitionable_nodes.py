@@ -18,7 +18,7 @@ from mgpu.settings import Settings
 from scheduler.cluster.events import CardsFreed, PlanChanged, Publisher
 from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.nodes import Nodes
-from scheduler.cluster.slice_state import Plan
+from scheduler.cluster.slice_state import PartitionPlan
 from scheduler.engine.evictions import without_usage
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode, make_partitionable_node
 from scheduler.engine.partitioning.slice_scores import NamedResourceUsage, named_resources
@@ -115,7 +115,7 @@ class PartitionableNodes:
         for name in self.nodes():
             self.get(name)
 
-    def add_plan(self, plan: Plan, version: int) -> bool:
+    def add_plan(self, plan: PartitionPlan, version: int) -> bool:
         """Apply the plan instead of what its node says; return False if the node has changed since `version`."""
         with self._lock:
             if self._snapshots.version(plan.node) != version:
@@ -124,14 +124,14 @@ class PartitionableNodes:
             self._events.publish(PlanChanged(plan.node))
             return True
 
-    def drop_plan(self, plan: Plan) -> None:
+    def drop_plan(self, plan: PartitionPlan) -> None:
         """Drop a plan that has not been written and will not be."""
         with self._lock:
             self._nodes.slices.drop_plan(plan)
             self._events.publish(PlanChanged(plan.node))
             self._events.publish(CardsFreed(plan.node))
 
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[PartitionPlan, ...]:
         """Return the plans that are not observed on their nodes yet, sorted by node."""
         with self._lock:
             return self._nodes.slices.plans()

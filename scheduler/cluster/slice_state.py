@@ -22,26 +22,26 @@ _MAX_MESSAGE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PartitionPlan:
     """A partition plan for a node.
 
     Attributes:
         id: The id in the annotations. The ids of a node increase.
         slices: All slices that the node is to have, sorted by place.
-        before: The id of the previous plan, or None for the node's first plan.
-        standing: The slices that existed before mgpu's first plan.
+        previous_id: The id of the previous plan, or None for the node's first plan.
+        preexisting: The slices that existed before mgpu's first plan.
     """
 
     node: str
     id: int
     slices: tuple[Slice, ...]
-    before: int | None = None
-    standing: frozenset[Slice] = frozenset()
+    previous_id: int | None = None
+    preexisting: frozenset[Slice] = frozenset()
 
     def applied_to(self, slices: NodeSlices) -> NodeSlices:
         """Return the partitioning of the node as its annotations will describe it with this plan."""
         spec = replace(slices.partitioning, spec=count_slices(self.slices), plan=self.id)
-        return replace(slices, partitioning=spec, planned=self.slices, preexisting=self.standing)
+        return replace(slices, partitioning=spec, planned=self.slices, preexisting=self.preexisting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,9 @@ class _Observed:
     problem: str | None = None
 
 
+_UNLABELLED = _Observed((), NO_SLICES, {})
+
+
 class SliceStates:
     """Part of the ClusterCache, which holds its lock around every call. Nodes without the label take no memory here.
 
@@ -70,7 +73,7 @@ class SliceStates:
     def __init__(self, events: Publisher) -> None:
         self._events = events
         self._nodes: dict[str, _Observed] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, PartitionPlan] = {}
 
     def node_changed(self, node: Node) -> None:
         """Store the label and annotations of a Node."""
@@ -106,38 +109,34 @@ class SliceStates:
 
     def of(self, name: str) -> NodeSlices:
         """Return the partitioning of a node, with its plan if one is not written yet."""
-        known = self._nodes.get(name)
-        if known is None:
-            return NO_SLICES
+        slices = self._nodes.get(name, _UNLABELLED).slices
         plan = self._plans.get(name)
-        return plan.applied_to(known.slices) if plan else known.slices
+        return plan.applied_to(slices) if plan else slices
 
     def held(self, name: str) -> Mapping[str, tuple[Share, ...]]:
         """Return by pod UID the slices that the node gave to the pod."""
-        known = self._nodes.get(name)
-        return known.held if known else {}
+        return self._nodes.get(name, _UNLABELLED).held
 
     def problem(self, name: str) -> str | None:
         """Return the reason why the present annotations of the node are not in force, or None."""
-        known = self._nodes.get(name)
-        return known.problem if known else None
+        return self._nodes.get(name, _UNLABELLED).problem
 
     def is_unreadable(self, name: str) -> bool:
         """Return whether no annotations of a labelled node could ever be read, so that its slices are unknown."""
-        known = self._nodes.get(name)
-        return bool(known and known.problem and known.slices in (NodeSlices(MIG), NodeSlices(MPS)))
+        observed = self._nodes.get(name, _UNLABELLED)
+        return observed.problem is not None and observed.slices in (NodeSlices(MIG), NodeSlices(MPS))
 
-    def add_plan(self, plan: Plan) -> None:
+    def add_plan(self, plan: PartitionPlan) -> None:
         """Apply a plan until the node's annotations have it or a later one, or until it is dropped."""
         if plan.node in self._nodes:
             self._plans[plan.node] = plan
 
-    def drop_plan(self, plan: Plan) -> None:
+    def drop_plan(self, plan: PartitionPlan) -> None:
         """Remove a plan whose write has failed. A later plan of the same node stays."""
         if self._plans.get(plan.node) == plan:
             del self._plans[plan.node]
 
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[PartitionPlan, ...]:
         """Return the plans that their nodes' annotations do not have yet, sorted by node."""
         return tuple(plan for _, plan in sorted(self._plans.items()))
 

@@ -23,7 +23,7 @@ from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import Warn
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.cluster.slice_state import Plan
+from scheduler.cluster.slice_state import PartitionPlan
 from scheduler.decisions.effort_budgets import EffortBudgets, EffortExceeded
 from scheduler.engine.effort import Exhausted
 from scheduler.engine.partitioning.partitionable_node import (
@@ -326,8 +326,9 @@ class PartitionController:
         name = target.node.name
         before = target.found.partitioning
         numbers = [number for number in (before.plan, before.applied) if number is not None]
-        standing = target.found.foreign_slices & {*slices}
-        plan = Plan(name, next_plan(max(numbers, default=None), int(self._now())), slices, before.plan, standing)
+        preexisting = target.found.foreign_slices & {*slices}
+        plan_id = next_plan(max(numbers, default=None), int(self._now()))
+        plan = PartitionPlan(name, plan_id, slices, before.plan, preexisting)
         if not self._cluster.partitions.add_plan(plan, target.version):
             return False
         metrics.PLANS.labels("made").inc()

@@ -21,7 +21,7 @@ from mgpu.model.slice_names import MPS, SliceCounts, count_slices, mode_of
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.slice_state import Plan
+from scheduler.cluster.slice_state import PartitionPlan
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PlanWriter:
         self.only_map = {"fieldSelector": f"metadata.name={own.config_map}"}
         self._map = f"{self.maps}/{quote(own.config_map, safe='')}"
 
-    def write_plan(self, plan: Plan) -> str | None:
+    def write_plan(self, plan: PartitionPlan) -> str | None:
         """Write a plan to its Node.
 
         Returns:
@@ -71,7 +71,7 @@ class PlanWriter:
                 if reason is not None:
                     return reason
                 text = with_spec(node.annotations.get(ANNOTATION), count_slices(plan.slices), plan.id)
-                annotations = {ANNOTATION: text, PLANNED: write_planned(plan.slices, plan.id, plan.standing)}
+                annotations = {ANNOTATION: text, PLANNED: write_planned(plan.slices, plan.id, plan.preexisting)}
                 precondition = {key: raw["metadata"][key] for key in ("uid", "resourceVersion")}
                 self._api.patch(path, {"metadata": {**precondition, "annotations": annotations}})
             except BadObject as error:
@@ -173,7 +173,7 @@ class PlanPublisher:
             if not self._publish_config(name):
                 return
 
-    def _publish_plan(self, plan: Plan) -> None:
+    def _publish_plan(self, plan: PartitionPlan) -> None:
         self._may_decide()
         extra = {"node": plan.node, "plan": plan.id}
         try:
@@ -255,9 +255,9 @@ def _read(text: str) -> SliceCounts | None:
         return None
 
 
-def _outdated_reason(plan: Plan, found: NodeSlices) -> str | None:
+def _outdated_reason(plan: PartitionPlan, found: NodeSlices) -> str | None:
     """Return the reason why a plan does not suit its node any more, or None."""
-    if found.partitioning.plan != plan.before:
+    if found.partitioning.plan != plan.previous_id:
         return f"the node has plan {found.partitioning.plan} by now"
     if any(mode_of(s.name) != found.mode for s in plan.slices):
         return f"the cards of the node are partitioned by {found.mode or 'nothing'} now"

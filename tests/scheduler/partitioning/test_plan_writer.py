@@ -12,7 +12,7 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.mps_config import read_config, write_config
 from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL, read_partitioning
 from mgpu.model.slice_names import MIG, MPS, Slice, count_slices
-from scheduler.cluster.slice_state import Plan
+from scheduler.cluster.slice_state import PartitionPlan
 from scheduler.partitioning.plan_writer import PlanWriter, SharingConfigs
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, FakeApi
@@ -30,8 +30,8 @@ def written(mode: str = MIG) -> tuple[PlanWriter, Agent]:
     return PlanWriter(api, SETTINGS), agent
 
 
-def plan(id: int, *places: Slice, before: int | None = None) -> Plan:
-    return Plan("n1", id, places, before)
+def plan(id: int, *places: Slice, before: int | None = None) -> PartitionPlan:
+    return PartitionPlan("n1", id, places, before)
 
 
 @examples(200)

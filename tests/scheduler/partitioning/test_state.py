@@ -6,7 +6,7 @@ import pytest
 
 from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL
 from scheduler.cluster.reservations import Reservation
-from scheduler.cluster.slice_state import Plan
+from scheduler.cluster.slice_state import PartitionPlan
 from scheduler.decisions.preemption import Victims
 from tests import builders as b
 from tests.scheduler.fake import Replica
@@ -207,7 +207,7 @@ def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared(
     target = replica.state.partitions.get("n1")
     assert target
     assert isinstance(replica.decider.decide(share, "n1"), Reservation)
-    assert not replica.state.partitions.add_plan(Plan("n1", 1, slices((0, 0, "4gb"))), target.version)
+    assert not replica.state.partitions.add_plan(PartitionPlan("n1", 1, slices((0, 0, "4gb"))), target.version)
     refused = "insufficient slices (1 card: 1 in use by pods that asked for no slice)"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": refused}
     decision = replica.state.reservation("uid-q")
@@ -222,7 +222,7 @@ def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> Non
     replica, agent = made
     target = replica.state.partitions.get("n1")
     assert target
-    assert replica.state.partitions.add_plan(Plan("n1", 5, (), None), target.version)
+    assert replica.state.partitions.add_plan(PartitionPlan("n1", 5, (), None), target.version)
     agent.api.remove("nodes", "n1")
     replica.deliver()
     assert replica.state.partitions.get("n1") is None
