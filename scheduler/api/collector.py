@@ -168,13 +168,13 @@ def _of_cards(sums: Figures) -> Iterator[Metric]:
 
 
 def _by_model(sums: Figures) -> Iterator[Metric]:
-    models = sorted({who for what, who in sums if what in (Figure.HEALTHY, Figure.UNHEALTHY)})
+    models = sorted({key for figure, key in sums if figure in (Figure.HEALTHY, Figure.UNHEALTHY)})
     cards = GaugeMetricFamily("mgpu_cards", "Cards (GPUs) by model and health.", labels=["model", "health"])
     for model in models:
         cards.add_metric([model, "healthy"], sums[Figure.HEALTHY, model])
         cards.add_metric([model, "unhealthy"], sums[Figure.UNHEALTHY, model])
     yield cards
-    for name, what, unit, text in (
+    for name, figure, unit, text in (
         ("mgpu_cards_idle", Figure.IDLE, 1, "Healthy cards of which no pod holds a share."),
         ("mgpu_core_capacity_cards", Figure.CORE, _MILLI, "Compute of all cards; one card counts as 1."),
         ("mgpu_core_used_cards", Figure.CORE_USED, _MILLI, "Compute that pods hold; a whole card counts as 1."),
@@ -183,13 +183,13 @@ def _by_model(sums: Figures) -> Iterator[Metric]:
     ):
         family = GaugeMetricFamily(name, text, labels=["model"])
         for model in models:
-            family.add_metric([model], sums[what, model] / unit)
+            family.add_metric([model], sums[figure, model] / unit)
         yield family
 
 
 def _by_dialect(sums: Figures) -> Iterator[Metric]:
-    dialects = sorted({who for what, who in sums if what == Figure.PODS})
-    for name, what, unit, text in (
+    dialects = sorted({key for figure, key in sums if figure == Figure.PODS})
+    for name, figure, unit, text in (
         ("mgpu_dialect_pods", Figure.PODS, 1, "Pods that hold cards or slices, by vocabulary."),
         (
             "mgpu_dialect_core_cards",
@@ -201,7 +201,7 @@ def _by_dialect(sums: Figures) -> Iterator[Metric]:
     ):
         family = GaugeMetricFamily(name, text, labels=["dialect"])
         for dialect in dialects:
-            family.add_metric([dialect], sums[what, dialect] / unit)
+            family.add_metric([dialect], sums[figure, dialect] / unit)
         yield family
 
 

@@ -81,7 +81,7 @@ class Extender:
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
-        """Answer an ExtenderPreemptionArgs: choose victims on the nodes where kube-scheduler has found some itself."""
+        """Answer an ExtenderPreemptionArgs: choose victims on the nodes for which kube-scheduler has chosen some."""
         arguments = _arguments(body)
         proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
         gpu_pod = self._pod(arguments.get("pod"))
@@ -152,8 +152,10 @@ class Extender:
         return None
 
     def _scheduling(self, body: Body) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
-        """Return the pod, or None where it requests no GPU; the pod as JSON; the names of the nodes; and the Nodes by
-        name, or None where the call has names only (`nodeCacheCapable`).
+        """Return the parts of an ExtenderArgs.
+
+        These are the pod, or None if it requests no GPU; the pod as JSON; the names of the nodes; and the Nodes by
+        name, or None if the call has only names (`nodeCacheCapable`).
         """
         arguments = _arguments(body)
         names = arguments.get("nodenames")
@@ -167,7 +169,7 @@ class Extender:
         return self._pod(raw), raw, names, nodes
 
     def _pod(self, raw: object) -> GpuPod | None:
-        """Return the pod of a call, or None where it requests no GPU."""
+        """Return the pod of a call, or None if it requests no GPU."""
         if not isinstance(raw, dict):
             raise BadRequest(400, "Pod must be an object")
         self._replica.may_answer()

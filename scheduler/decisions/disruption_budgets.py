@@ -59,7 +59,7 @@ class DisruptionBudgets:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[_Group, dict[str, _Budget]] = {}
+        self._by_group: dict[_Group, dict[str, _Budget]] = {}
         self._group_of: dict[tuple[str, str], _Group] = {}
 
     def changed(self, raw: Raw) -> None:
@@ -80,7 +80,7 @@ class DisruptionBudgets:
         group = (namespace, min(required.items()) if required else None)
         with self._lock:
             self._drop(namespace, name)
-            self._known.setdefault(group, {})[name] = budget
+            self._by_group.setdefault(group, {})[name] = budget
             self._group_of[namespace, name] = group
 
     def gone(self, raw: Raw) -> None:
@@ -91,9 +91,9 @@ class DisruptionBudgets:
     def _drop(self, namespace: str, name: str) -> None:
         group = self._group_of.pop((namespace, name), None)
         if group is not None:
-            del self._known[group][name]
-            if not self._known[group]:
-                del self._known[group]
+            del self._by_group[group][name]
+            if not self._by_group[group]:
+                del self._by_group[group]
 
     def violated_by(self, pods: Sequence[Pod]) -> frozenset[str]:
         """Return the uids of the pods whose eviction violates a budget if all of them are evicted in this order.
@@ -103,19 +103,19 @@ class DisruptionBudgets:
         """
         groups = {pod.uid: _groups(pod) for pod in pods if pod.labels}
         with self._lock:
-            known = {
-                group: nsmallest(BUDGETS, self._known[group].items())
-                for group in set(chain.from_iterable(groups.values())) & self._known.keys()
+            budgets = {
+                group: nsmallest(BUDGETS, self._by_group[group].items())
+                for group in set(chain.from_iterable(groups.values())) & self._by_group.keys()
             }
-        left: dict[tuple[str, str], int] = {}
+        remaining: dict[tuple[str, str], int] = {}
         violating = set()
         for pod in pods:
-            rows = chain.from_iterable(known.get(group, ()) for group in groups.get(pod.uid, ()))
+            rows = chain.from_iterable(budgets.get(group, ()) for group in groups.get(pod.uid, ()))
             for name, budget in islice(rows, BUDGETS):
                 if budget.covers(pod):
                     key = (pod.namespace, name)
-                    left[key] = left.get(key, budget.allowed) - 1
-                    if left[key] < 0:
+                    remaining[key] = remaining.get(key, budget.allowed) - 1
+                    if remaining[key] < 0:
                         violating.add(pod.uid)
         return frozenset(violating)
 
@@ -133,11 +133,11 @@ def _size(selector: _Table) -> int:
 
 def selects(selector: _Table, labels: Mapping[str, str]) -> bool:
     """Return whether a LabelSelector matches. An empty or malformed selector matches nothing, as in kube-scheduler."""
-    wanted = selector.get("matchLabels") or {}
+    match_labels = selector.get("matchLabels") or {}
     expressions = selector.get("matchExpressions") or ()
-    if not wanted and not expressions:
+    if not match_labels and not expressions:
         return False
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+    return all(labels.get(key) == value for key, value in match_labels.items()) and all(
         _OPERATORS.get(row.get("operator"), _never)(labels.get(row.get("key")), row.get("values") or ())
         for row in expressions
     )

@@ -193,11 +193,11 @@ class Filter:
         """Evaluate the nodes, except those whose agent is not ready and those that NVIDIA's device plugin serves."""
         by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if requests_nvidia_cards(request) else {}
         served = [name for name in names if name not in by_nvidia] if by_nvidia else names
-        silent = self._cache.agent_problems(served)
-        if silent:
-            served = [name for name in served if name not in silent]
+        agentless = self._cache.agent_problems(served)
+        if agentless:
+            served = [name for name in served if name not in agentless]
         found = self._evaluate(gpu_pod, request, served, call)
-        for name, problem in silent.items():
+        for name, problem in agentless.items():
             # Hopeless: evicting pods there does not bring the agent back.
             found.reject((name,), Rejection(RejectionKind.AGENT, problem, hopeless=True))
         for name, rejection in by_nvidia.items():
@@ -257,16 +257,15 @@ class Filter:
         """Evaluate all nodes with the engine, for requests for devices of other types than GPU."""
         seats = self._cache.group_cards(request, gpu_pod.pod.uid)
         for name in names:
-            view = self._cache.node_snapshot(name, gpu_pod.pod.uid)
-            limits = call.next_limits() if view.node is not None else None
-            if view.node is None:
+            snapshot = self._cache.node_snapshot(name, gpu_pod.pod.uid)
+            limits = call.next_limits() if snapshot.node is not None else None
+            if snapshot.node is None:
                 yield NodeFit(UNKNOWN)
             elif limits is None:
                 yield NodeFit(_NOT_EXAMINED)
             else:
-                yield self._assess(
-                    request, view.node, (*view.available_cards, *view.available_other_devices), seats, limits, call
-                )
+                cards = (*snapshot.available_cards, *snapshot.available_other_devices)
+                yield self._assess(request, snapshot.node, cards, seats, limits, call)
 
     def _by_engine(
         self, request: GpuRequest, remaining: Remaining, seats: Sequence[GroupCard], call: Call

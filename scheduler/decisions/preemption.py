@@ -17,7 +17,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement
 from mgpu.model.ledger import Holding
 from mgpu.model.pod_constraints import PREFIX
-from mgpu.model.pods import Pod
+from mgpu.model.pods import Node, Pod
 from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
@@ -87,120 +87,125 @@ class Preemption:
             return result
         only_cards = _only_cards_can_be_short(gpu_pod.pod, raw)
         with self._budgets.call(gpu_pod.pod.namespace, gpu_pod.request, gone, charge_single=True) as call:
-            for name, theirs in proposed.items():
+            for name, victims in proposed.items():
                 if call.next_limits() is None:
                     break
                 budget = Budget(call.effort, max(FREE, min(_STEPS_PER_NODE, call.remaining)))
                 with suppress(Exhausted):
-                    chosen = self._on(name, gpu_pod, gpu_pod.request, theirs, budget, only_cards=only_cards)
+                    chosen = self._victims_on_node(
+                        name, gpu_pod, gpu_pod.request, victims, budget, only_cards=only_cards
+                    )
                     if chosen is not None:
                         result[name] = chosen
         return result
 
-    def _on(
-        self, name: str, gpu_pod: GpuPod, request: GpuRequest, theirs: Victims, budget: Budget, *, only_cards: bool
+    def _victims_on_node(
+        self, name: str, gpu_pod: GpuPod, request: GpuRequest, proposed: Victims, budget: Budget, *, only_cards: bool
     ) -> Victims | None:
         """Return the victims on one node, or None if no eviction makes the pod fit. Raises Exhausted."""
         snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
         node = snapshot.node
         seats = self._state.group_cards(request, gpu_pod.pod.uid)
-        if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
+        proposed_holdings = [holding for holding, _ in occupants if holding.uid in proposed.uids]
+        if node is None or any(holding.occupies for holding in proposed_holdings):
             return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
         if nvidia_plugin.chooses_cards(node, request):
-            return None if nvidia_plugin.refusal(request, node, snapshot.cards, snapshot.mgpu_cards) else theirs
+            return None if nvidia_plugin.refusal(request, node, snapshot.cards, snapshot.mgpu_cards) else proposed
         if self._state.agent_problem(name) is not None:
-            return None  # the pod could not start there once its victims are gone
+            return None  # the pod could not start there after the evictions
+        if requested_slices(request):
+            return proposed if self._slices_fit(name, node, gpu_pod, request, proposed, budget) else None
 
         def fits(cards: Sequence[CardState]) -> bool:
-            asked = Effort()
-            answer = assess(request, node, cards, self._settings, seats=seats, limits=BRIEF, effort=asked)
-            budget.take(asked.spent)
+            effort = Effort()
+            answer = assess(request, node, cards, self._settings, seats=seats, limits=BRIEF, effort=effort)
+            budget.take(effort.spent)
             return isinstance(answer, Placement)
 
-        wanted = requested_slices(request)
-        if wanted:
-            # kube-scheduler counts slices like any resource, so its victims suffice if the cards that they free can
-            # be partitioned as the pod needs them.
-            target = (
-                None
-                if request.unmet_requirement(node)
-                else self._state.partitions.get(name, gpu_pod.pod.uid, without=theirs.uids)
-            )
-            serves = (
-                target
-                and not target.found.has_pending_plan
-                and (target.fits(wanted) or assess_slices(target, wanted, budget).fits_repartitioned)
-            )
-            return theirs if serves else None
         if request.others:
             # Devices of other types: only kube-scheduler's own victims are considered.
-            gone = [h for h, _ in occupants if h.uid in theirs.uids]
             devices = (*snapshot.available_cards, *snapshot.available_other_devices)
-            remaining = [_without(state, gone) for state in devices]
-            return theirs if fits(remaining) else None
+            return proposed if fits([_without_holdings(state, proposed_holdings) for state in devices]) else None
         exact = budget.part(budget.left // 2)
-        lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, gpu_pod.pod)]
-        tenants = self._tenants(snapshot, lower)
+        lower = [(holding, p.pod) for holding, p in occupants if _is_evictable(holding, p.pod, gpu_pod.pod)]
+        evictable = self._evictable_pods(snapshot, lower)
         if only_cards and all(state.card.healthy for state in snapshot.available_cards):
-            found = choose_victims(request, snapshot.available_cards, tenants, fits, exact=exact, budget=budget)
+            found = choose_victims(request, snapshot.available_cards, evictable, fits, exact=exact, budget=budget)
             if found is None:
                 return None
-            going = {t.uid for t in found[0]}
-            if going and _has_cpu_and_memory(snapshot, gpu_pod.pod, (pod for _, pod in lower if pod.uid in going)):
-                return _merged(theirs, tenants, found[0])
-        must = [t for t in tenants if t.uid in theirs.uids]
-        others = [t for t in tenants if t.uid not in theirs.uids]
-        highest = max((t.priority for t in must), default=LOWEST_PRIORITY)
-        cards = without_pods(snapshot.available_cards, must)
+            evicted = {pod.uid for pod in found[0]}
+            if evicted and _has_cpu_and_memory(snapshot, gpu_pod.pod, (p for _, p in lower if p.uid in evicted)):
+                return _merge(proposed, evictable, found[0])
+        required = [pod for pod in evictable if pod.uid in proposed.uids]
+        others = [pod for pod in evictable if pod.uid not in proposed.uids]
+        highest = max((pod.priority for pod in required), default=LOWEST_PRIORITY)
+        cards = without_pods(snapshot.available_cards, required)
         found = choose_victims(request, cards, others, fits, highest=highest, exact=exact, budget=budget)
-        return None if found is None else _merged(theirs, tenants, [*must, *found[0]])
+        return None if found is None else _merge(proposed, evictable, [*required, *found[0]])
 
-    def _tenants(self, snapshot: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[EvictablePod]:
+    def _slices_fit(
+        self, name: str, node: Node, gpu_pod: GpuPod, request: GpuRequest, proposed: Victims, budget: Budget
+    ) -> bool:
+        """Return whether a pod that requests slices fits once kube-scheduler's victims are evicted.
+
+        kube-scheduler counts slices like any resource, so its victims suffice if the cards that they free can be
+        partitioned as the pod needs them.
+        """
+        if request.unmet_requirement(node):
+            return False
+        target = self._state.partitions.get(name, gpu_pod.pod.uid, without=proposed.uids)
+        if target is None or target.found.has_pending_plan:
+            return False
+        slices = requested_slices(request)
+        return target.fits(slices) or assess_slices(target, slices, budget).fits_repartitioned
+
+    def _evictable_pods(self, snapshot: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[EvictablePod]:
         """Return the pods of lower priority that hold a part of the node's cards."""
-        cards, pods = [state.card for state in snapshot.available_cards], {pod.uid: pod for _, pod in lower}
-        found = []
+        cards = [state.card for state in snapshot.available_cards]
+        pods = {pod.uid: pod for _, pod in lower}
+        result = []
         for holding, pod in lower:
             uses = {card.index: used for card in cards if (used := holding.uses(card)).shares}
             if uses:
-                found.append(EvictablePod(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
-        violating = self._disruption_budgets.violated_by([pods[t.uid] for t in by_importance(found)])
-        return [replace(t, violates=t.uid in violating) for t in found]
+                result.append(EvictablePod(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
+        violating = self._disruption_budgets.violated_by([pods[t.uid] for t in by_importance(result)])
+        return [replace(pod, violates=pod.uid in violating) for pod in result]
 
 
-def _without(state: CardState, gone: Iterable[Holding]) -> CardState:
-    return without_usage(state, [{state.card.index: holding.uses(state.card)} for holding in gone])
+def _without_holdings(state: CardState, evicted: Iterable[Holding]) -> CardState:
+    return without_usage(state, [{state.card.index: holding.uses(state.card)} for holding in evicted])
 
 
-def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
-    return held.bound and not held.occupies and pod.priority < wanting.priority
+def _is_evictable(holding: Holding, pod: Pod, preemptor: Pod) -> bool:
+    return holding.bound and not holding.occupies and pod.priority < preemptor.priority
 
 
-def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
+def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, evicted: Iterable[Pod]) -> bool:
     """Return whether the node has the cpu and memory for the pod once these pods are evicted."""
-    free = [snapshot.free_resources, *(p.cpu_memory for p in going)]
+    free = [snapshot.free_resources, *(p.cpu_memory for p in evicted)]
     return sum(f.cpu for f in free) >= pod.cpu_memory.cpu and sum(f.memory for f in free) >= pod.cpu_memory.memory
 
 
-def _merged(theirs: Victims, tenants: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:
+def _merge(proposed: Victims, evictable: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:
     """Return the chosen pods with those victims of kube-scheduler that hold no cards, the most important first.
 
-    Of the latter only kube-scheduler's order is known here, not the priority: each is at least as important as the
-    next victim after it that holds cards.
+    For victims without cards only kube-scheduler's order is known, not the priority: each is at least as important as
+    the next victim after it that holds cards.
     """
-    known = {t.uid: t for t in tenants}
+    by_uid = {pod.uid: pod for pod in evictable}
     at_least = LOWEST_PRIORITY
-    rows = [(-t.priority, i, t.uid) for i, t in enumerate(by_importance(chosen))]
-    for i, uid in reversed(list(enumerate(theirs.uids))):
-        if uid in known:
-            at_least = known[uid].priority
+    rows = [(-pod.priority, i, pod.uid) for i, pod in enumerate(by_importance(chosen))]
+    for i, uid in reversed(list(enumerate(proposed.uids))):
+        if uid in by_uid:
+            at_least = by_uid[uid].priority
         else:
-            rows.append((-at_least, i - len(theirs.uids), uid))
-    counted = sum(known[uid].violates for uid in theirs.uids if uid in known)
-    violations = max(0, theirs.violations - counted) + sum(t.violates for t in chosen)
+            rows.append((-at_least, i - len(proposed.uids), uid))
+    counted = sum(by_uid[uid].violates for uid in proposed.uids if uid in by_uid)
+    violations = max(0, proposed.violations - counted) + sum(pod.violates for pod in chosen)
     return Victims(tuple(uid for *_, uid in sorted(rows)), violations)
 
 
-def _plain(resource: str) -> bool:
+def _is_no_device(resource: str) -> bool:
     return resource in ("cpu", "memory") or resource.startswith(PREFIX)
 
 
@@ -212,8 +217,9 @@ def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
     spec = raw.get("spec") or {}
     if spec.get("resourceClaims"):
         return False
-    of_pod = (name for kind in ("requests", "limits") for name in table_at(spec, "resources", kind))
-    if any(vocabulary_of(name) is None and not _plain(name) for name in (*of_pod, *(n for _, n in pod.resources()))):
+    resources = {name for kind in ("requests", "limits") for name in table_at(spec, "resources", kind)}
+    resources |= {name for _, name in pod.resources()}
+    if any(vocabulary_of(name) is None and not _is_no_device(name) for name in resources):
         return False
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     if any(port.get("hostPort") for container in containers for port in container.get("ports") or ()):

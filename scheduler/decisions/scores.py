@@ -47,7 +47,7 @@ class Cluster(Protocol):
 class Ranking:
     """Ranks nodes by the judge of the configured node policy. Thread-safe.
 
-    A new judge comes into force only with `refresh`, which a background thread calls.
+    A new judge is used only after `refresh`, which a background thread calls.
     """
 
     def __init__(self, state: Cluster, settings: Settings) -> None:
@@ -70,22 +70,23 @@ class Ranking:
             return None
         shape = self._state.forecast.shape(gpu_pod.pod, gpu_pod.request)
         with self._lock:
-            self._follow()
+            self._update_board()
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
             wide = tuple(self._field.wide)
-        self._judge_alone(gpu_pod, gpu_pod.request, judge, shape, names, keys, wide, call or unlimited())
+        self._judge_one_by_one(gpu_pod, gpu_pod.request, judge, shape, names, keys, wide, call or unlimited())
         return extender_scores(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
-        """Take in all nodes and the latest judge. One thread at a time.
+        """Update all nodes and use the latest judge. One thread at a time.
 
-        The keys for the shapes of recent pods are computed here, on a copy, while calls go on with the old judge.
+        The keys for the shapes of recent pods are computed on a copy, while calls continue with the old judge.
         """
         judge = self._state.forecast.judges.get(self._settings.node_policy)
         with self._lock:
-            self._follow()
-            shapes, board = self._field.board.shapes[-_SHAPES_RENEWED:], self._field.board.copy()
+            self._update_board()
+            shapes = self._field.board.shapes[-_SHAPES_RENEWED:]
+            board = self._field.board.copy()
         if judge is self._judge or judge is None:
             return
         for shape in shapes:
@@ -94,15 +95,15 @@ class Ranking:
             self._field.board.adopt(board)
             self._judge = judge
 
-    def _follow(self) -> None:
-        # Lock order: the cache's lock is taken while this one is held, never the other way round.
-        for name, view in self._state.take_changed_nodes():
-            if view.node is None:
+    def _update_board(self) -> None:
+        # Lock order: the cache's lock is acquired while this one is held, never the reverse.
+        for name, snapshot in self._state.take_changed_nodes():
+            if snapshot.node is None:
                 self._field.drop(name)
             else:
-                self._field.put(view.node, view.cards, view.free_resources)
+                self._field.put(snapshot.node, snapshot.cards, snapshot.free_resources)
 
-    def _judge_alone(
+    def _judge_one_by_one(
         self,
         gpu_pod: GpuPod,
         request: GpuRequest,
@@ -115,10 +116,11 @@ class Ranking:
     ) -> None:
         """Set the keys of the nodes that the board cannot judge.
 
-        These are the nodes with this very pod or with pods of its groups, and those with more cards than the board has
-        columns.
+        These are the nodes with a reservation of this pod or with pods of its groups, and the nodes with more cards
+        than the board has columns.
         """
-        uid, nodes = gpu_pod.pod.uid, {*self._state.group_nodes(request), *wide}
+        uid = gpu_pod.pod.uid
+        nodes = {*self._state.group_nodes(request), *wide}
         decision = self._state.reservation(uid)
         if decision is not None:
             nodes.add(decision.node)
@@ -137,22 +139,21 @@ class Ranking:
         request: GpuRequest,
         judge: Judge,
         shape: Shape,
-        view: NodeSnapshot,
+        snapshot: NodeSnapshot,
         seats: Sequence[GroupCard],
         call: Call,
     ) -> int:
         limits = call.next_limits()
-        if view.node is None or limits is None:
+        if snapshot.node is None or limits is None:
             return UNFIT
-        available_cards = (*view.available_cards, *view.available_other_devices)
+        available_cards = (*snapshot.available_cards, *snapshot.available_other_devices)
         found = assess(
-            request, view.node, available_cards, self._settings, seats=seats, limits=limits, effort=call.effort
+            request, snapshot.node, available_cards, self._settings, seats=seats, limits=limits, effort=call.effort
         )
         if not isinstance(found, Placement):
             return UNFIT
-        key = int(
-            judge.keys(
-                node_rows(class_of(view.node, view.cards), view.free_resources, [free_milli(view.cards)]), shape
-            )[0]
-        )
-        return key - DEMOTION if key != UNFIT and shares_card_with_group(request, found, view.available_cards) else key
+        rows = node_rows(class_of(snapshot.node, snapshot.cards), snapshot.free_resources, [free_milli(snapshot.cards)])
+        key = int(judge.keys(rows, shape)[0])
+        if key != UNFIT and shares_card_with_group(request, found, snapshot.available_cards):
+            return key - DEMOTION
+        return key

@@ -37,7 +37,7 @@ class SliceFilter:
         self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, *, scoring: bool = False
     ) -> Iterator[NodeFit]:
         """Yield the answer for each node, within the budget of `call`. scoring: also score nodes on which it fits."""
-        wanted = requested_slices(request)
+        slices = requested_slices(request)
         for name, node in zip(names, self._cache.nodes(names), strict=True):
             if node is None:
                 yield NodeFit(UNKNOWN)
@@ -48,17 +48,17 @@ class SliceFilter:
                 reason = unmet or f"node {name} has no label for slices"
                 yield NodeFit(Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True))
             else:
-                answer = assess_slices(target, wanted, call.next_budget(), self._rejection)
+                answer = assess_slices(target, slices, call.next_budget(), self._rejection)
                 fits = scoring and answer.fits
-                yield NodeFit(score=score_for_slices(target, wanted, gpu_pod.pod, self._settings)) if fits else answer
+                yield NodeFit(score=score_for_slices(target, slices, gpu_pod.pod, self._settings)) if fits else answer
 
-    def _rejection(self, target: PartitionableNode, wanted: Mapping[str, int], budget: Budget) -> NodeFit:
+    def _rejection(self, target: PartitionableNode, slices: Mapping[str, int], budget: Budget) -> NodeFit:
         """Return the answer for a node that does not have the slices free now: whether a partitioning gives them."""
-        key = (target.cards, tuple(sorted(wanted.items())))
+        key = (target.cards, tuple(sorted(slices.items())))
         with self._lock:
             answer = self._rejections.get(key)
         if answer is None:
-            answer = rejection_of_slices(target, wanted, budget)
+            answer = rejection_of_slices(target, slices, budget)
             if not answer.proven:
                 return answer
             with self._lock:

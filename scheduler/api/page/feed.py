@@ -21,11 +21,11 @@ from scheduler.cluster.cache import ClusterCache
 
 EVERY_SECONDS = 1.0
 """The shortest time between two refreshes. There is no refresh while no page is open."""
-GONE_KEPT = 1000
+MAX_DELETED = 1000
 """Deleted nodes that are remembered. A page that has missed more deletions gets everything."""
 REFRESH_SECONDS = 0.4
 """The longest time of a refresh. The page requests the nodes that are still missing at once."""
-ANSWERS_KEPT = 64
+MAX_ANSWERS = 64
 """Answers that are cached. Pages poll each second, so nearly all have one of the latest versions."""
 
 
@@ -47,16 +47,16 @@ class Board:
         self._clock = clock
         # Distinguishes the versions of this process from those of other replicas, and of itself before a restart.
         self._epoch = secrets.token_hex(4)
-        self._number = 0
-        self._floor = 0
-        self._nodes_number = 0
-        self._versions: dict[str, int] = {}
+        self._number = 0  # of the last refresh that changed anything
+        self._nodes_number = 0  # of the last refresh that changed a node
+        self._oldest_number = 0  # deletions before this refresh are forgotten
+        self._versions: dict[str, int] = {}  # of the nodes in the cache whose JSON is in `_nodes`
         self._nodes: dict[str, tuple[int, bytes]] = {}
-        self._gone: deque[tuple[int, str]] = deque()
+        self._deleted: deque[tuple[int, str]] = deque()
         self._pending: tuple[int, bytes] = (0, b"null")
         self._answers: dict[tuple[int, int | None, str], bytes] = {}
         self._refreshed_at = -EVERY_SECONDS
-        self._todo = 0
+        self._missing = 0
         self._refreshing = threading.Lock()
         self._answering = threading.Lock()
         self._lock = threading.Lock()
@@ -77,12 +77,12 @@ class Board:
         # One answer is made at a time, since an answer with all nodes takes megabytes. Equal versions share one.
         with self._answering:
             with self._lock:
-                number, now = self._number_of(version), self._number
-                key = now, number, replica
+                number = self._number_of(version)
+                key = (self._number, number, replica)
                 if key not in self._answers:
                     answer = self._answer(number, replica)
             if key not in self._answers:
-                if len(self._answers) >= ANSWERS_KEPT or any(known[0] != now for known in self._answers):
+                if len(self._answers) >= MAX_ANSWERS or any(cached[0] != key[0] for cached in self._answers):
                     self._answers.clear()
                 self._answers[key] = gzip.compress(orjson.dumps(answer), compresslevel=1, mtime=0)
             return self._answers[key]
@@ -95,8 +95,8 @@ class Board:
             "replica": replica,
             "whole": number is None,
             "nodes": [orjson.Fragment(part) for part in nodes],
-            "gone": [name for at, name in self._gone if number is not None and at > number],
-            "todo": self._todo,
+            "gone": [name for at, name in self._deleted if number is not None and at > number],
+            "todo": self._missing,
             "pending": orjson.Fragment(pending),
         }
 
@@ -108,14 +108,14 @@ class Board:
     def _number_of(self, version: str) -> int | None:
         """Return the number in a version, or None if the caller must get everything."""
         epoch, _, number = version.partition(".")
-        known = epoch == self._epoch and number.isdecimal() and self._floor <= int(number) <= self._number
-        return int(number) if known else None
+        is_known = epoch == self._epoch and number.isdecimal() and self._oldest_number <= int(number) <= self._number
+        return int(number) if is_known else None
 
     def _refresh(self) -> None:
         """Refresh if it is time. Only one caller refreshes; the others do not wait for it, except the first time."""
         if self._refreshing.acquire(blocking=not self._number):
             try:
-                if self._todo or self._clock() - self._refreshed_at >= EVERY_SECONDS:
+                if self._missing or self._clock() - self._refreshed_at >= EVERY_SECONDS:
                     self._read_nodes()
                     self._refreshed_at = self._clock()
             finally:
@@ -124,41 +124,43 @@ class Board:
     def _read_nodes(self) -> None:
         number = self._number + 1
         versions = self._state.node_versions()
-        wanted = [name for name, version in versions.items() if self._versions.get(name) != version]
-        made = self._make(wanted)
-        made |= dict.fromkeys(name for name in self._nodes if name not in versions)
+        outdated = [name for name, version in versions.items() if self._versions.get(name) != version]
+        rendered = self._render(outdated)
+        rendered |= dict.fromkeys(name for name in self._nodes if name not in versions)
         with self._lock:
-            for name, part in made.items():
+            for name, part in rendered.items():
                 before = self._nodes.get(name)
                 if part is None:
                     self._nodes.pop(name, None)
-                    self._gone += [(number, name)] if before else []
+                    if before:
+                        self._deleted.append((number, name))
                 elif before is None or before[1] != part:
-                    self._nodes[name] = number, part
-            self._versions |= {name: versions[name] for name in made if name in versions}
-            self._versions = {name: at for name, at in self._versions.items() if name in versions}
-            while len(self._gone) > GONE_KEPT:
-                self._floor = self._gone.popleft()[0]
-            self._todo = len(wanted) - sum(name in versions for name in made)
-            self._nodes_number = number if made else self._nodes_number
-            # The reasons count all nodes that exist, including those whose JSON is not made yet.
+                    self._nodes[name] = (number, part)
+            self._versions |= {name: versions[name] for name in rendered if name in versions}
+            self._versions = {name: version for name, version in self._versions.items() if name in versions}
+            while len(self._deleted) > MAX_DELETED:
+                self._oldest_number = self._deleted.popleft()[0]
+            self._missing = len(outdated) - sum(name in versions for name in rendered)
+            if rendered:
+                self._nodes_number = number
+            # The reasons count all nodes that exist, including those that are not rendered yet.
             names = [name for name in versions if name in self._nodes or name not in self._versions]
         pending = orjson.dumps(self._waiting.json(names, self._nodes_number))
         with self._lock:
             if pending != self._pending[1]:
-                self._pending = number, pending
-            if made or self._pending[0] == number:
+                self._pending = (number, pending)
+            if rendered or self._pending[0] == number:
                 self._number = number
 
-    def _make(self, names: Sequence[str]) -> dict[str, bytes | None]:
+    def _render(self, names: Sequence[str]) -> dict[str, bytes | None]:
         """Return the JSON of as many of these nodes as there is time for, and None for deleted nodes."""
-        made: dict[str, bytes | None] = {}
+        rendered: dict[str, bytes | None] = {}
         until = time.monotonic() + REFRESH_SECONDS
         pace = Pace(pause_ratio=1)
         for name in names:
             snapshot = self._state.node_contents(name)
-            made[name] = orjson.dumps(node_json(snapshot)) if snapshot else None
+            rendered[name] = orjson.dumps(node_json(snapshot)) if snapshot else None
             if time.monotonic() > until:
                 break
             pace()
-        return made
+        return rendered

@@ -56,7 +56,7 @@ def test_budget_with_huge_selector_is_ignored(selector: dict[str, Any]) -> None:
     budgets.changed(budget(0, WEB))
     budgets.changed(budget(0, selector))
     assert not budgets.violated_by(web("a"))
-    assert not budgets._known
+    assert not budgets._by_group
 
 
 def test_many_budgets_of_one_namespace_do_not_slow_down_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_budgets_of_many_workloads_each_protect_their_pods() -> None:
     for name in (*names, "any"):
         budgets.gone(budget(0, {}, name))
     assert not budgets.violated_by(pods)
-    assert not budgets._known
+    assert not budgets._by_group
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_unknown_version_gets_everything(page: Page, version: str) -> None:
 
 
 def test_version_before_forgotten_deletions_gets_everything(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "GONE_KEPT", 1)
+    monkeypatch.setattr(board_module, "MAX_DELETED", 1)
     old = page.requests()["version"]
     for name in ("n1", "n2"):
         page.replica.api.remove("nodes", name)
@@ -119,7 +119,7 @@ def test_concurrent_viewers_cause_one_refresh(page: Page) -> None:
 
 
 def test_answer_is_cached_for_equal_versions(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "ANSWERS_KEPT", 2)
+    monkeypatch.setattr(board_module, "MAX_ANSWERS", 2)
     old = page.requests()["version"]
     page.replica.api.put("pods", b.share("p", annotations=RECORD, node="n2"))
     new = page.requests()["version"]
