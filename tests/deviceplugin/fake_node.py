@@ -14,6 +14,7 @@ from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import id_resources
+from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants, read_delivered
 from deviceplugin.pods.gpu_pod import GpuPod
@@ -122,6 +123,7 @@ class FakeNode(NoHolders):
             changed=self.changed,
             listener=self,
             unrecorded=self,
+            mps=self.make_mps(files),
             exposure=self._exposure,
             wait_budget=self.budget,
         )
@@ -131,6 +133,9 @@ class FakeNode(NoHolders):
         if synced:
             for allocator in self.allocators.values():
                 allocator.resume()
+
+    def make_mps(self, files: CdiFiles) -> Mps | None:  # noqa: ARG002
+        return None
 
     def _write(self, known: GpuPod, annotations: Any) -> None:
         self.written.append((known.pod.name, dict(annotations)))

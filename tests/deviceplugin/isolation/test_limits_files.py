@@ -35,11 +35,11 @@ class Place:
         self.pods: list[LimitedPod] = []
         self.synced = True
         self.gpus = cards(2)
-        self.warned: list[str] = []
+        self.warnings: list[str] = []
         self.restart()
 
     def restart(self) -> None:
-        self.files = LimitsFiles(str(self.folder), self, self, self, self.warned.append)
+        self.files = LimitsFiles(str(self.folder), self, self, self, self.warnings.append)
 
     def limited_pods(self) -> list[LimitedPod]:
         return self.pods
@@ -91,7 +91,7 @@ def test_files_of_an_earlier_agent_are_corrected(place: Place) -> None:
 
 def test_foreign_change_of_a_file_is_corrected_after_the_interval(place: Place) -> None:
     right = place.write(limited("a"))
-    files = LimitsFiles(str(place.folder), place, place, place, place.warned.append, 0.01)
+    files = LimitsFiles(str(place.folder), place, place, place, place.warnings.append, 0.01)
     place.file.write_text("7\n")
     files.start()
     try:
@@ -130,14 +130,14 @@ def test_nothing_is_written_through_a_link(place: Place, tmp_path: Path) -> None
     place.file.symlink_to(target)
     place.write(limited("a"))
     assert target.read_text() == "precious"
-    assert len(place.warned) == 1
+    assert len(place.warnings) == 1
 
 
 def test_failed_write_is_reported_once_and_retried(place: Place) -> None:
     place.folder.write_text("a file where the folder belongs")
     place.write(limited("a"))
     place.write(limited("a"), limited("b"))
-    (warned,) = place.warned
+    (warned,) = place.warnings
     assert warned.startswith("the limits of MtgpuPods on card 0 cannot be written: ")
     place.folder.unlink()
     assert place.write(limited("a")).startswith("1\n")
@@ -146,18 +146,18 @@ def test_failed_write_is_reported_once_and_retried(place: Place) -> None:
     place.pods = [limited("a"), limited("b", "GPU-n1-0")]
     place.files.write()
     assert (place.folder / "GPU-n1-0").read_text() == f"1\ndefault/b 0.2 1 {GIB}\n", "the other card's is written"
-    assert len(place.warned) == 2
+    assert len(place.warnings) == 2
 
 
 def test_without_a_folder_nothing_is_written_and_nothing_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.folder.parent)
-    files = LimitsFiles("", place, place, place, place.warned.append)
+    files = LimitsFiles("", place, place, place, place.warnings.append)
     place.pods = [limited("a")]
     files.start()
     files.write()
     files.stop()
     assert not list(place.folder.parent.iterdir())
-    assert not place.warned
+    assert not place.warnings
 
 
 @pytest.fixture

@@ -63,13 +63,13 @@ def kill(pid: int) -> None:
 @contextlib.asynccontextmanager
 async def serving(
     folder: Path,
-    told: list[str],
+    warnings: list[str],
     times: Times = TIMES,
     command: list[str] | None = None,
     mounts: Mounts | None = None,
 ) -> AsyncIterator[Daemons]:
     """Run daemons as an agent does. At the end the agent stops, and the daemons stay."""
-    daemons = Daemons(folder, command or COMMAND, told.append, lambda: None, times, mounts)
+    daemons = Daemons(folder, command or COMMAND, warnings.append, lambda: None, times, mounts)
     task = asyncio.create_task(daemons.run())
     try:
         yield daemons

@@ -21,7 +21,7 @@ def decided(name: str, card: str = "0") -> dict[str, Any]:
     return share(name, node="n1", core=30, mib=2048, annotations=record)
 
 
-def told(node: Node, reason: str) -> list[str]:
+def warnings(node: Node, reason: str) -> list[str]:
     return [event["message"] for event in node.api.get(EVENTS)["items"] if event["reason"] == reason]
 
 
@@ -58,9 +58,9 @@ def test_daemons_outlive_the_agent_and_the_end_of_one_is_an_event(node: Node) ->
         node.create(decided("q"))
         node.runs("q")
         assert pid_of(node.folder / "mps") == daemon
-        assert told(node, "MgpuMps") == []
+        assert warnings(node, "MgpuMps") == []
         kill(daemon)
-        until(lambda: any(f"daemon of card {CARD} ended" in text for text in told(node, "MgpuMps")))
+        until(lambda: any(f"daemon of card {CARD} ended" in text for text in warnings(node, "MgpuMps")))
         until(lambda: lives(pid_of(node.folder / "mps")))
         node.create(decided("r"))
         node.runs("r")
@@ -69,7 +69,7 @@ def test_daemons_outlive_the_agent_and_the_end_of_one_is_an_event(node: Node) ->
 def test_daemon_that_does_not_come_up_is_an_event_on_the_node(node: Node) -> None:
     with node.agent(**settings(node, mpsControl="/no/such/control")):
         node.create(decided("p"))
-        until(lambda: any("cannot be started: No such file" in text for text in told(node, "MgpuMps")))
+        until(lambda: any("cannot be started: No such file" in text for text in warnings(node, "MgpuMps")))
         assert not node.runtime.containers()
 
 
@@ -86,5 +86,5 @@ def test_without_cdi_nothing_is_enforced_and_an_event_says_so(node: Node) -> Non
         node.create(decided("p"))
         node.runs("p")
         assert not [key for key in node.env("p") if key.startswith("CUDA")]
-        until(lambda: told(node, "MgpuMps"))
+        until(lambda: warnings(node, "MgpuMps"))
     assert not (node.folder / "mps").exists()

@@ -1,7 +1,7 @@
 """PreStartContainer for clients of MPS daemons, without a kubelet."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,40 +9,42 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.allocation.allocator import AllocationContext, Allocator
 from deviceplugin.delivery.cdi import CdiFiles
-from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.isolation.mps.daemons import Daemons, Times
 from deviceplugin.isolation.mps.limits import Client, edits
-from deviceplugin.kubelet.pod_resources import Owner
-from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
-from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects.slices import GIVEN
-from mgpu.model.cards import Card
-from mgpu.model.ledger import Holding
-from mgpu.settings import load_settings
 from playground.container_runtime import Edits, Unresolvable, resolve
-from playground.kubelet import device_checkpoint
-from proto import deviceplugin_pb2 as api
-from tests.builders import CORE, cards, container, pod
-from tests.deviceplugin.fake_node import FixedGpus
+from tests.builders import container, pod
+from tests.deviceplugin.fake_node import FakeNode, FixedGpus
 from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, on_loop, pid_of, until
 from tests.deviceplugin.records import ASSUMED, RECORD, decided, requesting
 
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
 
 
-class Bench:
-    """A node with a checkpoint, CDI files and daemons. Each call of `running` runs another agent."""
+class MpsNode(FakeNode):
+    """A node with MPS daemons. Each call of `running` runs another agent."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.entries = folder, list[device_checkpoint.Entry]()
-        self.told: list[str] = []
+        self.warnings: list[str] = []
         self.unenforced: list[str] = []
-        self.refusals: list[str] = []
+        self._enforce = True
+        self._times = TIMES
+        self._command = COMMAND
+        super().__init__(folder)
+
+    def make_mps(self, files: CdiFiles) -> Mps:
+        daemons = Daemons(self.folder, self._command, self.warnings.append, self.changed.wake, self._times)
+
+        def unenforced(gpu_pod: GpuPod, reason: str) -> None:
+            self.unenforced.append(f"{gpu_pod.pod.name}: {reason}")
+
+        gpus = FixedGpus(self.cards)
+        self.mps = Mps(daemons, files, self.folder, gpus, self.pods, self.changed, unenforced, enforce=self._enforce)
+        return self.mps
 
     @asynccontextmanager
     async def running(
@@ -50,101 +52,49 @@ class Bench:
         *pods: dict[str, Any],
         enforce: bool = True,
         times: Times = TIMES,
-        command: list[str] | None = None,
+        command: list[str] = COMMAND,
         wait_seconds: float = 60.0,
-    ) -> AsyncIterator["Bench"]:
-        changed, files, settings = Wakeup(), CdiFiles(self.folder / "cdi"), load_settings()
-        changed.bind()
-        self.pods = NodePods(settings, changed.wake)
-        for raw in pods:
-            self.pods.take(raw)
-        daemons = Daemons(self.folder, command or COMMAND, self.told.append, changed.wake, times)
-        self.mps = Mps(
-            daemons,
-            files,
-            self.folder,
-            FixedGpus(cards(2)),
-            self.pods,
-            changed,
-            lambda known, why: self.unenforced.append(f"{known.pod.name}: {why}"),
-            enforce=enforce,
-        )
-        context = AllocationContext(
-            pods=self.pods,
-            devices=self,
-            owners=self,
-            checkpoint=self.folder / "checkpoint",
-            delivery=files,
-            grants=Grants({}),
-            changed=changed,
-            listener=self,
-            unrecorded=self,
-            mps=self.mps,
-        )
-        self.allocator = Allocator(CORE, context, lambda: None, wait_seconds)
-        self.allocator.resume()
+    ) -> AsyncIterator["MpsNode"]:
+        self._enforce = enforce
+        self._times = times
+        self._command = command
+        self._wait = wait_seconds
+        self.restart(*pods)
+        self.changed.bind()
         task = asyncio.create_task(self.mps.run())
         try:
             yield self
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            changed.unbind()
+            self.changed.unbind()
 
-    def gpus(self) -> Sequence[Card]:
-        return cards(2)
-
-    def devices(self) -> Sequence[Card]:
-        return cards(2)
-
-    def holdings(self) -> tuple[Holding, ...]:
-        return ()
-
-    def is_undetermined(self) -> bool:
-        return False
-
-    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
-        self.refusals.append(f"{gpu_pod.pod.name}: {reason}")
-
-    def start_granted(self, gpu_pod: GpuPod) -> None:
-        """Ignore it: the tests look at what containers get."""
-
-    async def owners(self, resource: str) -> list[Owner]:
-        assert resource == CORE
-        return []
-
-    async def start(self, name: str, *ids: str, container: str = "c") -> Edits:
-        """The kubelet admits and starts the container; what it gets."""
+    async def run_container(self, name: str, *ids: str) -> Edits:
+        """Admit and start the container as the kubelet does, and return what it gets."""
         answer = await self.allocator.allocate(ids)
-        response = api.ContainerAllocateResponse(
-            envs=answer.env, cdi_devices=[api.CDIDevice(name=device) for device in answer.cdi]
-        ).SerializeToString()
-        self.entries.append(device_checkpoint.Entry(f"uid-{name}", container, CORE, ids, response))
-        device_checkpoint.write(self.folder / "checkpoint", self.entries, {})
+        self.note(answer, list(ids), f"uid-{name}")
         await self.allocator.pre_start(ids)
         return resolve(answer.cdi, self.folder / "cdi")
 
     def end(self, name: str) -> None:
-        raw = decided(name, "0")
-        raw["status"]["phase"] = "Succeeded"
-        self.pods.take(raw)
+        self.pods.take(decided(name, "0", phase="Succeeded"))
 
     def drop(self, name: str) -> None:
-        """The pod's object goes, and the keepers hear of it as `keep_clean` tells them."""
+        """Delete the pod's object, and let the agent forget the pod."""
         self.pods.drop({"metadata": {"uid": f"uid-{name}"}})
-        self.mps.keep_only({known.pod.uid for known in self.pods.all()})
+        self.mps.keep_only({gpu_pod.pod.uid for gpu_pod in self.pods.all()})
 
 
 @pytest.fixture
-def bench(folder: Path) -> Bench:
-    return Bench(folder)
+def mps_node(folder: Path) -> MpsNode:
+    return MpsNode(folder)
 
 
 @on_loop
-async def test_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench) -> None:
-    async with bench.running(decided("p", "1", core=50, mib=4096)):
-        got = await bench.start("p", "1", "2")
-        pipe = str(bench.folder / OTHER / "pipe")
+async def test_share_is_a_client_of_its_cards_daemon_within_its_limits(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "1", core=50, mib=4096)):
+        got = await mps_node.run_container("p", "1", "2")
+        pipe = str(mps_node.folder / OTHER / "pipe")
         assert dict(got.env) == {
             "NVIDIA_VISIBLE_DEVICES": OTHER,
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
@@ -152,141 +102,136 @@ async def test_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Be
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
             **{key: value for key, value in got.env.items() if key.startswith("MGPU_")},
         }
-        assert got.mounts == ((pipe, pipe), ("/dev/shm", str(bench.folder / "shm")))
-        assert lives(pid_of(bench.folder, OTHER))
-        assert not (bench.folder / CARD).exists()
-    assert not bench.unenforced
+        assert got.mounts == ((pipe, pipe), ("/dev/shm", str(mps_node.folder / "shm")))
+        assert lives(pid_of(mps_node.folder, OTHER))
+        assert not (mps_node.folder / CARD).exists()
+    assert not mps_node.unenforced
 
 
 @on_loop
-async def test_share_is_no_client_without_the_setting(bench: Bench) -> None:
-    async with bench.running(decided("p", "1"), enforce=False):
-        got = await bench.start("p", "1", "2")
+async def test_share_is_no_client_without_the_setting(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "1"), enforce=False):
+        got = await mps_node.run_container("p", "1", "2")
         assert not [key for key in got.env if key.startswith("CUDA")]
         assert got.mounts == ()
-    assert sorted(file.name for file in bench.folder.iterdir()) == ["cdi", "checkpoint"]
+    assert sorted(file.name for file in mps_node.folder.iterdir()) == ["cdi", "checkpoint"]
 
 
 @on_loop
-async def test_start_waits_for_the_daemon_and_is_refused_with_its_problem(bench: Bench) -> None:
-    async with bench.running(decided("p", "0"), command=["/no/such/control"], wait_seconds=0.2):
+async def test_start_waits_for_the_daemon_and_is_refused_with_its_problem(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "0"), command=["/no/such/control"], wait_seconds=0.2):
         why = f"default/p container c: the MPS daemon of card {CARD} cannot be started: No such file or directory"
         with pytest.raises(Refused, match=why):
-            await bench.start("p", "1", "2")
+            await mps_node.run_container("p", "1", "2")
         with pytest.raises(Unresolvable):
-            resolve(["mgpu.io/card=x"], bench.folder / "cdi")
-        assert not list(bench.folder.glob("cdi/*"))
-    assert len(bench.refusals) == 1
-    assert bench.told
+            resolve(["mgpu.io/card=x"], mps_node.folder / "cdi")
+        assert not list(mps_node.folder.glob("cdi/*"))
+    assert len(mps_node.refusals) == 1
+    assert mps_node.warnings
 
 
 @on_loop
-async def test_daemon_stays_until_its_last_pod_has_ended_or_is_gone(bench: Bench) -> None:
-    async with bench.running(decided("p", "0"), decided("q", "0"), decided("r", "0")):
+async def test_daemon_stays_until_its_last_pod_has_ended_or_is_gone(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "0"), decided("q", "0"), decided("r", "0")):
         for i, name in enumerate("pqr"):
-            await bench.start(name, str(i), f"x{i}")
-        pid = pid_of(bench.folder)
-        bench.end("p")
-        bench.drop("q")
+            await mps_node.run_container(name, str(i), f"x{i}")
+        pid = pid_of(mps_node.folder)
+        mps_node.end("p")
+        mps_node.drop("q")
         await asyncio.sleep(0.1)
         assert lives(pid)
-        bench.end("r")
+        mps_node.end("r")
         await until(lambda: not lives(pid))
-    assert not bench.told
-
-
-def test_next_agent_keeps_the_daemon_of_running_clients_whatever_the_setting(bench: Bench) -> None:
-    async def first() -> int:
-        async with bench.running(decided("p", "0")):
-            await bench.start("p", "1", "2")
-            return pid_of(bench.folder)
-
-    async def second() -> None:
-        # The pod is not seen to run yet: what the agent before it handed out tells.
-        async with bench.running(decided("p", "0"), enforce=False):
-            await until(lambda: bench.mps.is_healthy(CARD))
-            assert pid_of(bench.folder) == pid
-            bench.drop("p")
-            bench.pods.take(decided("q", "1"))
-            await until(lambda: not lives(pid))
-
-    pid = asyncio.run(first())
-    asyncio.run(second())
-    assert not bench.told
+    assert not mps_node.warnings
 
 
 @on_loop
-async def test_dead_daemon_is_started_again_for_running_clients(bench: Bench) -> None:
-    async with bench.running(decided("p", "0")):
-        await bench.start("p", "1", "2")
-        before = pid_of(bench.folder)
+async def test_next_agent_keeps_the_daemon_of_running_clients_with_any_setting(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "0")):
+        await mps_node.run_container("p", "1", "2")
+        pid = pid_of(mps_node.folder)
+    # The status of the pod does not show yet that it runs, but its CDI file does.
+    async with mps_node.running(decided("p", "0"), enforce=False):
+        await until(lambda: mps_node.mps.is_healthy(CARD))
+        assert pid_of(mps_node.folder) == pid
+        mps_node.drop("p")
+        mps_node.pods.take(decided("q", "1"))
+        await until(lambda: not lives(pid))
+    assert not mps_node.warnings
+
+
+@on_loop
+async def test_dead_daemon_is_started_again_for_running_clients(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "0")):
+        await mps_node.run_container("p", "1", "2")
+        before = pid_of(mps_node.folder)
         kill(before)
-        await until(lambda: not bench.mps.is_healthy(CARD))
-        await until(lambda: bench.mps.is_healthy(CARD))
-        assert pid_of(bench.folder) != before
-    assert len(bench.told) == 1
+        await until(lambda: not mps_node.mps.is_healthy(CARD))
+        await until(lambda: mps_node.mps.is_healthy(CARD))
+        assert pid_of(mps_node.folder) != before
+    assert len(mps_node.warnings) == 1
 
 
 @on_loop
-async def test_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench: Bench) -> None:
-    async with bench.running(
+async def test_silent_daemon_is_replaced_only_where_no_container_was_given_it(mps_node: MpsNode) -> None:
+    async with mps_node.running(
         decided("p", "0"), decided("q", "0"), times=replace(TIMES, request=0.5, silent=0.01), wait_seconds=0.2
     ):
-        bench.mps.set_partitioned_cards({CARD})
-        await until(lambda: bench.mps.is_healthy(CARD))
-        pid = pid_of(bench.folder)
-        await bench.start("p", "1", "2")
-        (bench.folder / CARD / "pipe" / "hang").touch()
-        await until(lambda: not bench.mps.is_healthy(CARD))
+        mps_node.mps.set_partitioned_cards({CARD})
+        await until(lambda: mps_node.mps.is_healthy(CARD))
+        pid = pid_of(mps_node.folder)
+        await mps_node.run_container("p", "1", "2")
+        (mps_node.folder / CARD / "pipe" / "hang").touch()
+        await until(lambda: not mps_node.mps.is_healthy(CARD))
         with pytest.raises(Refused, match="does not answer"):
-            await bench.start("q", "3", "4")
+            await mps_node.run_container("q", "3", "4")
         assert lives(pid)
-        bench.drop("p")
-        bench.pods.take(decided("r", "1"))
+        mps_node.drop("p")
+        mps_node.pods.take(decided("r", "1"))
         await until(lambda: not lives(pid))
 
 
 @on_loop
-async def test_cut_card_has_a_daemon_before_any_container_starts(bench: Bench) -> None:
-    async with bench.running(enforce=False):
-        assert not bench.mps.is_healthy(CARD)
-        await asyncio.to_thread(bench.mps.set_partitioned_cards, [CARD])
-        await until(lambda: bench.mps.is_healthy(CARD))
-        pid = pid_of(bench.folder)
-        await asyncio.to_thread(bench.mps.set_partitioned_cards, [])
+async def test_cut_card_has_a_daemon_before_any_container_starts(mps_node: MpsNode) -> None:
+    async with mps_node.running(enforce=False):
+        assert not mps_node.mps.is_healthy(CARD)
+        await asyncio.to_thread(mps_node.mps.set_partitioned_cards, [CARD])
+        await until(lambda: mps_node.mps.is_healthy(CARD))
+        pid = pid_of(mps_node.folder)
+        await asyncio.to_thread(mps_node.mps.set_partitioned_cards, [])
         await until(lambda: not lives(pid))
-        assert not bench.mps.is_healthy(CARD)
+        assert not mps_node.mps.is_healthy(CARD)
 
 
 @on_loop
-async def test_mps_slice_is_a_client_whatever_the_setting(bench: Bench) -> None:
+async def test_mps_slice_is_a_client_whatever_the_setting(mps_node: MpsNode) -> None:
     asking_slice = requesting("c", {"nvidia.com/gpu-4gb": 1})
     raw = pod("p", asking_slice, annotations={GIVEN: '{"c": {"gpu-4gb": ["1:3"]}}'})
-    async with bench.running(raw, enforce=False):
-        known = bench.pods.by_uid("uid-p")
+    async with mps_node.running(raw, enforce=False):
+        known = mps_node.pods.by_uid("uid-p")
         assert known is not None
         deadline = asyncio.get_running_loop().time() + 20
-        found = await bench.mps.ready([Target(known, "c")], deadline)
-        assert found["uid-p", "c"] == edits(Client(OTHER, "4G", 5), bench.folder)
-        assert lives(pid_of(bench.folder, OTHER))
+        found = await mps_node.mps.ready([Target(known, "c")], deadline)
+        assert found["uid-p", "c"] == edits(Client(OTHER, "4G", 5), mps_node.folder)
+        assert lives(pid_of(mps_node.folder, OTHER))
 
 
 @on_loop
-async def test_shares_of_several_cards_are_not_enforced_and_an_event_says_so(bench: Bench) -> None:
+async def test_shares_of_several_cards_are_not_enforced_and_an_event_says_so(mps_node: MpsNode) -> None:
     both = pod("p", container("c", 100, 4096), annotations={ASSUMED: "true", RECORD + "c": "0,1", MULTIPLE: "2"})
-    async with bench.running(both):
-        got = await bench.start("p", "1", "2")
+    async with mps_node.running(both):
+        got = await mps_node.run_container("p", "1", "2")
         assert got.env["NVIDIA_VISIBLE_DEVICES"] == f"{CARD},{OTHER}"
         assert not got.mounts
-    (said,) = bench.unenforced
+    (said,) = mps_node.unenforced
     assert said.startswith("p: the share of container c is not enforced: it has shares of 2 cards")
 
 
 @on_loop
-async def test_pod_whose_record_changes_while_its_daemon_starts_is_refused(bench: Bench) -> None:
-    async with bench.running(decided("p", "0")):
-        start = asyncio.create_task(bench.start("p", "1", "2"))
-        await until(lambda: (bench.folder / CARD / "pipe").exists())
-        bench.pods.take(decided("p", "1"))
+async def test_pod_whose_record_changes_while_its_daemon_starts_is_refused(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "0")):
+        start = asyncio.create_task(mps_node.run_container("p", "1", "2"))
+        await until(lambda: (mps_node.folder / CARD / "pipe").exists())
+        mps_node.pods.take(decided("p", "1"))
         with pytest.raises(Refused, match="its allocation record has changed during the start"):
             await start

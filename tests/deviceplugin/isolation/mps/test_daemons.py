@@ -30,8 +30,8 @@ from tests.deviceplugin.isolation.mps.fake import (
 
 @on_loop
 async def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> None:
-    told: list[str] = []
-    async with serving(folder, told) as daemons:
+    warnings: list[str] = []
+    async with serving(folder, warnings) as daemons:
         daemons.set_needed({CARD, OTHER}, ())
         await ready(daemons)
         await ready(daemons, OTHER)
@@ -40,7 +40,7 @@ async def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> 
     assert pid_of(folder) != pid_of(folder, OTHER)
     modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (folder / CARD / "pipe", folder / "shm")]
     assert modes == [0o755, 0o1777]
-    assert not told
+    assert not warnings
 
 
 @on_loop
@@ -53,16 +53,16 @@ async def test_no_daemon_runs_without_need(folder: Path) -> None:
 
 @on_loop
 async def test_daemon_outlives_the_agent_and_is_found_by_the_next(folder: Path) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     pids = []
     for _ in range(2):
-        async with serving(folder, told) as daemons:
+        async with serving(folder, warnings) as daemons:
             daemons.set_needed({CARD}, {CARD})
             await ready(daemons)
             pids.append(pid_of(folder))
         assert lives(pids[0])
     assert pids == [pids[0]] * 2
-    assert not told
+    assert not warnings
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -85,73 +85,73 @@ async def test_unneeded_daemon_of_an_earlier_agent_ends(folder: Path, recorded: 
 async def test_daemon_of_another_program_is_used_and_watched(folder: Path) -> None:
     pipe = folder / CARD / "pipe"
     pipe.mkdir(parents=True)
-    told: list[str] = []
+    warnings: list[str] = []
     subprocess.run([*COMMAND, "-d"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}, check=True)
     pid = pid_of(folder)
-    async with serving(folder, told) as daemons:
+    async with serving(folder, warnings) as daemons:
         daemons.set_needed({CARD}, {CARD})
         await ready(daemons)
         assert pid_of(folder) == pid
         kill(pid)
-        await until(lambda: told)
+        await until(lambda: warnings)
         await ready(daemons)
     assert pid_of(folder) != pid
 
 
 @on_loop
 async def test_end_of_a_daemon_is_reported_and_it_is_started_again(folder: Path) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     # It is not asked in this time: that it has ended is seen at once.
-    async with serving(folder, told, replace(TIMES, health=3600)) as daemons:
+    async with serving(folder, warnings, replace(TIMES, health=3600)) as daemons:
         daemons.set_needed({CARD}, {CARD})
         await ready(daemons)
         before = pid_of(folder)
         kill(before)
-        await until(lambda: told)
+        await until(lambda: warnings)
         await ready(daemons)
         assert pid_of(folder) != before
-    assert told == [f"the MPS daemon of card {CARD} ended: it wrote nothing; it is started again in 0.01 s"]
+    assert warnings == [f"the MPS daemon of card {CARD} ended: it wrote nothing; it is started again in 0.01 s"]
 
 
 @on_loop
 async def test_daemon_that_does_not_come_up_is_retried_after_growing_pauses(folder: Path) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     (folder / CARD).mkdir()
     (folder / CARD / "refuse").touch()
-    async with serving(folder, told, replace(TIMES, longest_pause=30)) as daemons:
+    async with serving(folder, warnings, replace(TIMES, longest_pause=30)) as daemons:
         daemons.set_needed({CARD}, ())
-        await until(lambda: len(told) >= 4)
+        await until(lambda: len(warnings) >= 4)
         with pytest.raises(Refused, match=f"MPS daemon of card {CARD} ended: The server cannot be started"):
             await ready(daemons, seconds=0.01)
         (folder / CARD / "refuse").unlink()
         await ready(daemons)
-    pauses = [line.rpartition("again in ")[2] for line in told]
+    pauses = [line.rpartition("again in ")[2] for line in warnings]
     assert pauses[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.08 s"]
 
 
 @on_loop
 async def test_missing_program_is_reported(folder: Path) -> None:
-    told: list[str] = []
-    async with serving(folder, told, command=["/no/such/control"]) as daemons:
+    warnings: list[str] = []
+    async with serving(folder, warnings, command=["/no/such/control"]) as daemons:
         daemons.set_needed({CARD}, ())
-        await until(lambda: told)
+        await until(lambda: warnings)
         with pytest.raises(Refused, match="cannot be started: No such file or directory"):
             await ready(daemons, seconds=0.01)
 
 
 @on_loop
 async def test_folder_too_long_for_sockets_is_reported(folder: Path) -> None:
-    told: list[str] = []
-    async with serving(folder / ("x" * 90), told) as daemons:
+    warnings: list[str] = []
+    async with serving(folder / ("x" * 90), warnings) as daemons:
         daemons.set_needed({CARD}, ())
-        await until(lambda: told)
-    assert "too long for the unix sockets" in told[0]
+        await until(lambda: warnings)
+    assert "too long for the unix sockets" in warnings[0]
 
 
 @on_loop
 async def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(folder: Path) -> None:
-    told: list[str] = []
-    async with serving(folder, told, replace(TIMES, request=1.5, silent=0.01, start=600)) as daemons:
+    warnings: list[str] = []
+    async with serving(folder, warnings, replace(TIMES, request=1.5, silent=0.01, start=600)) as daemons:
         daemons.set_needed({CARD}, {CARD})
         await ready(daemons)
         pid = pid_of(folder)
@@ -160,7 +160,7 @@ async def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(fo
         with pytest.raises(Refused, match="does not answer; running containers continue, and no new ones start"):
             await ready(daemons, seconds=0.1)
         assert lives(pid)
-        assert len(told) == 1
+        assert len(warnings) == 1
         (folder / CARD / "pipe" / "hang").unlink()
         await ready(daemons)
         assert pid_of(folder) == pid
@@ -168,12 +168,12 @@ async def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(fo
         daemons.set_needed({CARD}, ())
         await until(lambda: not lives(pid))
         await ready(daemons)  # what was in the pipe folder has gone
-    assert any("has not answered for 0.01 s and was killed" in line for line in told)
+    assert any("has not answered for 0.01 s and was killed" in line for line in warnings)
 
 
 @on_loop
 async def test_unwanted_daemon_quits_and_is_started_again_when_wanted(folder: Path) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     async with serving(folder, []) as daemons:
         daemons.set_needed({CARD}, {CARD})
         await ready(daemons)
@@ -189,7 +189,7 @@ async def test_unwanted_daemon_quits_and_is_started_again_when_wanted(folder: Pa
         await asyncio.sleep(0)
         daemons.set_needed({CARD}, ())
         await ready(daemons)
-    assert not told
+    assert not warnings
 
 
 @on_loop

@@ -157,15 +157,15 @@ async def test_shared_memory_is_freed_when_the_last_daemon_ends_and_not_before(f
 
 @on_loop
 async def test_daemon_does_not_start_in_folders_without_a_bound(folder: Path) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     mounts = FakeMounts(allowed=False)
-    async with serving(folder, told, mounts=mounts) as daemons:
+    async with serving(folder, warnings, mounts=mounts) as daemons:
         daemons.set_needed({CARD}, ())
-        await until(lambda: told)
+        await until(lambda: warnings)
         with pytest.raises(Refused, match=r"shm is not a separate mount, .* init container"):
             await ready(daemons, seconds=0.01)
         mounts.own.add(folder / "shm")
-        await until(lambda: "pipe is not a separate mount" in told[-1])
+        await until(lambda: "pipe is not a separate mount" in warnings[-1])
         assert daemons.has_unlimited_folder()
         mounts.allowed = True
         await ready(daemons)
@@ -175,12 +175,12 @@ async def test_daemon_does_not_start_in_folders_without_a_bound(folder: Path) ->
 
 @on_loop
 async def test_daemon_of_an_older_manifest_continues_for_its_clients_and_is_reported(folder: Path) -> None:
-    told: list[str] = []
+    warnings: list[str] = []
     mounts = FakeMounts()
-    async with serving(folder, told) as daemons:
+    async with serving(folder, warnings) as daemons:
         daemons.set_needed({CARD}, {CARD})
         await ready(daemons)
-    async with serving(folder, told, mounts=mounts) as daemons:
+    async with serving(folder, warnings, mounts=mounts) as daemons:
         daemons.set_needed({CARD}, {CARD})
         await ready(daemons)
         assert daemons.has_unlimited_folder()
@@ -195,7 +195,7 @@ async def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_cr
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = folder / CARD / "pipe"
-    real, told = os.statvfs, list[str]()
+    real, warnings = os.statvfs, list[str]()
 
     def statvfs(path: Path) -> os.statvfs_result:
         found = list(real(path))
@@ -203,7 +203,7 @@ async def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_cr
         return os.statvfs_result(found)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    async with serving(folder, told, mounts=FakeMounts(folder / "shm")) as daemons:
+    async with serving(folder, warnings, mounts=FakeMounts(folder / "shm")) as daemons:
         daemons.set_needed({CARD}, ())
         await ready(daemons)
         daemons.set_needed({CARD}, {CARD})
@@ -215,8 +215,8 @@ async def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_cr
         await until(lambda: not (pipe / "left").exists())
         await ready(daemons)
         assert pid_of(folder) != before
-    assert len(told) == 1
-    assert "its folder was more than half full" in told[0]
+    assert len(warnings) == 1
+    assert "its folder was more than half full" in warnings[0]
 
 
 IN_A_NAMESPACE = """
