@@ -71,10 +71,10 @@ def main() -> None:
 
 def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometries, count: int) -> Row:
     found = [_node(Random(number), mode) for number in range(count)]
-    for cache in (geometry._table, geometry._known_options, geometry._known_best, mps_shares._cut):
+    for cache in (geometry._table, geometry._options_cache, geometry._partition_cache, mps_shares._partition):
         cache.cache_clear()
     began = process_time()
-    nodes = [partitionable_cards(gpus, slices, used, geometries) for gpus, slices, used in found]
+    nodes = [partitionable_cards(gpus, slices, used, geometries, {}) for gpus, slices, used in found]
     read = process_time()
     could = plan_over(nodes, request)
     ended = process_time()

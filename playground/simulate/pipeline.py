@@ -235,7 +235,7 @@ class _Simulation:
         known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
         if nvidia_plugin.chooses_cards(known, request):
             ours = nvidia_plugin.indexes_used_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
-            refused = nvidia_plugin.refusal(request, known, view.cards, ours)
+            refused = nvidia_plugin.rejection(request, known, view.cards, ours)
             return refused or assess(
                 request, known, devices, self._settings
             )  # one of the choices that NVIDIA's plugin has

@@ -19,7 +19,7 @@ from mgpu.model.gpu_requests import GpuRequest, Rejection, RejectionKind, Requir
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node
 from scheduler.cluster.eligibility import Eligibility
-from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, NodeArrays, NodeTable, described
+from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, NodeArrays, NodeTable, table_row
 
 UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (yet)", hopeless=True)
 _MAX_REQUIREMENTS = 64
@@ -126,7 +126,7 @@ class ClusterArrays:
         self._cards[row] = cards
         self._data[:, row] = 0
         self._totals[:, row] = 0
-        description = described(cards)
+        description = table_row(cards)
         self._odd[row] = description is None
         if description is None:
             self._eligibility.drop(row)

@@ -381,7 +381,7 @@ class ClusterCache:
                 if node is not None and nvidia_plugin.is_on_node(node):
                     given = self._snapshots.indexes_used_by_mgpu(name, pod.uid, occupied_gpuid(pod, name))
                     candidates.append((node, self._ledger.cards(name), given))
-        return {node.name: nvidia_plugin.refusal(request, node, cards, given) for node, cards, given in candidates}
+        return {node.name: nvidia_plugin.rejection(request, node, cards, given) for node, cards, given in candidates}
 
     # Reservations.
 

@@ -111,7 +111,7 @@ class Holdings:
         if shares is None and slices:
             shares = ()
         elif shares is None and not is_bare and (given or self._is_chosen_by_nvidia(gpu_pod)):
-            dialect, shares = nvidia_plugin.NVIDIA, nvidia_plugin.held(gpu_pod.request, given)
+            dialect, shares = nvidia_plugin.NVIDIA, nvidia_plugin.held_shares(gpu_pod.request, given)
         is_unknown = shares is None
         if shares is None:
             if not dialects.has_run(pod, gpu_pod.request) or (is_bare and self._is_decided_late(gpu_pod)):

@@ -86,7 +86,11 @@ class PartitionableNodes:
                 and (own is None or own.node != name)
             )
             cached = self._cached.get(name)
-            if is_for_all and cached and (cached.version, cached.room) == (snapshot.version, snapshot.free_resources):
+            if (
+                is_for_all
+                and cached
+                and (cached.version, cached.free_resources) == (snapshot.version, snapshot.free_resources)
+            ):
                 return cached
             slices = self._nodes.slices.of(name)
             holdings = self._ledger.holdings(name)

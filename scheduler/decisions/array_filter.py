@@ -14,7 +14,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import GroupCard
 from mgpu.model.pods import Node
-from scheduler.engine.arrays.array_rejections import Refusal, refusals
+from scheduler.engine.arrays.array_rejections import RejectedNodes, reject_nodes
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
 from scheduler.engine.arrays.node_fits import NodeVerdicts, can_tell_spread, evaluate, only_beside_group
 from scheduler.engine.arrays.node_table import COUNT, Ints, Mask, NodeArrays, NodeTable, Places
@@ -62,7 +62,7 @@ class ArrayVerdict:
 
     unmet: Mapping[int, Rejection]
     fits: Mask
-    rejected: Sequence[Refusal]
+    rejected: Sequence[RejectedNodes]
     remaining: Remaining
 
 
@@ -79,8 +79,8 @@ def filter_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, me
     verdicts, unique = _evaluate(table, names, request, members)
     unmet = _unmet(table, unique, request, members)
     candidates = _all_but(unmet, len(names))
-    rejected = list(refusals(table.rows, table.at, verdicts.without(~candidates), request))
-    remaining = _remaining(table, candidates & verdicts.open, unique)
+    rejected = list(reject_nodes(table.rows, table.rows_of_names, verdicts.without(~candidates), request))
+    remaining = _remaining(table, candidates & verdicts.undecided, unique)
     return ArrayVerdict(unmet, candidates & verdicts.fits, rejected, remaining)
 
 
@@ -88,7 +88,7 @@ def score_nodes(
     table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members, node_policy: str, weight_of_core: int
 ) -> ArrayScores:
     """Score the nodes of a snapshot on which the pod has the same score for any placement that fits."""
-    rows, at = table.rows, table.at
+    rows, at = table.rows, table.rows_of_names
     verdicts, unique = _evaluate(table, names, request, members)
     candidates = _all_but(_unmet(table, unique, request, members), len(names))
     fits = candidates & verdicts.fits
@@ -99,18 +99,18 @@ def score_nodes(
     points[scored] = scores(rows, request, at[scored], node_policy, weight_of_core)
     if request.constraints.spread:
         points[scored] = _spread(points, scored & unique, table, request)[scored]
-    return ArrayScores(points, _remaining(table, (candidates & verdicts.open) | (fits & ~scored), unique))
+    return ArrayScores(points, _remaining(table, (candidates & verdicts.undecided) | (fits & ~scored), unique))
 
 
 def _evaluate(
     table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members
 ) -> tuple[NodeVerdicts, Mask]:
     """Return the arrays' verdict for each node, and which nodes are unique (`Remaining`)."""
-    rows, at = table.rows, table.at
+    rows, at = table.rows, table.rows_of_names
     unique: Mask = (rows.odd | (rows.totals[COUNT] == 0)).take(at)
     if members.nodes:
         unique |= np.fromiter([name in members.nodes for name in names], np.bool_, len(names))
-    verdicts = evaluate(rows, request).at(at)
+    verdicts = evaluate(rows, request).select(at)
     # On the nodes of a same-card group the pod must get the card of the group, which only the engine checks.
     return (verdicts.without(unique) if request.constraints.same_card else verdicts), unique
 
@@ -131,7 +131,7 @@ def _all_but(positions: Collection[int], count: int) -> Mask:
 def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> Ints:
     """Return the points of a pod with a spread group: nodes where it would share a card with the group come last."""
     shares_card = np.zeros(len(points), np.bool_)
-    places = table.at[near]
+    places = table.rows_of_names[near]
     shares_card[near] = only_beside_group(
         table.rows.select(places), map(table.cards.__getitem__, places.tolist()), request
     )
@@ -140,7 +140,7 @@ def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> 
 
 def _remaining(table: NodeTable, chosen: Mask, unique: Mask) -> Remaining:
     positions = np.flatnonzero(chosen)
-    places = table.at[positions]
+    places = table.rows_of_names[positions]
     nodes = [table.nodes[row] for row in places.tolist()]
     cards = [table.cards[row] for row in places.tolist()]
     return Remaining(positions, table.rows.select(places), nodes, cards, unique[positions])

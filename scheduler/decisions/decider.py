@@ -200,7 +200,7 @@ class Decider:
         gpuid = occupied_gpuid(pod, node)
         subject = (pod.uid, pod.namespace, pod.name, node)
         if nvidia_plugin.chooses_cards(snapshot.node, request):
-            rejection = nvidia_plugin.refusal(request, snapshot.node, snapshot.cards, snapshot.mgpu_cards)
+            rejection = nvidia_plugin.rejection(request, snapshot.node, snapshot.cards, snapshot.mgpu_cards)
             return rejection or Reservation(*subject, request, Placement(()), {}, pod.cpu_memory, gpuid)
         with self._budgets.call(pod.namespace, request, gone) as call:
             result = self._search(gpu_pod, request, snapshot.node, snapshot, call)

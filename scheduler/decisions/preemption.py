@@ -110,7 +110,7 @@ class Preemption:
         if node is None or any(holding.occupies for holding in proposed_holdings):
             return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
         if nvidia_plugin.chooses_cards(node, request):
-            return None if nvidia_plugin.refusal(request, node, snapshot.cards, snapshot.mgpu_cards) else proposed
+            return None if nvidia_plugin.rejection(request, node, snapshot.cards, snapshot.mgpu_cards) else proposed
         if self._state.agent_problem(name) is not None:
             return None  # the pod could not start there after the evictions
         if requested_slices(request):
@@ -154,7 +154,7 @@ class Preemption:
         if request.unmet_requirement(node):
             return False
         target = self._state.partitions.get(name, gpu_pod.pod.uid, without=proposed.uids)
-        if target is None or target.found.has_pending_plan:
+        if target is None or target.observed.has_pending_plan:
             return False
         slices = requested_slices(request)
         return target.fits(slices) or assess_slices(target, slices, budget).fits_repartitioned

@@ -1,4 +1,8 @@
-"""The placement engine: pure functions over the model. `place(ask, cards, policy)` → Placement | Rejection."""
+"""The engine: pure functions over `mgpu.model` that decide which cards a pod gets, and on which node.
+
+`place` chooses cards, `node_score` rates nodes, and the tables hold the policies. The modules of this package may use
+neither clock nor API server, so that the scheduler process, `mgpu simulate` and the benches decide alike.
+"""
 
 from scheduler.engine.card_policy import Policy
 from scheduler.engine.effort import BRIEF, FULL, LEAST, QUICK, SHORT, Effort, Limits

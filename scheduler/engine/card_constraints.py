@@ -1,4 +1,8 @@
-"""What a pod's constraints mean for the cards of a node, and whether a placement that was made earlier still holds."""
+"""Applies a pod's constraints to the cards of a node, and checks whether an earlier placement still holds.
+
+`place`, the rejections, the evictions and the arrays call `exclusions`; the filter, the decider and the scores handle
+groups with the other functions. An excluded card must count as if it did not exist, whatever is free on it.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -15,7 +19,7 @@ from scheduler.engine.node_fit import HIGHEST
 Score = TypeVar("Score", int, npt.NDArray[np.int64])
 
 _FRESH = HIGHEST // 2
-"""The least score of a node that gives the pod cards without others of its spread group; below it are the others."""
+"""The lowest score of a node on which the pod shares no card with its spread group. All other nodes are below it."""
 
 
 class Exclusion(NamedTuple):
@@ -26,13 +30,13 @@ class Exclusion(NamedTuple):
 
 
 IN_USE_BY_MTGPUPODS = Exclusion("in use by MtgpuPods", RejectionKind.MTGPUPODS)
-"""Of a card with a GPUID. The text leaves the GPUID out: thousands of nodes must not give thousands of reasons."""
+"""The exclusion of a card with a GPUID. The text leaves the GPUID out, so that many nodes have the same reason."""
 
 
 def exclusions(request: GpuRequest, cards: Sequence[CardState]) -> list[Exclusion | None]:
-    """Return for each card why it is excluded for this pod, or None where it is not.
+    """Return for each card why it is excluded for this pod, or None if it is not.
 
-    A card is excluded where MtgpuPods use it (it has a GPUID), or where the pod's constraints do not allow it. No pod
+    A card is excluded if MtgpuPods use it (it has a GPUID), or if the pod's constraints do not allow it. No pod
     is evicted to free a card with a GPUID: the MtgpuPod controller would create the pods of the GPUID on it again.
     """
     in_use = [IN_USE_BY_MTGPUPODS if state.gpuid else None for state in cards]
@@ -62,9 +66,11 @@ def same_card_group_rejection(
 ) -> Rejection | None:
     """Return the rejection of a node whose cards the request's same-card group is not on, or None.
 
-    seats: the cards of the group, on any node; where there are none, its first pod may take any card. No eviction helps
-    here. A group on several cards, which no decision of mgpu leads to, stays as it is: its pods may take any of these
-    cards and no other. Where it is not known which card of a node the group holds, its pods wait.
+    No eviction helps here. A group on several cards, which no decision of mgpu leads to, stays there: its pods may take
+    any of these cards and no other. If it is not known which card of a node the group holds, its pods wait.
+
+    Args:
+        seats: The cards of the group, on any node. Without any, the first pod may take any card.
     """
     group = request.constraints.same_card
     if group is None or not seats or any(group in state.groups for state in cards):
@@ -73,7 +79,7 @@ def same_card_group_rejection(
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
-    """Return a node's score, 0..10, such that nodes with cards without pods of the spread group come first."""
+    """Return the score with which nodes on which the pod shares no card with its spread group come first."""
     if request.constraints.spread is None:
         return score
     if shares_card_with_group(request, placement, cards):
@@ -89,34 +95,35 @@ def shares_card_with_group(request: GpuRequest, placement: Placement, cards: Seq
 
 
 def score_on_fresh_cards(score: Score) -> Score:
-    """Return the score of a node that gives the pod cards without pods of its spread group."""
+    """Return the score of a node on which the pod shares no card with its spread group."""
     return _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
 
 
 def score_beside_group(score: Score) -> Score:
-    """Return the score of a node where the pod shares a card with its spread group: below that of any other."""
+    """Return the score of a node on which the pod shares a card with its spread group, below that of any other."""
     return score * (_FRESH - 1) // HIGHEST
 
 
 def still_fits(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardState]) -> bool:
     """Return whether the shares of an earlier placement still fit: the cards exist, are healthy, not excluded and free.
 
-    cards: the node's devices of all types, without what the pod itself holds. A slice may be in use although mgpu gave
-    it to no pod: the node may have given it away.
+    Args:
+        cards: The node's devices of all types, without what the pod itself holds. A slice may be in use although no
+            pod holds it: the node may have given it to a pod by itself.
     """
     gpus = states_of_type(cards)
-    out: set[tuple[str, object]] = {
-        (s.card.type, s.card.index) for s, out in zip(gpus, exclusions(request, gpus), strict=True) if out
-    }
-    there: dict[tuple[str, object], CardState] = {(s.card.type, s.card.index): s for s in cards if s.card.healthy}
-    for place in dict.fromkeys((share.type, share.card) for share in shares):
-        state = None if place in out else there.get(place)
+    usable: dict[tuple[str, object], CardState] = {(s.card.type, s.card.index): s for s in cards if s.card.healthy}
+    for gpu, exclusion in zip(gpus, exclusions(request, gpus), strict=True):
+        if exclusion:
+            usable.pop((gpu.card.type, gpu.card.index), None)
+    for device in dict.fromkeys((share.type, share.card) for share in shares):
+        state = usable.get(device)
         if state is None:
             return False
-        on_it = [share for share in shares if (share.type, share.card) == place]
-        used = peak((share.stage, share.amount(state.card)) for share in on_it)
+        on_device = [share for share in shares if (share.type, share.card) == device]
+        used = peak((share.stage, share.amount(state.card)) for share in on_device)
         full = request.max_shares and state.shares + used.shares > request.max_shares
         short = used.core > state.core_free or used.memory > state.memory_free or used.ratio > state.ratio_free
-        if full or short or (not state.idle and any(share.whole for share in on_it)):
+        if full or short or (not state.idle and any(share.whole for share in on_device)):
             return False
     return True

@@ -1,6 +1,7 @@
-"""What a card policy is: how it rates cards and nodes, and whether it learns.
+"""The interface of a card policy: how it rates cards and nodes, and whether it learns.
 
-The modules in `scheduler/engine/policies/` implement it; `place` and the scores of nodes use it.
+Each module in `scheduler/engine/policies/` provides a `CardPolicy`; `place` and the scores of nodes use them. Ratings
+must be exact integers: a rounding difference would give equal nodes different placements on different machines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,31 +12,31 @@ from scheduler.engine.learning.node_board import Judge
 from scheduler.engine.learning.shapes import NodeClass, Shape
 
 CardScore = Callable[[int, int, int], int]
-"""(position in the cards, core in milli, memory in bytes that the pod takes at its peak) → worth; higher is better.
+"""(position of the card, core in milli and memory in bytes that the pod takes at its peak) → worth; higher is better.
 
-The worth is an exact integer, so that equal cards tie on every machine. (position, 0, 0) is the worth of a card that
-the pod leaves alone.
+(position, 0, 0) is the worth of a card that the pod does not use.
 """
 
 Scoring = Callable[[Sequence[CardState], int], CardScore]
 """(all cards of the node, weight of core in percent) → the worth of each card."""
 
 NodeScoring = Callable[[int, int], int]
-"""(used, capacity) → the score of a node, 0..HIGHEST. Works on arrays of floats too: no branches, only arithmetic."""
+"""(used, capacity) → the score of a node, 0 to HIGHEST. Only arithmetic, so that it works on arrays of floats too."""
 
 Learning = Callable[[tuple[tuple[Shape, int], ...], Mapping[NodeClass, int]], Judge]
-"""(shapes of past pods with their counts, classes of nodes with their numbers) → the judge of what comes."""
+"""(shapes of past pods with their counts, classes of nodes with their numbers) → a judge for the pods to come."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardPolicy:
-    """One card policy. The best placement has the highest sum of the worths of all cards of the node.
+    """One card policy.
 
-    A worth that depends on the node as a whole is written as the worth of the node with only this card changed: exact
-    for pods on one card.
-
-    node_scoring: the node policy of the same name; None where the policy is no node policy.
-    learn: for a policy that learns from the pods that came. It uses `scoring` and `node_scoring` until it has learnt.
+    Attributes:
+        scoring: The best placement has the highest sum of the worths of all cards of the node. If the worth of a card
+            depends on the rest of the node, it is the worth of the node with only this card changed, which is exact
+            for pods on one card.
+        node_scoring: The node policy of the same name; None if there is none.
+        learn: Creates the judge of a learning policy, which uses `scoring` and `node_scoring` until it has learnt.
     """
 
     scoring: Scoring
@@ -45,9 +46,11 @@ class CardPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A card policy as it holds for one pod. `weight_of_core`: percent; the rest is the weight of memory.
+    """A card policy for one pod.
 
-    steps: the engine's effort for the worths of all cards under one more amount; 0 for a few multiplications.
+    Attributes:
+        weight_of_core: In percent; the rest is the weight of memory.
+        steps: The steps to rate all cards for one more amount; 0 for a few multiplications.
     """
 
     scoring: Scoring
@@ -55,4 +58,5 @@ class Policy:
     steps: int = 0
 
     def scores(self, cards: Sequence[CardState]) -> CardScore:
+        """Return the rating of these cards, which are all cards of a node."""
         return self.scoring(cards, self.weight_of_core)

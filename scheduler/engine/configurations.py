@@ -1,7 +1,12 @@
-"""Which containers of a pod can be on one card together.
+"""Enumerates which containers of a pod can be on one card together.
 
-Equal containers are one kind: only how many of them are on a card matters. A configuration is a number of each kind,
-packed into an integer with a field per kind.
+`placement` and `evictions` call `kinds_of` and `configurations` to set up the exact search of `solver`; `first_fit`
+builds configurations with `grow`, one container at a time.
+
+Equal containers that start one after the other are one kind, because only their number on a card matters. A
+configuration is a number of containers of each kind, packed into an integer with a field for each kind. It must be
+built in start order: what the containers need together is the peak of what runs at the same time
+(`mgpu.model.gpu_requests.peak`), and init containers end before the others start.
 """
 
 from collections.abc import Sequence
@@ -15,21 +20,25 @@ from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest
 from mgpu.model.pods import Stage
 from scheduler.engine.effort import Budget, Exhausted
 
-x = Amount()
+_NOTHING = Amount()
 
 _PERCENT = 100
-"""Of what is held. Finer steps leave the search many more placements to tell apart."""
+"""The resolution of what a pod holds. A finer one leaves the search many more different placements."""
 
-_GROW = 16
-"""Steps to add one container to a configuration and to see whether it still fits."""
+_GROW_STEPS = 16
+"""Steps to add one container to a configuration and to check whether it fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Equal containers, which can stand for one another. `members`: their positions in the ask.
+    """Equal containers, which are interchangeable.
 
-    units: the cards that they need in total. shift, mask: where a number of this kind stands in a packed integer;
-    guard: the bit above it, which is 0 in configurations.
+    Attributes:
+        members: Their positions in the request.
+        units: The number of cards that they need in total.
+        shift: The position of the kind's field in a packed integer.
+        mask: The largest number in the field.
+        guard: The bit above the field, which is 0 in configurations. `solver` uses it to detect an underflow.
     """
 
     container: ContainerRequest
@@ -40,24 +49,29 @@ class Kind:
     guard: int
 
     def count(self, code: int) -> int:
-        """How many of this kind are in a configuration."""
+        """Return how many containers of this kind are in a configuration."""
         return code >> self.shift & self.mask
 
 
 class Configuration(NamedTuple):
-    """Containers that are on one card. `code`: how many of each kind, packed. whole: the card must be idle.
+    """Containers that are on one card.
 
-    need: of the card at their busiest moment (`mgpu.model.gpu_requests.peak`).
-    running: the same of those that keep running, so far; whole_runs: one of those takes the whole card.
+    Attributes:
+        code: How many of each kind, packed.
+        need: What they take of the card at their busiest moment.
+        whole: Whether one of them takes the whole card, so that the card must be idle.
+        running: What those take that keep running, so far.
+        whole_runs: Whether one of those takes the whole card.
     """
 
     code: int = 0
-    need: Amount = x
+    need: Amount = _NOTHING
     whole: bool = False
-    running: Amount = x
+    running: Amount = _NOTHING
     whole_runs: bool = False
 
     def fits(self, state: CardState, max_shares: int) -> bool:
+        """Return whether the card has enough free. max_shares: the most shares of a card, or 0 for no limit."""
         return (
             self.need.core <= state.core_free
             and self.need.memory <= state.memory_free
@@ -69,7 +83,8 @@ class Configuration(NamedTuple):
     def held(self, largest: Amount) -> int:
         """Return how much of a card the pod holds: percent of core plus percent of memory, rounded up.
 
-        Percent of the largest card, so that no size of card is preferred; the whole of any card is all of the largest.
+        The percentages are of the largest card, so that no size of card is preferred. A whole card of any size counts
+        as all of the largest.
         """
         if self.whole:
             return 2 * _PERCENT
@@ -80,9 +95,9 @@ class Configuration(NamedTuple):
 
 
 def kinds_of(request: GpuRequest) -> tuple[Kind, ...]:
-    """The kinds of an ask, in start order: equal containers that start one after the other.
+    """Return the kinds of a request, in start order.
 
-    The first kind has the highest field, so that packed integers compare as the numbers of the kinds do, in order.
+    The first kind has the highest field, so that packed integers compare like the tuples of their numbers.
     """
     runs = [list(run) for _, run in groupby(enumerate(request.containers), lambda row: replace(row[1], container=""))]
     kinds: list[Kind] = []
@@ -100,9 +115,11 @@ def kinds_of(request: GpuRequest) -> tuple[Kind, ...]:
 def largest_of(request: GpuRequest, cards: Sequence[CardState]) -> Amount | None:
     """Return the core and memory of the largest card, to measure what the pod holds (`Configuration.held`).
 
-    None: the pod holds the same wherever it is placed, since it has no init container beside other containers. A card
-    is held at the pod's busiest moment on it for as long as the pod exists, while a ResourceQuota and the kubelet count
-    the busiest moment of the pod. With init containers on cards of their own a pod would hold more than is counted.
+    Return None if the pod holds the same in every placement, because it has no init container beside other containers.
+
+    A pod holds each card with the peak of its containers there for as long as it exists, while a ResourceQuota and the
+    kubelet count the peak of the whole pod. With init containers on cards of their own, a pod would hold more than is
+    counted.
     """
     if len(request.containers) == 1 or all(c.stage is not Stage.INIT for c in request.containers):
         return None
@@ -110,12 +127,12 @@ def largest_of(request: GpuRequest, cards: Sequence[CardState]) -> Amount | None
 
 
 def configurations(
-    kinds: Sequence[Kind], states: Sequence[CardState], max_shares: int, most: int, budget: Budget
+    kinds: Sequence[Kind], states: Sequence[CardState], max_shares: int, limit: int, budget: Budget
 ) -> list[Configuration]:
-    """Every configuration that may fit one of `states`, cards of one size; the empty one first.
+    """Return every configuration that may fit one of `states`, which are cards of one size; the empty one first.
 
-    Raises Exhausted where there are more than `most`, or where trying them takes more than the budget: many kinds of
-    which few go together make few configurations and much work.
+    Raises Exhausted if there are more than `limit`, or if the attempts take more than the budget: many kinds of which
+    few go together have few configurations but need many attempts.
     """
     card = states[0].card
     shares = max_shares - min(s.shares for s in states) if max_shares else sum(len(k.members) for k in kinds)
@@ -125,30 +142,33 @@ def configurations(
         shares,
         max(s.ratio_free for s in states),
     )
-    idle = any(s.idle for s in states)
+    some_card_is_idle = any(s.idle for s in states)
     found = [Configuration()]
     for kind in kinds:
-        if kind.container.whole and not idle:
+        if kind.container.whole and not some_card_is_idle:
             continue
-        more = []
-        for one in found:
-            tried = 0
-            grown: Configuration | None = one
+        added = []
+        for configuration in found:
+            attempts = 0
+            grown: Configuration | None = configuration
             for _ in kind.members:
-                tried += 1
+                attempts += 1
                 grown = grown and grow(grown, kind, card)
                 if grown is None or any(map(gt, grown.need, most_free)):
                     break
-                more.append(grown)
-            budget.take(_GROW * tried)
-            if len(found) + len(more) > most:
+                added.append(grown)
+            budget.take(_GROW_STEPS * attempts)
+            if len(found) + len(added) > limit:
                 raise Exhausted
-        found += more
+        found += added
     return found
 
 
 def grow(before: Configuration, kind: Kind, card: Card) -> Configuration | None:
-    """One more container of this kind, started last. None: it would run beside a container with the whole card."""
+    """Return the configuration with one more container of this kind, which starts last.
+
+    Return None if it would run beside a container that takes the whole card.
+    """
     container = kind.container
     if before.whole_runs or (container.whole and before.running.shares):
         return None
@@ -161,3 +181,12 @@ def grow(before: Configuration, kind: Kind, card: Card) -> Configuration | None:
         at_once if stays else before.running,
         container.whole and stays,
     )
+
+
+def all_on_one_card(kinds: Sequence[Kind], card: Card) -> Configuration | None:
+    """Return the configuration of all containers on one card, or None if two of them exclude each other."""
+    configuration: Configuration | None = Configuration()
+    for kind in kinds:
+        for _ in kind.members:
+            configuration = grow(configuration, kind, card) if configuration else None
+    return configuration

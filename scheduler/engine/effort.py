@@ -1,9 +1,10 @@
-"""How much work the engine may do, counted in steps.
+"""Limits the work of the engine, counted in steps.
 
-The engine has no clock: it counts elementary work, so that the same pod on the same cards gets the same answer on every
-machine and every replica, however busy they are. A step is a quarter to half a microsecond of CPU time of a current
-server core. The costs that the modules charge are measured (`python -m bench.hard`) and rounded up; they cover the
-setup of a search as well as the search itself, since a pod of many different containers spends most there.
+`scheduler.decisions.effort_budgets` creates an `Effort` for each call and chooses the `Limits`; every search of the
+engine charges a `Budget`. The engine has no clock: it counts elementary work, so that the same pod on the same cards
+gets the same answer on every machine and every replica, however busy they are. A step takes a quarter to half a
+microsecond of a current server core. The costs that the modules charge are measured (`python -m bench.hard`) and
+rounded up; they must cover the setup of a search too, where a pod of many different containers spends most time.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,11 @@ _UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most steps that one `place` takes: for the exact search, and for finding any placement where that ends.
+    """The most steps of one `place`, except for work that is linear in containers × cards.
 
-    What cannot be left out, which is linear in containers × cards, comes on top.
+    Attributes:
+        search: For the exact search.
+        fallback: For the search for any placement, if the exact search ends without a result.
     """
 
     search: int
@@ -27,48 +30,49 @@ class Limits:
 
 
 FULL = Limits(600_000, 200_000)
-"""Some 0.2 s. Eight containers on 16 cards take 1,000 to 200,000 steps."""
+"""About 0.2 s. Eight containers on 16 cards take 1,000 to 200,000 steps."""
 
 SHORT = Limits(80_000, 80_000)
-"""Some 40 ms. Whatever takes at most so much is as good as with FULL."""
+"""About 40 ms. A search that ends within these limits has the same result as with FULL."""
 
 BRIEF = Limits(10_000, 10_000)
-"""Some 5 ms, where a lock is held or many such questions are asked."""
+"""About 5 ms, for work under a lock or for many searches in a row."""
 
 QUICK = Limits(0, 80_000)
-"""Some 1 ms where something fits: without a search for the best."""
+"""About 1 ms if something fits, without a search for the best placement."""
 
 LEAST = Limits(2_000, 2_000)
-"""Some 1 ms, for those who have had far more than their share."""
+"""About 1 ms, for namespaces that have used far more than their share."""
 
 
 class Exhausted(Exception):
     """A search has used up its budget. The engine catches it; callers of `place` never see it."""
 
 
-def _go_on(_spent: int) -> None:
-    """A checkpoint that ends nothing."""
+def _continue(_spent: int) -> None:
+    """A checkpoint that always continues."""
 
 
 class Effort:
-    """Count the steps of all searches that one caller asks for. Not thread-safe.
+    """The steps of all searches of one caller. Not thread-safe.
 
-    checkpoint: called about once a millisecond with the steps spent so far. It may rest, so that other threads run,
-    and it may raise to end the work for a caller that is gone. It must not change what a search finds: a search that
-    goes on after a checkpoint gives the same answer as one without.
+    Args:
+        checkpoint: Called about once a millisecond with the steps spent so far. It may pause, so that other threads
+            run, or raise to end the work. It must not change the result of a search that continues.
     """
 
-    __slots__ = ("_checkpoint", "_next", "spent")
+    __slots__ = ("_checkpoint", "_next_checkpoint", "spent")
 
-    def __init__(self, checkpoint: Callable[[int], None] = _go_on) -> None:
+    def __init__(self, checkpoint: Callable[[int], None] = _continue) -> None:
         self.spent = 0
         self._checkpoint = checkpoint
-        self._next = _CHECK_EVERY
+        self._next_checkpoint = _CHECK_EVERY
 
     def spend(self, steps: int) -> None:
+        """Count steps without a limit."""
         self.spent += steps
-        if self.spent >= self._next:
-            self._next = self.spent + _CHECK_EVERY
+        if self.spent >= self._next_checkpoint:
+            self._next_checkpoint = self.spent + _CHECK_EVERY
             self._checkpoint(self.spent)
 
 
@@ -82,7 +86,7 @@ class Budget:
         self.left = steps
 
     def take(self, steps: int) -> None:
-        """Charge these steps. Raises Exhausted where fewer are left; they are charged before the work is done."""
+        """Charge steps, before the work is done. Raises Exhausted if fewer are left."""
         if steps > self.left:
             self.left = 0
             raise Exhausted
@@ -90,20 +94,21 @@ class Budget:
         self.effort.spend(steps)
 
     def beyond(self) -> "Budget":
-        """Return a budget for work that cannot be left out: it counts for the caller, and it never ends."""
+        """Return a budget without a limit, for work that must be done. It counts for the caller too."""
         return Budget(self.effort, _UNBOUNDED)
 
     def part(self, steps: int) -> "Budget":
-        """Set so many of the steps that are left aside; `give_back` what of them is not needed."""
+        """Move steps into a new budget. `give_back` returns those that are not used."""
         steps = min(steps, self.left)
         self.left -= steps
         return Budget(self.effort, steps)
 
     def give_back(self, part: "Budget") -> None:
+        """Take back the unused steps of a `part`."""
         self.left += part.left
         part.left = 0
 
 
 def full_budget() -> Budget:
-    """Return the steps of one full search, for a caller that keeps nobody waiting."""
+    """Return the budget of one full search, for a caller without limits of its own."""
     return Budget(Effort(), FULL.search)

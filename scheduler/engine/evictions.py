@@ -1,8 +1,29 @@
-"""Which pods to evict from a node so that a pod fits on its cards: as few and as unimportant as possible."""
+"""Chooses the pods to evict from a node so that a pod fits on its cards: as few and as unimportant ones as possible.
+
+`scheduler.decisions.preemption` calls `choose_victims`. The order of preference is kube-scheduler's own for nodes
+(pickOneNodeForPreemption): the fewest violations of disruption budgets, the lowest highest priority, the smallest sum
+of priorities, the fewest pods, those that started last. kube-scheduler itself only spares pods one by one, the most
+important first, and so often evicts from several cards what one card would have given. docs/preemption.md promises the
+best set, or a set without a pod that could stay if the search ends early.
+
+Why the result is best
+    1. The highest priority is tried in ascending order. The rest of the order is one integer cost for each pod, whose
+       sums compare as the order says (`_costs`).
+    2. For one card, `_cheapest_on_card` finds the cheapest pods whose eviction frees enough for a configuration. It is
+       a dynamic program over what is still needed, pod by pod, so it is exact.
+    3. If every pod were on one card only, the costs of the cards would add up, and `solver` finds the best choice of a
+       configuration for each card. A pod on several cards is divided: each card pays a part of its cost. The sum of
+       these parts never exceeds the true cost, so the solver's result is a lower bound.
+    4. If the true cost of that result is higher, a pod on several cards was only partly paid. Branch and bound decides
+       the most expensive such pod: it is evicted, or it stays. Branches whose lower bound is no better than the best
+       set so far are left out.
+    5. `fits`, which is `place` on the cards, confirms every result, and pods without which the pod fits as well are
+       spared (`_necessary`).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import le, sub
+from operator import attrgetter, le, sub
 from typing import NamedTuple
 
 from mgpu.model.cards import WHOLE_RATIO, CardState
@@ -12,209 +33,28 @@ from scheduler.engine.configurations import Configuration, configurations, kinds
 from scheduler.engine.effort import Budget, Exhausted
 from scheduler.engine.solver import lowest, solve
 
-_SEARCH = 100_000  # steps of one search over the cards
-_WAY = 8  # steps for one pod and one way to free a part of a card
-_COMPARED = 2  # steps to compare two ways
-_CONFIGURATIONS = 500  # per card size
-_LABELS = 2_000  # ways to free a part of one card, of which none is better than another in all respects
-_CROWDED = 64
-
-_Need = Amount
-"""What of a card is still to be freed."""
-
-
-class _Evicted(NamedTuple):
-    """The pods that go, and what they cost: in a relaxed solution only the parts that were paid."""
-
-    cost: int
-    uids: frozenset[str]
-
-
-class CheapestEvictions:
-    """One node and ask. uses: what each pod that may go holds, by card index. costs: of its going, all positive.
-
-    budget: for all searches together. Raises Exhausted.
-    """
-
-    def __init__(
-        self,
-        request: GpuRequest,
-        cards: Sequence[CardState],
-        uses: Mapping[str, Mapping[int, Amount]],
-        costs: Mapping[str, int],
-        budget: Budget,
-    ) -> None:
-        self._ask, self._cards, self._uses, self._costs, self._budget = request, cards, uses, costs, budget
-        self._kinds = kinds_of(request)
-        self._on = [frozenset(uid for uid in costs if state.card.index in uses[uid]) for state in cards]
-        self._possible = self._configurations()
-        self._known: dict[tuple[int, frozenset[str], frozenset[str]], dict[int, _Evicted]] = {}
-
-    def least(self) -> tuple[set[str], bool]:
-        """The pods whose going makes room at the least cost, and whether that is proven; none where none would do.
-
-        Raises Exhausted.
-        """
-        best: _Evicted | None = None
-        open_: list[tuple[frozenset[str], frozenset[str]]] = [(frozenset(), frozenset())]
-        while open_:
-            goes, stays = open_.pop()
-            try:
-                relaxed = self._relaxed(goes, stays)
-            except Exhausted:
-                if best is None:
-                    raise
-                return set(best.uids), False
-            paid = sum(self._costs[uid] for uid in goes)
-            if relaxed is None or (best is not None and paid + relaxed.cost >= best.cost):
-                continue
-            uids = goes | relaxed.uids
-            found = _Evicted(sum(self._costs[uid] for uid in uids), uids)
-            if best is None or found.cost < best.cost:
-                best = found
-            if found.cost > paid + relaxed.cost:
-                shared = max((uid for uid in relaxed.uids if len(self._uses[uid]) > 1), key=self._by_cost)
-                open_ += [(goes, stays | {shared}), (goes | {shared}, stays)]
-        return set(best.uids if best else ()), True
-
-    def _by_cost(self, uid: str) -> tuple[int, str]:
-        return self._costs[uid], uid
-
-    def _relaxed(self, goes: frozenset[str], stays: frozenset[str]) -> _Evicted | None:
-        """The least that has to be paid where each card pays its part; None: no set would do. Raises Exhausted."""
-        cards = [self._card(i, goes & self._on[i], stays & self._on[i]) for i in range(len(self._cards))]
-        options = [[(-going.cost, code) for code, going in card.items()] for card in cards]
-        order = sorted((i for i, choice in enumerate(options) if len(choice) > 1), key=lambda i: (options[i], i))
-        if not order:
-            return None
-        part = self._budget.part(_SEARCH)
-        steps, proven = solve(self._kinds, [options[i] for i in order], part)
-        self._budget.give_back(part)
-        if not proven:
-            raise Exhausted
-        if not steps:
-            return None
-        codes = [0] * len(cards)
-        rows = lowest(self._kinds, order, steps, self._budget)
-        for kind in self._kinds:
-            for i in (i for member in kind.members for i in rows[member]):
-                codes[i] += 1 << kind.shift
-        chosen = [card[code] for card, code in zip(cards, codes, strict=True) if code]
-        return _Evicted(sum(c.cost for c in chosen), frozenset(uid for c in chosen for uid in c.uids))
-
-    def _card(self, i: int, goes: frozenset[str], stays: frozenset[str]) -> dict[int, _Evicted]:
-        """What can be on a card, by code, and who goes for it; goes, stays: those of its pods that are decided."""
-        known = self._known.get((i, goes, stays))
-        if known is None:
-            state, index = self._cards[i], self._cards[i].card.index
-            state = without_usage(state, [self._uses[uid] for uid in goes])
-            open_ = self._on[i] - goes - stays
-            emptied = without_usage(state, [self._uses[uid] for uid in open_])
-            pods = [(self._part(uid, index), self._uses[uid][index], uid) for uid in open_]
-            shares = self._ask.max_shares
-            known = self._known[i, goes, stays] = {
-                one.code: _cover(_need(state, one, shares), pods, self._budget)
-                for one in self._possible[i]
-                if one.fits(emptied, shares)
-            }
-        return known
-
-    def _configurations(self) -> list[list[Configuration]]:
-        """Per card what could be on it if all went that may. Raises Exhausted."""
-        emptied = [without_usage(state, list(self._uses.values())) for state in self._cards]
-        sizes: dict[tuple[int, int], list[int]] = {}
-        for i, (state, exclusion) in enumerate(zip(self._cards, exclusions(self._ask, self._cards), strict=True)):
-            if state.card.healthy and not exclusion:
-                sizes.setdefault((state.card.core, state.card.memory), []).append(i)
-        found: list[list[Configuration]] = [[] for _ in self._cards]
-        everything = sum(kind.units << kind.shift for kind in self._kinds)
-        for positions in sizes.values():
-            states = [emptied[i] for i in positions]
-            possible = configurations(self._kinds, states, self._ask.max_shares, _CONFIGURATIONS, self._budget)
-            if self._ask.constraints.same_card:
-                possible = [one for one in possible if one.code in (0, everything)]
-            for i in positions:
-                found[i] = possible
-        return found
-
-    def _part(self, uid: str, index: int) -> int:
-        """What a card pays of a pod's cost; the pod's first card what cannot be divided."""
-        part, rest = divmod(self._costs[uid], len(self._uses[uid]))
-        return part + (rest if index == min(self._uses[uid]) else 0)
-
-
-def without_usage(state: CardState, gone: Sequence[Mapping[int, Amount]]) -> CardState:
-    index = state.card.index
-    amounts = [uses[index] for uses in gone if index in uses]
-    if not amounts:
-        return state
-    held = Amount(state.core_used, state.memory_used, state.shares, state.ratio_used)
-    for amount in amounts:
-        held = Amount(*map(sub, held, amount))
-    return replace(state, core_used=held.core, memory_used=held.memory, shares=held.shares, ratio_used=held.ratio)
-
-
-def _need(state: CardState, one: Configuration, max_shares: int) -> _Need:
-    # A card may be held beyond its size: who asks for nothing more of it needs nothing freed.
-    core, memory, shares, ratio = one.need
-    return Amount(
-        max(0, core + state.core_used - state.card.core) if core else 0,
-        max(0, memory + state.memory_used - state.card.memory) if memory else 0,
-        state.shares if one.whole else max(0, state.shares + shares - max_shares) if max_shares and shares else 0,
-        max(0, ratio + state.ratio_used - WHOLE_RATIO) if ratio else 0,
-    )
-
-
-def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]], budget: Budget) -> _Evicted:
-    """The cheapest pods that together free `need`; they do, all together. tenants: (cost, what it frees, uid).
-
-    Pod by pod, the least cost of every need that can be left. Raises Exhausted.
-    """
-    done = Amount()
-    ways: dict[_Need, tuple[int, tuple[str, ...]]] = {need: (0, ())}
-    for cost, frees, uid in sorted(tenants, key=lambda row: (row[0], row[2])):
-        budget.take(_WAY * len(ways))
-        most = ways[done][0] if done in ways else None
-        for left, (paid, uids) in list(ways.items()):
-            after = Amount(*(max(0, still - gone) for still, gone in zip(left, frees, strict=True)))
-            total = paid + cost
-            if after == left or (most is not None and total >= most):
-                continue
-            if after not in ways or total < ways[after][0]:
-                ways[after] = total, (*uids, uid)
-        if len(ways) > _CROWDED:
-            ways = _undominated(ways, budget)
-    paid, uids = ways[done]
-    return _Evicted(paid, frozenset(uids))
-
-
-def _undominated(
-    ways: Mapping[_Need, tuple[int, tuple[str, ...]]], budget: Budget
-) -> dict[_Need, tuple[int, tuple[str, ...]]]:
-    """Without the ways that leave at least as much of everything as one that costs no more. Raises Exhausted."""
-    kept: dict[_Need, tuple[int, tuple[str, ...]]] = {}
-    for left, way in sorted(ways.items(), key=lambda row: (row[1], row[0])):
-        budget.take(1 + _COMPARED * len(kept))
-        if not any(all(map(le, k, left)) for k in kept):
-            kept[left] = way
-    if len(kept) > _LABELS:
-        raise Exhausted
-    return kept
-
+_SOLVER_STEPS = 100_000  # of one search over the cards
+_STATE_STEPS = 8  # for one pod and one state of the dynamic program
+_COMPARE_STEPS = 2  # to compare two states
+_MAX_CONFIGURATIONS = 500  # per card size
+_MAX_STATES = 2_000  # of the dynamic program, none of which is better than another in all respects
+_PRUNE_ABOVE = 64  # states
 
 LOWEST_PRIORITY = -(1 << 31)
-"""The lowest priority of a pod."""
 
 Fits = Callable[[Sequence[CardState]], bool]
-"""Whether the pod fits on the node's cards in this state; where it does, it does with more of them free."""
+"""Returns whether the pod fits on the node's cards in this state. More free capacity never makes it False."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictablePod:
     """A pod that may be evicted.
 
-    uses: what it holds, by card index. started: RFC 3339, in UTC; "": it has not. violates: a PodDisruptionBudget is
-    against its eviction. leaving: it is being deleted already, so that naming it costs nothing.
+    Attributes:
+        uses: What it holds, by card index.
+        started: RFC 3339, in UTC; "" if it has not started.
+        violates: Whether its eviction violates a PodDisruptionBudget.
+        leaving: Whether it is being deleted already, so that its eviction costs nothing.
     """
 
     uid: str
@@ -225,87 +65,103 @@ class EvictablePod:
     leaving: bool = False
 
 
-def by_importance(tenants: Sequence[EvictablePod]) -> list[EvictablePod]:
-    """The most important first, as kube-scheduler sees it: priority, then the time for which it has been running."""
-    return sorted(tenants, key=lambda t: (-t.priority, not t.started, t.started, t.uid))
+def by_importance(pods: Sequence[EvictablePod]) -> list[EvictablePod]:
+    """Sort pods as kube-scheduler does, the most important first: by priority, then by the time since their start."""
+    return sorted(pods, key=lambda pod: (-pod.priority, not pod.started, pod.started, pod.uid))
 
 
 def without_pods(cards: Sequence[CardState], evicted: Sequence[EvictablePod]) -> list[CardState]:
-    """The cards once the evicted pods are gone. Their groups stay where they are: nobody is evicted to move one."""
-    return [without_usage(state, [t.uses for t in evicted]) for state in cards]
+    """Return the cards without the evicted pods. Groups stay on their cards: no pod is evicted to move a group."""
+    return [without_usage(state, [pod.uses for pod in evicted]) for state in cards]
+
+
+def without_usage(state: CardState, usages: Sequence[Mapping[int, Amount]]) -> CardState:
+    """Return the card without what these usages, by card index, take of it."""
+    amounts = [uses[state.card.index] for uses in usages if state.card.index in uses]
+    if not amounts:
+        return state
+    held = Amount(state.core_used, state.memory_used, state.shares, state.ratio_used)
+    for amount in amounts:
+        held = Amount(*map(sub, held, amount))
+    return replace(state, core_used=held.core, memory_used=held.memory, shares=held.shares, ratio_used=held.ratio)
 
 
 def choose_victims(
     request: GpuRequest,
     cards: Sequence[CardState],
-    tenants: Sequence[EvictablePod],
+    pods: Sequence[EvictablePod],
     fits: Fits,
     *,
     highest: int = LOWEST_PRIORITY,
     exact: Budget,
     budget: Budget,
 ) -> tuple[list[EvictablePod], bool] | None:
-    """The pods to evict, the most important first, and whether no better set exists; None: no set would do.
+    """Return the pods to evict, the most important first, and whether that set is proven best; None if no set suffices.
 
-    cards: with everything that is held of them. What is best is decided in this order, kube-scheduler's own for
-    nodes (pickOneNodeForPreemption): the fewest violations of disruption budgets, the lowest highest priority, the
-    smallest sum of priorities (each + 2^31), the fewest pods, those that started last. Pods that are leaving count
-    for nothing. highest: the highest priority of pods that go beside these. Where the search for the
-    best set takes more than `exact`, the set is still one that fits, of the lowest highest priority, and without a pod
-    that could stay. Raises Exhausted where finding that takes more than `budget`, which `fits` charges as well.
+    Raises Exhausted if finding any set takes more than `budget`.
+
+    Args:
+        cards: With everything that is held of them.
+        highest: The highest priority of the pods that are evicted in any case.
+        exact: For the search for the best set. If it ends, the result still fits, has the lowest highest priority, and
+            contains no pod that could stay.
+        budget: For everything else; `fits` charges it too.
     """
-    leaving = [t for t in tenants if t.leaving]
-    staying = by_importance([t for t in tenants if not t.leaving])
-    cards = sorted(cards, key=lambda state: state.card.index)
-    once_left = without_pods(cards, leaving)
-    if fits(once_left):
-        return _needed(cards, leaving, (), fits, budget), True
+    leaving = [pod for pod in pods if pod.leaving]
+    staying = by_importance([pod for pod in pods if not pod.leaving])
+    cards = sorted(cards, key=attrgetter("card.index"))
+    after_leaving = without_pods(cards, leaving)
+    if fits(after_leaving):
+        return _necessary(cards, leaving, (), fits, budget), True
     best: tuple[list[EvictablePod], bool] | None = None
-    for priority in sorted({max(highest, t.priority) for t in staying}):
-        able = [t for t in staying if t.priority <= priority]
-        if not _fits_without(once_left, able, fits, budget):
+    for priority in sorted({max(highest, pod.priority) for pod in staying}):
+        candidates = [pod for pod in staying if pod.priority <= priority]
+        if not _fits_without(after_leaving, candidates, fits, budget):
             continue
-        found = _cheapest(request, once_left, able, fits, exact, budget)
+        found = _cheapest(request, after_leaving, candidates, fits, exact, budget)
         if best is None or _violations(found[0]) < _violations(best[0]):
             best = found
         if not _violations(best[0]):
             break
-    return best and (_needed(cards, leaving, best[0], fits, budget), best[1])
+    return best and (_necessary(cards, leaving, best[0], fits, budget), best[1])
 
 
-def _violations(tenants: Sequence[EvictablePod]) -> int:
-    return sum(t.violates for t in tenants)
+def _violations(pods: Sequence[EvictablePod]) -> int:
+    return sum(pod.violates for pod in pods)
 
 
 def _cheapest(
     request: GpuRequest,
     cards: Sequence[CardState],
-    able: Sequence[EvictablePod],
+    candidates: Sequence[EvictablePod],
     fits: Fits,
     exact: Budget,
     budget: Budget,
 ) -> tuple[list[EvictablePod], bool]:
-    """Of these pods the set with the least cost, else one without a pod that could stay; whether it is the former."""
-    costs = _costs(able)
+    """Return the cheapest set of candidates and True, or else a set without a pod that could stay and False."""
+    costs = _costs(candidates)
     try:
-        chosen, proven = CheapestEvictions(request, cards, {t.uid: t.uses for t in able}, costs, exact).least()
+        uids, proven = _BranchAndBound(request, cards, {pod.uid: pod.uses for pod in candidates}, costs, exact).run()
     except Exhausted:
-        chosen, proven = set(costs), False
-    found = [t for t in able if t.uid in chosen]
-    fitting = bool(found) and _fits_without(cards, found, fits, budget)
-    if proven and fitting:
-        return found, True
-    return _needed(cards, found if fitting else able, (), fits, budget), False
+        uids, proven = frozenset(costs), False
+    chosen = [pod for pod in candidates if pod.uid in uids]
+    if not chosen or not _fits_without(cards, chosen, fits, budget):
+        chosen, proven = list(candidates), False
+    return (chosen, True) if proven else (_necessary(cards, chosen, (), fits, budget), False)
 
 
-def _costs(tenants: Sequence[EvictablePod]) -> dict[str, int]:
-    """What the eviction of each costs: positive integers whose sums compare as `victims` says."""
-    n = len(tenants)
-    ages, count, priorities = (n * n).bit_length(), n.bit_length(), 33 + n.bit_length()
+def _costs(pods: Sequence[EvictablePod]) -> dict[str, int]:
+    """Return the cost of each pod's eviction, a positive integer.
+
+    From the highest bits down it holds the violation, the priority, a 1 for the number of pods and the rank by age, in
+    fields so wide that their sums over all pods do not overflow.
+    """
+    n = len(pods)
+    age_bits, count_bits, priority_bits = (n * n).bit_length(), n.bit_length(), 33 + n.bit_length()
     costs = {}
-    for rank, t in enumerate(reversed(by_importance(tenants))):
-        cost = (t.violates << priorities) + t.priority - LOWEST_PRIORITY
-        costs[t.uid] = (((cost << count) + 1) << ages) + rank
+    for rank, pod in enumerate(reversed(by_importance(pods))):
+        cost = (pod.violates << priority_bits) + pod.priority - LOWEST_PRIORITY
+        costs[pod.uid] = (((cost << count_bits) + 1) << age_bits) + rank
     return costs
 
 
@@ -314,20 +170,198 @@ def _fits_without(cards: Sequence[CardState], evicted: Sequence[EvictablePod], f
     return fits(without_pods(cards, evicted))
 
 
-def _needed(
+def _necessary(
     cards: Sequence[CardState],
     chosen: Sequence[EvictablePod],
-    going: Sequence[EvictablePod],
+    certain: Sequence[EvictablePod],
     fits: Fits,
     budget: Budget,
 ) -> list[EvictablePod]:
-    """Those that go, and those of the chosen without whom the pod would not fit; the most important are spared first.
+    """Return the certain pods and those of the chosen that must be evicted beside them, the most important first.
 
-    The most important first.
+    Pods whose eviction violates a disruption budget are spared first, then the most important.
     """
-    needed = sorted(by_importance(chosen), key=lambda t: not t.violates)
-    for tenant in tuple(needed):
-        others = [t for t in needed if t is not tenant]
-        if _fits_without(cards, [*others, *going], fits, budget):
+    needed = sorted(by_importance(chosen), key=lambda pod: not pod.violates)
+    for pod in tuple(needed):
+        others = [other for other in needed if other is not pod]
+        if _fits_without(cards, [*others, *certain], fits, budget):
             needed = others
-    return by_importance([*needed, *going])
+    return by_importance([*needed, *certain])
+
+
+class _Evictions(NamedTuple):
+    """Pods and the cost of their eviction: of the parts that were paid, in a lower bound."""
+
+    cost: int
+    uids: frozenset[str]
+
+
+class _BranchAndBound:
+    """The search for the cheapest set of pods on one node.
+
+    Args:
+        uses: What each pod that may be evicted holds, by card index.
+        costs: The cost of each pod, above 0.
+        budget: For all searches together. The constructor and `run` raise Exhausted.
+    """
+
+    def __init__(
+        self,
+        request: GpuRequest,
+        cards: Sequence[CardState],
+        uses: Mapping[str, Mapping[int, Amount]],
+        costs: Mapping[str, int],
+        budget: Budget,
+    ) -> None:
+        self._request = request
+        self._cards = cards
+        self._uses = uses
+        self._costs = costs
+        self._budget = budget
+        self._kinds = kinds_of(request)
+        self._pods_of_card = [frozenset(uid for uid in costs if state.card.index in uses[uid]) for state in cards]
+        self._configurations = self._configurations_if_empty()
+        self._options_cache: dict[tuple[int, frozenset[str], frozenset[str]], dict[int, _Evictions]] = {}
+
+    def run(self) -> tuple[frozenset[str], bool]:
+        """Return the cheapest set that suffices, none if there is no such set; and whether it is proven."""
+        best: _Evictions | None = None
+        branches: list[tuple[frozenset[str], frozenset[str]]] = [(frozenset(), frozenset())]
+        while branches:
+            evicted, kept = branches.pop()
+            try:
+                bound = self._lower_bound(evicted, kept)
+            except Exhausted:
+                if best is None:
+                    raise
+                return best.uids, False
+            paid = self._cost(evicted)
+            if bound is None or (best is not None and paid + bound.cost >= best.cost):
+                continue
+            uids = evicted | bound.uids
+            cost = self._cost(uids)
+            if best is None or cost < best.cost:
+                best = _Evictions(cost, uids)
+            if cost > paid + bound.cost:
+                several_cards = (uid for uid in bound.uids if len(self._uses[uid]) > 1)
+                undecided = max(several_cards, key=lambda uid: (self._costs[uid], uid))
+                branches += [(evicted, kept | {undecided}), (evicted | {undecided}, kept)]
+        return best.uids if best else frozenset(), True
+
+    def _cost(self, uids: frozenset[str]) -> int:
+        return sum(self._costs[uid] for uid in uids)
+
+    def _lower_bound(self, evicted: frozenset[str], kept: frozenset[str]) -> _Evictions | None:
+        """Return the cheapest further evictions if each card pays only its part, or None if none suffice."""
+        evictions = [self._options(i, evicted & pods, kept & pods) for i, pods in enumerate(self._pods_of_card)]
+        options = [[(-one.cost, code) for code, one in of_card.items()] for of_card in evictions]
+        order = sorted((i for i, of_card in enumerate(options) if len(of_card) > 1), key=lambda i: (options[i], i))
+        if not order:
+            return None
+        part = self._budget.part(_SOLVER_STEPS)
+        edges, proven = solve(self._kinds, [options[i] for i in order], part)
+        self._budget.give_back(part)
+        if not proven:
+            raise Exhausted
+        if not edges:
+            return None
+        codes = [0] * len(evictions)
+        positions = lowest(self._kinds, order, edges, self._budget)
+        for kind in self._kinds:
+            for i in (i for member in kind.members for i in positions[member]):
+                codes[i] += 1 << kind.shift
+        chosen = [of_card[code] for of_card, code in zip(evictions, codes, strict=True) if code]
+        return _Evictions(sum(one.cost for one in chosen), frozenset(uid for one in chosen for uid in one.uids))
+
+    def _options(self, i: int, evicted: frozenset[str], kept: frozenset[str]) -> dict[int, _Evictions]:
+        """Return by code what can be on a card, and the cheapest evictions for it beside the decided pods."""
+        options = self._options_cache.get((i, evicted, kept))
+        if options is None:
+            index, max_shares = self._cards[i].card.index, self._request.max_shares
+            state = without_usage(self._cards[i], [self._uses[uid] for uid in evicted])
+            undecided = self._pods_of_card[i] - evicted - kept
+            emptied = without_usage(state, [self._uses[uid] for uid in undecided])
+            pods = [(self._part_of_cost(uid, index), self._uses[uid][index], uid) for uid in undecided]
+            options = self._options_cache[i, evicted, kept] = {
+                one.code: _cheapest_on_card(_missing(state, one, max_shares), pods, self._budget)
+                for one in self._configurations[i]
+                if one.fits(emptied, max_shares)
+            }
+        return options
+
+    def _configurations_if_empty(self) -> list[list[Configuration]]:
+        """Return what could be on each card if all pods that may be evicted were."""
+        emptied = [without_usage(state, list(self._uses.values())) for state in self._cards]
+        positions_by_size: dict[tuple[int, int], list[int]] = {}
+        for i, (state, exclusion) in enumerate(zip(self._cards, exclusions(self._request, self._cards), strict=True)):
+            if state.card.healthy and not exclusion:
+                positions_by_size.setdefault((state.card.core, state.card.memory), []).append(i)
+        found: list[list[Configuration]] = [[] for _ in self._cards]
+        all_containers = sum(kind.units << kind.shift for kind in self._kinds)
+        for positions in positions_by_size.values():
+            states = [emptied[i] for i in positions]
+            limit = self._request.max_shares
+            possible = configurations(self._kinds, states, limit, _MAX_CONFIGURATIONS, self._budget)
+            if self._request.constraints.same_card:
+                possible = [one for one in possible if one.code in (0, all_containers)]
+            for i in positions:
+                found[i] = possible
+        return found
+
+    def _part_of_cost(self, uid: str, index: int) -> int:
+        """Return the part of a pod's cost that a card pays. The pod's first card also pays the remainder."""
+        part, remainder = divmod(self._costs[uid], len(self._uses[uid]))
+        return part + (remainder if index == min(self._uses[uid]) else 0)
+
+
+def _missing(state: CardState, configuration: Configuration, max_shares: int) -> Amount:
+    """Return how much of the card must be freed for the configuration."""
+    # A card may be held beyond its size; a configuration that takes nothing of an amount needs none of it freed.
+    core, memory, shares, ratio = configuration.need
+    missing_shares = max(0, state.shares + shares - max_shares) if max_shares and shares else 0
+    return Amount(
+        max(0, core + state.core_used - state.card.core) if core else 0,
+        max(0, memory + state.memory_used - state.card.memory) if memory else 0,
+        state.shares if configuration.whole else missing_shares,
+        max(0, ratio + state.ratio_used - WHOLE_RATIO) if ratio else 0,
+    )
+
+
+def _cheapest_on_card(missing: Amount, pods: Sequence[tuple[int, Amount, str]], budget: Budget) -> _Evictions:
+    """Return the cheapest of these pods that together free what is missing; all of them do.
+
+    The dynamic program keeps, pod by pod, the cheapest way to every remainder that is still missing.
+
+    Args:
+        pods: Of each (cost, what its eviction frees, UID).
+    """
+    nothing = Amount()
+    ways: dict[Amount, tuple[int, tuple[str, ...]]] = {missing: (0, ())}
+    for cost, frees, uid in sorted(pods, key=lambda row: (row[0], row[2])):
+        budget.take(_STATE_STEPS * len(ways))
+        best = ways[nothing][0] if nothing in ways else None
+        for remainder, (paid, uids) in list(ways.items()):
+            after = Amount(*(max(0, still - freed) for still, freed in zip(remainder, frees, strict=True)))
+            total = paid + cost
+            if after == remainder or (best is not None and total >= best):
+                continue
+            if after not in ways or total < ways[after][0]:
+                ways[after] = total, (*uids, uid)
+        if len(ways) > _PRUNE_ABOVE:
+            ways = _undominated(ways, budget)
+    paid, uids = ways[nothing]
+    return _Evictions(paid, frozenset(uids))
+
+
+def _undominated(
+    ways: Mapping[Amount, tuple[int, tuple[str, ...]]], budget: Budget
+) -> dict[Amount, tuple[int, tuple[str, ...]]]:
+    """Return the ways that no other way equals or betters in every respect at no higher cost."""
+    kept: dict[Amount, tuple[int, tuple[str, ...]]] = {}
+    for remainder, way in sorted(ways.items(), key=lambda row: (row[1], row[0])):
+        budget.take(1 + _COMPARE_STEPS * len(kept))
+        if not any(all(map(le, other, remainder)) for other in kept):
+            kept[remainder] = way
+    if len(kept) > _MAX_STATES:
+        raise Exhausted
+    return kept

@@ -1,12 +1,19 @@
-"""Any placement at all, for asks that are too large for the exact search.
+"""Finds any placement of a pod that is too large for the exact search of `solver`.
 
-Single passes come first: each puts one container after the other onto a card and never takes one back, so that a pass
-costs containers × cards at most. Several orders are tried, since each of them fails on other pods. What they do not
-solve a depth-first search tries until its budget is used up.
+`placement` calls `first_fit` when the exact search has used up its budget without a result.
 
-Whether a placement is found may depend on the policy, by whose score the first pass and the depth-first search prefer
-cards. Callers that have to agree on whether a pod fits must ask with the same policy
-(`scheduler/decisions/decider.py`).
+Five greedy passes come first. Each puts one container after the other onto cards and takes none back, so a pass costs
+containers × cards at most. They differ in the order of the containers and in the preferred card, because each fails on
+other pods: hardest containers first, as in best-fit decreasing for bin packing, by the policy's choice, the tightest
+card or the emptiest. What they do not solve, a depth-first search over all choices tries, until its budget is used up.
+
+Why the results are right. A placement is checked container by container with `grow` and `Configuration.fits`, so what
+is returned fits. None is returned only if all choices were tried, or if the containers need more than all cards have
+free (`_exceeds_free`). The depth-first search skips a state that has failed before; equal cards are interchangeable, so
+a state is the multiset of the contents of the cards. Everything else ends in Exhausted, which says nothing.
+
+Whether a placement is found may depend on the policy, which prefers cards in the first pass and in the depth-first
+search. Callers that must agree on whether a pod fits have to use the same policy (`scheduler.decisions.decider`).
 """
 
 from bisect import bisect_right, insort
@@ -20,40 +27,43 @@ from scheduler.engine.card_policy import CardScore
 from scheduler.engine.configurations import Configuration, Kind, grow
 from scheduler.engine.effort import Budget
 
-_TRY = 8  # steps to look at one card for one container
-_GROW = 8  # steps per container that is put together anew
-_MOST_SEEN = 20_000  # states that are remembered, of some hundreds of bytes each
+_TRY_STEPS = 8  # to look at one card for one container
+_GROW_STEPS = 8  # for each container that is added to a configuration
+_MAX_SEEN = 20_000  # states that are remembered, of some hundreds of bytes each
 
-Chosen = tuple[int, ...]
+CardPositions = tuple[int, ...]
 """The positions of the cards of one container."""
 
-Prefer = Callable[[int, "Situation", "Situation"], tuple[int, ...]]
-"""(position of a card, its situation now, and with the container on it) → what to sort cards by; the least is taken."""
+Preference = Callable[[int, "CardContent", "CardContent"], tuple[int, ...]]
+"""(position of a card, its content, its content with the container) → sort key; the card with the lowest is taken."""
 
 _Turn = tuple[int, int]
-"""(number of a kind, member)."""
+"""(number of a kind, position of a container of this kind in the request)."""
 
 
-class Situation:
-    """What of the ask is on a card of some state: equal for equal cards with equal containers on them.
+class CardContent:
+    """The containers of the pod on a card. Equal cards with equal containers share one object.
 
-    held: numbers of kinds, ascending, which is their start order. after: by kind, what one container more makes of it;
-    None: that does not fit. worth: by position of the card, since some policies tell equal cards apart.
+    Attributes:
+        number: Identifies the object.
+        held: The numbers of the containers' kinds, ascending, which is their start order.
+        with_kind: By kind, the content with one more container of it; None if that does not fit.
+        worth: The policy's score by position of the card, because some policies tell equal cards apart.
     """
 
-    __slots__ = ("after", "configuration", "held", "id", "state", "worth")
+    __slots__ = ("configuration", "held", "number", "state", "with_kind", "worth")
 
     def __init__(self, number: int, state: CardState, held: tuple[int, ...], configuration: Configuration) -> None:
-        self.id = number
+        self.number = number
         self.state = state
         self.held = held
         self.configuration = configuration
-        self.after: dict[int, Situation | None] = {}
+        self.with_kind: dict[int, CardContent | None] = {}
         self.worth: dict[int, int] = {}
 
 
 class Packing:
-    """The cards of a node with the ask's containers on them, card by card."""
+    """Computes what happens to the cards of a node when containers of the pod are added."""
 
     def __init__(
         self,
@@ -65,161 +75,170 @@ class Packing:
         largest: Amount | None,
         budget: Budget,
     ) -> None:
-        self.kinds, self.cards, self._max_shares = kinds, cards, max_shares
-        self._score, self._avoided, self._largest, self.budget = score, avoided, largest, budget
+        self.kinds = kinds
+        self.cards = cards
+        self.budget = budget
+        self._max_shares = max_shares
+        self._score = score
+        self._avoided = avoided
+        self._largest = largest
         self._apps_only = all(kind.container.stage is Stage.APP for kind in kinds)
-        self._known: dict[tuple[object, ...], Situation] = {}
-        self.empty = tuple(self._situation(i, (), Configuration()) for i in range(len(cards)))
+        self._contents: dict[tuple[object, ...], CardContent] = {}
+        self.empty = tuple(self._content(i, (), Configuration()) for i in range(len(cards)))
 
-    def _situation(self, i: int, held: tuple[int, ...], configuration: Configuration) -> Situation:
+    def _content(self, i: int, held: tuple[int, ...], configuration: Configuration) -> CardContent:
         s = self.cards[i]
         free = (s.core_free, s.memory_free, s.ratio_free, s.shares)
         key = (s.card.healthy, self._avoided[i], s.card.core, s.card.memory, *free, held)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = Situation(len(self._known), s, held, configuration)
-        return found
+        content = self._contents.get(key)
+        if content is None:
+            content = self._contents[key] = CardContent(len(self._contents), s, held, configuration)
+        return content
 
-    def with_one_more(self, i: int, now: Situation, k: int) -> Situation | None:
-        """The card with a container of kind `k` on it too; None: it does not fit. Raises Exhausted."""
-        self.budget.take(_TRY)
-        if k not in now.after:
-            now.after[k] = self._grown(i, now, k)
-        return now.after[k]
+    def _add(self, i: int, content: CardContent, k: int) -> CardContent | None:
+        """Return the card's content with one more container of kind `k`, or None if it does not fit."""
+        self.budget.take(_TRY_STEPS)
+        if k not in content.with_kind:
+            content.with_kind[k] = self._grown(i, content, k)
+        return content.with_kind[k]
 
-    def _grown(self, i: int, now: Situation, k: int) -> Situation | None:
+    def _grown(self, i: int, content: CardContent, k: int) -> CardContent | None:
         state = self.cards[i]
         if not state.card.healthy:
             return None
-        held = list(now.held)
+        held = list(content.held)
         insort(held, k)
-        # Containers that all start at the same time need the same in any order; others are put together anew.
-        parts = [k] if self._apps_only else held
-        self.budget.take(_GROW * len(parts) + len(held))
-        configuration: Configuration | None = now.configuration if self._apps_only else Configuration()
-        for part in parts:
-            configuration = grow(configuration, self.kinds[part], state.card) if configuration else None
+        # Containers that all start at the same time need the same in any order. Otherwise the new one may start before
+        # others, so the configuration is built again in start order.
+        added = [k] if self._apps_only else held
+        self.budget.take(_GROW_STEPS * len(added) + len(held))
+        configuration: Configuration | None = content.configuration if self._apps_only else Configuration()
+        for kind in added:
+            configuration = grow(configuration, self.kinds[kind], state.card) if configuration else None
         if configuration is None or not configuration.fits(state, self._max_shares):
             return None
-        return self._situation(i, tuple(held), configuration)
+        return self._content(i, tuple(held), configuration)
 
-    def gain(self, i: int, now: Situation, after: Situation) -> tuple[int, ...]:
-        """What the policy prefers: the card that gains most, those that are avoided last."""
-        return self._avoided[i] and not now.held, self._worth(i, now) - self._worth(i, after)
+    def by_policy(self, i: int, before: CardContent, after: CardContent) -> tuple[int, ...]:
+        """Prefer the card whose score gains most; cards of the pod's spread group come last."""
+        return self._avoided[i] and not before.held, self._worth(i, before) - self._worth(i, after)
 
-    def _worth(self, i: int, situation: Situation) -> int:
-        worth = situation.worth.get(i)
+    def _worth(self, i: int, content: CardContent) -> int:
+        worth = content.worth.get(i)
         if worth is None:
-            self.budget.take(_GROW)
-            need = situation.configuration.need
-            worth = situation.worth[i] = self._score(i, need.core, need.memory)
+            self.budget.take(_GROW_STEPS)
+            need = content.configuration.need
+            worth = content.worth[i] = self._score(i, need.core, need.memory)
         return worth
 
-    def _held(self, situation: Situation) -> int:
-        return 0 if self._largest is None else situation.configuration.held(self._largest)
+    def _held(self, content: CardContent) -> int:
+        return 0 if self._largest is None else content.configuration.held(self._largest)
 
-    def able(self, situations: Sequence[Situation], k: int, prefer: Prefer) -> tuple[list[int], dict[int, Situation]]:
-        """The cards that have room for one more container of kind `k`: those of which the pod then holds least more
-        come first, and of these the preferred ones.
+    def rank(
+        self, contents: Sequence[CardContent], k: int, preference: Preference
+    ) -> tuple[list[int], dict[int, CardContent]]:
+        """Return the cards that one more container of kind `k` fits, best first, and their contents with it.
+
+        Cards on which the pod then holds the least more come first; among these the preferred ones.
         """
-        ranked: list[tuple[tuple[int, ...], int]] = []
-        grown: dict[int, Situation] = {}
-        for i, now in enumerate(situations):
-            after = self.with_one_more(i, now, k)
+        keys: list[tuple[tuple[int, ...], int]] = []
+        grown: dict[int, CardContent] = {}
+        for i, before in enumerate(contents):
+            after = self._add(i, before, k)
             if after is not None:
-                ranked.append(((self._held(after) - self._held(now), *prefer(i, now, after)), i))
+                keys.append(((self._held(after) - self._held(before), *preference(i, before, after)), i))
                 grown[i] = after
-        return [i for _, i in sorted(ranked)], grown
+        return [i for _, i in sorted(keys)], grown
 
 
-def first_fit(packing: Packing) -> list[Chosen] | None:
-    """Per container of the ask the positions of its cards; None: no placement exists. Raises Exhausted.
+def first_fit(packing: Packing) -> list[CardPositions] | None:
+    """Return the positions of each container's cards, in the order of the request; None if no placement exists.
 
-    Exhausted says nothing about whether there is a placement.
+    Raises Exhausted if the budget ends first.
     """
     kinds, cards = packing.kinds, packing.cards
     packing.budget.take(8 * len(kinds) + 4 * sum(kind.units for kind in kinds))
-    if _more_than_is_free(kinds, cards):
+    if _exceeds_free(kinds, cards):
         return None
-    hardest, by_memory, by_core = _orders(kinds, cards)
-    for order, prefer in (
-        (by_memory, packing.gain),
-        (hardest, _tightest),
+    by_larger_part, by_memory, by_core = _orders(kinds, cards)
+    for order, preference in (
+        (by_memory, packing.by_policy),
+        (by_larger_part, _tightest),
         (by_memory, _tightest),
         (by_core, _tightest),
-        (hardest, _emptiest),
+        (by_larger_part, _emptiest),
     ):
-        path = _pass(packing, order, prefer)
+        path = _greedy_pass(packing, order, preference)
         if path is not None:
-            return _by_member(order, path)
-    path = _depth_first(packing, by_memory, packing.gain)
-    return None if path is None else _by_member(by_memory, path)
+            return _in_request_order(order, path)
+    path = _depth_first(packing, by_memory, packing.by_policy)
+    return None if path is None else _in_request_order(by_memory, path)
 
 
-def _pass(packing: Packing, order: Sequence[_Turn], prefer: Prefer) -> list[Chosen] | None:
-    """One container after the other on the cards that are preferred then; None: this way one finds no room."""
-    situations = list(packing.empty)
-    path: list[Chosen] = []
+def _greedy_pass(packing: Packing, order: Sequence[_Turn], preference: Preference) -> list[CardPositions] | None:
+    """Put each container onto the cards that are best at its turn; return None if one of them finds too few cards."""
+    contents = list(packing.empty)
+    path: list[CardPositions] = []
     for k, _ in order:
-        wanted = packing.kinds[k].container.cards
-        ranked, grown = packing.able(situations, k, prefer)
-        if len(ranked) < wanted:
+        ranked, grown = packing.rank(contents, k, preference)
+        number = packing.kinds[k].container.cards
+        if len(ranked) < number:
             return None
-        for i in ranked[:wanted]:
-            situations[i] = grown[i]
-        path.append(tuple(sorted(ranked[:wanted])))
+        for i in ranked[:number]:
+            contents[i] = grown[i]
+        path.append(tuple(sorted(ranked[:number])))
     return path
 
 
-def _depth_first(packing: Packing, order: Sequence[_Turn], prefer: Prefer) -> list[Chosen] | None:
-    """The hardest containers first, each on the preferred cards first; what has failed once is not tried again."""
-    situations = packing.empty
+def _depth_first(packing: Packing, order: Sequence[_Turn], preference: Preference) -> list[CardPositions] | None:
+    """Try all choices of cards, the best first, without trying a state twice. Return None if all have failed."""
+    contents = packing.empty
     seen: set[tuple[int, ...]] = set()
-    path: list[Chosen] = []
-    trials: list[Iterator[tuple[Chosen, tuple[Situation, ...]]]] = []
+    path: list[CardPositions] = []
+    choices: list[Iterator[tuple[CardPositions, tuple[CardContent, ...]]]] = []
     while len(path) < len(order):
-        if len(trials) == len(path):
-            trials.append(_steps(packing, order[len(path)][0], situations, prefer))
-        step = next(trials[-1], None)
-        if step is None:
-            trials.pop()
-            if not trials:
+        if len(choices) == len(path):
+            choices.append(_choices(packing, order[len(path)][0], contents, preference))
+        choice = next(choices[-1], None)
+        if choice is None:
+            choices.pop()
+            if not choices:
                 return None
             path.pop()
             continue
-        chosen, after = step
-        # Equal cards are one: their situations have the same number.
-        state = (len(path), *sorted(situation.id for situation in after))
+        chosen, after = choice
+        # Sorted, because cards with the same content are interchangeable.
+        state = (len(path), *sorted(content.number for content in after))
         packing.budget.take(len(after))
         if state not in seen:
-            if len(seen) < _MOST_SEEN:
+            if len(seen) < _MAX_SEEN:
                 seen.add(state)
             path.append(chosen)
-            situations = after
+            contents = after
     return path
 
 
-def _steps(
-    packing: Packing, k: int, situations: tuple[Situation, ...], prefer: Prefer
-) -> Iterator[tuple[Chosen, tuple[Situation, ...]]]:
-    """All ways to place one more container of kind `k`, the preferred cards first."""
-    ranked, grown = packing.able(situations, k, prefer)
+def _choices(
+    packing: Packing, k: int, contents: tuple[CardContent, ...], preference: Preference
+) -> Iterator[tuple[CardPositions, tuple[CardContent, ...]]]:
+    """Yield all choices of cards for one more container of kind `k`, with the contents of all cards after it."""
+    ranked, grown = packing.rank(contents, k, preference)
     for chosen in combinations(ranked, packing.kinds[k].container.cards):
-        packing.budget.take(2 * len(situations))
-        yield tuple(sorted(chosen)), tuple(grown[i] if i in chosen else now for i, now in enumerate(situations))
+        packing.budget.take(2 * len(contents))
+        yield tuple(sorted(chosen)), tuple(grown[i] if i in chosen else before for i, before in enumerate(contents))
 
 
-def _by_member(order: Sequence[_Turn], path: Sequence[Chosen]) -> list[Chosen]:
+def _in_request_order(order: Sequence[_Turn], path: Sequence[CardPositions]) -> list[CardPositions]:
     return [chosen for _, chosen in sorted((member, chosen) for (_, member), chosen in zip(order, path, strict=True))]
 
 
 def _orders(kinds: Sequence[Kind], cards: Sequence[CardState]) -> tuple[list[_Turn], list[_Turn], list[_Turn]]:
-    """The hardest containers first: by the larger part of a card that they take, by memory, by core."""
+    """Return the containers with the hardest first: by the larger part of a card, by memory, and by core."""
     core, memory = (max(1, *sizes) for sizes in zip(*((s.card.core, s.card.memory) for s in cards), strict=True))
 
     def turns(size: Callable[[Kind], int]) -> list[_Turn]:
-        keyed = [(-k.container.whole, -k.container.cards * (1 + size(k)), number) for number, k in enumerate(kinds)]
-        return [(number, member) for *_, number in sorted(keyed) for member in kinds[number].members]
+        keys = [(-k.container.whole, -k.container.cards * (1 + size(k)), number) for number, k in enumerate(kinds)]
+        return [(number, member) for *_, number in sorted(keys) for member in kinds[number].members]
 
     return (
         turns(lambda kind: max(kind.container.core * memory, _memory(kind, cards) * core)),
@@ -228,31 +247,32 @@ def _orders(kinds: Sequence[Kind], cards: Sequence[CardState]) -> tuple[list[_Tu
     )
 
 
-def _left(after: Situation) -> int:
-    """How much of the card is left of what there is less of, in millionths."""
-    need, state = after.configuration.need, after.state
+def _left(content: CardContent) -> int:
+    """Return what is left of the card: the fractions of core and of memory, in millionths, added up."""
+    need, state = content.configuration.need, content.state
     core = (state.core_free - need.core) * 1_000_000 // max(1, state.card.core)
     memory = (state.memory_free - need.memory) * 1_000_000 // max(1, state.card.memory)
     return core + memory
 
 
-def _tightest(_i: int, _now: Situation, after: Situation) -> tuple[int, ...]:
+def _tightest(_i: int, _before: CardContent, after: CardContent) -> tuple[int, ...]:
     return (_left(after),)
 
 
-def _emptiest(_i: int, _now: Situation, after: Situation) -> tuple[int, ...]:
+def _emptiest(_i: int, _before: CardContent, after: CardContent) -> tuple[int, ...]:
     return (-_left(after),)
 
 
 def _memory(kind: Kind, cards: Sequence[CardState]) -> int:
-    """What a container takes of a card, for a comparison: what is asked for in percent is of the first card."""
+    """Return the memory that a container takes of a card, to compare containers. A percentage is of the first card."""
     return kind.container.memory or (kind.container.ratio or 0) * cards[0].card.memory // 100
 
 
-def _more_than_is_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> bool:
-    """Whether what runs at the same time is too much for all cards together, by amount or by number.
+def _exceeds_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> bool:
+    """Return whether the containers that run at the same time surely need more than all cards have free.
 
-    By number: no card holds more containers than it holds of the smallest.
+    That is so if their sum exceeds the sum of what is free, or their number the sum over the cards of how many of the
+    smallest containers fit on each.
     """
     running = [kind for kind in kinds if kind.container.stage is not Stage.INIT]
     healthy = [state for state in cards if state.card.healthy]
@@ -262,15 +282,6 @@ def _more_than_is_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> boo
         ([k.container.ratio or 0 for k in running for _ in range(k.units)], [s.ratio_free for s in healthy]),
     ):
         smallest = list(accumulate(sorted(sizes)))
-        if sum(sizes) > sum(free) or sum(bisect_right(smallest, room) for room in free) < len(sizes):
+        if sum(sizes) > sum(free) or sum(bisect_right(smallest, amount) for amount in free) < len(sizes):
             return True
     return False
-
-
-def together(kinds: Sequence[Kind], state: CardState) -> Configuration | None:
-    """What all these containers need of one card together; None: two of them exclude each other."""
-    found: Configuration | None = Configuration()
-    for kind in kinds:
-        for _ in kind.members:
-            found = grow(found, kind, state.card) if found else None
-    return found

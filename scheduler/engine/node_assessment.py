@@ -1,4 +1,8 @@
-"""What the scheduler decides about one pod and one node: pure, for the scheduler process and `mgpu simulate` alike."""
+"""Decides about one pod on one node: whether it fits and on which cards, the node's score, and the allocation record.
+
+The filter, the decider, preemption, `mgpu explain` and `mgpu simulate` call `assess`, so that all of them agree. A
+policy that has learnt may change which cards a pod gets, but never whether it fits.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +14,6 @@ from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionK
 from mgpu.model.groups import GroupCard
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node, Pod
-from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
 from scheduler.engine import FULL, Effort, Limits, Policy, node_score, place, policy_named
 from scheduler.engine.card_constraints import same_card_group_rejection, spread_group_score
@@ -20,24 +23,26 @@ from scheduler.engine.learning.shapes import NodeClass, class_of, free_milli, fr
 
 
 def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
-    """The worth of the node with only this card changed: exact for pods on one card.
+    """Return the scoring of a learning policy: the worth of the node with only this card changed.
 
-    room: what the node has free of cpu and memory without the pod, which needs `needs` of it.
+    Args:
+        room: What the node has free of CPU and memory without the pod.
+        needs: The CPU and memory that the pod requests.
     """
     after = room.minus(needs)
 
     def scoring(cards: Sequence[CardState], _weight_of_core: int) -> CardScore:
-        known: dict[tuple[int, int], list[int]] = {}
+        cached: dict[tuple[int, int], list[int]] = {}
         now = free_milli(cards)
-        # Sorted, so that equal cards are of equal worth to the last bit.
+        # Sorted, so that equal cards have equal worths to the last bit.
         before = node_rows(node, room, [sorted(now)])
 
         def score(position: int, core: int, memory: int) -> int:
-            worths = known.get((core, memory))
-            if worths is None:  # of all cards at once: the other ones are asked about next
+            worths = cached.get((core, memory))
+            if worths is None:  # for all cards at once, because the others are rated next
                 left = [free_milli_of_card(state, core, memory) for state in cards]
-                ways = [sorted((*now[:i], milli, *now[i + 1 :])) for i, milli in enumerate(left)]
-                worths = known[core, memory] = judge.rate_changes(before, node_rows(node, after, ways)).tolist()
+                states = [sorted((*now[:i], milli, *now[i + 1 :])) for i, milli in enumerate(left)]
+                worths = cached[core, memory] = judge.rate_changes(before, node_rows(node, after, states)).tolist()
             return worths[position]
 
         return score
@@ -45,16 +50,19 @@ def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: Cpu
     return scoring
 
 
-_CAPPED = 10_000
-_FORESIGHT = 400
-"""Steps of the engine's effort for what a judge says of all cards under one more amount."""
+_CAPPED_STEPS = 10_000
+_FORESIGHT_STEPS = 400
+"""Steps for a judge to rate all cards for one more amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What policies that have learnt look at beside the cards. judges: by policy (scheduler/cluster/forecast.py).
+    """What policies that have learnt need besides the cards.
 
-    room: what the node has free of cpu and memory without the pod, which needs `needs` of it.
+    Attributes:
+        judges: The judge of each policy (`scheduler.cluster.forecast`).
+        room: What the node has free of CPU and memory without the pod.
+        needs: The CPU and memory that the pod requests.
     """
 
     judges: Mapping[str, Judge]
@@ -73,59 +81,64 @@ def assess(
     limits: Limits = FULL,
     effort: Effort | None = None,
 ) -> Placement | Rejection:
-    """The cards that `node` gives to a pod with this ask, or why it has none.
+    """Return the cards that the node gives to a pod with this request, or why the pod does not fit.
 
-    cards: the node's, without what the pod itself holds there, and its devices of other types if the pod asks for some.
-    A Rejection is hopeless where no eviction on the node can help: it has no cards, or it is not what the dialect
-    requires (docs/design/mgpu.md, "Filter").
-    foresight: makes a difference to which cards, never to whether there are any.
-    seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
-    limits: of the search on this node. effort: counts its steps, and may end it
-    (`scheduler/decisions/effort_budgets.py`).
+    A Rejection is hopeless if no eviction on the node can help: the node has no cards, or it does not meet what the
+    dialect requires (docs/design/mgpu.md, "Filter").
+
+    Args:
+        cards: The cards of the node without what the pod itself holds, and its other devices if the pod requests some.
+        foresight: What learning policies need.
+        seats: The cards of the other pods of the request's same-card group, on any node.
+        limits: Of the search on this node.
+        effort: Counts the steps, and may end the search (`scheduler.decisions.effort_budgets`).
     """
     unmet = request.unmet_requirement(node)
     if unmet is not None:
         return Rejection(RejectionKind.NODE_LABEL, unmet, hopeless=True)
     limits = _capped(limits, request, settings)
-    found: Placement | Rejection = Placement(())
+    placement: Placement | Rejection = Placement(())
     if request.containers:
         gpus = states_of_type(cards)
         if not gpus:
             return Rejection(RejectionKind.NO_DEVICE, _no_cards(node), hopeless=True)
-        found = same_card_group_rejection(request, gpus, seats) or place(
-            request, gpus, _card_policy(request, node, gpus, settings, foresight), limits=limits, effort=effort
+        policy = _card_policy(request, node, gpus, settings, foresight)
+        placement = same_card_group_rejection(request, gpus, seats) or place(
+            request, gpus, policy, limits=limits, effort=effort
         )
-    return (
-        found
-        if isinstance(found, Rejection) or not request.others
-        else _with_others(found, request, node, cards, limits, effort)
-    )
+    if isinstance(placement, Rejection) or not request.others:
+        return placement
+    return _with_other_devices(placement, request, node, cards, limits, effort)
 
 
 def _no_cards(node: Node) -> str:
     mode = node.labels.get(LABEL)
     if mode:
-        return f"node {node.name} has no whole GPU cards: its cards are cut into slices ({LABEL}={mode})"
+        return f"node {node.name} has no whole GPU cards: its cards are partitioned into slices ({LABEL}={mode})"
     return f"node {node.name} has no GPU cards (no Device)"
 
 
-def _with_others(
-    found: Placement, request: GpuRequest, node: Node, cards: Sequence[CardState], limits: Limits, effort: Effort | None
+def _with_other_devices(
+    placement: Placement,
+    request: GpuRequest,
+    node: Node,
+    cards: Sequence[CardState],
+    limits: Limits,
+    effort: Effort | None,
 ) -> Placement | Rejection:
-    """The same with devices of the other types that the pod asks for, each type by itself, in minor order."""
+    """Add devices of the other types that the pod requests, each type by itself, with the lowest minors."""
     for type in dict.fromkeys(c.type for c in request.others):
         devices = states_of_type(cards, type)
         if not devices:
-            made = f"no {noun(type)} is made on node {node.name}"
-            text = made if is_slice(type) else f"node {node.name} has no {noun(type)}"
+            text = f"node {node.name} has no {noun(type)}"
             return Rejection(RejectionKind.NO_DEVICE, text, hopeless=True)
         part = GpuRequest(request.dialect, tuple(c for c in request.others if c.type == type))
         placed = place(part, devices, policy_named("minor", 0), limits=limits, effort=effort)
         if isinstance(placed, Rejection):
             return placed
         chosen = tuple((type, container, indexes) for container, indexes in placed.containers)
-        found = replace(found, others=(*found.others, *chosen), proven=found.proven and placed.proven)
-    return found
+        placement = replace(placement, others=(*placement.others, *chosen), proven=placement.proven and placed.proven)
+    return placement
 
 
 def _card_policy(
@@ -135,12 +148,12 @@ def _card_policy(
     judge = foresight.judges.get(name) if foresight else None
     if judge is not None and foresight is not None:
         scoring = foresight_scoring(judge, class_of(node, cards), foresight.room, foresight.needs)
-        return Policy(scoring, _weight_of_core(settings), _FORESIGHT)
+        return Policy(scoring, _weight_of_core(settings), _FORESIGHT_STEPS)
     return policy_named(name, _weight_of_core(settings))
 
 
 def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
-    """How good a node is for the pod under `nodePolicy`, 0..10; cards: as for `assess`."""
+    """Return the node's score for this placement under `nodePolicy`, 0 to 10. cards: as for `assess`."""
     by_policy = node_score(request, placement, cards, settings.node_policy, _weight_of_core(settings))
     return spread_group_score(by_policy, request, placement, states_of_type(cards))
 
@@ -148,7 +161,7 @@ def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState],
 def record(
     pod: Pod, request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings, now_ns: int
 ) -> dict[str, str]:
-    """The annotations that make `placement` known; they travel in the Binding. cards: the node's, of all types."""
+    """Return the annotations that store the placement; the Binding carries them. cards: the node's, of all types."""
     known = [state.card for state in cards]
     return dialects.by_name(request.dialect).write_placement(pod, request, placement, known, settings, now_ns)
 
@@ -158,8 +171,11 @@ def _weight_of_core(settings: Settings) -> int:
 
 
 def _capped(limits: Limits, request: GpuRequest, settings: Settings) -> Limits:
-    """`MGPUMaxContainersNumPolicyValid`: less effort for more containers (docs/design/mgpu.md, "Allocate")."""
+    """Return lower limits for a pod with more containers than `MGPUMaxContainersNumPolicyValid`.
+
+    Source: docs/design/mgpu.md, "Allocate".
+    """
     most = settings.dialects.mgpu.max_containers_exact
     if most is None or len(request.containers) <= most:
         return limits
-    return Limits(min(limits.search, _CAPPED), limits.fallback)
+    return Limits(min(limits.search, _CAPPED_STEPS), limits.fallback)

@@ -1,4 +1,7 @@
-"""Whether a pod fits on one node: what the filter, the planner of slices and `mgpu simulate` get from the engine."""
+"""The answer whether a pod fits on one node.
+
+`scheduler.decisions`, the slices of `partitioning.slice_choice` and `mgpu simulate` exchange it.
+"""
 
 from typing import NamedTuple
 
@@ -11,9 +14,10 @@ HIGHEST = 10
 class NodeFit(NamedTuple):
     """The answer for one node.
 
-    rejection: why the pod does not fit now, summed up in its reason (`Rejection.summary`); None where it fits.
-    score: of the node, 0..10, where it fits and was asked for.
-    fits_repartitioned: the pod fits once the node's cards are partitioned differently.
+    Attributes:
+        rejection: Why the pod does not fit now, as `Rejection.summary` shortens it; None if it fits.
+        score: The score of the node, 0 to 10, if the pod fits and the caller requested scores.
+        fits_repartitioned: Whether the pod fits once the node's cards are partitioned differently.
     """
 
     rejection: Rejection | None = None

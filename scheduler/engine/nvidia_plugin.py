@@ -1,8 +1,9 @@
-"""Nodes where the NVIDIA device plugin serves `nvidia.com/gpu`, as a label of the Node says.
+"""Handles nodes on which the NVIDIA device plugin serves `nvidia.com/gpu`, as a label of the Node says.
 
-That plugin chooses among its free cards by itself. So mgpu does not decide the cards of such a pod, holds every card of
-the node for it until the node reports which ones it got, and shares out none of these. For the same reason such a pod
-is kept off nodes where a card carries shares of mgpu: the plugin could allocate that card.
+`scheduler.cluster`, `scheduler.decisions`, `scheduler.mtgpupods` and `mgpu simulate` ask here before they decide about
+such a node. The plugin chooses among its free cards by itself, so mgpu does not choose the cards of such a pod: it
+holds every card of the node for the pod until the node reports which ones it got, and shares none of them. For the same
+reason such a pod must not go to a node where a card carries shares of mgpu: the plugin could allocate that card.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,15 +16,16 @@ from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node
 
 NVIDIA = "nvidia"
-"""The label's value, and the dialect of what is held for such pods."""
+"""The value of the label, and the dialect of the holdings of such pods."""
 
 
 def is_on_node(node: Node | None) -> bool:
+    """Return whether the NVIDIA device plugin serves whole cards on this node."""
     return node is not None and node.labels.get(WHOLE_CARDS_LABEL) == NVIDIA
 
 
 def holding_rules(node: Node | None) -> tuple[bool, str | None]:
-    """Return what of a node decides how the holdings of its pods are kept."""
+    """Return what of the node decides how holdings are derived; if it changes, they are derived again."""
     return is_on_node(node), node.labels.get(LABEL) if node else None
 
 
@@ -37,76 +39,84 @@ def chooses_cards(node: Node | None, request: GpuRequest | None) -> bool:
     return is_on_node(node) and requests_nvidia_cards(request)
 
 
-def held(request: GpuRequest | None, given: Sequence[Share]) -> tuple[Share, ...]:
-    """What is held for a pod that was given cards so: its containers are served one by one, and the node may not have
-    told of the last ones yet.
+def held_shares(request: GpuRequest | None, reported: Sequence[Share]) -> tuple[Share, ...]:
+    """Return the shares that a pod holds for which the node has reported these.
+
+    A container whose cards are not reported yet holds unknown cards: containers get their cards one after the other.
     """
-    told = {share.container for share in given}
-    return (*given, *(share for share in (unknown_shares(request) if request else ()) if share.container not in told))
+    containers = {share.container for share in reported}
+    unknown = unknown_shares(request) if request else ()
+    return (*reported, *(share for share in unknown if share.container not in containers))
 
 
 def indexes_used_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
-    """The indexes of the GPUs of a node that mgpu gave to pods other than `without`, and that NVIDIA's plugin could
-    give out: not the card of MtgpuPods whose occupy pod was given it.
+    """Return the indexes of the node's GPUs that mgpu has given to pods and that the plugin could allocate too.
 
-    gpuid: `without` is the occupy pod of this one. Where its MtgpuPods have a card already, it is to come back, and
-    other MtgpuPods' cards do not keep it away: two that are missing would wait for each other for ever. Those that have
-    been admitted to a card which nobody knows yet are on none.
+    A card of MtgpuPods does not count if their occupy pod was allocated it, because the plugin cannot allocate it
+    again. MtgpuPods that have been admitted, but whose card nobody knows yet, are on no card.
+
+    Args:
+        without: The UID of a pod that does not count.
+        gpuid: The GPUID whose occupy pod `without` is. If its MtgpuPods have a card already, cards of other MtgpuPods
+            do not count: two occupy pods that are missing would otherwise wait for each other for ever.
     """
-    held = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
-    kept = [h for h in ledger.holdings(node) if h.dialect == NVIDIA and h.occupies]
+    holdings = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
+    occupiers = [h for h in ledger.holdings(node) if h.dialect == NVIDIA and h.occupies]
     cards = [card for card in ledger.nodes().get(node, ()) if card.type == GPU]
-    users = [h for h in held if h.gpuid and not h.occupies]
-    comes_back = any(h.gpuid == gpuid and h.is_known_on(card) for h in users for card in cards)
+    users = [h for h in holdings if h.gpuid and not h.occupies]
+    has_card = any(h.gpuid == gpuid and h.is_known_on(card) for h in users for card in cards)
 
-    def could_be_given(holding: Holding, card: Card) -> bool:
+    def could_be_allocated(holding: Holding, card: Card) -> bool:
         if holding not in users:
             return holding.uses(card).shares > 0
-        safe = comes_back or any(h.gpuid == holding.gpuid and h.is_known_on(card) for h in kept)
-        return holding.is_known_on(card) and not safe
+        is_safe = has_card or any(h.gpuid == holding.gpuid and h.is_known_on(card) for h in occupiers)
+        return holding.is_known_on(card) and not is_safe
 
-    return tuple(card.index for card in cards if any(could_be_given(h, card) for h in held))
+    return tuple(card.index for card in cards if any(could_be_allocated(h, card) for h in holdings))
 
 
 class CardsUsedByMgpu:
-    """The same of each node, kept while nothing changes there: a filter asks it of thousands. Not thread-safe."""
+    """`indexes_used_by_mgpu` of each node, cached because a filter needs it of thousands. Not thread-safe."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._kept: dict[str, tuple[int, ...]] = {}
+        self._cached: dict[str, tuple[int, ...]] = {}
 
     def touch(self, node: str) -> None:
-        """Something has changed there."""
-        self._kept.pop(node, None)
+        """Forget the node, because something has changed there."""
+        self._cached.pop(node, None)
 
     def on(self, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
+        """Return `indexes_used_by_mgpu` of the node."""
         own = self._ledger.holding(without)
         if gpuid or (own is not None and own.node == node):
             return indexes_used_by_mgpu(self._ledger, node, without, gpuid)
-        if node not in self._kept:
-            self._kept[node] = indexes_used_by_mgpu(self._ledger, node)
-        return self._kept[node]
+        if node not in self._cached:
+            self._cached[node] = indexes_used_by_mgpu(self._ledger, node)
+        return self._cached[node]
 
 
-def refusal(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:
+def rejection(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:
     """Return why a pod whose cards the NVIDIA device plugin chooses must not be placed here, or None.
 
-    Whether enough are free is the kubelet's own count. ours: the indexes of the cards that mgpu has given to others.
+    Whether enough cards are free, the kubelet counts. ours: the cards that mgpu has given to other pods, by index.
     """
     unmet = request.unmet_requirement(node)
     if unmet is not None:
         return Rejection(RejectionKind.NODE_LABEL, unmet, hopeless=True)
     if request.others or not all(container.is_nvidia_gpu for container in request.containers):
-        text = "NVIDIA's plugin serves nvidia.com/gpu on this node, and the pod asks for more of mgpu than that"
+        text = (
+            "the NVIDIA device plugin serves nvidia.com/gpu on this node, and the pod requests more of mgpu than that"
+        )
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     constraints = request.constraints
     if constraints.same_card or (
         constraints.limits_cards and any(constraints.reason_against(state.card) for state in cards)
     ):
-        text = "NVIDIA's plugin chooses the cards on this node, and the pod wishes for certain ones"
+        text = "the NVIDIA device plugin chooses the cards on this node, and the pod has constraints on its cards"
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     if ours:
         listed = f"card{'s' if len(ours) > 1 else ''} {', '.join(map(str, sorted(ours)))}"
-        text = f"NVIDIA's plugin on this node could give out {listed}, where pods of mgpu are"
+        text = f"the NVIDIA device plugin on this node could allocate {listed}, which pods of mgpu use"
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text)
     return None

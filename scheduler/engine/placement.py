@@ -1,4 +1,13 @@
-"""`place`: the best cards of a node for a pod, or why there are none."""
+"""Places a pod on the cards of a node: `place` returns the best placement, or why there is none.
+
+`scheduler.engine.node_assessment` calls it for one node; everything that chooses cards goes through it. The result must
+depend on nothing but the arguments, and higher limits must find whatever lower ones find.
+
+A single container is a sort: each card gains or loses by itself. All containers on one card (a same-card group) are
+tried card by card. Otherwise the kinds of containers and the configurations that fit each card make a problem for the
+exact `solver`, whose options are worth what the policy says. What counts before the policy is subtracted from the
+worths in units that all worths together cannot outweigh (`_penalize`), so that one search decides everything.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,17 +18,28 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, Rejection
 from scheduler.engine.card_constraints import cards_of_spread_group, exclusions
 from scheduler.engine.card_policy import CardScore, Policy
-from scheduler.engine.configurations import Configuration, Kind, configurations, kinds_of, largest_of
+from scheduler.engine.configurations import (
+    Configuration,
+    Kind,
+    all_on_one_card,
+    configurations,
+    kinds_of,
+    largest_of,
+)
 from scheduler.engine.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
-from scheduler.engine.first_fit import Packing, first_fit, together
-from scheduler.engine.rejections import emptied, impossible, not_together, unplaceable, without_proof
+from scheduler.engine.first_fit import CardPositions, Packing, first_fit
+from scheduler.engine.rejections import (
+    empty_cards,
+    impossible_request,
+    not_together_rejection,
+    unplaceable_container,
+    unproven_rejection,
+)
 from scheduler.engine.solver import EDGE, Option, any_path, lowest, solve
 
-_CONFIGURATION = 8  # steps that one configuration of one card takes to make
-_ALONE = 8  # steps to see whether a card can serve a container by itself
-_OPTION = 8  # steps to see whether a configuration fits a card, and for its score
-
-_index = attrgetter("card.index")
+_CONFIGURATION_STEPS = 8  # to create one configuration of one card
+_CONTAINER_STEPS = 8  # to check whether a card can take a container alone
+_OPTION_STEPS = 8  # to check whether a configuration fits a card, and to rate it
 
 
 def place(
@@ -30,57 +50,64 @@ def place(
     limits: Limits = FULL,
     effort: Effort | None = None,
 ) -> Placement | Rejection:
-    """The best placement of `ask` on `cards`, all of the node's, in any order.
+    """Return the best placement of a request on the cards of a node, or why there is none.
 
-    Exact: of all placements that fit, the one that holds least (`largest_of`: init containers reuse cards), then on the
-    fewest cards that others of its spread group hold, then with the highest sum of the policy's scores over all cards;
-    of equal ones the one with the lowest card indexes, in the ask's order of containers. Where that takes more steps
-    than `limits` allows, the best found, with `proven=False`.
+    Of all placements that fit, the best one holds the least (`largest_of`: init containers reuse cards); then it uses
+    the fewest cards that others of its spread group hold; then it has the highest sum of the policy's scores over all
+    cards; then the lowest card indexes, container by container in the order of the request. If finding it takes more
+    steps than `limits` allows, the result is the best placement found, with `proven=False`.
 
-    A Rejection that says "does not fit" is always proven. A search that had to end without an answer says just that,
-    with `proven=False`. What is found with some limits is found with all higher ones as well, but for the choice among
-    placements. effort: counts the steps, and may end the work (`Effort`).
+    A Rejection that says "does not fit" is always proven. A search that ended without a result says so, with
+    `proven=False`.
+
+    Args:
+        cards: All cards of the node, in any order.
+        effort: Counts the steps, and may end the work.
     """
     effort = effort or Effort()
-    cards = sorted(cards, key=_index)
-    rejection = impossible(request, cards)
+    cards = sorted(cards, key=attrgetter("card.index"))
+    rejection = impossible_request(request, cards)
     if rejection is not None:
         return rejection
-    effort.spend(_ALONE * len(cards) * len(request.containers))
-    score, avoided = policy.scores(cards), cards_of_spread_group(request, cards)
-    open_ = _open(request, cards)
+    effort.spend(_CONTAINER_STEPS * len(cards) * len(request.containers))
+    score = policy.scores(cards)
+    avoided = cards_of_spread_group(request, cards)
+    usable = _without_excluded(request, cards)
     if len(request.containers) == 1:
-        chosen = _of_one(request.containers[0], open_, request.max_shares, score, avoided)
+        chosen = _place_one(request.containers[0], usable, request.max_shares, score, avoided)
         if chosen is not None:
             return _placement(request, cards, [chosen])
-    rejection = unplaceable(request, cards)
+    rejection = unplaceable_container(request, cards)
     if rejection is not None:
         return rejection
+    proven = True
     try:
         if request.constraints.same_card:
-            found, proven = _on_one_card(request, open_, score, avoided, effort), True
+            found = _place_on_one_card(request, usable, score, avoided, effort)
         else:
-            found, proven = _Several(request, open_, policy, score, avoided, effort).place(limits)
+            found, proven = _Search(request, usable, policy, score, avoided, effort).run(limits)
     except Exhausted:
-        return without_proof(request)
+        return unproven_rejection(request)
     if found is not None:
         return _placement(request, cards, found, proven=proven)
     if all(state.idle for state in cards):
-        return not_together(request, hopeless=True)
-    less = Limits(min(limits.search, SHORT.search), min(limits.fallback, SHORT.fallback))
-    when_empty = place(request, emptied(cards), policy, limits=less, effort=effort)
-    return not_together(request, hopeless=isinstance(when_empty, Rejection) and when_empty.hopeless)
+        return not_together_rejection(request, hopeless=True)
+    lower = Limits(min(limits.search, SHORT.search), min(limits.fallback, SHORT.fallback))
+    when_empty = place(request, empty_cards(cards), policy, limits=lower, effort=effort)
+    return not_together_rejection(request, hopeless=isinstance(when_empty, Rejection) and when_empty.hopeless)
 
 
 def _placement(
-    request: GpuRequest, cards: Sequence[CardState], found: Sequence[Sequence[int]], *, proven: bool = True
+    request: GpuRequest, cards: Sequence[CardState], chosen: Sequence[CardPositions], *, proven: bool = True
 ) -> Placement:
-    rows = zip(request.containers, found, strict=True)
-    return Placement(tuple((c.container, tuple(cards[i].card.index for i in at)) for c, at in rows), proven)
+    rows = zip(request.containers, chosen, strict=True)
+    return Placement(
+        tuple((c.container, tuple(cards[i].card.index for i in positions)) for c, positions in rows), proven
+    )
 
 
-def _open(request: GpuRequest, cards: Sequence[CardState]) -> Sequence[CardState]:
-    """Return the cards with the excluded ones (`exclusions`) marked unhealthy. Policies see the true ones."""
+def _without_excluded(request: GpuRequest, cards: Sequence[CardState]) -> Sequence[CardState]:
+    """Return the cards with the excluded ones (`exclusions`) marked unhealthy. Policies rate the original cards."""
     excluded = exclusions(request, cards)
     if not any(excluded):
         return cards
@@ -90,10 +117,10 @@ def _open(request: GpuRequest, cards: Sequence[CardState]) -> Sequence[CardState
     ]
 
 
-def _of_one(
+def _place_one(
     container: ContainerRequest, cards: Sequence[CardState], max_shares: int, score: CardScore, avoided: Sequence[bool]
-) -> Sequence[int] | None:
-    """A single container: every card gains or loses by itself, so the best cards are the first of a sort."""
+) -> CardPositions | None:
+    """Return the best cards for a single container: the first ones by loss of score, since losses add up."""
     losses: list[tuple[bool, int, int]] = []
     for i, state in enumerate(cards):
         usable = state.card.healthy and not (container.whole and state.shares)
@@ -106,27 +133,27 @@ def _of_one(
         return None
     if container.cards == 1:
         return (min(losses)[2],)
-    return sorted(i for *_, i in sorted(losses)[: container.cards])
+    return tuple(sorted(i for *_, i in sorted(losses)[: container.cards]))
 
 
-def _on_one_card(
+def _place_on_one_card(
     request: GpuRequest, cards: Sequence[CardState], score: CardScore, avoided: Sequence[bool], effort: Effort
-) -> Sequence[Sequence[int]] | None:
-    """All containers on one card, the best that has room for them together."""
+) -> Sequence[CardPositions] | None:
+    """Return the best card that all containers fit together."""
     kinds = kinds_of(request)
     losses: list[tuple[bool, int, int]] = []
     for i, state in enumerate(cards):
-        effort.spend(_ALONE * len(request.containers))
-        all_of_them = together(kinds, state)
-        if state.card.healthy and all_of_them is not None and all_of_them.fits(state, request.max_shares):
-            loss = score(i, 0, 0) - score(i, all_of_them.need.core, all_of_them.need.memory)
+        effort.spend(_CONTAINER_STEPS * len(request.containers))
+        together = all_on_one_card(kinds, state.card)
+        if state.card.healthy and together is not None and together.fits(state, request.max_shares):
+            loss = score(i, 0, 0) - score(i, together.need.core, together.need.memory)
             losses.append((avoided[i], loss, i))
     return [(min(losses)[2],)] * len(request.containers) if losses else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Several:
-    """Several containers, which may be on several cards: one call of `place`."""
+class _Search:
+    """The search for a placement of several containers, which may be on several cards."""
 
     request: GpuRequest
     cards: Sequence[CardState]
@@ -135,44 +162,44 @@ class _Several:
     avoided: Sequence[bool]
     effort: Effort
 
-    def place(self, limits: Limits) -> tuple[Sequence[Sequence[int]] | None, bool]:
-        """The positions of each container's cards, None where it does not fit; and whether there is nothing better.
+    def run(self, limits: Limits) -> tuple[Sequence[CardPositions] | None, bool]:
+        """Return the positions of each container's cards, or None if they do not fit; and whether that is proven.
 
-        Raises Exhausted. Where a search with high limits finds nothing, one with lower limits still may, since its
-        narrow search keeps other states: they are asked as well, so that higher limits never find less.
+        Raises Exhausted. A search with lower limits may find what one with higher limits does not, because its narrow
+        search keeps other states. So lower limits are tried too, and higher limits never find less.
         """
         kinds, largest = kinds_of(self.request), largest_of(self.request, self.cards)
         lower = (min(limits.search, less.search) for less in (SHORT, LEAST))
         for steps in sorted({limits.search, *lower}, reverse=True):
-            found, proven = self._search(kinds, largest, steps)
+            found, proven = self._solve(kinds, largest, steps)
             if found is not None or proven:
                 return found, proven
         fallback = Budget(self.effort, limits.fallback)
         packing = Packing(kinds, self.cards, self.request.max_shares, self.score, self.avoided, largest, fallback)
         return first_fit(packing), False
 
-    def _search(
+    def _solve(
         self, kinds: tuple[Kind, ...], largest: Amount | None, steps: int
-    ) -> tuple[Sequence[Sequence[int]] | None, bool]:
+    ) -> tuple[Sequence[CardPositions] | None, bool]:
         budget = Budget(self.effort, steps)
         setup = budget.part(steps // 2)
         try:
-            fitting = self._fitting(kinds, setup, steps // (_CONFIGURATION * len(self.cards)))
+            fitting = self._fitting(kinds, setup, steps // (_CONFIGURATION_STEPS * len(self.cards)))
         except Exhausted:
             return None, False
         budget.give_back(setup)
-        options = [self._worths(i, here) for i, here in enumerate(fitting)]
+        options = [self._rate(i, of_card) for i, of_card in enumerate(fitting)]
         if any(self.avoided):
             rows = zip(self.avoided, fitting, strict=True)
-            options = _worse(options, [[int(avoid and one.code > 0) for one in here] for avoid, here in rows])
+            options = _penalize(options, [[int(avoid and one.code > 0) for one in of_card] for avoid, of_card in rows])
         if largest is not None:
-            options = _worse(options, [[one.held(largest) for one in here] for here in fitting])
-        order = _equal_together(options)
-        searching = budget.part(budget.left * 7 // 8)
-        edges, proven = solve(kinds, [options[i] for i in order], searching)
+            options = _penalize(options, [[one.held(largest) for one in of_card] for of_card in fitting])
+        order = _equal_cards_together(options)
+        search = budget.part(budget.left * 7 // 8)
+        edges, proven = solve(kinds, [options[i] for i in order], search)
         if not edges:
             return None, proven
-        budget.give_back(searching)
+        budget.give_back(search)
         try:
             return lowest(kinds, order, edges, budget), proven
         except Exhausted:
@@ -180,44 +207,48 @@ class _Several:
             linear = Budget(self.effort, EDGE * len(path) * sum(k.units + len(k.members) for k in kinds))
             return lowest(kinds, order, path, linear), False
 
-    def _fitting(self, kinds: Sequence[Kind], budget: Budget, most: int) -> list[list[Configuration]]:
-        """Per card what can be on it. Raises Exhausted."""
-        sizes: dict[tuple[int, int], list[int]] = {}
+    def _fitting(self, kinds: Sequence[Kind], budget: Budget, limit: int) -> list[list[Configuration]]:
+        """Return the configurations that fit each card. Raises Exhausted."""
+        positions_by_size: dict[tuple[int, int], list[int]] = {}
         for i, state in enumerate(self.cards):
             if state.card.healthy:
-                sizes.setdefault((state.card.core, state.card.memory), []).append(i)
+                positions_by_size.setdefault((state.card.core, state.card.memory), []).append(i)
         fitting: list[list[Configuration]] = [[] for _ in self.cards]
-        shares, amounts = self.request.max_shares, 0
-        scored: set[tuple[int, int]] = set()
-        for positions in sizes.values():
-            possible = configurations(kinds, [self.cards[i] for i in positions], shares, most, budget)
+        max_shares, charged = self.request.max_shares, 0
+        amounts: set[tuple[int, int]] = set()
+        for positions in positions_by_size.values():
+            possible = configurations(kinds, [self.cards[i] for i in positions], max_shares, limit, budget)
             if self.policy.steps:
-                scored.update((one.need.core, one.need.memory) for one in possible)
-                budget.take((len(scored) - amounts) * self.policy.steps)
-                amounts = len(scored)
-            budget.take(_OPTION * len(possible) * len(positions))
+                amounts.update((one.need.core, one.need.memory) for one in possible)
+                budget.take((len(amounts) - charged) * self.policy.steps)
+                charged = len(amounts)
+            budget.take(_OPTION_STEPS * len(possible) * len(positions))
             for i in positions:
-                fitting[i] = [one for one in possible if one.fits(self.cards[i], shares)]
+                fitting[i] = [one for one in possible if one.fits(self.cards[i], max_shares)]
         return fitting
 
-    def _worths(self, i: int, fitting: Sequence[Configuration]) -> list[Option]:
+    def _rate(self, i: int, fitting: Sequence[Configuration]) -> list[Option]:
         alone = self.score(i, 0, 0)
         return [(self.score(i, one.need.core, one.need.memory) - alone, one.code) for one in fitting]
 
 
-def _worse(options: Sequence[Sequence[Option]], by: Sequence[Sequence[int]]) -> list[list[Option]]:
-    """The same, where one more of `by`, in steps of what is common to all, is worse than all worths can make up for."""
-    worths = [[worth for worth, _ in choice] or [0] for choice in options]
-    step = gcd(*(number for numbers in by for number in numbers)) or 1
-    much = 1 + sum(max(of_card) - min(of_card) for of_card in worths)
+def _penalize(options: Sequence[Sequence[Option]], penalties: Sequence[Sequence[int]]) -> list[list[Option]]:
+    """Return the options with their penalties subtracted, so that fewer penalties always win over higher worths.
+
+    The unit of a penalty is larger than all differences of worth together. The greatest common divisor is divided out
+    first, which keeps the numbers small.
+    """
+    worths = [[worth for worth, _ in of_card] or [0] for of_card in options]
+    divisor = gcd(*(penalty for of_card in penalties for penalty in of_card)) or 1
+    unit = 1 + sum(max(of_card) - min(of_card) for of_card in worths)
     return [
-        [(worth - much * (number // step), code) for (worth, code), number in zip(choice, numbers, strict=True)]
-        for choice, numbers in zip(options, by, strict=True)
+        [(worth - unit * (penalty // divisor), code) for (worth, code), penalty in zip(of_card, row, strict=True)]
+        for of_card, row in zip(options, penalties, strict=True)
     ]
 
 
-def _equal_together(options: Sequence[Sequence[Option]]) -> list[int]:
-    """The positions of the cards that can take anything, equal ones one after the other."""
+def _equal_cards_together(options: Sequence[Sequence[Option]]) -> list[int]:
+    """Return the positions of the cards that can take anything, equal ones one after the other."""
     first: dict[tuple[Option, ...], int] = {}
-    of = {i: first.setdefault(tuple(choice), i) for i, choice in enumerate(options) if len(choice) > 1}
-    return sorted(of, key=lambda i: (of[i], i))
+    group = {i: first.setdefault(tuple(of_card), i) for i, of_card in enumerate(options) if len(of_card) > 1}
+    return sorted(group, key=lambda i: (group[i], i))

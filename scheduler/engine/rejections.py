@@ -1,4 +1,9 @@
-"""Why a pod does not fit: a reason per card, and whether evicting pods could help."""
+"""Rejections of a node: a reason for each card, and whether evicting pods could help.
+
+`scheduler.engine.placement` returns them for one node, `scheduler.engine.arrays` for many, and
+`scheduler.mtgpupods.card_assignment` asks for the reason of single cards. The order of the checks in `_reason` is also
+the order of `arrays.array_rejections._brief_reasons`; a change of one needs the other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,59 +24,61 @@ from mgpu.model.slice_names import is_slice
 from scheduler.engine.card_constraints import Exclusion, exclusions
 
 
-def refusal(
+def card_refusal(
     state: CardState,
     container: ContainerRequest,
     max_shares: int,
     exclusion: Exclusion | None = None,
     *,
-    roughly: bool = False,
+    brief: bool = False,
 ) -> CardRefusal | None:
-    """Return why a card cannot serve this container even without the pod's other containers; None where it can.
+    """Return why a card cannot take this container even without the pod's other containers, or None.
 
-    exclusion: why the card is excluded for the pod (`exclusions`). roughly: leave amounts out, so that thousands of
-    nodes have few different reasons.
+    Args:
+        exclusion: Why the card is excluded for the pod (`card_constraints.exclusions`).
+        brief: Leave amounts out, so that thousands of nodes have few different reasons.
     """
-    found = _refused(state, container, max_shares, exclusion, roughly=roughly)
-    return None if found is None else CardRefusal(state.card.index, *found, state.card.type)
+    reason = _reason(state, container, max_shares, exclusion, brief=brief)
+    return None if reason is None else CardRefusal(state.card.index, *reason, state.card.type)
 
 
-def _refused(
-    state: CardState, container: ContainerRequest, max_shares: int, exclusion: Exclusion | None, *, roughly: bool
+def _reason(
+    state: CardState, container: ContainerRequest, max_shares: int, exclusion: Exclusion | None, *, brief: bool
 ) -> tuple[RejectionKind, str] | None:
     if exclusion:
         return exclusion.kind, exclusion.reason
     if not state.card.healthy:
         return RejectionKind.UNHEALTHY, "unhealthy"
     if container.whole and not state.idle:
-        text = "in use" if is_slice(state.card.type) else "in use, a whole card is asked for"
+        text = "in use" if is_slice(state.card.type) else "in use, a whole card is requested"
         return RejectionKind.IN_USE, text
     if max_shares and state.shares >= max_shares:
-        return RejectionKind.SHARES, "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
+        return RejectionKind.SHARES, "no share left" if brief else f"holds {state.shares} of {max_shares} shares"
     core, memory, _, ratio = container.amount_on(state.card)
     core, memory = max(0, core - state.core_free), max(0, memory - state.memory_free)
-    # Who is short of memory in bytes too is told so, in the unit that is exact.
+    # A lack of memory in bytes implies one in percent; bytes are exact.
     ratio = 0 if memory else max(0, ratio - state.ratio_free)
     if not (core or memory or ratio):
         return None
     if state.card.type != GPU:
         return RejectionKind.OTHER_DEVICE, f"{core / 10:g} percent short"
     kind = _kind_of_shortage(bool(core), bool(memory or ratio))
-    return kind, _ROUGHLY[kind] if roughly else _short(core, memory, ratio)
+    return kind, _BRIEF[kind] if brief else _short(core, memory, ratio)
 
 
 @lru_cache(maxsize=10_000)
 def _short(core: int, memory: int, ratio: int) -> str:
-    """Cached: a filter over thousands of nodes says much the same of tens of thousands of cards.
+    """Return the text for what a card lacks. Cached, because a filter gives it for tens of thousands of cards.
 
-    No percent sign: kube-scheduler gives what it is told to Sprintf, and its Event says `50%!s(MISSING)hort`.
+    There is no percent sign, because kube-scheduler passes the text to Sprintf, and its Event would say
+    `50%!s(MISSING)hort`.
     """
     parts = [f"core {core / 10:g} percent short"] if core else []
     parts += [f"memory {format_bytes(memory)} short"] if memory else []
     return " and ".join(parts + ([f"memory ratio {ratio} percent short"] if ratio else []))
 
 
-_ROUGHLY = {
+_BRIEF = {
     RejectionKind.CORE_AND_MEMORY: "core and memory short",
     RejectionKind.CORE: "core short",
     RejectionKind.MEMORY: "memory short",
@@ -84,8 +91,8 @@ def _kind_of_shortage(core: bool, memory: bool) -> RejectionKind:
     return RejectionKind.CORE if core else RejectionKind.MEMORY
 
 
-def impossible(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
-    """What no state of the cards can change: there are none, or fewer than one container asks for."""
+def impossible_request(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
+    """Return the rejection of a request that no state of these cards could satisfy, or None."""
     if not cards:
         return Rejection(RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True)
     for container in request.containers:
@@ -100,76 +107,77 @@ def impossible(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | N
     return None
 
 
-def unplaceable(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
-    """The refusals of the first container that cannot be placed even alone."""
+def unplaceable_container(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
+    """Return the rejection of the first container that does not fit even alone, or None."""
     excluded = exclusions(request, cards)
     for container in request.containers:
-        rejection = alone(request, container, cards, excluded)
+        rejection = container_rejection(request, container, cards, excluded)
         if rejection is not None:
             return replace(rejection, hopeless=_unplaceable_when_empty(request, cards, excluded))
     return None
 
 
-def alone(
+def container_rejection(
     request: GpuRequest,
     container: ContainerRequest,
     cards: Sequence[CardState],
     excluded: Sequence[Exclusion | None],
     *,
-    roughly: bool = False,
+    brief: bool = False,
 ) -> Rejection | None:
-    """Return why this container cannot be placed even alone, or None where it can. Whether evictions help is not set.
+    """Return why this container does not fit even alone, or None. `hopeless` is not set.
 
-    excluded: as `exclusions` returns them.
+    excluded: as `card_constraints.exclusions` returns it.
     """
     refusals = [
-        refusal(state, container, request.max_shares, exclusion, roughly=roughly)
+        card_refusal(state, container, request.max_shares, exclusion, brief=brief)
         for state, exclusion in zip(cards, excluded, strict=True)
     ]
-    refused = [found for found in refusals if found]
+    refused = [refusal for refusal in refusals if refusal]
     fitting = len(cards) - len(refused)
     if fitting >= container.cards:
         return None
     reason = ""
     if container.cards > 1:
-        needed = f"{container.cards} {noun(container.type)}s, {fitting or 'none'} can serve it"
+        needed = f"{container.cards} {noun(container.type)}s, {fitting or 'none'} can take it"
         reason = f"container {container.container!r} needs {needed}"
     elif len(request.containers) > 1:
-        reason = f"no {noun(container.type)} can serve container {container.container!r}"
+        reason = f"no {noun(container.type)} can take container {container.container!r}"
     return cards_rejection(refused, reason)
 
 
-def emptied(cards: Sequence[CardState]) -> list[CardState]:
-    """The same cards with nothing on them; what is unhealthy stays so, and a group or a GPUID where it is."""
+def empty_cards(cards: Sequence[CardState]) -> list[CardState]:
+    """Return the cards with no shares on them. Their health, groups and GPUIDs stay."""
     return [CardState(state.card, groups=state.groups, gpuid=state.gpuid) for state in cards]
 
 
 def _unplaceable_when_empty(
     request: GpuRequest, cards: Sequence[CardState], excluded: Sequence[Exclusion | None]
 ) -> bool:
-    usable = [state for state, exclusion in zip(emptied(cards), excluded, strict=True) if not exclusion]
+    usable = [state for state, exclusion in zip(empty_cards(cards), excluded, strict=True) if not exclusion]
     return any(_fewer_can(container, usable, request.max_shares) for container in request.containers)
 
 
 def _fewer_can(container: ContainerRequest, cards: Sequence[CardState], max_shares: int) -> bool:
-    """Whether fewer cards than it asks for can take the container alone."""
-    able = (state for state in cards if refusal(state, container, max_shares) is None)
-    return sum(1 for _ in islice(able, container.cards)) < container.cards
+    """Return whether fewer cards than the container requests could take it alone."""
+    fitting = (state for state in cards if card_refusal(state, container, max_shares) is None)
+    return sum(1 for _ in islice(fitting, container.cards)) < container.cards
 
 
-def not_together(request: GpuRequest, *, hopeless: bool) -> Rejection:
+def not_together_rejection(request: GpuRequest, *, hopeless: bool) -> Rejection:
+    """Return the rejection of containers each of which fits alone."""
     count, group = len(request.containers), request.constraints.same_card
-    together = f"on one card, as {group} has it" if group else "together"
+    together = f"on one card, as {group} requires" if group else "together"
     text = f"each of the {count} {_type(request)} containers fits alone, but not all of them {together}"
     return Rejection(RejectionKind.NOT_TOGETHER, text, hopeless=hopeless)
 
 
-def without_proof(request: GpuRequest) -> Rejection:
-    """The search ended undecided: said as it is, and never taken for "does not fit" (`hopeless`)."""
+def unproven_rejection(request: GpuRequest) -> Rejection:
+    """Return the rejection for a search that ended without a result, which must not be taken for "does not fit"."""
     count = len(request.containers)
     text = (
-        f"the search for cards for the {count} {_type(request)} containers was ended: it takes too long, and whether "
-        "they fit is not proven; fewer different containers, or more equal ones, are placed faster"
+        f"the search for cards for the {count} {_type(request)} containers was ended because it takes too long, and "
+        "whether they fit is not proven; fewer different containers, or more equal ones, are placed faster"
     )
     return Rejection(RejectionKind.NOT_PROVEN, text, proven=False)
 

@@ -1,4 +1,7 @@
-"""Groups take turns: one item of each group after the other. Pure."""
+"""Lets groups take turns, so that no group can delay the others.
+
+`scheduler.mtgpupods.fairness` and `scheduler.partitioning.waiting_pods` order their work by namespace with it.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,36 +1,36 @@
 """The exact solver: which containers go onto which cards, so that the sum of the cards' worths is highest.
 
-`place` and the eviction search call `solve` for the best placements and `lowest` for the first of them.
+`placement` and `evictions` call `solve` for the best placements and `lowest` for the first of them.
 
 Problem
-    Each card has options: the configurations (numbers of each kind of container) that fit on it, each with a worth.
+    Each card has options: the configurations (numbers of each kind of container) that fit it, each with a worth.
     Choose one option per card so that every kind gets exactly its number of cards and the sum of worths is highest.
     Among equal sums the placement with the lowest card indexes wins, container by container in the request's order.
 
 Why it is exact
-    1. Prices. Give each kind a price per card. An option's loss on a card is what it gives up there against the card's
-       best option, worth minus prices paid: loss ≥ 0. Every placement pays the same prices in total, Σ price × units,
-       because it places exactly the units. So total loss = constant − total worth, whatever the prices, and the
-       placements with the least loss are those with the highest worth. Prices need not be right, only cheap: good ones
-       (Lagrange multipliers) make nearly all options lose much, so that few of them have to be looked at.
-    2. Bound. `_reach` finds the least loss of every state (units that each kind still needs) after each card, over all
+    1. Prices. Give each kind a price per card. The loss of an option is its worth minus the prices paid, compared with
+       the best option of the card: loss ≥ 0. Every placement pays the same prices in total, Σ price × units, because it
+       places exactly the units. So total loss = constant − total worth, whatever the prices, and the placements with
+       the least loss are those with the highest worth. Good prices (Lagrange multipliers) give nearly all options a
+       large loss, so that few of them have to be tried; but any prices are right.
+    2. Limit. `_reach` finds the least loss of every state (units that each kind still needs) after each card, over all
        placements that lose at most `limit`. It leaves a state out only if the remaining cards cannot take what is left
-       (`caps`), or if a lower bound on the rest of the way shows more loss than `limit`. Hence: if the goal is reached
-       within `limit`, the least loss found is the least of all. If not, no placement loses so little, and the limit is
-       raised, up to `most_lost`, which no placement exceeds; then there is none.
+       (`caps`), or if a lower bound on the rest of the way exceeds the limit. Hence, if the goal is reached within the
+       limit, the least loss found is the least of all. If not, no placement loses so little, and the limit is raised,
+       up to `most_lost`, which no placement exceeds. If the goal is not reached then, there is no placement.
     3. Lower bounds. `_table` is the same recursion backwards over all states at once, without caps and with losses
        rounded down, so its values never exceed the true loss.
     4. Ties. `_edges` walks back from the goal over all options that lie on placements with the least loss. Of equal
-       cards in a row it keeps only placements whose codes do not increase from card to card: exchanging what is on two
-       equal cards keeps the loss, and the kept order is the one that comes first. `lowest` then fixes the cards of one
+       cards in a row it keeps only placements whose codes do not increase from card to card: exchanging the options of
+       two equal cards keeps the loss, and the kept order comes first in `lowest`. `lowest` then fixes the cards of one
        container after the other, always the lowest that some kept placement allows.
 
-Everything is integers, except where prices are sought and table entries rounded down. Steps are charged to a budget,
-and the number of states is bounded, so that no pod costs unbounded time or memory. A search whose budget ends is
-followed by a narrow one, which keeps the states of least loss only: a good placement, without proof.
+All values are integers, except where prices are sought and table entries are rounded down. Steps are charged to a
+budget, and the number of states is bounded, so no pod costs unbounded time or memory. If the budget ends, a narrow
+search follows, which keeps only the states of least loss: it finds a good placement, without proof.
 
 What may change: the order of the two methods (dictionaries of reached states, tables of all states), their thresholds,
-the way to prices. What must hold: points 1 to 4, and that `tests/scheduler/engine/test_solver.py` compares each method
+and the way to find prices. What must hold: points 1 to 4. tests/scheduler/engine/test_solver.py compares each method
 with an exhaustive search.
 """
 
@@ -47,16 +47,16 @@ from scheduler.engine.configurations import Kind
 from scheduler.engine.effort import Budget, Exhausted
 
 Option = tuple[int, int]
-"""(worth of a configuration on a card, against leaving the card alone; its code)."""
+"""(worth of a configuration on a card, compared with leaving the card alone; its code)."""
 
 Node = tuple[int, int]
-"""(state, the least code that the card before it may have)."""
+"""(state, the lowest code that the card before it may have)."""
 
 Edge = tuple[Node, Node, int]
 """(before a card, after it, code of the card's configuration)."""
 
 _Layers = list[dict[int, int]]
-"""Before each card, and after the last: the reached states with the least loss of each."""
+"""Before each card, and after the last one: the reached states, each with its least loss."""
 
 _Floor = Callable[[int, int], int]
 """(number of a card, state before it) → a lower bound on the loss from there to the goal."""
@@ -64,17 +64,17 @@ _Floor = Callable[[int, int], int]
 _Floats = NDArray[np.float64]
 
 # Steps and thresholds are measured on the corpus of bench/corpus.py; the unit is a transition between two states.
-_PLAIN = 4000  # a search this short costs less than finding prices
-_ROW, _CELLS = 16, 64  # the table takes _ROW per option, and one more for each _CELLS of its cells
-_FLOOR = 12  # steps to look a lower bound up
-_CHARGED = 1000  # transitions that are charged at once
-_KEPT = 4  # steps for an edge that is kept: what bounds the steps bounds the memory too
+_MAX_PLAIN = 4000  # a search this short costs less than finding prices
+_ROW_STEPS, _CELLS_PER_STEP = 16, 64  # the table takes _ROW_STEPS per option, and a step for each _CELLS_PER_STEP cells
+_FLOOR_STEPS = 12  # to look a lower bound up
+_CHARGE_EVERY = 1000  # transitions that are charged at once
+_EDGE_STEPS = 4  # for an edge that is kept: what bounds the steps bounds the memory too
 EDGE = 4
 """Steps for an edge and one number of cards of a container."""
 
-_FIRST = 512  # the first limit on the loss, as a part of the largest loss of an option
+_FIRST_LIMIT = 512  # the first limit on the loss is the largest loss of an option, divided by this
 _BITS = 40  # losses in tables are rounded down to 2^-40 of the largest, so that they fit machine integers
-_FAR = 1 << 60  # in tables: there is no way from here to the goal
+_UNREACHABLE = 1 << 60  # in tables: the goal cannot be reached from here
 
 _MOST_STATES = 200_000  # kept at the same time; each takes some 150 bytes
 _MOST_TABLE_CELLS = 4 << 20  # of eight bytes each
@@ -82,11 +82,13 @@ _MOST_TABLE_CELLS = 4 << 20  # of eight bytes each
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """The problem in integers, card by card. States are packed as configurations are, with every guard bit set.
+    """The problem in integers, card by card. States are packed like configurations, with every guard bit set.
 
-    options: (loss, code) of each card, least loss first. equal: whether a card has the same options as the one before.
-    caps: the most that the cards from this one on can take, and one entry more for the end.
-    most_lost: no placement loses more; negative where there is none.
+    Attributes:
+        options: Of each card, (loss, code), least loss first.
+        equal: Whether a card has the same options as the one before.
+        caps: The most that the cards from this one on can take, and one more entry for the end.
+        most_lost: No placement loses more; negative if there is no placement.
     """
 
     kinds: tuple[Kind, ...]
@@ -99,10 +101,10 @@ class _Problem:
 
 
 def solve(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Budget) -> tuple[list[list[Edge]], bool]:
-    """Return the options of each card that best placements are made of, and whether it is proven that they are best.
+    """Return the options of each card that the best placements use, as edges, and whether it is proven that they do.
 
-    The options are edges between states. No edges: there is no placement (proven), or none was found. The last quarter
-    of the budget is for a narrow search, which finds something good without proof.
+    Without edges there is no placement, or, without proof, none was found. The last quarter of the budget is for a
+    narrow search, which finds a good placement without proof.
     """
     narrow = Budget(budget.effort, budget.left // 4)
     exact = Budget(budget.effort, budget.left - narrow.left)
@@ -119,10 +121,10 @@ def solve(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Bu
 
 
 def _priced(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Budget) -> tuple[_Problem, bool]:
-    """Return the problem at good prices, and whether it is so small that any prices do. Raises Exhausted."""
+    """Return the problem at good prices, and whether it is so small that prices are not needed. Raises Exhausted."""
     options = sum(map(len, cards))
     budget.take(options * (2 + len(kinds)))
-    plain = prod(kind.units + 1 for kind in kinds) * options <= min(_PLAIN, budget.left)
+    plain = prod(kind.units + 1 for kind in kinds) * options <= min(_MAX_PLAIN, budget.left)
     return _problem(kinds, cards, [0] * len(kinds) if plain else _prices(kinds, cards, budget)), plain
 
 
@@ -155,18 +157,20 @@ def _problem(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], price: 
 
 
 def _exact(p: _Problem, budget: Budget, *, plain: bool) -> list[list[Edge]] | None:
-    """Return the edges of the best placements; None where there is no placement. Raises Exhausted.
+    """Return the edges of the best placements, or None if there is no placement. Raises Exhausted.
 
     The limit on the loss grows until a placement lies within it. Dictionaries of reached states come first. Once a
-    table of all states is cheaper, its lower bounds prune the rest, and its upper bound gives the limit at once.
+    table of all states is cheaper, its lower bounds prune the search, and its upper bound is the limit.
     """
     cells = prod(kind.units + 1 for kind in p.kinds)
     everything = p.most_lost
 
     def steps_of_table(limit: int) -> int:
-        return sum(_ROW + cells // _CELLS for options in p.options for loss, _ in options if loss <= limit)
+        return sum(
+            _ROW_STEPS + cells // _CELLS_PER_STEP for options in p.options for loss, _ in options if loss <= limit
+        )
 
-    limit = everything if plain else min(everything, max(options[-1][0] for options in p.options) // _FIRST)
+    limit = everything if plain else min(everything, max(options[-1][0] for options in p.options) // _FIRST_LIMIT)
     tables = cells * (len(p.options) + 1) <= _MOST_TABLE_CELLS
     while True:
         layers = _reach(p, limit, budget, most=steps_of_table(limit) // 2 if tables and not plain else inf)
@@ -205,21 +209,26 @@ def _reach(
     width: int | None = None,
     floor: _Floor | None = None,
 ) -> _Layers | None:
-    """Return the states on the way to placements that lose at most `limit`; None: it takes over `most` transitions.
+    """Return the states on the way to placements that lose at most `limit`.
 
-    width: keep only so many states per card, those with the least loss. floor: leave states out that this bound rules
-    out. Raises Exhausted where the budget is used up, or the states are too many to keep.
+    Return None if that takes more than `most` transitions. Raises Exhausted if the budget ends or there are too many
+    states to store.
+
+    Args:
+        width: Keep only so many states per card, those with the least loss.
+        floor: Leave out the states that this lower bound rules out.
     """
     layers: _Layers = [{p.start: 0}]
-    goal, took, charged, kept = p.goal, 0, 0, 0
+    goal = p.goal
+    transitions = charged = kept = 0
     for i, options in enumerate(p.options, 1):
         cap, layer = p.caps[i], dict[int, int]()
         for state, lost in layers[-1].items():
-            room = limit - lost
+            affordable = limit - lost
             for loss, code in options:
-                if loss > room:
+                if loss > affordable:
                     break
-                took += 1
+                transitions += 1
                 after = state - code
                 # All fields at once: a field that went below 0 has borrowed its guard bit (too many containers), and so
                 # has one of cap − after where more is left than the remaining cards can take.
@@ -228,12 +237,12 @@ def _reach(
                 total, known = lost + loss, layer.get(after)
                 if known is None or total < known:
                     layer[after] = total
-            if took - charged > _CHARGED:
-                _charge(budget, took - charged, kept + len(layer))
-                charged = took
-                if took > most:
+            if transitions - charged > _CHARGE_EVERY:
+                _charge(budget, transitions - charged, kept + len(layer))
+                charged = transitions
+                if transitions > most:
                     return None
-        if took > most:
+        if transitions > most:
             return None
         if floor is not None:
             layer = _within(limit, layer, i, floor, budget)
@@ -241,7 +250,7 @@ def _reach(
             layer = dict(sorted(layer.items(), key=lambda row: (row[1], row[0]))[:width])
         kept += len(layer)
         layers.append(layer)
-    budget.take(took - charged)
+    budget.take(transitions - charged)
     return layers
 
 
@@ -252,23 +261,23 @@ def _charge(budget: Budget, steps: int, states: int) -> None:
 
 
 def _within(limit: int, layer: dict[int, int], card: int, floor: _Floor, budget: Budget) -> dict[int, int]:
-    """Return the states from which the goal may be reached with no more loss than `limit`."""
-    budget.take(_FLOOR * len(layer))
+    """Return the states from which the goal may be reached with at most `limit` loss."""
+    budget.take(_FLOOR_STEPS * len(layer))
     return {state: lost for state, lost in layer.items() if lost + floor(card, state) <= limit}
 
 
 def _table(p: _Problem, limit: int) -> tuple[_Floor, int | None]:
     """Return a lower bound on the loss from every state to the goal, with options that lose at most `limit` each.
 
-    Also an upper bound, hardly above it, on the loss of the best placement; None: these options make none.
+    Also return a close upper bound on the loss of the best placement, or None if these options make no placement.
     """
     shape = tuple(kind.units + 1 for kind in p.kinds)
     unit = max(options[-1][0] for options in p.options) or 1
-    after = np.full(shape, _FAR, dtype=np.int64)
+    after = np.full(shape, _UNREACHABLE, dtype=np.int64)
     after[(0,) * len(shape)] = 0
     rows = [after]
     for options in reversed(p.options):
-        before = np.full(shape, _FAR, dtype=np.int64)
+        before = np.full(shape, _UNREACHABLE, dtype=np.int64)
         for loss, code in options:
             if loss > limit:
                 break
@@ -285,27 +294,27 @@ def _table(p: _Problem, limit: int) -> tuple[_Floor, int | None]:
 
     best = int(after[(-1,) * len(shape)])
     # Each of the options on the way was rounded down by less than one.
-    return floor, ((best + len(p.options)) * unit >> _BITS) + 1 if best < _FAR else None
+    return floor, ((best + len(p.options)) * unit >> _BITS) + 1 if best < _UNREACHABLE else None
 
 
-# Prices: Lagrange multipliers. Where every card chooses by itself what is worth most after paying them, the cards
-# together choose almost exactly what is needed. Any prices are right (point 1 above), so floats are good enough here.
+# Prices are Lagrange multipliers: if every card by itself chooses the option that is worth most after paying them, the
+# cards together choose almost exactly what is needed. Any prices are right (point 1), so floats are good enough here.
 
 _SMOOTHING = tuple(0.1 * 0.5**i for i in range(9))  # temperatures, in parts of the largest worth
-_STEPS = 6  # at most, per temperature
-_REACH = 4.0  # the longest step, in temperatures
+_MAX_ITERATIONS = 6  # per temperature
+_LONGEST_MOVE = 4.0  # of the prices in an iteration, in temperatures
 _BALANCED = 0.1  # cards that may be missing or too many before the next temperature
-_SURE = 1e-6  # far above the rounding of floats
+_MARGIN = 1e-6  # far above the rounding of floats
 _MOST_PRICE_CELLS = 1 << 20  # cards × configurations and configurations × kinds, of eight bytes each
-_ITERATION, _PER_CELL, _MULTIPLIED = 400, 0.12, 2_000  # steps: an iteration, a cell in it, multiplications in a step
+_ITERATION_STEPS, _STEPS_PER_CELL, _MULTIPLICATIONS_PER_STEP = 400, 0.12, 2_000
 
 
 def _prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]], budget: Budget) -> list[int]:
     """Return the price of each kind, in the unit of the options' worth.
 
-    Minimises the dual, Σ over cards of the best (worth − prices paid) + Σ price × units, by Newton's method on its
-    softmax smoothing, ever less smooth. All prices are 0 where the matrices would be too large, and the best prices so
-    far are taken where a third of the budget is used up.
+    They minimize the dual, Σ over cards of the best (worth − prices paid) + Σ price × units, by Newton's method on a
+    softmax smoothing that becomes ever sharper. All prices are 0 if the matrices would be too large, and the best
+    prices so far are returned once a third of the budget is used up.
     """
     codes = sorted({code for options in cards for _, code in options})
     if len(codes) * max(len(cards), len(kinds)) > _MOST_PRICE_CELLS:
@@ -318,34 +327,35 @@ def _prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]], budget: Bu
     for i, options in enumerate(cards):
         for worth, code in options:
             worths[i, column[code]] = worth / scale
-    found = _minimise(worths, counts, units, budget)
+    found = _minimize_dual(worths, counts, units, budget)
     return [round(price * (1 << _BITS)) * scale >> _BITS for price in found.tolist()]
 
 
-def _minimise(worths: _Floats, counts: _Floats, units: _Floats, budget: Budget) -> _Floats:
-    """Return the prices with the lowest dual met on the way. worths: cards × configurations; counts: × kinds.
+def _minimize_dual(worths: _Floats, counts: _Floats, units: _Floats, budget: Budget) -> _Floats:
+    """Return the prices with the lowest dual that was found. worths: [cards, configurations]; counts: [·, kinds].
 
-    A dual below the worth of any placement shows that there is none, and is good enough.
+    A dual below the worth of any placement proves that there is none, so the search for prices can end.
     """
-    now = best = np.zeros(len(units))
+    prices = best = np.zeros(len(units))
     lowest_dual = np.inf
-    iteration = _ITERATION + int(worths.size * _PER_CELL) + len(units) ** 2 * (len(counts) + len(units)) // _MULTIPLIED
+    multiplications = len(units) ** 2 * (len(counts) + len(units))
+    iteration = _ITERATION_STEPS + int(worths.size * _STEPS_PER_CELL) + multiplications // _MULTIPLICATIONS_PER_STEP
     affordable = budget.left // 3 // iteration
     least = np.where(np.isfinite(worths), worths, np.inf).min(axis=1).sum()
     for smoothing in _SMOOTHING:
-        for _ in range(_STEPS):
+        for _ in range(_MAX_ITERATIONS):
             if not affordable:
                 return best
             affordable -= 1
             budget.take(iteration)
-            left = worths - counts @ now
+            left = worths - counts @ prices
             top = left.max(axis=1)
-            dual = top.sum() + now @ units
+            dual = top.sum() + prices @ units
             if dual < lowest_dual:
                 lowest_dual = dual
-                best = now
-            if dual < least - _SURE:
-                return now
+                best = prices
+            if dual < least - _MARGIN:
+                return prices
             share = np.exp((left - top[:, None]) / smoothing)
             share /= share.sum(axis=1)[:, None]
             chosen = share @ counts
@@ -353,10 +363,10 @@ def _minimise(worths: _Floats, counts: _Floats, units: _Floats, budget: Budget) 
             if np.abs(missing).max() < _BALANCED:
                 break
             curvature = (counts.T * share.sum(axis=0)) @ counts - chosen.T @ chosen
-            curvature[np.diag_indices(len(units))] += 1e-4  # where a kind fits nowhere, the matrix would be singular
+            curvature[np.diag_indices(len(units))] += 1e-4  # otherwise a kind that fits nowhere makes it singular
             step = np.linalg.solve(curvature, missing) * smoothing
             longest = np.abs(step).max()
-            now = now - step * min(1.0, _REACH * smoothing / longest)
+            prices = prices - step * min(1.0, _LONGEST_MOVE * smoothing / longest)
     return best
 
 
@@ -371,24 +381,24 @@ def _edges(p: _Problem, layers: _Layers, budget: Budget) -> list[list[Edge]]:
         before, after, here = layers[i], layers[i + 1], list[Edge]()
         for state, least in sorted(alive):
             lost = after[state]
-            looked = 1
+            tried = 1
             for loss, code in p.options[i]:
                 if loss > lost:
                     break
-                looked += 1
+                tried += 1
                 if code >= least and before.get(state + code) == lost - loss:
                     here.append(((state + code, code if p.equal[i] else 0), (state, least), code))
-            budget.take(looked)
-        budget.take(_KEPT * len(here))
+            budget.take(tried)
+        budget.take(_EDGE_STEPS * len(here))
         found.append(here)
         alive = {edge[0] for edge in here}
     return found[::-1]
 
 
 def any_path(steps: list[list[Edge]]) -> list[list[Edge]]:
-    """Return one placement of those along `steps`, for callers that cannot afford to compare them.
+    """Return the edges of one placement, for callers without the budget to compare all.
 
-    Every edge leads on to the goal, so no step has to be taken back.
+    Every edge leads on to the goal, so no choice has to be taken back.
     """
     node: Node = steps[0][0][0]
     path: list[list[Edge]] = []
@@ -402,11 +412,13 @@ def any_path(steps: list[list[Edge]]) -> list[list[Edge]]:
 def lowest(
     kinds: Sequence[Kind], order: Sequence[int], steps: list[list[Edge]], budget: Budget
 ) -> list[tuple[int, ...]]:
-    """Return the first of all placements along `steps`: for each container of the request the positions of its cards.
+    """Return the first of all placements along these edges: for each container the positions of its cards.
 
-    order: the position of the card of each step. What is left for the other containers of a kind can be shared out
-    among them whenever no card has more than their number, so one container after the other may take the lowest cards.
-    Raises Exhausted.
+    One container after the other takes the lowest cards. That is right, because the other containers of its kind can
+    share the rest whenever no card has more of the kind than there are such containers. Raises Exhausted.
+
+    Args:
+        order: The position of the card of each step.
     """
     chosen: list[tuple[int, ...]] = []
     bit_of = [1 << max(order) - position for position in order]
@@ -427,9 +439,11 @@ def lowest(
 
 
 def _lowest_for(kind: Kind, others: int, already: Sequence[int], bit_of: Sequence[int], steps: list[list[Edge]]) -> int:
-    """Return the cards of one container as bits; the lowest card has the highest bit, so the largest number is first.
+    """Return the cards of one container as bits. The lowest card has the highest bit, so the largest number is best.
 
-    already: containers of its kind per card that come before it; `others` of them come after it.
+    Args:
+        others: How many containers of its kind come after it.
+        already: By card, how many containers of its kind come before it.
     """
     best = {(steps[0][0][0], 0): 0}
     for i, here in enumerate(steps):

@@ -14,7 +14,7 @@ from mgpu.model.gpu_requests import CardRefusal, ContainerRequest, RejectionKind
 from mgpu.model.ledger import Holding, Ledger
 from scheduler.cluster.gpuids import UsedGpuids
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.rejections import refusal
+from scheduler.engine.rejections import card_refusal
 from scheduler.mtgpupods.mtgpupod_status import FALSE, Condition
 from scheduler.mtgpupods.observed_node import ObservedNode
 
@@ -184,7 +184,7 @@ class _CardAssigner:
             return Condition(FALSE, "Degraded", message)
         refused = _never_fits(pod, card)
         if refused is None:
-            refused = refusal(replace(of_gpuid[0], gpuid=""), _share(pod), 0)
+            refused = card_refusal(replace(of_gpuid[0], gpuid=""), _share(pod), 0)
             if refused is not None and self._all_users_elsewhere(pod):
                 # A user who guesses a GPUID must not see how much of its card is in use.
                 text = "less of it is free than this MtgpuPod requests; MtgpuPods of other namespaces share it"
@@ -241,14 +241,14 @@ def _chosen(pod: MtgpuPod, states: Sequence[CardState]) -> Card | None:
     The placement engine is not needed: all idle cards are equal to every card policy, so it would choose the lowest
     index as well.
     """
-    free = (s.card for s in states if not (_never_fits(pod, s.card) or refusal(s, _WHOLE_CARD, 0)))
+    free = (s.card for s in states if not (_never_fits(pod, s.card) or card_refusal(s, _WHOLE_CARD, 0)))
     return next(free, None)
 
 
 def _no_card(pod: MtgpuPod, states: Sequence[CardState]) -> str:
     if not states:
         return "the node has no GPU cards that pods could share"
-    refusals = [_never_fits(pod, s.card) or refusal(s, _WHOLE_CARD, 0) or _free(s.card) for s in states]
+    refusals = [_never_fits(pod, s.card) or card_refusal(s, _WHOLE_CARD, 0) or _free(s.card) for s in states]
     return f"GPUID {pod.gpuid} needs a card of its own: {cards_rejection(refusals)}"
 
 
@@ -258,7 +258,7 @@ def _free(card: Card) -> CardRefusal:
 
 def _never_fits(pod: MtgpuPod, card: Card) -> CardRefusal | None:
     """Return the reason why the MtgpuPod does not fit on this card even if it is empty and healthy, or None."""
-    return refusal(CardState(replace(card, healthy=True)), _share(pod), 0)
+    return card_refusal(CardState(replace(card, healthy=True)), _share(pod), 0)
 
 
 def _share(pod: MtgpuPod) -> ContainerRequest:

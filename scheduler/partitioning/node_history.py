@@ -39,7 +39,7 @@ class RefusedPlans:
 
     def observe(self, target: PartitionableNode) -> None:
         """Record whether the agent of the node has refused its last plan."""
-        name, found = target.node.name, target.found
+        name, found = target.node.name, target.observed
         if found.refused is None:
             self._refused.pop(name, None)
             return
@@ -74,7 +74,7 @@ class RefusedPlans:
 
 
 def _state(target: PartitionableNode) -> object:
-    return target.found.existing, target.found.cards
+    return target.observed.existing, target.observed.cards
 
 
 class IdleCards:
@@ -100,12 +100,12 @@ class IdleCards:
 
     def observe(self, target: PartitionableNode) -> None:
         """Record which cards of the node are idle. The time of an idle card runs on when it gets more slices."""
-        found, name = target.found, target.node.name
+        found, name = target.observed, target.node.name
         # Without a plan of mgpu, an administrator made the slices, and only an administrator removes them.
         if not self._seconds or found.mode != MPS or not found.has_positions or found.planned is None:
             self.forget(name)
             return
-        cards = {s.card for s in target.made} - {s.card for s in target.used | found.foreign_slices}
+        cards = {s.card for s in target.existing} - {s.card for s in target.used | found.foreign_slices}
         before = self._idle_since.pop(name, {})
         now = self._clock()
         if cards:

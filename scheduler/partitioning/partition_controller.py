@@ -114,7 +114,7 @@ class PartitionController:
         wanted = requested_slices(request) if request else {}
         if target is None or request is None or not wanted or target.problem or request.unmet_requirement(target.node):
             return False
-        if target.found.has_positions and not target.found.has_pending_plan:
+        if target.observed.has_positions and not target.observed.has_pending_plan:
             # A search that ends without a proof counts as a yes: the plan, or its absence, decides later.
             with suppress(EffortExceeded, Exhausted), self._budgets.call(known.pod.namespace, request) as call:
                 if not can_be_partitioned_for(target, wanted, call.next_budget()):
@@ -219,7 +219,11 @@ class PartitionController:
             if target is None or not target.missing:
                 del self._missing_since[name]
                 continue
-            if self._clock() < since + MISSING_SECONDS or not self._may_plan(target) or not target.found.has_positions:
+            if (
+                self._clock() < since + MISSING_SECONDS
+                or not self._may_plan(target)
+                or not target.observed.has_positions
+            ):
                 continue
             target = self._with_claims(target, pods)
             others = self._promises.servable(self._order.sort(pods), name)[:_PODS_PER_PLAN]
@@ -238,7 +242,7 @@ class PartitionController:
         targets = {name: target for name in names if (target := self._cluster.partitions.get(name)) is not None}
         ordered = self._order.sort(waiting)
         self._promises.make_from_spare(
-            ordered, {name: target for name, target in targets.items() if target.found.has_pending_plan}
+            ordered, {name: target for name, target in targets.items() if target.observed.has_pending_plan}
         )
         # Thousands of pods of a namespace may have the same request and nodes: look for each request once.
         finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
@@ -293,7 +297,7 @@ class PartitionController:
                 ):
                     continue
                 if self._plan(target, slices, pods):
-                    self._order.planned(pod, target.node.name, destroys=not target.made <= {*slices})
+                    self._order.planned(pod, target.node.name, destroys=not target.existing <= {*slices})
                     return
 
     def _remove_idle(self, pods: Sequence[WaitingPod]) -> None:
@@ -311,7 +315,7 @@ class PartitionController:
             promised = [pod for pod in pods if pod.promise]
             late = self._idle.due(name, READY_SECONDS) - {s.card for s in self._with_claims(target, promised).used}
             due = late | (due - {s.card for s in self._with_claims(target, pods).used})
-            slices = tuple(sorted(s for s in target.made if s.card not in due))
+            slices = tuple(sorted(s for s in target.existing if s.card not in due))
             if due and not self._refused.forbids(target, slices) and self._plan(target, slices, ()):
                 log.info("removing idle slices", extra={"node": name, "cards": sorted(due)})
 
@@ -319,14 +323,14 @@ class PartitionController:
         return self._promises.with_claims(target, pods, self._settings.geometries)
 
     def _may_plan(self, target: PartitionableNode) -> bool:
-        return not (target.problem or target.found.has_pending_plan or self._publisher.is_paused(target))
+        return not (target.problem or target.observed.has_pending_plan or self._publisher.is_paused(target))
 
     def _plan(self, target: PartitionableNode, slices: tuple[Slice, ...], pods: Sequence[WaitingPod]) -> bool:
         """Put a plan into the ClusterCache and promise its slices; return False if the node has changed meanwhile."""
         name = target.node.name
-        before = target.found.partitioning
+        before = target.observed.partitioning
         numbers = [number for number in (before.plan, before.applied) if number is not None]
-        preexisting = target.found.foreign_slices & {*slices}
+        preexisting = target.observed.foreign_slices & {*slices}
         plan_id = next_plan(max(numbers, default=None), int(self._now()))
         plan = PartitionPlan(name, plan_id, slices, before.plan, preexisting)
         if not self._cluster.partitions.add_plan(plan, target.version):

@@ -145,7 +145,7 @@ class PlanPublisher:
 
     def observe(self, target: PartitionableNode) -> None:
         """Compare the entry of this node in the ConfigMap when `publish` is called next."""
-        if target.found.mode == MPS and target.found.partitioning.plan is not None:
+        if target.observed.mode == MPS and target.observed.partitioning.plan is not None:
             self._configs_due.add(target.node.name)
 
     def forget(self, node: str) -> None:
@@ -196,8 +196,13 @@ class PlanPublisher:
     def _publish_config(self, name: str) -> bool:
         """Write the entry of a node if it differs from its annotation; return False if the write failed."""
         target = self._cluster.partitions.get(name)
-        if target and not target.problem and target.found.mode == MPS and target.found.partitioning.plan is not None:
-            spec = target.found.partitioning.spec
+        if (
+            target
+            and not target.problem
+            and target.observed.mode == MPS
+            and target.observed.partitioning.plan is not None
+        ):
+            spec = target.observed.partitioning.spec
             self._may_decide()
             try:
                 if not self._configs.has(name, spec):

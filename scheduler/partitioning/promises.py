@@ -61,8 +61,8 @@ class Promises:
             under_way: by name, the nodes whose last plan is not in force yet.
         """
         for name, target in under_way.items():
-            plan = target.found.partitioning.plan
-            planned = target.found.planned
+            plan = target.observed.partitioning.plan
+            planned = target.observed.planned
             if plan is None or planned is None:
                 continue
             first = [pod for pod in pods if pod.promise and pod.promise[:2] == (name, plan)]
@@ -119,12 +119,12 @@ class Promises:
 
     def _next(self, pod: WaitingPod, promise: Promise, target: PartitionableNode) -> Promise | None:
         """Return the promise after a look at its node, or None if it has ended."""
-        partitioning = target.found.partitioning
+        partitioning = target.observed.partitioning
         now = self._clock()
         if not promise.ready:
             if partitioning.plan == promise.plan == partitioning.applied:
                 return promise._replace(ready=True, until=now + READY_SECONDS)
-            is_under_way = target.found.has_pending_plan and partitioning.plan == promise.plan
+            is_under_way = target.observed.has_pending_plan and partitioning.plan == promise.plan
             return promise if is_under_way else None
         if not target.fits(pod.wanted):
             return None  # other pods took the slices, so this pod is not charged for them

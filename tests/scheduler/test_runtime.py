@@ -385,7 +385,7 @@ def test_waiting_pod_gets_partitions_and_configmap(cluster: Cluster) -> None:
     server = cluster.start()
     cluster.decides(server)
     answer = json.loads(cluster.request(server, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1])
-    assert answer["FailedNodes"] == {"n1": "its cards are cut anew for it"}
+    assert answer["FailedNodes"] == {"n1": "its cards are repartitioned for the pod"}
     until(lambda: _data(cluster.api, maps).get("n1"))
     said = cluster.api.get("/api/v1/nodes/n1")["metadata"]["annotations"]
     assert json.loads(said["dynamicgpuslice"])["spec-gpu-0-4gb"] >= 1

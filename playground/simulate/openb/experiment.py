@@ -18,7 +18,7 @@ import numpy as np
 from playground.simulate.openb.experiment_policies import POLICIES, Setting, endless, shuffled
 from playground.simulate.openb.trace import Trace, demand
 from scheduler.engine.learning.node_board import NodeBoard
-from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_on
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_per_card
 
 REPORTED = (90, 95, 100, 110, 120, 130)
 """Arrived percentages that are reported."""
@@ -39,7 +39,7 @@ class ExperimentNodes:
     def take(self, pod: Shape, row: int, cards: Sequence[int]) -> None:
         """Place a pod. Raises ValueError where it does not fit, so that no policy can allocate more than there is."""
         node, free = self._nodes[row], self._free[row]
-        milli = milli_on(pod, node)
+        milli = milli_per_card(pod, node)
         if milli is None or len(set(cards)) != pod.cards or any(free[card] < milli for card in cards):
             raise ValueError(f"{pod} does not fit on the cards {cards} of {node}, free {free}")
         if self._cpu[row] < pod.cpu or self._memory[row] < pod.memory:

@@ -1,1 +1,1 @@
-"""One pod held against thousands of nodes at once: arrays of nodes × cards instead of a loop. Pure."""
+"""Evaluates one request on thousands of nodes at once, with arrays of nodes and cards instead of a loop."""

@@ -1,8 +1,11 @@
-"""Why nodes are refused, for many of them: the engine's words, made once for nodes that are alike.
+"""Gives thousands of nodes their rejections, computing each only once for all nodes with an equal rejection.
 
-kube-scheduler counts how many nodes gave which reason and writes all reasons into the pod's condition, uncut
-(handleSchedulingFailure; only the Event is cut, at 1,024 bytes). 5,000 nodes, each with amounts of its own, would make
-more than the 1.5 MiB that etcd takes. So beyond MOST different reasons they are given without amounts.
+`scheduler.decisions.array_filter` calls `reject_nodes` for the nodes that `node_fits` has rejected. The texts are those
+of `scheduler.engine.rejections`, of one node of each group.
+
+kube-scheduler counts how many nodes gave which reason and writes all reasons into the pod's condition without a limit
+(handleSchedulingFailure; only the Event is cut, at 1,024 bytes). 5,000 nodes with different amounts would exceed the
+1.5 MiB that etcd accepts. So beyond MAX_REASONS different reasons, amounts are left out ("brief").
 """
 
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Rejection
-from scheduler.engine.arrays.node_fits import NodeVerdicts, hopeless, serving, taken
+from scheduler.engine.arrays.node_fits import NodeVerdicts, fitting_cards, hopeless_nodes, taken_amounts
 from scheduler.engine.arrays.node_table import (
     CORE_FREE,
     COUNT,
@@ -26,111 +29,127 @@ from scheduler.engine.arrays.node_table import (
     NodeArrays,
     Places,
 )
-from scheduler.engine.rejections import alone, impossible
+from scheduler.engine.rejections import container_rejection, impossible_request
 
-MOST = 50
-_LARGEST = 1 << 61
+MAX_REASONS = 50
+_LARGEST_CODE = 1 << 61
 
-_ABSENT, _SERVES, _CORE, _MEMORY, _BOTH, _SHARES, _IN_USE, _UNHEALTHY, _BARRED = range(9)
-"""What is said of a card, roughly; each text of wishes is one more, from _BARRED on."""
-
-
-Kinds = npt.NDArray[np.int32]
+_ABSENT, _FITS, _CORE, _MEMORY, _CORE_AND_MEMORY, _SHARES, _IN_USE, _UNHEALTHY, _EXCLUDED = range(9)
+"""The brief reason of a card. From _EXCLUDED on, each exclusion has a number of its own."""
 
 
-class Refusal(NamedTuple):
-    """The rejection of all these nodes, summed up (`Rejection.summary`)."""
+Reasons = npt.NDArray[np.int32]
+
+
+class RejectedNodes(NamedTuple):
+    """Nodes with an equal rejection, which is shortened as `Rejection.summary` does."""
 
     nodes: Places
     rejection: Rejection
 
 
-def refusals(rows: NodeArrays, at: Places, sifted: NodeVerdicts, request: GpuRequest) -> Iterator[Refusal]:
-    """What the engine says of the nodes that are refused. at, sifted: the rows of the nodes asked about."""
-    few = np.flatnonzero(sifted.too_few)
-    for alike in _groups(rows.totals[COUNT].take(at[few])):
-        rejection = impossible(request, rows.cards(at[few[alike[0]]]))
+def reject_nodes(
+    rows: NodeArrays, row_numbers: Places, verdicts: NodeVerdicts, request: GpuRequest
+) -> Iterator[RejectedNodes]:
+    """Yield the rejected nodes in groups, by their positions in `row_numbers`.
+
+    Args:
+        row_numbers: The rows of the nodes of the call.
+        verdicts: The verdicts on these nodes.
+    """
+    too_few = np.flatnonzero(verdicts.too_few)
+    for group in _group(rows.totals[COUNT].take(row_numbers[too_few])):
+        rejection = impossible_request(request, rows.cards(row_numbers[too_few[group[0]]]))
         assert rejection is not None
-        yield Refusal(few[alike], rejection)
-    for number in sorted(set(sifted.alone.tolist()) - {-1}):
-        nodes = np.flatnonzero(sifted.alone == number)
-        for alike, rejection in _alone(rows, at[nodes], request, request.containers[number]):
-            yield Refusal(nodes[alike], rejection)
+        yield RejectedNodes(too_few[group], rejection)
+    for number in sorted(set(verdicts.failing_container.tolist()) - {-1}):
+        nodes = np.flatnonzero(verdicts.failing_container == number)
+        for group, rejection in _reject_container(rows, row_numbers[nodes], request, request.containers[number]):
+            yield RejectedNodes(nodes[group], rejection)
 
 
-def _alone(rows: NodeArrays, places: Places, request: GpuRequest, container: ContainerRequest) -> Iterator[Refusal]:
-    """Of nodes where this container is the first of the ask that cannot be placed even alone."""
-    kinds = _kinds(rows, request, container).take(places, axis=0)
-    without_hope = hopeless(rows, request).take(places)
-    few = _exactly_alike(rows, places[: 4 * MOST], container, kinds) is not None  # it mostly shows on the first
-    exact = _exactly_alike(rows, places, container, kinds) if few else None
-    alike = _roughly_alike(kinds) if exact is None else exact
-    for nodes in _groups(2 * alike + without_hope):
+def _reject_container(
+    rows: NodeArrays, places: Places, request: GpuRequest, container: ContainerRequest
+) -> Iterator[RejectedNodes]:
+    """Yield the rejections of nodes on which this is the first container that fits no card even alone."""
+    reasons = _brief_reasons(rows, request, container).take(places, axis=0)
+    without_hope = hopeless_nodes(rows, request).take(places)
+    # Whether there are too many different reasons mostly shows on the first nodes already.
+    few = _number_by_amounts(rows, places[: 4 * MAX_REASONS], container, reasons) is not None
+    exact = _number_by_amounts(rows, places, container, reasons) if few else None
+    numbers = _number_by_brief_reasons(reasons) if exact is None else exact
+    for nodes in _group(2 * numbers + without_hope):
         first = places[nodes[0]]
-        found = alone(request, container, rows.cards(first), rows.excluded(first), roughly=exact is None)
-        assert found is not None
-        yield Refusal(nodes, replace(found.summary(), hopeless=bool(without_hope[nodes[0]])))
+        rejection = container_rejection(
+            request, container, rows.cards(first), rows.excluded(first), brief=exact is None
+        )
+        assert rejection is not None
+        yield RejectedNodes(nodes, replace(rejection.summary(), hopeless=bool(without_hope[nodes[0]])))
 
 
-def _kinds(rows: NodeArrays, request: GpuRequest, container: ContainerRequest) -> Kinds:
-    """n × cards: as `refusal` has it; what comes last here comes first there."""
-    core, memory, ratio = taken(rows.data, container)
+def _brief_reasons(rows: NodeArrays, request: GpuRequest, container: ContainerRequest) -> Reasons:
+    """Return the brief reason of each card, [n, cards].
+
+    If several apply, the result must be the one that `card_refusal` finds first, so they are set in reverse order.
+    """
+    core, memory, ratio = taken_amounts(rows.data, container)
     core_short, memory_short = rows.data[CORE_FREE] < core, rows.data[MEMORY_FREE] < memory
     if container.ratio is not None or container.whole:
         memory_short |= rows.data[RATIO_FREE] < ratio
-    kinds = np.where(core_short, np.where(memory_short, _BOTH, _CORE), _MEMORY).astype(np.int32)
+    reasons = np.where(core_short, np.where(memory_short, _CORE_AND_MEMORY, _CORE), _MEMORY).astype(np.int32)
     if request.max_shares:
-        kinds[rows.data[SHARES] >= request.max_shares] = _SHARES
+        reasons[rows.data[SHARES] >= request.max_shares] = _SHARES
     if container.whole:
-        kinds[rows.data[SHARES] > 0] = _IN_USE
-    kinds[rows.data[HEALTH] == UNHEALTHY] = _UNHEALTHY
+        reasons[rows.data[SHARES] > 0] = _IN_USE
+    reasons[rows.data[HEALTH] == UNHEALTHY] = _UNHEALTHY
     if rows.exclusion is not None:
-        np.copyto(kinds, _BARRED + rows.exclusion, "unsafe", where=rows.exclusion > 0)
-    kinds[serving(rows, container, request)] = _SERVES
-    kinds[rows.data[HEALTH] == 0] = _ABSENT
-    return kinds
+        np.copyto(reasons, _EXCLUDED + rows.exclusion, "unsafe", where=rows.exclusion > 0)
+    reasons[fitting_cards(rows, container, request)] = _FITS
+    reasons[rows.data[HEALTH] == 0] = _ABSENT
+    return reasons
 
 
-def _exactly_alike(rows: NodeArrays, places: Places, container: ContainerRequest, kinds: Kinds) -> Ints | None:
-    """The same number for nodes with the same amounts; None where there are more than MOST different ones.
+def _number_by_amounts(rows: NodeArrays, places: Places, container: ContainerRequest, reasons: Reasons) -> Ints | None:
+    """Return a number per node, equal for nodes that lack equal amounts; None for more than MAX_REASONS numbers.
 
-    kinds: of these, and perhaps of further ones.
+    Args:
+        reasons: The brief reasons of these nodes, and perhaps of more nodes after them.
     """
-    kinds, data = kinds[: len(places)], rows.data.take(places, axis=1)
-    short = (kinds >= _CORE) & (kinds <= _BOTH)
-    core, memory, ratio = taken(data, container)
-    first = np.where(kinds == _SHARES, data[SHARES], np.where(short, (core - data[CORE_FREE]).clip(0), 0))
-    amounts = [kinds, first, np.where(short, (memory - data[MEMORY_FREE]).clip(0), 0)]
+    reasons, data = reasons[: len(places)], rows.data.take(places, axis=1)
+    short = (reasons >= _CORE) & (reasons <= _CORE_AND_MEMORY)
+    core, memory, ratio = taken_amounts(data, container)
+    core_or_shares = np.where(reasons == _SHARES, data[SHARES], np.where(short, (core - data[CORE_FREE]).clip(0), 0))
+    amounts = [reasons, core_or_shares, np.where(short, (memory - data[MEMORY_FREE]).clip(0), 0)]
     if container.ratio is not None or container.whole:
         amounts.append(np.where(short & (amounts[-1] == 0), (ratio - data[RATIO_FREE]).clip(0), 0))
-    return _alike(np.hstack(amounts), MOST)
+    return _number_rows(np.hstack(amounts))
 
 
-def _roughly_alike(kinds: Kinds) -> Ints:
-    """The same number for nodes that have as many cards of each kind."""
-    base = int(kinds.max(initial=0)) + 1
-    code, codes = np.zeros(len(kinds), np.int64), 1
-    for column in np.sort(kinds, axis=1).T:
-        if codes > _LARGEST // base:
+def _number_by_brief_reasons(reasons: Reasons) -> Ints:
+    """Return a number per node, equal for nodes that have equally many cards with each reason."""
+    base = int(reasons.max(initial=0)) + 1
+    code, codes = np.zeros(len(reasons), np.int64), 1
+    for column in np.sort(reasons, axis=1).T:
+        if codes > _LARGEST_CODE // base:  # before the code overflows: at most one code per node is in use
             known, code = np.unique(code, return_inverse=True)
             codes = len(known)
         code, codes = code * base + column, codes * base
     return code
 
 
-def _alike(table: Ints, most: int) -> Ints | None:
-    """The same number for rows that are equal; None where there are more than `most` different ones."""
-    text, size = np.ascontiguousarray(table).tobytes(), table[:1].nbytes
+def _number_rows(table: Ints) -> Ints | None:
+    """Return a number per row, equal for equal rows; None for more than MAX_REASONS numbers."""
+    content, size = np.ascontiguousarray(table).tobytes(), table[:1].nbytes
     numbers: dict[bytes, int] = {}
-    found = []
+    number_of_row = []
     for i in range(len(table)):
-        found.append(numbers.setdefault(text[i * size : (i + 1) * size], len(numbers)))
-        if len(numbers) > most:
+        number_of_row.append(numbers.setdefault(content[i * size : (i + 1) * size], len(numbers)))
+        if len(numbers) > MAX_REASONS:
             return None
-    return np.array(found, np.int64)
+    return np.array(number_of_row, np.int64)
 
 
-def _groups(numbers: Ints) -> list[Places]:
-    """The positions of each number."""
+def _group(numbers: Ints) -> list[Places]:
+    """Return the positions of each different number."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []

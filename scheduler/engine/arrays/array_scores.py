@@ -1,4 +1,8 @@
-"""`node_score` for many nodes, where it makes no difference which of their cards a pod gets."""
+"""Scores many nodes at once if all placements on a node score the same.
+
+`scheduler.decisions.array_filter` calls it, and lets `node_score` score the placement on each other node. The scores
+must be exactly those of `scheduler.engine.node_score`.
+"""
 
 from functools import lru_cache
 from typing import Any
@@ -7,7 +11,7 @@ import numpy as np
 
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import Stage
-from scheduler.engine.arrays.node_fits import taken
+from scheduler.engine.arrays.node_fits import taken_amounts
 from scheduler.engine.arrays.node_table import (
     ALL_CORE,
     ALL_CORE_USED,
@@ -18,15 +22,15 @@ from scheduler.engine.arrays.node_table import (
     Places,
 )
 from scheduler.engine.node_fit import HIGHEST
-from scheduler.engine.node_score import by_fullness
+from scheduler.engine.node_score import score_by_fullness
 from scheduler.engine.policies import NODE_POLICIES
 
 _DOUBT = 1e-9
-"""A quotient of floats is exact to some 1e-15; one this close to a whole number is worked out in integers."""
+"""Floats are exact to some 1e-15. A score this close to a whole number is computed again in integers."""
 
 
 def same_on_any_cards(rows: NodeArrays, request: GpuRequest) -> Mask:
-    """n: where what the pod takes of all the cards together is known without its placement."""
+    """Return the nodes where the sum that the pod takes of all cards is the same for every placement, [n]."""
     if len(request.containers) > 1 and any(c.whole or c.stage is Stage.INIT for c in request.containers):
         return np.zeros(len(rows), np.bool_)
     by_size = any(c.whole or (c.ratio and not c.memory) for c in request.containers)
@@ -34,21 +38,21 @@ def same_on_any_cards(rows: NodeArrays, request: GpuRequest) -> Mask:
 
 
 def scores(rows: NodeArrays, request: GpuRequest, places: Places, node_policy: str, weight_of_core: int) -> list[int]:
-    """The score of each of these nodes by a policy of NODE_POLICIES: the pod fits there, on any cards alike."""
+    """Return the score of each of these nodes, on which the pod fits and `same_on_any_cards` holds."""
     if not len(places):
         return []
     totals = (rows.totals[field].take(places) for field in (ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY))
     core_used, memory_used, core, memory = totals
     first_cards = rows.data[:, places, 0]
     for container in request.containers:
-        of_core, of_memory, _ = taken(first_cards, container)
+        of_core, of_memory, _ = taken_amounts(first_cards, container)
         core_used += container.cards * of_core
         memory_used += container.cards * of_memory
     used = (weight_of_core * (core_used / core) + (100 - weight_of_core) * (memory_used / memory)) / 100
     of_fraction: Any = NODE_POLICIES[node_policy]
     found: list[int] = of_fraction(np.minimum(used, 1.0), 1.0).astype(np.int64).tolist()
     doubtful = np.flatnonzero(np.abs(HIGHEST * used - np.rint(HIGHEST * used)) < _DOUBT).tolist()
-    in_integers = lru_cache(maxsize=None)(by_fullness)
+    in_integers = lru_cache(maxsize=None)(score_by_fullness)
     sums = (array[doubtful].tolist() for array in (core_used, memory_used, core, memory))
     for i, *of_node in zip(doubtful, *sums, strict=True):
         found[i] = in_integers(*of_node, node_policy, weight_of_core)

@@ -1,6 +1,8 @@
-"""On which nodes a pod fits and on which it does not, for thousands of nodes at once; exactly what the engine says.
+"""Tells for thousands of nodes at once whether a request fits.
 
-Where the arrays cannot tell, they say so, and the engine evaluates the node by itself.
+`scheduler.decisions.array_filter` calls `evaluate` first and lets the engine evaluate only the nodes that stay
+undecided, one by one. A verdict must be exactly what `scheduler.engine.node_assessment.assess` says of the same node;
+tests/scheduler/engine/arrays compares the two. An undecided node only costs time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,56 +33,62 @@ from scheduler.engine.arrays.node_table import (
 
 
 class NodeVerdicts(NamedTuple):
-    """What the arrays say of n nodes; at most one of the answers holds for a node. Where none does, they cannot tell.
+    """What the arrays say of n nodes. At most one of the answers holds for a node.
 
-    too_few: it has fewer cards than a container asks for. alone: the number of the first container that cannot be
-    placed even alone; -1: there is none.
+    Attributes:
+        fits: [n], the request fits.
+        too_few: [n], a container requests more cards than the node has.
+        failing_container: [n], the number of the first container that fits no card even alone; -1 if there is none.
     """
 
     fits: Mask
     too_few: Mask
-    alone: Ints
+    failing_container: Ints
 
-    def at(self, places: Places) -> "NodeVerdicts":
-        return NodeVerdicts(self.fits.take(places), self.too_few.take(places), self.alone.take(places))
+    def select(self, places: Places) -> "NodeVerdicts":
+        """Return the verdicts on the nodes at these positions."""
+        return NodeVerdicts(self.fits.take(places), self.too_few.take(places), self.failing_container.take(places))
 
     def without(self, nodes: Mask) -> "NodeVerdicts":
-        return NodeVerdicts(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.alone))
+        """Return the same verdicts, but none on these nodes."""
+        return NodeVerdicts(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.failing_container))
 
     @property
-    def open(self) -> Mask:
-        return ~self.fits & ~self.too_few & (self.alone < 0)
+    def undecided(self) -> Mask:
+        """The nodes on which there is no verdict."""
+        return ~self.fits & ~self.too_few & (self.failing_container < 0)
 
 
 def evaluate(rows: NodeArrays, request: GpuRequest) -> NodeVerdicts:
     """Evaluate the request on all rows, regardless of its requirements on nodes and of its groups."""
     counts = rows.totals[COUNT]
-    left = (counts > 0) & ~rows.odd & _tells(request)
-    too_few = left & (counts < max(c.cards for c in request.containers))
-    left &= ~too_few
-    alone = np.full(len(counts), -1)
-    able: list[Ints] = []
+    candidates = (counts > 0) & ~rows.odd & _is_supported(request)
+    too_few = candidates & (counts < max(c.cards for c in request.containers))
+    candidates &= ~too_few
+    failing_container = np.full(len(counts), -1)
+    numbers: list[Ints] = []
     known: dict[ContainerRequest, Ints] = {}
-    for number, container in enumerate(request.containers):
-        alike = replace(container, container="", cards=1, stage=Stage.APP)
-        if alike not in known:
-            known[alike] = serving(rows, container, request).sum(axis=1)
-        able.append(known[alike])
-        cannot = left & (able[-1] < container.cards)
-        alone[cannot] = number
-        left &= ~cannot
-    return NodeVerdicts(left & (_fit_together(rows, request) | _fit_apart(able, request)), too_few, alone)
+    for position, container in enumerate(request.containers):
+        share = replace(container, container="", cards=1, stage=Stage.APP)
+        if share not in known:
+            known[share] = fitting_cards(rows, container, request).sum(axis=1)
+        numbers.append(known[share])
+        fails = candidates & (numbers[-1] < container.cards)
+        failing_container[fails] = position
+        candidates &= ~fails
+    fits = candidates & (_fit_together(rows, request) | _fit_apart(numbers, request))
+    return NodeVerdicts(fits, too_few, failing_container)
 
 
-def _tells(request: GpuRequest) -> bool:
-    """Whether the arrays can hold this ask. All containers of a same-card group's pod must be on one card."""
+def _is_supported(request: GpuRequest) -> bool:
+    """Return whether the arrays can hold the request. A same-card group's pod must get one card for all containers."""
     if request.constraints.same_card and (len(request.containers) > 1 or request.containers[0].cards > 1):
         return False
     return sum(c.cards * (c.core + c.memory) for c in request.containers) < EXACT
 
 
-def taken(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | int, Ints | int]:
-    """What the container takes of each card: core, memory and ratio (`ContainerRequest.amount_on`). data: fields × …"""
+def taken_amounts(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | int, Ints | int]:
+    """Return the core, memory and ratio that the container takes of each card (`ContainerRequest.amount_on`)."""
     if container.whole:
         return data[CORE], data[MEMORY], WHOLE_RATIO
     if container.ratio is None:
@@ -90,49 +98,58 @@ def taken(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | i
     return container.core, container.memory or container.ratio * size // 100, container.ratio or ratio_of_bytes
 
 
-def eligible(rows: NodeArrays) -> Mask:
-    """n × cards: healthy, and not ruled out by the pod's wishes."""
+def usable_cards(rows: NodeArrays) -> Mask:
+    """Return which cards are healthy and not excluded for the pod, [n, cards]."""
     healthy = rows.data[HEALTH] == HEALTHY
     return np.asarray(healthy if rows.exclusion is None else healthy & (rows.exclusion == 0))
 
 
-def serving(rows: NodeArrays, container: ContainerRequest, request: GpuRequest, shares: int = 1) -> Mask:
-    """n × cards: those that have room for the container and `shares` shares; where `refusals.refusal` has no reason."""
-    core, memory, ratio = taken(rows.data, container)
-    able = eligible(rows) & (rows.data[CORE_FREE] >= core) & (rows.data[MEMORY_FREE] >= memory)
+def fitting_cards(rows: NodeArrays, container: ContainerRequest, request: GpuRequest, shares: int = 1) -> Mask:
+    """Return which cards have enough free for the container and for `shares` shares, [n, cards].
+
+    These are the cards for which `rejections.card_refusal` returns None.
+    """
+    core, memory, ratio = taken_amounts(rows.data, container)
+    fitting = usable_cards(rows) & (rows.data[CORE_FREE] >= core) & (rows.data[MEMORY_FREE] >= memory)
     if container.ratio is not None:
-        able &= rows.data[RATIO_FREE] >= ratio
+        fitting &= rows.data[RATIO_FREE] >= ratio
     if container.whole:
-        able &= (rows.data[SHARES] == 0) & (rows.data[RATIO_FREE] >= ratio)
+        fitting &= (rows.data[SHARES] == 0) & (rows.data[RATIO_FREE] >= ratio)
     if request.max_shares:
-        able &= rows.data[SHARES] + shares <= request.max_shares
-    return np.asarray(able)
+        fitting &= rows.data[SHARES] + shares <= request.max_shares
+    return np.asarray(fitting)
 
 
-def hopeless(rows: NodeArrays, request: GpuRequest) -> Mask:
-    """n: even with nothing on its cards there are too few that can take one of the containers."""
+def hopeless_nodes(rows: NodeArrays, request: GpuRequest) -> Mask:
+    """Return on which nodes too few cards could take one of the containers even if they were empty, [n]."""
     found = np.zeros(len(rows), np.bool_)
-    able = eligible(rows)
+    usable = usable_cards(rows)
     for c in request.containers:
-        core, memory, ratio = taken(rows.data, c)
-        large = able & (rows.data[CORE] >= core) & (rows.data[MEMORY] >= memory) & (ratio <= WHOLE_RATIO)
+        core, memory, ratio = taken_amounts(rows.data, c)
+        large = usable & (rows.data[CORE] >= core) & (rows.data[MEMORY] >= memory) & (ratio <= WHOLE_RATIO)
         found |= large.sum(axis=1) < c.cards
     return found
 
 
-def _fit_apart(able: Sequence[Ints], request: GpuRequest) -> Mask:
-    """Where each container can have cards of its own for sure: chosen one after the other, those first that have the
-    fewest cards to choose from, none finds too many taken. able: by container how many cards can take it alone.
+def _fit_apart(numbers: Sequence[Ints], request: GpuRequest) -> Mask:
+    """Return the nodes where each container can surely have cards of its own, [n].
+
+    The containers choose one after the other, those with the fewest fitting cards first. A container surely finds its
+    cards if as many cards fit it as it and all containers before it take.
+
+    Args:
+        numbers: By container, how many cards of each node fit it alone.
     """
-    choice, cards = np.array(able), np.array([c.cards for c in request.containers])
-    order = np.argsort(choice, axis=0)
-    enough = np.take_along_axis(choice, order, axis=0) >= np.cumsum(cards[order], axis=0)
+    fitting, cards = np.array(numbers), np.array([c.cards for c in request.containers])
+    order = np.argsort(fitting, axis=0)
+    enough = np.take_along_axis(fitting, order, axis=0) >= np.cumsum(cards[order], axis=0)
     return np.asarray(enough.all(axis=0))
 
 
 def _fit_together(rows: NodeArrays, request: GpuRequest) -> Mask | bool:
-    """Where all containers fit for sure, since each does alone: as many cards as the one that asks for the most have
-    room for all of them at once.
+    """Return the nodes where all containers surely fit on the same cards, [n].
+
+    That is where enough cards for the container that requests the most could each take all containers at once.
     """
     if len(request.containers) == 1:
         return True
@@ -140,21 +157,21 @@ def _fit_together(rows: NodeArrays, request: GpuRequest) -> Mask | bool:
         return False
     most = peak((c.stage, Amount(c.core, c.memory, 1)) for c in request.containers)
     cards = max(c.cards for c in request.containers)
-    able = serving(rows, ContainerRequest("all", cards, most.core, most.memory), request, most.shares)
-    return np.asarray(able.sum(axis=1) >= cards)
+    fitting = fitting_cards(rows, ContainerRequest("all", cards, most.core, most.memory), request, most.shares)
+    return np.asarray(fitting.sum(axis=1) >= cards)
 
 
 def can_tell_spread(request: GpuRequest) -> bool:
-    """Return whether `only_beside_group` can tell: for a single container all cards that fit are equally good."""
+    """Return whether `only_beside_group` supports the request: for a single container all fitting cards are equal."""
     return len(request.containers) == 1 and request.constraints.same_card is None
 
 
 def only_beside_group(rows: NodeArrays, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
-    """Return which of these nodes, where the pod fits, have too few cards for it without pods of its spread group."""
+    """Return on which of these nodes too few of the fitting cards are without pods of the request's spread group."""
     container, group = request.containers[0], request.constraints.spread
     alone = np.ones(rows.data.shape[1:], np.bool_)
     for row, cards in enumerate(cards_of):
         for column, state in enumerate(cards):
             if state.groups and group in state.groups:
                 alone[row, column] = False
-    return np.asarray((serving(rows, container, request) & alone).sum(axis=1) < container.cards)
+    return np.asarray((fitting_cards(rows, container, request) & alone).sum(axis=1) < container.cards)

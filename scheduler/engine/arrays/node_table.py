@@ -1,4 +1,11 @@
-"""Nodes as arrays: one row per node, one column per card by position."""
+"""Nodes as arrays: one row for each node, and one column for each of its cards.
+
+`scheduler.cluster.arrays` keeps the arrays up to date and returns a `NodeTable` for each call; the other modules of
+this package evaluate it for `scheduler.decisions.array_filter`. The arrays of a table never change. A node that they
+cannot hold exactly is odd and has no cards here; the engine evaluates it by itself.
+
+Shapes: n is the number of nodes, `cards` the number of columns, `fields` the number of constants such as CORE_FREE.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,27 +24,31 @@ Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
 CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY, RATIO_FREE = FIELDS = range(7)
-"""Of a card. HEALTH: 0 for a column without a card."""
+"""The fields of a card. HEALTH is UNHEALTHY, HEALTHY, or 0 for a column without a card."""
 UNHEALTHY, HEALTHY = 1, 2
 
 ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY, COUNT = TOTALS = range(5)
-"""Of a node: the sums over its cards, and how many they are."""
+"""The fields of a node: sums over its cards, and their number."""
 
 WIDTH = 16
-"""Columns at most. A node with more cards is odd: were all rows as wide as the widest node, one node could multiply the
-memory and the time that every other node costs."""
+"""The largest number of columns. A node with more cards is odd.
+
+All rows are equally wide, so one wide node would multiply the memory and the time that every other node costs."""
 
 EXACT = 1 << 53
-"""Amounts below this are exact in every number that is made of them here. Nobody has cards of 8 PiB."""
+"""Calculations with amounts below this are exact, also in floats. No card has 8 PiB of memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NodeArrays:
-    """n nodes. data: fields × n × cards. totals: fields × n.
+    """The cards of n nodes.
 
-    exclusion: n × cards, 0 or the key in `exclusions` of why the card is excluded; None where no card is.
-    odd: nodes that the arrays cannot hold, by their amounts or the number of their cards. Such a row has no cards here;
-    the engine judges the node.
+    Attributes:
+        data: [fields, n, cards], the fields of each card.
+        totals: [fields, n], the fields of each node.
+        odd: [n], the nodes that the arrays cannot hold, because of their amounts or the number of their cards.
+        exclusion: [n, cards], 0 or the key in `exclusions` of the reason why the card is excluded for the pod; None if
+            no card is.
     """
 
     data: Ints
@@ -50,17 +61,17 @@ class NodeArrays:
         return len(self.odd)
 
     def one_size(self) -> Mask:
-        """Where all cards are of one size."""
-        alike = [self.data[field] == self.data[field, :, :1] for field in (CORE, MEMORY)]
-        return np.asarray((np.logical_and(*alike) | (self.data[HEALTH] == 0)).all(axis=1))
+        """Return which nodes have cards of one size only."""
+        equal = [self.data[field] == self.data[field, :, :1] for field in (CORE, MEMORY)]
+        return np.asarray((np.logical_and(*equal) | (self.data[HEALTH] == 0)).all(axis=1))
 
     def key(self, position: int) -> bytes:
-        """Equal for nodes whose cards are equal in all that placing looks at, groups apart."""
+        """Return a key that is equal for nodes whose cards, except for groups, are equal to a placement."""
         excluded = b"" if self.exclusion is None else self.exclusion[position].tobytes()
         return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + excluded
 
     def cards(self, position: int) -> list[CardState]:
-        """The cards of a node that is not odd, without their names, groups and GPUIDs."""
+        """Return the cards of a node that is not odd, without their names, groups and GPUIDs."""
         of_cards = self.data[:, position, : self.totals[COUNT, position]].T.tolist()
         return [
             CardState(
@@ -80,7 +91,7 @@ class NodeArrays:
         return [self.exclusions[code] if code else None for code in codes]
 
     def select(self, positions: Places) -> "NodeArrays":
-        """A copy of these."""
+        """Return a copy of the rows at these positions."""
         return NodeArrays(
             self.data.take(positions, axis=1),
             self.totals.take(positions, axis=1),
@@ -91,20 +102,24 @@ class NodeArrays:
 
 
 class NodeTable(NamedTuple):
-    """Nodes as rows, what each row was made of, and which rows the nodes of one call are.
+    """The rows of all nodes, the objects that they were made from, and the rows of the nodes of one call.
 
-    at: the row of each of them. unmet: by position among them, why those are out that are not what the ask requires.
+    Attributes:
+        nodes: The node of each row.
+        cards: The cards of each row.
+        rows_of_names: The row of each node of the call.
+        unmet: By position in the call, the nodes that do not meet a requirement of the request, with the reason.
     """
 
     rows: NodeArrays
     nodes: Sequence[Node]
     cards: Sequence[tuple[CardState, ...]]
-    at: Places
+    rows_of_names: Places
     unmet: Mapping[int, Rejection]
 
 
-def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
-    """Return a row's data (fields × cards) and totals; None for an odd node."""
+def table_row(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
+    """Return the data, [fields, cards], and the totals, [fields], of a node's row; None for an odd node."""
     if len(cards) > WIDTH:
         return None
     table = [

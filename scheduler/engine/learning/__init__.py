@@ -1,1 +1,1 @@
-"""Placing so that what stays free stays usable, learnt from the pods seen: pure, over numpy arrays of nodes × cards."""
+"""What the policies `fragmentation` and `fgd` learn from the pods that arrive, over numpy arrays of nodes and cards."""

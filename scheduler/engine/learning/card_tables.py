@@ -1,4 +1,15 @@
-"""Tables of what cards are worth to the expected pods: the values of free parts, and the weighed types as arrays."""
+"""Tables of what free parts of cards are worth to the expected pods, for the policy `fragmentation`.
+
+`PodTypes` holds the weighted types of pods as arrays; `CardTables` holds, for every free amount of every kind of card,
+its value and what fits into it. `scheduler.engine.policies.fragmentation` creates both and reads the tables by index.
+
+Why the values are right. Sharing out cards among the expected pods is the cutting-stock problem: cut cards of 1000
+milli into the requested shares with as few cards as possible. The dual solution of its linear program gives each share
+a price, the part of a card that one more such share costs. A free amount is worth the shares of the highest total price
+that fit into it (an unbounded knapsack). So 190 milli are worth little if no pod requests less, and the values are
+superadditive: two free parts are never worth more than one part of the same total size
+(docs/design/fragmentation.md, "The algorithm", step 4).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,164 +17,193 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.engine.learning.expected_pods import ONE, Weighed
-from scheduler.engine.learning.shapes import CARD, Ints, NodeClass, Shape, milli_on, milli_or_never
+from scheduler.engine.learning.expected_pods import ONE, WeightedType
+from scheduler.engine.learning.shapes import (
+    CARD,
+    NEVER,
+    Ints,
+    NodeClass,
+    Shape,
+    milli_per_card,
+    milli_per_card_or_never,
+)
 
 Floats = NDArray[np.float64]
 
 GRAIN = 10
-"""Milli: finer takes ten times as long, and the traces' shares are whole grains."""
+"""The resolution of card values, in milli. 1 takes ten times as long, and the shares of the traces are whole grains."""
 
-_WHOLE = CARD // GRAIN
-_ROUNDS = 1000  # the traces' shares need 30 to 60
+_GRAINS = CARD // GRAIN
+_MAX_ROUNDS = 1000  # of column generation; the shares of the traces need 30 to 60
 _TINY = 1e-9
 
 
 def grains(milli: int) -> int:
-    """A share in grains: rounded up, but so that no fewer of them fill a card (333 milli are 33 grains, not 34)."""
-    return max(1, min(-(-milli // GRAIN), _WHOLE // (CARD // milli)))
+    """Convert a share to grains: rounded up, unless fewer shares would then fill a card (333 milli are 33 grains)."""
+    return max(1, min(-(-milli // GRAIN), _GRAINS // (CARD // milli)))
 
 
 def card_values(demand: Mapping[int, float]) -> Floats:
-    """[101]: what a card with so many grains free is worth; a whole one 1.
+    """Return what a card with each number of grains free is worth, [101], in whole cards.
 
-    demand: share in grains → how many are asked for. A free part is worth the most that shares put into it can be at
-    their `prices`: 190 milli are worth little where nobody asks for less.
+    demand: The number of shares that are requested, by their size in grains.
     """
     if not demand:
-        return np.array([0.0] * _WHOLE + [1.0])
+        return np.array([0.0] * _GRAINS + [1.0])
     sizes = sorted(demand)
-    values = np.array(_filled(sizes, prices(sizes, [demand[size] for size in sizes]))[0])
+    values = np.array(_best_filling(sizes, share_prices(sizes, [demand[size] for size in sizes]))[0])
     values[-1] = max(values[-1], 1.0)
     return values
 
 
-def prices(sizes: list[int], wanted: list[float]) -> list[float]:
-    """What one share of each size adds to the number of cards that all of them need; no card's fill costs over 1.
+def share_prices(sizes: list[int], demand: list[float]) -> list[float]:
+    """Return how much one more share of each size adds to the number of cards that the demand needs.
 
-    The duals of the cutting-stock problem, by column generation (Gilmore and Gomory 1961): some fillings, as many as
-    sizes, serve the demand; at the prices at which each of them costs 1 the dearest filling takes the place of the one
-    that it uses up first, until none costs more than 1. Cheap approximations lose 0.05 to 0.3 points.
+    These are the duals of the cutting-stock problem, by column generation (Gilmore and Gomory 1961). A basis of
+    fillings, one per size, serves the demand. At the prices at which each filling of the basis costs one card, the
+    knapsack finds the most expensive filling. It replaces the filling that it uses up first, until none costs more than
+    a card. Each round also gives a lower bound on the number of cards; the prices of the best bound are returned if the
+    rounds run out. Approximations of the prices lose 0.05 to 0.3 points on the traces.
     """
-    demand, fillings = np.array(wanted), np.diag([float(_WHOLE // size) for size in sizes])
-    best, most = np.array(sizes) / _WHOLE, 0.0
-    for _ in range(_ROUNDS):
-        price = np.maximum(np.linalg.solve(fillings.T, np.ones(len(sizes))), 0.0)
-        worth, filling = _filled(sizes, price.tolist())
-        proven = float(demand @ price) / worth[-1]
-        if proven > most:
-            best, most = price / worth[-1], proven
+    wanted, basis = np.array(demand), np.diag([float(_GRAINS // size) for size in sizes])
+    best, best_bound = np.array(sizes) / _GRAINS, 0.0
+    for _ in range(_MAX_ROUNDS):
+        price = np.maximum(np.linalg.solve(basis.T, np.ones(len(sizes))), 0.0)
+        worth, filling = _best_filling(sizes, price.tolist())
+        bound = float(wanted @ price) / worth[-1]
+        if bound > best_bound:
+            best, best_bound = price / worth[-1], bound
         if worth[-1] <= 1 + _TINY:
             break
-        cards, instead = np.linalg.solve(fillings, np.stack((demand, filling), axis=1)).T
-        last = np.where(instead > _TINY, cards / np.maximum(instead, _TINY), np.inf)
-        fillings[:, np.argmin(last)] = filling
-    found: list[float] = best.tolist()
-    return found
+        cards, replaced = np.linalg.solve(basis, np.stack((wanted, filling), axis=1)).T
+        lasts = np.where(replaced > _TINY, cards / np.maximum(replaced, _TINY), np.inf)
+        basis[:, np.argmin(lasts)] = filling
+    prices: list[float] = best.tolist()
+    return prices
 
 
-def _filled(sizes: list[int], price: list[float]) -> tuple[list[float], Floats]:
-    """Each free part's best worth, [101], and how many of each size the best filling of a whole card has."""
-    worth, last = [0.0] * (_WHOLE + 1), [-1] * (_WHOLE + 1)
+def _best_filling(sizes: list[int], price: list[float]) -> tuple[list[float], Floats]:
+    """Return the highest total price that fits into each free amount, [101], and the best filling of a whole card."""
+    worth, last = [0.0] * (_GRAINS + 1), [-1] * (_GRAINS + 1)
     for i, (size, value) in enumerate(zip(sizes, price, strict=True)):
-        for free in range(size, _WHOLE + 1):
-            with_it = worth[free - size] + value
-            if with_it > worth[free]:
-                worth[free], last[free] = with_it, i
-    filling, free = np.zeros(len(sizes)), _WHOLE
+        for free in range(size, _GRAINS + 1):
+            with_share = worth[free - size] + value
+            if with_share > worth[free]:
+                worth[free], last[free] = with_share, i
+    filling, free = np.zeros(len(sizes)), _GRAINS
     while last[free] >= 0:
         filling[last[free]] += 1
         free -= sizes[last[free]]
     return worth, filling
 
 
-_CARDS = 20
-"""How much the values of cards count against the rest. 10 to 40 are alike on the traces."""
+_VALUE_WEIGHT = 20
+"""How much the values of cards count against the weights of types. 10 to 40 give similar results on the traces."""
 
 
-class Types:
-    """T columns: types that differ in their models only share one. S sizes of a share, P pairs of size and number.
+class PodTypes:
+    """The weighted types of pods as T columns. Types that differ only in their card models share a column.
 
-    size, cards: [P]; pair, cpu, memory: [T]. cpu and memory are at least 1, to be divided by.
+    There are S different sizes of a share, and P different pairs of a size and a number of cards.
+
+    Attributes:
+        sizes: The sizes, each as (core in milli, card memory in bytes).
+        pair_size: [P], the position of the pair's size in `sizes`.
+        pair_cards: [P], the pair's number of cards.
+        pair: [T], the position of the column's pair.
+        cpu: [T], CPU in thousandths of a core, at least 1, because it is a divisor.
+        memory: [T], memory in bytes, at least 1.
     """
 
-    def __init__(self, weighed: Sequence[Weighed]) -> None:
-        merged: dict[Shape, list[Weighed]] = {}
-        for one in weighed:
-            merged.setdefault(one.shape._replace(models=()), []).append(one)
-        self.shapes, self.members = tuple(merged), tuple(merged.values())
-        self.sizes = sorted({(shape.core, shape.card_memory) for shape in merged})
-        size = [self.sizes.index((shape.core, shape.card_memory)) for shape in merged]
-        pairs = sorted({(s, shape.cards) for s, shape in zip(size, merged, strict=True)})
-        self.size = np.array([s for s, _ in pairs], np.int64)
-        self.cards = np.array([cards for _, cards in pairs], np.float64)
-        self.pair = np.array([pairs.index((s, shape.cards)) for s, shape in zip(size, merged, strict=True)], np.int64)
-        self.cpu = np.array([max(shape.cpu, 1) for shape in merged], np.float64)
-        self.memory = np.array([max(shape.memory, 1) for shape in merged], np.float64)
-        self._known: dict[NodeClass, Floats] = {}
+    def __init__(self, weighted: Sequence[WeightedType]) -> None:
+        columns: dict[Shape, list[WeightedType]] = {}
+        for pod_type in weighted:
+            columns.setdefault(pod_type.shape._replace(models=()), []).append(pod_type)
+        self._members = tuple(columns.values())
+        self.sizes = sorted({(shape.core, shape.card_memory) for shape in columns})
+        pair_of = [(self.sizes.index((shape.core, shape.card_memory)), shape.cards) for shape in columns]
+        pairs = sorted(set(pair_of))
+        self.pair_size = np.array([size for size, _ in pairs], np.int64)
+        self.pair_cards = np.array([cards for _, cards in pairs], np.float64)
+        self.pair = np.array([pairs.index(pair) for pair in pair_of], np.int64)
+        self.cpu = np.array([max(shape.cpu, 1) for shape in columns], np.float64)
+        self.memory = np.array([max(shape.memory, 1) for shape in columns], np.float64)
+        self._weights_by_class: dict[NodeClass, Floats] = {}
 
-    def needs(self, node: NodeClass) -> tuple[int, ...]:
-        """[S]: milli of each size on such a node's cards, NEVER where they are too small."""
-        return tuple(milli_or_never(Shape(0, 0, 1, *size), node) for size in self.sizes)
+    def milli_of_sizes(self, node: NodeClass) -> tuple[int, ...]:
+        """Return how many milli of such a node's cards each size takes, [S]; NEVER if the cards are too small."""
+        return tuple(milli_per_card_or_never(Shape(0, 0, 1, *size), node) for size in self.sizes)
 
     def weights(self, classes: Sequence[NodeClass]) -> tuple[Ints, Floats, Floats]:
-        """fit (per milli) and copy: [W, T], 0 where no type of the column may run; and [classes] which row holds."""
+        """Return the weights that apply to the classes: a row number for each class, and W rows of weights.
+
+        Returns:
+            The row of each class; the fit weights per milli, [W, T]; the copy weights, [W, T]. A weight is 0 if no type
+            of the column may run on the class.
+        """
         rows = [self._weights_on(node) for node in classes]
-        different = {row.tobytes(): row for row in rows}
-        position = {key: w for w, key in enumerate(different)}
-        both = np.array(list(different.values())).reshape(len(different), 2, len(self.shapes))
+        distinct = {row.tobytes(): row for row in rows}
+        position = {key: number for number, key in enumerate(distinct)}
+        both = np.array(list(distinct.values())).reshape(len(distinct), 2, len(self._members))
         return np.array([position[row.tobytes()] for row in rows], np.int64), both[:, 0], both[:, 1]
 
     def _weights_on(self, node: NodeClass) -> Floats:
-        """[2, T]: a node's class comes in many sets of classes, and in a set of its own when its cards are chosen."""
-        found = self._known.get(node)
-        if found is None:
-            here = [[one for one in members if milli_on(one.shape, node) is not None] for members in self.members]
-            fit = [round(sum(one.fit for one in members) / CARD) for members in here]
-            copy = [round(sum(one.copy for one in members)) for members in here]
-            found = self._known[node] = np.array((fit, copy), np.float64)
-        return found
+        """Return the fit and copy weights on one class, [2, T]. Cached, because a class is part of many sets."""
+        weights = self._weights_by_class.get(node)
+        if weights is None:
+            allowed = [[t for t in types if milli_per_card(t.shape, node) is not None] for types in self._members]
+            fit = [round(sum(t.fit_weight for t in types) / CARD) for types in allowed]
+            copy = [round(sum(t.copy_weight for t in types)) for types in allowed]
+            weights = self._weights_by_class[node] = np.array((fit, copy), np.float64)
+        return weights
 
-    def values(self, needed_milli: Sequence[int]) -> Ints:
-        """[1001]: what a card with so many milli free is worth."""
-        wanted: dict[int, float] = {}
-        for members, pair in zip(self.members, self.pair.tolist(), strict=True):
-            milli, pods = needed_milli[self.size[pair]], sum(one.number for one in members)
-            if milli <= CARD:
-                wanted[grains(milli)] = wanted.get(grains(milli), 0.0) + members[0].shape.cards * pods
-        values = np.rint(_CARDS * ONE * card_values(wanted)).astype(np.int64)
+    def card_values(self, milli_of_sizes: Sequence[int]) -> Ints:
+        """Return what a card with each number of milli free is worth, [1001], in the unit of the weights."""
+        demand: dict[int, float] = {}
+        for types, pair in zip(self._members, self.pair.tolist(), strict=True):
+            milli = milli_of_sizes[self.pair_size[pair]]
+            if milli < NEVER:
+                shares = types[0].shape.cards * sum(pod_type.number for pod_type in types)
+                demand[grains(milli)] = demand.get(grains(milli), 0.0) + shares
+        values = np.rint(_VALUE_WEIGHT * ONE * card_values(demand)).astype(np.int64)
         return values[np.arange(CARD + 1) // GRAIN]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cards:
-    """For each kind of card, by what the sizes need of it, a block of 1001 rows: one per milli that may be free.
+class CardTables:
+    """A block of 1001 rows for each kind of card: one row for each number of milli that may be free on it.
 
-    block: needs → where its rows begin. room: [·, 3 S] for each size whether such a card has room for it, for how many,
-    and then the milli free. value: [·] what the card is worth by itself.
+    A kind of card is what the S sizes take of it (`PodTypes.milli_of_sizes`).
+
+    Attributes:
+        first_row: The first row of the block of each kind.
+        capacity: [·, 3 S]: for each size, whether a share of it fits; then how many fit; then the free milli if one
+            fits, else 0.
+        value: [·], what the card is worth.
     """
 
-    block: Mapping[tuple[int, ...], int]
-    room: NDArray[np.float32]
+    first_row: Mapping[tuple[int, ...], int]
+    capacity: NDArray[np.float32]
     value: Ints
 
-    def with_needs(self, needed_milli: Sequence[tuple[int, ...]], types: Types) -> "Cards":
-        """The same and blocks for those needs that it has none for."""
-        new = sorted(set(needed_milli).difference(self.block))
+    def with_kinds(self, kinds: Sequence[tuple[int, ...]], types: PodTypes) -> "CardTables":
+        """Return tables that also have a block for each of these kinds."""
+        new = sorted(set(kinds).difference(self.first_row))
         if not new:
             return self
-        block = dict(self.block)
-        for row in new:
-            block[row] = len(block) * (CARD + 1)
-        room = np.concatenate([self.room, *(_room(row) for row in new)])
-        return Cards(block, room, np.concatenate([self.value, *(types.values(row) for row in new)]))
+        first_row = dict(self.first_row)
+        for kind in new:
+            first_row[kind] = len(first_row) * (CARD + 1)
+        capacity = np.concatenate([self.capacity, *(_capacity(kind) for kind in new)])
+        return CardTables(first_row, capacity, np.concatenate([self.value, *(types.card_values(kind) for kind in new)]))
 
 
-def no_cards(types: Types) -> Cards:
-    return Cards({}, np.zeros((0, 3 * len(types.sizes)), np.float32), np.zeros(0, np.int64))
+def empty_card_tables(types: PodTypes) -> CardTables:
+    """Return tables without a block."""
+    return CardTables({}, np.zeros((0, 3 * len(types.sizes)), np.float32), np.zeros(0, np.int64))
 
 
-def _room(needed_milli: tuple[int, ...]) -> NDArray[np.float32]:
+def _capacity(milli_of_sizes: tuple[int, ...]) -> NDArray[np.float32]:
     free = np.arange(CARD + 1)[:, None]
-    times = free // np.array(needed_milli, np.int64)
-    return np.concatenate((times > 0, times, free * (times > 0)), axis=1).astype(np.float32)
+    copies = free // np.array(milli_of_sizes, np.int64)
+    return np.concatenate((copies > 0, copies, free * (copies > 0)), axis=1).astype(np.float32)

@@ -1,133 +1,148 @@
-"""The pods that are likely to come: counted as they come, and weighed by how few places there are for them.
+"""Counts the pods that arrive, and weighs the types of pods that are therefore expected.
 
-`Learner` counts shapes of pods; `weigh` says how much each of them counts for the policy `fragmentation`.
+`scheduler.cluster.forecast` feeds a `Learner` and gives its counts to the learning policies; `weigh_types` says how
+much each type counts for the policy `fragmentation`. The constants were tuned on the traces of
+docs/design/fragmentation.md; "points" below are percent of the GPUs allocated there. The result must depend on nothing
+but the order of the pods: no clock, no randomness, no order of dictionaries.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_on
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_per_card
 
 UNIT = 1000
-"""What `counts` says of a pod that has just come."""
+"""The count of a pod that has just arrived."""
 
-_MEMORY = 4000  # pods; 2,000 to 100,000 are alike on the traces, where the mix stays the same
-_MOST = 4096  # shapes; more than are weighed, so that rare ones of a large cluster are not forgotten at once
-_OFTEN = 1000  # pods. What comes first decides most: in the experiment nothing leaves
-_APART = 500  # pods. Every 2,000 loses 0.2 points at 90 % on default
+_MEMORY = 4000  # pods; 2,000 to 100,000 give similar results on the traces, where the mix of pods does not change
+_MAX_SHAPES = 4096  # more than `weigh_types` uses, so that rare shapes of a large cluster are not forgotten at once
+_FREQUENT_UNTIL = 1000  # pods; the first placements matter most
+_INTERVAL = 500  # pods; an interval of 2,000 loses 0.2 points at 90 % on the default trace
 
 
 class Learner:
-    """Counts shapes, each less by a `memory`th with every pod that comes later. Not thread-safe; bounded.
+    """Counts the shapes of pods. Every pod that arrives reduces the earlier counts by a 4,000th. Not thread-safe.
 
-    By the number of pods and not by the clock, so that the same pods in the same order teach the same.
+    Counts fade with the number of pods rather than with time, so that the same pods in the same order give the same
+    result. At most `_MAX_SHAPES` shapes are stored, because tenants decide how many different ones arrive.
     """
 
-    def __init__(self, memory: int = _MEMORY) -> None:
-        self._decay = 1 - 1 / memory
+    def __init__(self) -> None:
+        self._decay = 1 - 1 / _MEMORY
         self._seen = 0
         self._weight: dict[Shape, tuple[int, float]] = {}
-        self._next = 1
+        self._next_due = 1
 
     def observe(self, shape: Shape) -> None:
-        """A pod has come, whatever becomes of it."""
+        """Count a pod that has arrived, whether or not it will be placed."""
         self._seen += 1
-        self._weight[shape] = (self._seen, self._now(shape) + 1)
-        if len(self._weight) > _MOST:
-            kept = sorted(self._weight, key=lambda s: (self._now(s), s), reverse=True)[: _MOST // 2]
-            self._weight = {one: self._weight[one] for one in kept}
+        self._weight[shape] = (self._seen, self._weight_now(shape) + 1)
+        if len(self._weight) > _MAX_SHAPES:
+            heaviest = sorted(self._weight, key=lambda s: (self._weight_now(s), s), reverse=True)[: _MAX_SHAPES // 2]
+            self._weight = {kept: self._weight[kept] for kept in heaviest}
 
     def due(self) -> bool:
-        """Whether so many have come since it was time for new tables that it is again: few at first. Asked once, it is
-        not before the next time.
-        """
-        if self._seen < self._next:
+        """Return whether enough pods have arrived since the last True to compute new tables; at first a few suffice."""
+        if self._seen < self._next_due:
             return False
-        self._next = self._seen + (_APART if self._seen >= _OFTEN else max(1, self._seen // 2))
+        self._next_due = self._seen + (_INTERVAL if self._seen >= _FREQUENT_UNTIL else max(1, self._seen // 2))
         return True
 
     def counts(self) -> tuple[tuple[Shape, int], ...]:
-        """How often each shape has come, in thousandths (`UNIT`), by shape; without those that are forgotten."""
-        found = ((shape, round(UNIT * self._now(shape))) for shape in sorted(self._weight))
-        return tuple((shape, count) for shape, count in found if count)
+        """Return the count of each shape in units of 1 / `UNIT`, sorted by shape, without those that round to 0."""
+        rounded = ((shape, round(UNIT * self._weight_now(shape))) for shape in sorted(self._weight))
+        return tuple((shape, count) for shape, count in rounded if count)
 
-    def _now(self, shape: Shape) -> float:
-        at, weight = self._weight.get(shape, (self._seen, 0.0))
-        return weight * self._decay ** (self._seen - at)
+    def _weight_now(self, shape: Shape) -> float:
+        last_seen, weight = self._weight.get(shape, (self._seen, 0.0))
+        return weight * self._decay ** (self._seen - last_seen)
 
 
 ONE = 1 << 30
-"""Weights and worths are parts of this, per card: whole numbers, so that sums do not depend on their order."""
+"""The unit of weights and worths, per card. They are whole numbers, so that sums do not depend on the order."""
 
-_KEPT = 256  # 96 lose half a point where many pods are bound to models; the traces have 151
-_DOUBT = 2.0  # deviations. Without: 0.6 points less at 90 % on gpushare40, where 8-card pods come rarely and late
-_SMOOTH = 50.0  # cards. 20 to 100 are alike; without, a pod that fits on one node only would outweigh all others
-_UNSEEN = 15.0  # pods
-_UNSEEN_UNTIL = 1000.0  # pods. Without any unseen 0.15 points less at 90 % on default; not fading, as much at 130 %
+_MAX_TYPES = 256  # 96 lose half a point where many pods are bound to card models; the traces have 151 types
+_DEVIATIONS = 2.0  # 0 loses 0.6 points at 90 % on gpushare40, where pods with 8 cards arrive rarely and late
+_SMOOTHING = 50.0  # cards; 20 to 100 give similar results. With 0 a type that fits one node would outweigh all others
+_UNSEEN_PODS = 15.0  # 0 loses 0.15 points at 90 % on the default trace
+_UNSEEN_UNTIL = 1000.0  # pods; a prior that never fades loses 0.15 points at 130 %
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
-    """A type of pod. number: of its pods that are expected, in any unit.
+class WeightedType:
+    """A type of pod with its weights, in parts of `ONE`.
 
-    fit: what a whole card's free milli are worth where the type fits now; copy: room for one more pod. In parts of ONE.
+    Attributes:
+        number: How many of its pods are expected, relative to the other types.
+        fit_weight: The worth of the free milli of a whole card on a node that the type fits now.
+        copy_weight: The worth of free capacity for one more pod of the type.
     """
 
     shape: Shape
     number: float
-    fit: float
-    copy: float
+    fit_weight: float
+    copy_weight: float
 
 
-def copies(shape: Shape, node: NodeClass) -> int:
-    """How many pods of this shape with cards the empty node takes."""
-    milli = milli_on(shape, node)
+def pods_per_empty_node(shape: Shape, node: NodeClass) -> int:
+    """Return how many pods of this shape the empty node takes; 0 for a shape without cards."""
+    milli = milli_per_card(shape, node)
     if not milli:
         return 0
-    most = node.cards * (CARD // milli) // shape.cards
-    return min(most, node.cpu // max(shape.cpu, 1), node.memory // max(shape.memory, 1))
+    by_cards = node.cards * (CARD // milli) // shape.cards
+    return min(by_cards, node.cpu // max(shape.cpu, 1), node.memory // max(shape.memory, 1))
 
 
-def weigh(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> tuple[Weighed, ...]:
-    """What counts most first. counts: as of `Learner.counts`; classes: how many nodes of each.
+def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> tuple[WeightedType, ...]:
+    """Return the types of pods that count most, heaviest first.
 
-    A type counts with its number over the cards on which it could run, were all nodes empty, times its own size:
-    popularity alone lets pods that can go anywhere crowd out those that can go to few nodes. The number is two standard
-    deviations above what was seen, since a type that is rare by bad luck is what gets crowded out.
+    The weight of a type is its number, divided by the number of cards that it could use if all nodes were empty, times
+    the size of its pods. By number alone, pods that could go anywhere would crowd out pods that fit few nodes. The
+    number is two standard deviations above the count, because a type that is rare by chance is the one that is crowded
+    out.
+
+    Args:
+        counts: As `Learner.counts` returns them.
+        classes: The number of nodes of each class.
     """
     seen = [(shape, count / UNIT) for shape, count in counts if shape.cards]
-    likely = [(shape, number + _DOUBT * number**0.5) for shape, number in seen]
-    likely += _unseen(sum(number for _, number in seen), classes)
+    expected = [(shape, number + _DEVIATIONS * number**0.5) for shape, number in seen]
+    expected += _unseen(sum(number for _, number in seen), classes)
     rows = []
-    for shape, number in likely:
-        size = shape.cards * _part(shape, classes)
-        room = size * sum(many * copies(shape, node) for node, many in classes.items())
-        rows.append((number / (room + _SMOOTH), size, number, shape))
+    for shape, number in expected:
+        size = shape.cards * _fraction_of_card(shape, classes)
+        usable = size * sum(nodes * pods_per_empty_node(shape, node) for node, nodes in classes.items())
+        rows.append((number / (usable + _SMOOTHING), size, number, shape))
     rows.sort(key=lambda row: (-row[0] * row[1], row[3]))
-    del rows[_KEPT:]
+    del rows[_MAX_TYPES:]
     if not rows:
         return ()
-    all_fit, all_copy = sum(row[0] for row in rows), sum(row[0] * row[1] for row in rows)
-    mean = sum(size * number for _, size, number, _ in rows) / sum(row[2] for row in rows)
+    total_fit, total_copy = sum(row[0] for row in rows), sum(row[0] * row[1] for row in rows)
+    mean_size = sum(size * number for _, size, number, _ in rows) / sum(row[2] for row in rows)
     return tuple(
-        Weighed(shape, number, ONE * rare / all_fit, ONE * mean * rare * size / all_copy)
-        for rare, size, number, shape in rows
+        WeightedType(shape, number, ONE * scarcity / total_fit, ONE * mean_size * scarcity * size / total_copy)
+        for scarcity, size, number, shape in rows
     )
 
 
 def _unseen(seen: float, classes: Mapping[NodeClass, int]) -> list[tuple[Shape, float]]:
-    """Until enough was seen: pods that want the whole of the largest node, which the first pods would take apart."""
-    left = _UNSEEN * (1 - seen / _UNSEEN_UNTIL)
-    if left <= 0 or not classes:
+    """Expect pods that request a whole node of the largest class, until enough pods were seen.
+
+    Otherwise the first pods of a new cluster would be spread over nodes that a later pod needs whole.
+    """
+    number = _UNSEEN_PODS * (1 - seen / _UNSEEN_UNTIL)
+    if number <= 0 or not classes:
         return []
     node = max(classes, key=lambda node: (node.cards, classes[node], node))
-    return [(Shape(node.cpu, node.memory, node.cards, CARD), left)] if node.cards else []
+    return [(Shape(node.cpu, node.memory, node.cards, CARD), number)] if node.cards else []
 
 
-def _part(shape: Shape, classes: Mapping[NodeClass, int]) -> float:
-    """Of a card, what the shape takes on most nodes that may run it."""
-    by_part: dict[int, int] = {}
-    for node, many in classes.items():
-        if milli := milli_on(shape, node):
-            by_part[milli] = by_part.get(milli, 0) + many
-    return max(by_part, key=lambda milli: (by_part[milli], milli)) / CARD if by_part else max(shape.core, 1) / CARD
+def _fraction_of_card(shape: Shape, classes: Mapping[NodeClass, int]) -> float:
+    """Return the fraction of a card that the shape takes on most of the nodes that may run it."""
+    nodes_by_milli: dict[int, int] = {}
+    for node, number in classes.items():
+        if milli := milli_per_card(shape, node):
+            nodes_by_milli[milli] = nodes_by_milli.get(milli, 0) + number
+    if not nodes_by_milli:
+        return max(shape.core, 1) / CARD
+    return max(nodes_by_milli, key=lambda milli: (nodes_by_milli[milli], milli)) / CARD

@@ -1,7 +1,9 @@
-"""What is free on every node, as columns, and the rating of every node for a pod. Only changed nodes are rated again.
+"""Keeps what is free on every node as columns, and rates the nodes for a pod; only nodes that changed are rated again.
 
-`Board` knows nodes by row number; `Field` knows them by name. `points` turns ratings into kube-scheduler's scores. The
-callers are `scheduler/decisions/scores.py` and the openb experiment.
+`NodeBoard` identifies nodes by row number, for the openb experiment; `BoardByName` by name, for
+`scheduler.decisions.scores`, which turns the ratings into kube-scheduler's scores with `extender_scores`. A chooser or
+judge decides what a node is worth: `scheduler.engine.policies.fragmentation` and `fgd` implement it, and so does the
+experiment. A judge must rate each row by itself, since a cached key outlives changes of other rows.
 """
 
 from collections import OrderedDict
@@ -19,10 +21,10 @@ from scheduler.engine.node_fit import HIGHEST
 UNFIT = -(2**62)
 """The key of a node that cannot take the pod."""
 
-_REMEMBERED = 256  # shapes; at 5,000 nodes 40 kB each
-_SPARE_KINDS = 64
-"""How many classes are kept beyond two per row. Unused ones are then dropped: an agent can make up one per update."""
-_AT_ONCE = 512  # rows per call of a judge: its intermediate arrays stay in the processor's cache
+_MAX_SHAPES = 256  # whose keys are cached; at 5,000 nodes 40 kB each
+_SPARE_CLASSES = 64
+"""How many classes are stored beyond two per row before unused ones are dropped: agents could invent any number."""
+_ROWS_PER_CALL = 512  # of a judge, whose intermediate arrays then stay in the processor's cache
 
 
 class Chooser(Protocol):
@@ -39,108 +41,118 @@ class Judge(Chooser, Protocol):
     """A chooser that can also rate any change of a node."""
 
     def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
-        """Rate each change of the only node of `before` to a row of `after`, [B]; higher is better.
+        """Rate the change of the only node of `before` to each row of `after`, [B]; higher is better.
 
-        `keys` rates a node by the highest of these among the ways to place the pod on it.
+        `keys` rates a node by the highest of these ratings among the choices of cards for the pod.
         """
+
+
+_NO_NODE = -1
 
 
 class NodeBoard:
     """Nodes by row number. The caller assigns the numbers. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._kinds: dict[NodeClass, int] = {}
-        self._kind = np.full(0, -1, np.int64)
-        self._cpu, self._memory, self._changed = (np.zeros(0, np.int64) for _ in range(3))
+        self._class_numbers: dict[NodeClass, int] = {}
+        self._class = np.full(0, _NO_NODE, np.int64)
+        self._cpu = np.zeros(0, np.int64)
+        self._memory = np.zeros(0, np.int64)
+        self._changed = np.zeros(0, np.int64)  # the number of the latest change of each row
         self._free = np.zeros((0, 0), np.int64)
         self._changes = 0
         self._judge: Chooser | None = None
-        self._known: OrderedDict[Shape, tuple[int, Ints]] = OrderedDict()
+        self._keys: OrderedDict[Shape, tuple[int, Ints]] = OrderedDict()  # with the number of the latest change in them
 
     def put(self, row: int, node: NodeClass, cpu: int, memory: int, free: Sequence[int]) -> None:
         """Set the class of the node in `row` and what it has free: cpu in milli, memory in bytes, cards in milli."""
-        self._make_room(row + 1, len(free))
-        self._kind[row] = self._kinds.setdefault(node, len(self._kinds))
-        if len(self._kinds) > 2 * len(self._kind) + _SPARE_KINDS:
-            self._renumber_kinds()
-        self._cpu[row], self._memory[row] = cpu, memory
+        self._grow(row + 1, len(free))
+        self._class[row] = self._class_numbers.setdefault(node, len(self._class_numbers))
+        if len(self._class_numbers) > 2 * len(self._class) + _SPARE_CLASSES:
+            self._drop_unused_classes()
+        self._cpu[row] = cpu
+        self._memory[row] = memory
         self._free[row] = 0
         self._free[row, : len(free)] = free
         self._touch(row)
 
     def drop(self, row: int) -> None:
         """Remove the node in `row`."""
-        self._kind[row] = -1
+        self._class[row] = _NO_NODE
         self._touch(row)
 
     def rows(self, which: Sequence[int] | Ints) -> NodeRows:
         """Return a copy of these rows. Each of them must hold a node."""
-        at = np.asarray(which, np.int64)
-        return NodeRows(tuple(self._kinds), self._kind[at], self._cpu[at], self._memory[at], self._free[at])
+        rows = np.asarray(which, np.int64)
+        return NodeRows(
+            tuple(self._class_numbers), self._class[rows], self._cpu[rows], self._memory[rows], self._free[rows]
+        )
 
     def keys(self, judge: Chooser, shape: Shape) -> Ints:
         """Return the judge's key of every row, UNFIT where there is no node. The caller may change the array."""
         if judge is not self._judge:
             self._judge = judge
-            self._known.clear()
-        at, keys = self._known.pop(shape, (0, np.full(0, UNFIT, np.int64)))
-        if len(keys) < len(self._kind):
-            keys = np.concatenate((keys, np.full(len(self._kind) - len(keys), UNFIT, np.int64)))
-        changed = np.flatnonzero(self._changed > at)
+            self._keys.clear()
+        known_change, keys = self._keys.pop(shape, (0, np.full(0, UNFIT, np.int64)))
+        if len(keys) < len(self._class):
+            keys = np.concatenate((keys, np.full(len(self._class) - len(keys), UNFIT, np.int64)))
+        changed = np.flatnonzero(self._changed > known_change)
         keys[changed] = UNFIT
-        there = changed[self._kind[changed] >= 0]
-        for i in range(0, len(there), _AT_ONCE):
-            some = there[i : i + _AT_ONCE]
-            keys[some] = judge.keys(self.rows(some), shape)
-        self._known[shape] = self._changes, keys
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+        nodes = changed[self._class[changed] != _NO_NODE]
+        for start in range(0, len(nodes), _ROWS_PER_CALL):
+            batch = nodes[start : start + _ROWS_PER_CALL]
+            keys[batch] = judge.keys(self.rows(batch), shape)
+        self._keys[shape] = self._changes, keys
+        if len(self._keys) > _MAX_SHAPES:
+            self._keys.popitem(last=False)
         return keys.copy()
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """The shapes for which `keys` was called, the latest last."""
-        return tuple(self._known)
+        return tuple(self._keys)
 
     def copy(self) -> "NodeBoard":
         """Return a board with the same nodes, but without keys."""
         other = NodeBoard()
-        other._kinds, other._changes = dict(self._kinds), self._changes
-        other._kind, other._cpu, other._memory = self._kind.copy(), self._cpu.copy(), self._memory.copy()
-        other._changed, other._free = self._changed.copy(), self._free.copy()
+        other._class_numbers = dict(self._class_numbers)
+        other._changes = self._changes
+        for column in ("_class", "_cpu", "_memory", "_changed", "_free"):
+            setattr(other, column, getattr(self, column).copy())
         return other
 
     def adopt(self, other: "NodeBoard") -> None:
-        """Take over the keys of a copy of this one, which may be older than the latest changes."""
-        self._judge, self._known = other._judge, other._known
+        """Take over the keys of a copy of this board; rows that have changed since the copy are rated again."""
+        self._judge = other._judge
+        self._keys = other._keys
 
     def _touch(self, row: int) -> None:
         self._changes += 1
         self._changed[row] = self._changes
 
-    def _renumber_kinds(self) -> None:
-        classes = list(self._kinds)
-        used = np.unique(self._kind[self._kind >= 0])
-        numbers = np.full(len(classes) + 1, -1, np.int64)
-        numbers[used] = np.arange(len(used))
-        self._kind = numbers[self._kind]  # -1, for no node, is the last one
-        self._kinds = {classes[old]: new for new, old in enumerate(used.tolist())}
+    def _drop_unused_classes(self) -> None:
+        classes = list(self._class_numbers)
+        used = np.unique(self._class[self._class != _NO_NODE])
+        new_number = np.full(len(classes) + 1, _NO_NODE, np.int64)
+        new_number[used] = np.arange(len(used))
+        self._class = new_number[self._class]  # _NO_NODE, which is -1, takes the last element and so stays _NO_NODE
+        self._class_numbers = {classes[old]: new for new, old in enumerate(used.tolist())}
 
-    def _make_room(self, rows: int, cards: int) -> None:
-        have, width = self._free.shape
-        if rows <= have and cards <= width:
+    def _grow(self, rows: int, cards: int) -> None:
+        present, width = self._free.shape
+        if rows <= present and cards <= width:
             return
-        more = max(rows, 2 * have) - have if rows > have else 0
-        self._kind = np.concatenate((self._kind, np.full(more, -1, np.int64)))
+        more = max(rows, 2 * present) - present if rows > present else 0
+        self._class = np.concatenate((self._class, np.full(more, _NO_NODE, np.int64)))
         self._cpu, self._memory, self._changed = (
             np.concatenate((column, np.zeros(more, np.int64))) for column in (self._cpu, self._memory, self._changed)
         )
-        free = np.zeros((have + more, max(cards, width)), np.int64)
-        free[:have, :width] = self._free
+        free = np.zeros((present + more, max(cards, width)), np.int64)
+        free[:present, :width] = self._free
         self._free = free
 
 
-_OTHERS = 4
+_HIGHEST_OF_OTHERS = 4
 """The highest score of any node except the best one, which gets 10.
 
 With the recommended weight of 5, a difference of 6 points is 300 points in kube-scheduler. That is more than its scores
@@ -148,8 +160,7 @@ for the fullness and the balance of cpu and memory can outweigh (100 each), but 
 spread constraints, which users state."""
 
 DEMOTION = 2**61
-"""Subtracted from the key of a node that shall come after all others, but still before nodes that do not fit."""
-
+"""Subtracted from the key of a node to rank it after all others, but before nodes that do not fit."""
 
 WIDTH = 16
 """The most cards that a node on the board may have.
@@ -159,9 +170,10 @@ would slow down the scoring of every pod."""
 
 
 class BoardByName:
-    """The nodes with cards, by name, on a board. Not thread-safe.
+    """A board of the nodes with cards, by name. Not thread-safe.
 
-    wide: the nodes with more than WIDTH cards, which are not on the board; the caller judges each by itself.
+    Attributes:
+        wide: The nodes with more than WIDTH cards. They are not on the board, and the caller rates each by itself.
     """
 
     def __init__(self) -> None:
@@ -170,8 +182,8 @@ class BoardByName:
         self._row: dict[str, int] = {}
         self._unused: list[int] = []
 
-    def put(self, node: Node, cards: Sequence[CardState], room: CpuMemory) -> None:
-        """Add or update the node. room: its free cpu and memory."""
+    def put(self, node: Node, cards: Sequence[CardState], free_resources: CpuMemory) -> None:
+        """Add or update the node, of which this much CPU and memory is free."""
         if not 0 < len(cards) <= WIDTH:
             self.drop(node.name)
             if cards:
@@ -181,9 +193,10 @@ class BoardByName:
         row = self._row.get(node.name)
         if row is None:
             row = self._row[node.name] = self._unused.pop() if self._unused else len(self._row)
-        self.board.put(row, class_of(node, cards), *room, free_milli(cards))
+        self.board.put(row, class_of(node, cards), *free_resources, free_milli(cards))
 
     def drop(self, name: str) -> None:
+        """Remove the node, if it is there."""
         self.wide.discard(name)
         row = self._row.pop(name, None)
         if row is not None:
@@ -191,8 +204,8 @@ class BoardByName:
             self._unused.append(row)
 
     def keys(self, judge: Judge, shape: Shape, names: Sequence[str]) -> Ints:
-        """One key per name, UNFIT where the pod does not fit or there is no such node."""
-        keys = np.append(self.board.keys(judge, shape), UNFIT)
+        """Return one key for each name, UNFIT where the pod does not fit or there is no such node."""
+        keys = np.append(self.board.keys(judge, shape), UNFIT)  # row -1, of a node that is not on the board, is UNFIT
         row = self._row
         return keys[np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))]
 
@@ -207,7 +220,11 @@ def extender_scores(names: Sequence[str], keys: Ints) -> list[int]:
     if not fit.any():
         return [0] * len(names)
     best, least = int(keys.max()), int(keys[fit].min())
-    share = _OTHERS * ((keys - least) / (best - least)) if best > least else np.full(len(keys), float(_OTHERS))
+    share = (
+        _HIGHEST_OF_OTHERS * ((keys - least) / (best - least))
+        if best > least
+        else np.full(len(keys), float(_HIGHEST_OF_OTHERS))
+    )
     scores: list[int] = np.where(fit, share, 0).astype(np.int64).tolist()
     scores[min(np.flatnonzero(keys == best).tolist(), key=lambda i: names[i])] = HIGHEST
     return scores

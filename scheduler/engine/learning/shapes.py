@@ -1,7 +1,12 @@
-"""Pods and nodes as the policies that learn see them: shapes of pods, classes of nodes, and what is free, as columns.
+"""What the learning policies know of pods and nodes: the shape of a pod, the class of a node, and what is free there.
 
-`scheduler/cluster/forecast.py`, `scheduler/decisions/scores.py` and the openb experiment turn Kubernetes objects into
-these; the judges see nothing else. A card has one free amount in milli, that of the scarcer of core and memory.
+`scheduler.cluster.forecast`, `scheduler.decisions.scores` and the openb experiment (`playground.simulate.openb`)
+translate pods and nodes into these types; `node_board` and the judges of the policies `fragmentation` and `fgd` compute
+with them and see nothing else of a cluster.
+
+Arrays have one row for each node (B rows in all); their shapes are given in brackets. A card has a single free amount
+in thousandths ("milli"): that of its core or of its memory, whichever is scarcer. Amounts are integers, and what is
+free is rounded down, so a pod that fits by these numbers also fits on the card.
 """
 
 from collections import Counter
@@ -19,22 +24,19 @@ from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import Node, Stage
 
 CARD = 1000
-"""The capacity of a card in thousandths ("milli").
-
-Memory is converted to the same unit, so that a card has a single free amount: that of the scarcer of core and memory.
-"""
+"""The capacity of a card, in milli."""
 
 
 class Shape(NamedTuple):
     """What a pod requests.
 
     Attributes:
-        cpu: in milli.
-        memory: memory of the node, in bytes.
-        cards: the number of cards.
-        core: in milli of each card.
-        card_memory: in bytes of each card.
-        models: the card models that the pod may run on, sorted; empty if it may run on any.
+        cpu: CPU of the node, in thousandths of a core.
+        memory: Memory of the node, in bytes.
+        cards: The number of cards.
+        core: Compute of each card, in milli.
+        card_memory: Memory of each card, in bytes.
+        models: The card models that the pod may run on, sorted; empty if it may run on any.
     """
 
     cpu: int
@@ -49,11 +51,11 @@ class NodeClass(NamedTuple):
     """A class of equal nodes, each as it is when empty.
 
     Attributes:
-        cpu: in milli.
-        memory: memory of the node, in bytes.
-        cards: the number of its cards, all of which are equal.
-        model: the model of the cards.
-        card_memory: memory of each card, in bytes.
+        cpu: In thousandths of a core.
+        memory: Memory of the node, in bytes.
+        cards: The number of its cards, which are all equal.
+        model: The model of the cards.
+        card_memory: Memory of each card, in bytes.
     """
 
     cpu: int
@@ -63,18 +65,16 @@ class NodeClass(NamedTuple):
     card_memory: int = 0
 
 
-def milli_on(shape: Shape, node: NodeClass) -> int | None:
-    """Return how many thousandths of each card `shape` takes on such a node; None if it never fits.
-
-    At least 1, or 0 if it requests no card.
-    """
+def milli_per_card(shape: Shape, node: NodeClass) -> int | None:
+    """Return the milli of each card that the pod takes on such a node; 0 if it requests none, None if it never fits."""
     if not shape.cards:
         return 0
     if shape.card_memory > node.card_memory:
         return None
     milli = max(shape.core, 1)
     if shape.card_memory:
-        milli = max(milli, CARD * shape.card_memory // node.card_memory)  # down, as what is free is rounded down
+        # Rounded down like the free amount (`free_milli_of_card`): otherwise equal shares of a card would not fill it.
+        milli = max(milli, CARD * shape.card_memory // node.card_memory)
     allowed = not shape.models or node.model in shape.models
     return milli if allowed and milli <= CARD and shape.cards <= node.cards else None
 
@@ -83,7 +83,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 NEVER = CARD + 1
-"""More thousandths than any card has."""
+"""More milli than any card has: what a pod takes where it can never run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,11 +91,11 @@ class NodeRows:
     """What is free on B nodes, as arrays with one row per node.
 
     Attributes:
-        classes: the classes of the nodes.
-        kind: [B], the position of the node's class in `classes`.
-        cpu: [B], free, in milli.
-        memory: [B], free, in bytes.
-        free: [B, cards], free thousandths of each card; 0 for a card that does not exist or must not be used.
+        classes: The classes of the nodes.
+        class_index: [B], the position of the node's class in `classes`.
+        cpu: [B], free CPU, in thousandths of a core.
+        memory: [B], free memory, in bytes.
+        free: [B, cards], the free milli of each card; 0 for a card that does not exist or must not be used.
     """
 
     classes: tuple[NodeClass, ...]
@@ -105,33 +105,34 @@ class NodeRows:
     free: Ints
 
     def select(self, at: Ints) -> "NodeRows":
-        """The rows at these positions."""
+        """Return the rows at these positions."""
         return NodeRows(self.classes, self.class_index[at], self.cpu[at], self.memory[at], self.free[at])
 
 
-def milli_or_never(shape: Shape, node: NodeClass) -> int:
-    milli = milli_on(shape, node)
+def milli_per_card_or_never(shape: Shape, node: NodeClass) -> int:
+    """Return `milli_per_card`, or NEVER in place of None, for arrays of integers."""
+    milli = milli_per_card(shape, node)
     return NEVER if milli is None else milli
 
 
 def needed_milli(rows: NodeRows, shape: Shape) -> Ints:
-    """Return for every row, [B], how many thousandths of each card the pod takes; NEVER where it can never run."""
+    """Return how many milli of each card the pod takes in each row, [B]; NEVER where it can never run."""
     return _needed(rows.classes, shape)[rows.class_index]
 
 
 @lru_cache(maxsize=1024)
 def _needed(classes: tuple[NodeClass, ...], shape: Shape) -> Ints:
-    return np.array([milli_or_never(shape, node) for node in classes], np.int64)
+    return np.array([milli_per_card_or_never(shape, node) for node in classes], np.int64)
 
 
 def fitting_rows(rows: NodeRows, shape: Shape, need: Ints) -> Ints:
-    """Positions of the rows that can take the pod now."""
+    """Return the positions of the rows that the pod fits now. need: as `needed_milli` returns it."""
     enough = (rows.free >= need[:, None]).sum(1) >= shape.cards
     return np.flatnonzero(enough & (need < NEVER) & (rows.cpu >= shape.cpu) & (rows.memory >= shape.memory))
 
 
 def fullest_cards(free: Ints, fitting: Bools, cards: int) -> Bools:
-    """Choose the `cards` fullest fitting cards of each row, of equal ones the first: [B, cards of the node]."""
+    """Mark the `cards` fullest fitting cards of each row, [B, cards of the node]; among equal cards the first."""
     order = np.argsort(np.where(fitting, free, NEVER), axis=1, kind="stable")
     chosen = np.zeros_like(fitting)
     np.put_along_axis(chosen, order[:, :cards], values=True, axis=1)
@@ -139,11 +140,11 @@ def fullest_cards(free: Ints, fitting: Bools, cards: int) -> Bools:
 
 
 def card_choices(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
-    """Return the ways to place a pod on rows that can take it: the row and the cards ([·, cards of the node]) of each.
+    """Return the choices of cards for a pod on rows that it fits: for each choice its row and its cards, as a mask.
 
-    The ways are sorted by row and then by card. A pod on one card may use each card that has enough left; of cards with
-    the same amount left only the first counts, since the others would score the same. A pod on several cards always
-    uses the fullest ones, so it has one way per row.
+    Choices are sorted by row and then by card. A pod on one card has a choice for each card with enough left; among
+    cards with the same amount left only the first counts, since the others would score the same. A pod on several cards
+    always takes the fullest ones, so it has one choice per row.
     """
     fitting = free >= need[:, None]
     if cards != 1:
@@ -154,65 +155,62 @@ def card_choices(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
 
 
 _GIB = 1 << 30
-_NO_MODEL = ("",)
 
 
-def shape_of(request: GpuRequest, needed_milli: CpuMemory, models: Collection[str]) -> Shape:
+def shape_of(request: GpuRequest, node_resources: CpuMemory, models: Collection[str]) -> Shape:
     """Return the shape of a pod with this request.
 
     A pod of several containers counts as if it requested equal cards: as many as its containers use at the same time,
     each with the largest share that any container requests. If containers share a card, that is more than they use.
 
     Args:
-        models: the models of the cluster's cards, of which the pod's constraints select some.
+        node_resources: The CPU and memory that the pod requests.
+        models: The models of the cluster's cards, of which the pod's constraints select some.
     """
+    cpu, node_memory = node_resources
     if not request.containers:
-        return Shape(needed_milli.cpu, needed_milli.memory)
-    stays = sum(c.cards for c in request.containers if c.stage is not Stage.INIT)
-    cards = max([stays, *(c.cards for c in request.containers)])
-    core = max(CARD if c.whole else max(c.core, _milli(c.ratio)) for c in request.containers)
+        return Shape(cpu, node_memory)
+    running = sum(c.cards for c in request.containers if c.stage is not Stage.INIT)
+    cards = max([running, *(c.cards for c in request.containers)])
+    core = max(CARD if c.whole else max(c.core, (c.ratio or 0) * CARD // WHOLE_RATIO) for c in request.containers)
     memory = max(c.memory for c in request.containers)
-    return Shape(needed_milli.cpu, needed_milli.memory, cards, min(core, CARD), memory, _allowed(request, models))
+    return Shape(cpu, node_memory, cards, min(core, CARD), memory, _allowed_models(request, models))
 
 
-def _milli(ratio: int | None) -> int:
-    """Convert a memory request in percent of a card to thousandths of a card."""
-    return (ratio or 0) * CARD // WHOLE_RATIO
-
-
-def _allowed(request: GpuRequest, models: Collection[str]) -> tuple[str, ...]:
+def _allowed_models(request: GpuRequest, models: Collection[str]) -> tuple[str, ...]:
+    """Return the models that the pod may run on; () for all of them, and a name that no card has for none."""
     if not (request.constraints.models or request.constraints.excluded_models):
         return ()
     allowed = tuple(sorted(model for model in models if request.constraints.allows_model(model)))
     if len(allowed) == len(set(models)):
         return ()
-    return allowed or _NO_MODEL
+    return allowed or ("",)
 
 
 def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
     """Return the class of a node with at least one card.
 
-    If its cards differ, the most frequent kind counts, and of equally frequent kinds the first. The memory is rounded
-    down to whole GiB, since equal machines report amounts that differ by a few KiB.
+    If its cards differ, the most frequent model and size count, and among equally frequent ones the first. The node's
+    memory is rounded down to whole GiB, since equal machines report amounts that differ by a few KiB.
     """
     kinds = Counter((state.card.model, state.card.memory) for state in cards)
     model, memory = max(kinds, key=lambda class_index: kinds[class_index])
     return NodeClass(node.allocatable.cpu, node.allocatable.memory // _GIB * _GIB, len(cards), model, memory)
 
 
-def node_rows(node: NodeClass, room: CpuMemory, free: Sequence[Sequence[int]]) -> NodeRows:
-    """Return one node in several states: always with `room` free, and in each row with other amounts on its cards."""
-    cpu, memory = (np.full(len(free), amount, np.int64) for amount in room)
+def node_rows(node: NodeClass, free_resources: CpuMemory, free: Sequence[Sequence[int]]) -> NodeRows:
+    """Return one node in several states: with the same CPU and memory free, and different milli of its cards."""
+    cpu, memory = (np.full(len(free), amount, np.int64) for amount in free_resources)
     return NodeRows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))
 
 
 def free_milli(cards: Sequence[CardState]) -> list[int]:
-    """Return how many thousandths of each card are left, of core or memory, whichever is less; 0 if unhealthy."""
+    """Return the free milli of each card: of core or memory, whichever is less; 0 for an unhealthy card."""
     return [free_milli_of_card(state) for state in cards]
 
 
 def free_milli_of_card(state: CardState, core: int = 0, memory: int = 0) -> int:
-    """Return how many thousandths of one card are left (as `free_of`) after this much more core and memory is taken."""
+    """Return the free milli of a card once this much more core and memory of it is taken."""
     if not state.card.healthy:
         return 0
     return max(0, min(state.core_free - core, CARD * (state.memory_free - memory) // state.card.memory))

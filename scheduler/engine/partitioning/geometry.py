@@ -1,7 +1,14 @@
-"""Into what one MIG card is cut, given what of it is in use (docs/design/slices.md, "Choosing a geometry"). Pure.
+"""Chooses the MIG instances of one card, given those that are in use.
 
-There are few ways to cut a card: the layout of eight slices has 239 into which nothing more fits. So all are looked at,
-as bits: one bit for each instance that the card could have, which is a profile and a start.
+`partition_plan` creates a `MigCard` for each card, and `slice_allocation` asks it what it could offer and how it would
+be partitioned; `mps_shares.MpsCard` has the same interface for MPS.
+
+The choice is exact, because it compares all geometries (docs/design/slices.md, "Choosing a geometry"). There are few:
+the largest layout, of eight memory slices, has 239 to which no instance can be added. A set of instances is an integer
+with a bit for each instance that the card could have, which is a profile at a start; so a geometry is tested with a few
+operations on integers. Only geometries to which nothing can be added are compared, or those of the settings: more
+slices are better, and with fewer a request could fail that would have been served. What must hold: an instance in use
+is part of every result, and results depend on nothing but the arguments, because they are cached.
 """
 
 import re
@@ -17,34 +24,35 @@ from mgpu.model.mig import LAYOUTS, Instance, Layout, Profile, layout_of
 from mgpu.model.pod_constraints import matches_model
 from scheduler.engine.effort import Budget
 
-_CUT_STEPS = 6_000
-"""Of the choice of one way to cut a card: all ways are compared."""
+_PARTITION_STEPS = 6_000
+"""Steps to choose a geometry: all are compared."""
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
-"""Model, as `matches` reads it → the only ways to cut its cards, each of them complete: profile → how many."""
+"""Model, as `matches` reads it → the only geometries of its cards, each complete: profile → count."""
 Counts = tuple[tuple[str, int], ...]
-"""Slice → how many, above 0, by name."""
+"""Slice → count above 0, sorted by name."""
 Place = tuple[int, str]
-"""As an Instance: start and profile, or number and name of an MPS slice."""
+"""Start and profile of a MIG instance, or number and name of an MPS slice."""
 Vector = tuple[int, ...]
-"""How many of each slice of a Counts."""
+"""A count for each slice of a Counts."""
 
 
 def counts_of(rows: Iterable[tuple[str, int]]) -> Counts:
+    """Return the counts above 0, sorted by name."""
     return tuple(sorted((name, count) for name, count in rows if count > 0))
 
 
-def most_of(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
-    """Those than which no other is more or the same in every respect, the largest first."""
-    found: list[Vector] = []
+def largest_vectors(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
+    """Return the vectors that no other vector reaches in every element, those with the largest sum first."""
+    largest: list[Vector] = []
     for vector in sorted(vectors, key=lambda vector: (-sum(vector), vector)):
-        if not any(all(map(ge, more, vector)) for more in found):
-            found.append(vector)
-    return tuple(found)
+        if not any(all(map(ge, other, vector)) for other in largest):
+            largest.append(vector)
+    return tuple(largest)
 
 
-def memory_of(names: Iterable[str], vector: Vector) -> int:
-    """GB, as the names of the slices say."""
+def gigabytes_of(names: Iterable[str], vector: Vector) -> int:
+    """Return the memory of so many slices, in the GB of their names."""
     return sum(map(mul, map(_gigabytes, names), vector))
 
 
@@ -53,7 +61,8 @@ def _gigabytes(name: str) -> int:
     return int(re.findall(r"(\d+)gb", name)[0])
 
 
-def added(*counts: Counts) -> Counts:
+def add_counts(*counts: Counts) -> Counts:
+    """Return the sum of the counts."""
     total = Counter[str]()
     for rows in counts:
         total.update(dict(rows))
@@ -61,61 +70,74 @@ def added(*counts: Counts) -> Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What a card is cut into, for an ask. slices: all of them, ascending.
+class CardPartition:
+    """The slices of a card under a plan.
 
-    served: of what was wished for beside the ask, how many of each are free. touched: whether anything changes.
-    destroyed: how many slices were free and are not any more. room: how much can be made beside what is in use and
-    what is asked, where other free slices are given up; comparable between cards of one node.
+    Attributes:
+        slices: All slices, ascending.
+        served: How many slices of the extra requests are free, beside the requested ones.
+        touched: Whether the plan changes the card.
+        destroyed: How many free slices the plan destroys.
+        creatable: How much could still be created beside the slices in use and the requested ones, if the other free
+            slices were destroyed; comparable between the cards of a node.
     """
 
     slices: tuple[Place, ...]
     served: Counts = ()
     touched: bool = False
     destroyed: int = 0
-    room: int = 0
+    creatable: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeometryTable:
-    """All that the cards of a model can be cut into. Bit i stands for instances[i].
+    """All geometries of the cards of a model, as sets of bits. Bit i stands for instances[i].
 
-    clashes: by bit, what cannot be made beside it. of: by profile, its bits. ways: the best first.
-    known: whether the ways are those that the settings name, and not all of them.
+    Attributes:
+        clashes: By bit, the instances that cannot exist beside it.
+        profile_bits: By profile, its instances.
+        bit: By place, its bit.
+        geometries: The geometries to choose from, the preferred ones first.
+        is_configured: Whether `geometries` are those of the settings, rather than all of them.
     """
 
     layout: Layout
     instances: tuple[Instance, ...]
     clashes: tuple[int, ...]
-    of: Mapping[str, int]
+    profile_bits: Mapping[str, int]
     bit: Mapping[Place, int]
-    ways: tuple[int, ...] = ()
-    known: bool = False
+    geometries: tuple[int, ...] = ()
+    is_configured: bool = False
 
-    def blocked(self, made: int) -> int:
-        """What cannot be made beside these, and they themselves."""
-        found = made
-        for i in bits_of(made):
-            found |= self.clashes[i]
-        return found
+    def blocked(self, existing: int) -> int:
+        """Return these instances, and those that cannot be created beside them."""
+        blocked = existing
+        for i in bits_of(existing):
+            blocked |= self.clashes[i]
+        return blocked
 
-    def creatable(self, made: int) -> int:
-        """How many (profile, start) pairs can still be made beside these."""
-        return len(self.instances) - self.blocked(made).bit_count()
+    def creatable(self, existing: int) -> int:
+        """Return how many (profile, start) pairs can be created beside these instances."""
+        return len(self.instances) - self.blocked(existing).bit_count()
 
-    def listed(self, made: int) -> tuple[Instance, ...]:
-        return tuple(sorted(self.instances[i] for i in bits_of(made)))
+    def places(self, existing: int) -> tuple[Instance, ...]:
+        """Return these instances in ascending order."""
+        return tuple(sorted(self.instances[i] for i in bits_of(existing)))
 
 
-def bits_of(made: int) -> Iterator[int]:
-    while made:
-        low = made & -made
-        yield low.bit_length() - 1
-        made ^= low
+def bits_of(instances: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set."""
+    while instances:
+        lowest = instances & -instances
+        yield lowest.bit_length() - 1
+        instances ^= lowest
 
 
 def table_of(card: Card, geometries: Geometries) -> GeometryTable | None:
-    """None: such a card cannot be cut. Of `geometries` the first that names its model holds."""
+    """Return the table of the card's model, or None if such a card cannot be partitioned.
+
+    geometries: of the settings; the first entry that names the model applies.
+    """
     layout = layout_of(card.model, card.memory)
     if layout is None:
         return None
@@ -124,41 +146,51 @@ def table_of(card: Card, geometries: Geometries) -> GeometryTable | None:
 
 
 @lru_cache(maxsize=100)
-def _table(name: str, allowed: tuple[Counts, ...] | None) -> GeometryTable:
-    """name: of the layout. allowed: complete geometries, the best first. None: all, the more of the first profiles."""
-    layout = next(layout for layout in LAYOUTS if layout.name == name)
+def _table(layout_name: str, allowed: tuple[Counts, ...] | None) -> GeometryTable:
+    """Return the table of a layout with the allowed geometries, in their order.
+
+    With None all geometries to which nothing can be added are allowed, those with most of the layout's first profiles
+    first.
+    """
+    layout = next(layout for layout in LAYOUTS if layout.name == layout_name)
     owners = [(profile, Instance(start, profile.name)) for profile in layout.profiles for start in profile.starts]
     clashes = tuple(
         sum(1 << j for j, (q, b) in enumerate(owners) if i != j and _clash(p, a, q, b))
         for i, (p, a) in enumerate(owners)
     )
     instances = tuple(instance for _, instance in owners)
-    of = {p.name: sum(1 << i for i, (q, _) in enumerate(owners) if q is p) for p in layout.profiles}
-    bare = GeometryTable(layout, instances, clashes, of, {(*a,): 1 << i for i, a in enumerate(instances)})
-    if allowed is None:
-        rank = {made: tuple(-(made & b).bit_count() for b in of.values()) for made in _sets(bare, 0, 0)}
-        rank = {made: key for made, key in rank.items() if bare.creatable(made) == 0}
-    else:
-        order = {geometry: (i,) for i, geometry in reversed([*enumerate(allowed)])}
-        contents = ((made, counts_of((p, (made & b).bit_count()) for p, b in of.items())) for made in _sets(bare, 0, 0))
-        rank = {made: order[content] for made, content in contents if content in order}
-    ways = tuple(sorted(rank, key=lambda made: (rank[made], bare.listed(made))))
-    return replace(bare, ways=ways, known=allowed is not None)
+    profile_bits = {p.name: sum(1 << i for i, (q, _) in enumerate(owners) if q is p) for p in layout.profiles}
+    table = GeometryTable(layout, instances, clashes, profile_bits, {(*a,): 1 << i for i, a in enumerate(instances)})
+    rank: dict[int, Vector] = {}
+    order = {geometry: i for i, geometry in reversed([*enumerate(allowed or ())])}
+    for geometry in _all_sets(table, 0, 0):
+        counts = {p: (geometry & bits).bit_count() for p, bits in profile_bits.items()}
+        if allowed is None and table.creatable(geometry) == 0:
+            rank[geometry] = tuple(-count for count in counts.values())
+        elif counts_of(counts.items()) in order:
+            rank[geometry] = (order[counts_of(counts.items())],)
+    ranked = tuple(sorted(rank, key=lambda geometry: (rank[geometry], table.places(geometry))))
+    return replace(table, geometries=ranked, is_configured=allowed is not None)
 
 
 def _clash(p: Profile, a: Instance, q: Profile, b: Instance) -> bool:
     return bool(p.mask(a.start) & q.mask(b.start)) or (p.media and q.media)
 
 
-def _sets(table: GeometryTable, made: int, first: int) -> Iterator[int]:
-    """`made`, and with it every set of instances from bit `first` on that can lie beside it and one another."""
-    yield made
-    for i in bits_of(~table.blocked(made) & (1 << len(table.instances)) - (1 << first)):
-        yield from _sets(table, made | 1 << i, i + 1)
+def _all_sets(table: GeometryTable, instances: int, first: int) -> Iterator[int]:
+    """Yield every set that adds to these instances some of bit `first` or higher, so that all can exist together."""
+    yield instances
+    for i in bits_of(~table.blocked(instances) & (1 << len(table.instances)) - (1 << first)):
+        yield from _all_sets(table, instances | 1 << i, i + 1)
 
 
 def mig_card(table: GeometryTable, used: Iterable[Place], free: Iterable[Place]) -> "MigCard | str":
-    """The card with these instances, or why it cannot be cut anew. used: as records have it, made or not."""
+    """Return the card with these instances, or the reason why it cannot be partitioned.
+
+    Args:
+        used: The instances in use by the allocation records; some may not exist, for example after a reboot.
+        free: The other instances. Those that cannot exist beside the ones in use are ignored.
+    """
     in_use = blocked = 0
     for place in used:
         bit = table.bit.get(place, 0)
@@ -166,155 +198,172 @@ def mig_card(table: GeometryTable, used: Iterable[Place], free: Iterable[Place])
             return f"{place[1]} in use at {place[0]}, where it cannot be"
         in_use |= bit
         blocked |= table.blocked(bit)
-    beside, idle = blocked, 0
+    taken, idle = blocked, 0
     for place in free:
-        bit = table.bit.get(place, 0) & ~beside
+        bit = table.bit.get(place, 0) & ~taken
         idle |= bit
-        beside |= table.blocked(bit)
-    return MigCard(table, in_use, idle, in_use if table.known else blocked)
+        taken |= table.blocked(bit)
+    return MigCard(table, in_use, idle, in_use if table.is_configured else blocked)
 
 
 @dataclass(frozen=True, slots=True)
 class MigCard:
-    """A card in MIG mode. used, free: bits of its table, which can lie beside one another.
+    """A card in MIG mode.
 
-    around: of what is in use, that which decides what can be made beside it.
+    Attributes:
+        used: The instances in use.
+        free: The other instances; all can exist together.
+        options_base: What of `used` decides which options the card has: with configured geometries the instances, and
+            otherwise only what they block, so that more cards share cached options.
     """
 
     table: GeometryTable
     used: int
     free: int
-    around: int
+    options_base: int
 
     @property
-    def whole(self) -> bool:
-        """Whether cutting it takes a card from those that want all of one; who is in MIG mode is never that."""
+    def is_whole(self) -> bool:
+        """Whether partitioning it takes a card from pods that request a whole one; never, for a card in MIG mode."""
         return False
 
-    def has(self, name: str) -> int:
-        """How many free ones of this profile there are."""
-        return (self.free & self.table.of.get(name, 0)).bit_count()
+    def count_free(self, name: str) -> int:
+        """Return the number of free instances of this profile."""
+        return (self.free & self.table.profile_bits.get(name, 0)).bit_count()
 
-    def most(self, name: str) -> int:
-        """How many of this profile could be free, if the card were cut for it alone."""
-        return max(self.has(name), self._options((name,), None)[0][0])
+    def max_free(self, name: str) -> int:
+        """Return how many instances of this profile could be free, if the card were partitioned for it alone."""
+        return max(self.count_free(name), self._options((name,), None)[0][0])
 
-    def options(self, asked: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
-        """Return the most of what is asked that can be free at a time, none more than asked; less always can be."""
-        names, counts = tuple(name for name, _ in asked), tuple(count for _, count in asked)
-        found = {tuple(map(min, counts, option)) for option in self._options(names, budget)}
-        if self.table.known:  # its free slices can be more than any configured geometry has beside what is in use
-            found.add(tuple(map(min, counts, map(self.has, names))))
-        return most_of(found)
+    def options(self, requested: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
+        """Return the largest vectors of the requested slices that can be free together, at most as many as requested.
+
+        Every smaller vector is possible too.
+        """
+        names, counts = tuple(name for name, _ in requested), tuple(count for _, count in requested)
+        options = {tuple(map(min, counts, option)) for option in self._options(names, budget)}
+        if self.table.is_configured:  # more may be free now than in any configured geometry with the instances in use
+            options.add(tuple(map(min, counts, map(self.count_free, names))))
+        return largest_vectors(options)
 
     def _options(self, names: tuple[str, ...], budget: Budget | None) -> tuple[Vector, ...]:
-        known = _known_options(self.table, self.around, names)
-        if not known:
+        cached = _options_cache(self.table, self.options_base, names)
+        if not cached:
             if budget is not None:
-                budget.take(len(self.table.ways) * (2 + len(names)))
-            known.append(_options(self.table, self.around, names))
+                budget.take(len(self.table.geometries) * (2 + len(names)))
+            cached.append(_find_options(self.table, self.options_base, names))
         if budget is not None:
-            budget.take((2 * len(names) + len(known[0])) * len(known[0]))
-        return known[0]
+            budget.take((2 * len(names) + len(cached[0])) * len(cached[0]))
+        return cached[0]
 
-    def complete(self, _asked: Counts) -> bool:
-        """Return whether `options` are all that there are: always, there are few."""
+    def has_all_options(self, _requested: Counts) -> bool:
+        """Return whether `options` returns all options; always, since there are few."""
         return True
 
     @property
-    def alike(self) -> Hashable:
-        """Cards for which this is equal have equal options."""
-        return id(self.table), self.around, self.free if self.table.known else 0
+    def options_key(self) -> Hashable:
+        """Equal for cards with equal options."""
+        return id(self.table), self.options_base, self.free if self.table.is_configured else 0
 
-    def at_most(self, asked: Counts, budget: Budget | None = None) -> Vector:
-        """No more than so many of each, and so many GB together, are in any of `options`."""
-        options, names = self.options(asked, budget), [name for name, _ in asked]
-        return (*map(max, zip(*options, strict=True)), max(memory_of(names, option) for option in options))
+    def upper_bound(self, requested: Counts, budget: Budget | None = None) -> Vector:
+        """Return the largest count of each slice in any of the options, and at the end the most GB of an option."""
+        options, names = self.options(requested, budget), [name for name, _ in requested]
+        return (*map(max, zip(*options, strict=True)), max(gigabytes_of(names, option) for option in options))
 
-    def kept(self, asked: Counts) -> Cut:
-        """As it is, where what is asked is among its free slices."""
-        made = self.used | self.free
-        return Cut(self.table.listed(made), room=_room(self, made, asked))
+    def unchanged(self, requested: Counts) -> CardPartition:
+        """Return the card as it is. The requested slices must be among the free ones."""
+        existing = self.used | self.free
+        return CardPartition(self.table.places(existing), creatable=_creatable_beside(self, existing, requested))
 
-    def cut(self, asked: Counts, wished: Counts = (), budget: Budget | None = None) -> Cut | None:
-        """Cut anew so that all that is asked is free, and of what is wished for beside it as much as can be.
+    def partition(self, requested: Counts, extra: Counts = (), budget: Budget | None = None) -> CardPartition | None:
+        """Partition the card so that all requested slices are free, and as many of the extra ones as possible.
 
-        None: it cannot be. Of all ways, in this order: most that is wished for; most slices; fewest destroyed that were
-        free; what is asked leaves the most room; as configured, or with most of the layout's first profiles.
+        Of all geometries the best, in this order: most extra slices; most slices; fewest free slices destroyed; most
+        creatable beside the requested slices; first of the settings, or most of the layout's first profiles. None if
+        there is no such geometry.
         """
-        known = _known_best(self, asked, wished)
-        if not known:
+        cached = _partition_cache(self, requested, extra)
+        if not cached:
             if budget is not None:
-                budget.take(_CUT_STEPS)
-            known.append(_best(self, asked, wished))
-        return known[0]
+                budget.take(_PARTITION_STEPS)
+            cached.append(_find_partition(self, requested, extra))
+        return cached[0]
 
     def emptied(self) -> "MigCard":
+        """Return the card without instances."""
         return MigCard(self.table, 0, 0, 0)
 
-    def why(self, name: str) -> str:
-        """Why it cannot have one of these."""
-        if name not in self.table.of:
+    def no_room_reason(self, name: str) -> str:
+        """Return why the card cannot have an instance of this profile."""
+        if name not in self.table.profile_bits:
             return f"{self.table.layout.name} has no profile {name}"
-        used: dict[str, list[int]] = {}
-        for start, profile in self.table.listed(self.used):
-            used.setdefault(profile, []).append(start)
-        if not used:
+        starts: dict[str, list[int]] = {}
+        for start, profile in self.table.places(self.used):
+            starts.setdefault(profile, []).append(start)
+        if not starts:
             return f"no geometry in KnowGeometries has {name}"
-        places = ", ".join(f"{profile} in use at {', '.join(map(str, at))}" for profile, at in sorted(used.items()))
+        places = ", ".join(f"{profile} in use at {', '.join(map(str, at))}" for profile, at in sorted(starts.items()))
         return f"{places}: no room for {name}"
 
 
-@lru_cache(maxsize=50_000)
-def _known_options(_table: GeometryTable, _around: int, _names: tuple[str, ...]) -> list[tuple[Vector, ...]]:
-    """Return where what `_options` finds is kept. Where all is allowed, it depends only on the memory slices in use."""
-    return []
-
-
-def _options(table: GeometryTable, around: int, names: tuple[str, ...]) -> tuple[Vector, ...]:
-    """As MigCard.options of any number."""
-    of = [table.of.get(name, 0) for name in names]
-    open_ = sum(of) & ~around
-    ways = {made & open_ for made in table.ways if not table.known or made & around == around}
-    return most_of({tuple((made & bits).bit_count() for bits in of) for made in ways}) or ((0,) * len(names),)
+# The caches hold lists that `_options` and `partition` fill, so that steps are charged only for what is computed.
 
 
 @lru_cache(maxsize=50_000)
-def _known_best(_card: MigCard, _asked: Counts, _wished: Counts) -> list[Cut | None]:
-    """Return where what `_best` finds is kept, so that only what is worked out is charged."""
+def _options_cache(_table: GeometryTable, _options_base: int, _names: tuple[str, ...]) -> list[tuple[Vector, ...]]:
     return []
 
 
-def _best(card: MigCard, asked: Counts, wished: Counts) -> Cut | None:
-    table, best, equal = card.table, (0, 0, 0), list[tuple[int, Counts]]()
-    for made in table.ways:
-        if made & card.used != card.used:
+def _find_options(table: GeometryTable, options_base: int, names: tuple[str, ...]) -> tuple[Vector, ...]:
+    """Return the largest vectors of these slices that can be free together, without a limit on their number."""
+    bits_of_names = [table.profile_bits.get(name, 0) for name in names]
+    usable = sum(bits_of_names) & ~options_base
+    found = {
+        geometry & usable
+        for geometry in table.geometries
+        if not table.is_configured or geometry & options_base == options_base
+    }
+    vectors = {tuple((geometry & bits).bit_count() for bits in bits_of_names) for geometry in found}
+    return largest_vectors(vectors) or ((0,) * len(names),)
+
+
+@lru_cache(maxsize=50_000)
+def _partition_cache(_card: MigCard, _requested: Counts, _extra: Counts) -> list[CardPartition | None]:
+    return []
+
+
+def _find_partition(card: MigCard, requested: Counts, extra: Counts) -> CardPartition | None:
+    table, best_rank, best = card.table, (0, 0, 0), list[tuple[int, Counts]]()
+    for geometry in table.geometries:
+        if geometry & card.used != card.used:
             continue
-        over = {name: (made & of & ~card.used).bit_count() for name, of in table.of.items()}
-        for name, count in asked:
-            over[name] = over.get(name, 0) - count
-        if min(over.values()) < 0:
+        spare = {name: (geometry & bits & ~card.used).bit_count() for name, bits in table.profile_bits.items()}
+        for name, count in requested:
+            spare[name] = spare.get(name, 0) - count
+        if min(spare.values()) < 0:
             continue
-        served = counts_of((name, min(count, over.get(name, 0))) for name, count in wished)
-        destroyed = (card.free & ~made).bit_count()
-        rank = (-sum(count for _, count in served), -made.bit_count(), destroyed)
-        if not equal or rank < best:
-            best, equal = rank, []
-        if rank == best:
-            equal.append((made, served))
-    if not equal:
+        served = counts_of((name, min(count, spare.get(name, 0))) for name, count in extra)
+        destroyed = (card.free & ~geometry).bit_count()
+        rank = (-sum(count for _, count in served), -geometry.bit_count(), destroyed)
+        if not best or rank < best_rank:
+            best_rank, best = rank, []
+        if rank == best_rank:
+            best.append((geometry, served))
+    if not best:
         return None
-    rooms = [_room(card, made, added(asked, served)) for made, served in equal]
-    made, served = equal[rooms.index(max(rooms))]
-    return Cut(table.listed(made), served, made != card.used | card.free, best[2], max(rooms))
+    creatable = [_creatable_beside(card, geometry, add_counts(requested, served)) for geometry, served in best]
+    geometry, served = best[creatable.index(max(creatable))]
+    touched = geometry != card.used | card.free
+    return CardPartition(table.places(geometry), served, touched, best_rank[2], max(creatable))
 
 
-def _room(card: MigCard, made: int, asked: Counts) -> int:
-    """How many (profile, start) pairs can be made beside what is in use and those of `made` that serve what is asked.
+def _creatable_beside(card: MigCard, geometry: int, requested: Counts) -> int:
+    """Return how many (profile, start) pairs can be created beside the instances in use and the requested ones.
 
-    Those serve it that leave the most. Other free slices are in nobody's way, since they can be given up.
+    Of the geometry's instances those serve the request that leave the most. Its other free instances do not count,
+    because they can be destroyed.
     """
-    table, free = card.table, made & ~card.used
-    choices = (combinations(bits_of(free & table.of[name]), count) for name, count in asked)
+    table, free = card.table, geometry & ~card.used
+    choices = (combinations(bits_of(free & table.profile_bits[name]), count) for name, count in requested)
     taken = (sum(1 << i for chosen in choice for i in chosen) for choice in product(*choices))
     return max(table.creatable(card.used | bits) for bits in taken)

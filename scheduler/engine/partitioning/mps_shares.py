@@ -1,6 +1,9 @@
-"""Into what one card is cut under MPS, given what of it is in use (docs/design/slices.md, "MPS"). Pure.
+"""Chooses the MPS shares of one card, given those that are in use (docs/design/slices.md, "MPS").
 
-Slices of a card are numbered and may be of any size in GiB; together they have at most its memory.
+`partition_plan` creates an `MpsCard` for each card, and `slice_allocation` asks it what it could offer and how it would
+be partitioned; `geometry.MigCard` has the same interface for MIG. The shares ("slices") of a card are numbered and may
+have any size in GiB; together they have at most the card's memory, and there are at most MAX_MPS_CLIENTS. So a request
+fits exactly if its memory and its number do, and no search is needed for that. A slice in use always keeps its number.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -13,164 +16,177 @@ from operator import mul
 from mgpu.model.cards import Card
 from mgpu.model.slice_names import MAX_MPS_CLIENTS, gigabytes
 from scheduler.engine.effort import Budget
-from scheduler.engine.partitioning.geometry import Counts, Cut, Place, Vector, added, counts_of
+from scheduler.engine.partitioning.geometry import CardPartition, Counts, Place, Vector, add_counts, counts_of
 
 _GIB = 1 << 30
-_CUT = 100
-"""Steps."""
-_MOST_OPTIONS = 500
-"""With more of them only the one with the largest slices is looked at: dozens of slices of many sizes."""
+_PARTITION_STEPS = 100
+_MAX_OPTIONS = 500
+"""With more options, as for dozens of slices of many sizes, only the one with the largest slices is considered."""
 
 
 @dataclass(frozen=True, slots=True)
 class MpsCard:
-    """memory: whole GiB. used, free: slices as (number, name), ascending."""
+    """A card under MPS.
+
+    Attributes:
+        memory: In whole GiB.
+        used: The slices in use, ascending.
+        free: The other slices, ascending.
+    """
 
     memory: int
     used: tuple[Place, ...]
     free: tuple[Place, ...]
 
-    def has(self, name: str) -> int:
-        """How many free ones of this size there are."""
+    def count_free(self, name: str) -> int:
+        """Return the number of free slices of this size."""
         return sum(size == name for _, size in self.free)
 
     @property
-    def left(self) -> int:
-        """GiB that are not in use."""
+    def available(self) -> int:
+        """The GiB that are not in use."""
         return self.memory - sum(gigabytes(name) for _, name in self.used)
 
     @property
-    def whole(self) -> bool:
-        """Whether cutting it takes a card from those that want all of one."""
+    def is_whole(self) -> bool:
+        """Whether partitioning it takes a card from pods that request a whole one."""
         return not self.used and not self.free
 
-    def most(self, name: str) -> int:
-        """How many of this size could be free, if the card were cut for it alone."""
-        return max(0, min(self.left // gigabytes(name), MAX_MPS_CLIENTS - len(self.used)))
+    def max_free(self, name: str) -> int:
+        """Return how many slices of this size could be free, if the card were partitioned for it alone."""
+        return max(0, min(self.available // gigabytes(name), MAX_MPS_CLIENTS - len(self.used)))
 
-    def options(self, asked: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
-        """Return the most of what is asked that can be free at a time, none more than asked; less always can be."""
+    def options(self, requested: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
+        """Return the largest vectors of the requested slices that can be free together, at most as many as requested.
+
+        Every smaller vector is possible too.
+        """
+        complete = self.has_all_options(requested)
         if budget is not None:
-            number = _count(self.left, asked) if self.complete(asked) else 1
-            budget.take(10 + 2 * len(asked) * (1 + number))
-        left, places = self.left, MAX_MPS_CLIENTS - len(self.used)
-        if not self.complete(asked):
-            return (_largest_first(left, places, asked),)
-        found = _shares(left, places, tuple(map(_size, asked)), tuple(count for _, count in asked))
-        return tuple(sorted(found, key=lambda vector: (-sum(vector), vector)))
+            number = _max_vectors(self.available, requested) if complete else 1
+            budget.take(10 + 2 * len(requested) * (1 + number))
+        slots = MAX_MPS_CLIENTS - len(self.used)
+        if not complete:
+            return (_largest_first(self.available, slots, requested),)
+        counts = tuple(count for _, count in requested)
+        options = _full_vectors(self.available, slots, tuple(map(_size, requested)), counts)
+        return tuple(sorted(options, key=lambda vector: (-sum(vector), vector)))
 
-    def complete(self, asked: Counts) -> bool:
-        """Return whether `options` are all that there are. Otherwise they are one of them, for want of time."""
-        return _count(self.left, asked) <= _MOST_OPTIONS
+    def has_all_options(self, requested: Counts) -> bool:
+        """Return whether `options` returns all options. Otherwise it returns one of them, to save time."""
+        return _max_vectors(self.available, requested) <= _MAX_OPTIONS
 
     @property
-    def alike(self) -> Hashable:
-        """Cards for which this is equal have equal options."""
-        return self.left, len(self.used)
+    def options_key(self) -> Hashable:
+        """Equal for cards with equal options."""
+        return self.available, len(self.used)
 
-    def at_most(self, asked: Counts, _budget: Budget | None = None) -> Vector:
-        """No more than so many of each, and so many GiB together, are in any of `options`."""
-        return (*(min(count, self.most(name)) for name, count in asked), max(0, self.left))
+    def upper_bound(self, requested: Counts, _budget: Budget | None = None) -> Vector:
+        """Return the largest count of each slice in any of the options, and at the end the most GiB of an option."""
+        return (*(min(count, self.max_free(name)) for name, count in requested), max(0, self.available))
 
-    def kept(self, asked: Counts) -> Cut:
-        """As it is, where what is asked is among its free slices."""
-        return Cut(tuple(sorted(self.used + self.free)), room=self.room(asked))
+    def unchanged(self, requested: Counts) -> CardPartition:
+        """Return the card as it is. The requested slices must be among the free ones."""
+        return CardPartition(tuple(sorted(self.used + self.free)), creatable=self.creatable_beside(requested))
 
-    def cut(self, asked: Counts, wished: Counts = (), budget: Budget | None = None) -> Cut | None:
-        """Cut anew so that all that is asked is free, and of what is wished for beside it as much as can be.
+    def partition(self, requested: Counts, extra: Counts = (), budget: Budget | None = None) -> CardPartition | None:
+        """Partition the card so that all requested slices are free, and as many of the extra ones as possible.
 
-        None: it cannot be. Sizes are cut smallest first. A free slice that nobody asks for is given up where its place
-        is needed, and one that is wished for where it is needed for what is asked.
+        Sizes are served smallest first. A free slice that nothing requests is destroyed if its memory is needed, and
+        one that only an extra request needs if its memory is needed for a requested one. None if it is impossible.
         """
         if budget is not None:
-            budget.take(_CUT + 10 * (len(asked) + len(wished)))
-        return _cut(self, asked, wished)
+            budget.take(_PARTITION_STEPS + 10 * (len(requested) + len(extra)))
+        return _partition(self, requested, extra)
 
     def emptied(self) -> "MpsCard":
+        """Return the card without slices."""
         return MpsCard(self.memory, (), ())
 
-    def why(self, name: str) -> str:
-        """Why it cannot have one of these."""
+    def no_room_reason(self, name: str) -> str:
+        """Return why the card cannot have a slice of this size."""
         if not self.used:
             return f"{self.memory} GiB: no room for {name}"
         if len(self.used) >= MAX_MPS_CLIENTS:
             return f"{len(self.used)} slices in use, the most that MPS serves"
-        return f"{self.memory - self.left} of {self.memory} GiB in use: no room for {name}"
+        return f"{self.memory - self.available} of {self.memory} GiB in use: no room for {name}"
 
-    def room(self, asked: Counts) -> int:
-        """Squared, so that of equal cards the fuller one is cut: what is left of the node lies together."""
-        left = self.left - sum(gigabytes(name) * count for name, count in asked)
+    def creatable_beside(self, requested: Counts) -> int:
+        """Return the square of the GiB left beside the requested slices.
+
+        Squared, so that of two cards the fuller one is partitioned and what is left of the node stays together.
+        """
+        left = self.available - sum(gigabytes(name) * count for name, count in requested)
         return max(0, left) ** 2
 
 
 def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCard:
+    """Return the card with these slices."""
     return MpsCard(card.memory // _GIB, tuple(sorted(used)), tuple(sorted(free)))
 
 
-def _count(memory: int, asked: Counts) -> int:
-    """Return how many vectors `_shares` looks at, at most."""
-    return prod(min(count, memory // gigabytes(name)) + 1 for name, count in asked[1:])
+def _max_vectors(memory: int, requested: Counts) -> int:
+    """Return an upper bound on the number of vectors that `_full_vectors` yields."""
+    return prod(min(count, memory // gigabytes(name)) + 1 for name, count in requested[1:])
 
 
-def _largest_first(memory: int, places: int, asked: Counts) -> Vector:
-    most = dict.fromkeys((name for name, _ in asked), 0)
-    for name, count in sorted(asked, key=_size, reverse=True):
-        most[name] = max(0, min(count, memory // gigabytes(name), places))
-        memory, places = memory - most[name] * gigabytes(name), places - most[name]
-    return tuple(most.values())
+def _largest_first(memory: int, slots: int, requested: Counts) -> Vector:
+    """Return the option with as many of the largest slices as possible, then of the next size, and so on."""
+    numbers = dict.fromkeys((name for name, _ in requested), 0)
+    for name, count in sorted(requested, key=_size, reverse=True):
+        numbers[name] = max(0, min(count, memory // gigabytes(name), slots))
+        memory -= numbers[name] * gigabytes(name)
+        slots -= numbers[name]
+    return tuple(numbers.values())
 
 
-def _shares(memory: int, places: int, sizes: Vector, counts: Vector) -> Iterator[Vector]:
+def _full_vectors(memory: int, slots: int, sizes: Vector, counts: Vector) -> Iterator[Vector]:
     """Yield the vectors to which no slice can be added."""
     if not sizes:
         yield ()
         return
-    most = max(0, min(counts[0], memory // sizes[0], places))
+    most = max(0, min(counts[0], memory // sizes[0], slots))
     for n in range(most + 1) if len(sizes) > 1 else (most,):
-        for others in _shares(memory - n * sizes[0], places - n, sizes[1:], counts[1:]):
+        for others in _full_vectors(memory - n * sizes[0], slots - n, sizes[1:], counts[1:]):
             left = memory - n * sizes[0] - sum(map(mul, sizes[1:], others))
-            if n == most or left < sizes[0] or n + sum(others) == places:
+            if n == most or left < sizes[0] or n + sum(others) == slots:
                 yield (n, *others)
 
 
 @lru_cache(maxsize=10_000)
-def _cut(card: MpsCard, asked: Counts, wished: Counts) -> Cut | None:
-    memory = card.left - sum(gigabytes(name) * count for name, count in asked)
-    places = MAX_MPS_CLIENTS - len(card.used) - sum(count for _, count in asked)
-    if memory < 0 or places < 0:
+def _partition(card: MpsCard, requested: Counts, extra: Counts) -> CardPartition | None:
+    memory = card.available - sum(gigabytes(name) * count for name, count in requested)
+    slots = MAX_MPS_CLIENTS - len(card.used) - sum(count for _, count in requested)
+    if memory < 0 or slots < 0:
         return None
-    served = dict.fromkeys((name for name, _ in wished), 0)
-    spare = {name: max(0, card.has(name) - dict(asked).get(name, 0)) for name in served}
-    for have in (spare, dict(wished)):  # first what is free, so that it stays
-        for name, count in sorted(wished, key=_size):
-            more = min(count, have[name]) - served[name]
-            more = max(0, min(more, memory // gigabytes(name), places))
+    served = dict.fromkeys((name for name, _ in extra), 0)
+    spare = {name: max(0, card.count_free(name) - dict(requested).get(name, 0)) for name in served}
+    for limit in (spare, dict(extra)):  # first the slices that are free already, so that they stay
+        for name, count in sorted(extra, key=_size):
+            more = max(0, min(min(count, limit[name]) - served[name], memory // gigabytes(name), slots))
             served[name] += more
-            memory, places = memory - more * gigabytes(name), places - more
-    needed = added(asked, counts_of(served.items()))
-    stay, idle = _split(card.free, needed)
-    stay += _left_of(idle, memory, places)
-    numbers = {number for number, _ in card.used + stay}
-    lowest = (number for number in count_from(0) if number not in numbers)
-    made = [name for name, count in sorted(needed, key=_size) for _ in range(count - card.has(name))]
-    slices = card.used + stay + tuple((number, name) for number, name in zip(lowest, made, strict=False))
-    destroyed = len(card.free) - len(stay)
-    touched = bool(made) or destroyed > 0
-    return Cut(tuple(sorted(slices)), counts_of(served.items()), touched, destroyed, card.room(needed))
+            memory -= more * gigabytes(name)
+            slots -= more
+    needed = add_counts(requested, counts_of(served.items()))
+    serving = tuple(s for name, count in needed for s in [s for s in card.free if s[1] == name][:count])
+    unneeded = tuple(s for s in card.free if s not in serving)
+    kept = serving + _remaining(unneeded, memory, slots)
+    numbers = {number for number, _ in card.used + kept}
+    unused_numbers = (number for number in count_from(0) if number not in numbers)
+    created = [name for name, count in sorted(needed, key=_size) for _ in range(count - card.count_free(name))]
+    slices = card.used + kept + tuple(zip(unused_numbers, created, strict=False))
+    destroyed = len(card.free) - len(kept)
+    touched = bool(created) or destroyed > 0
+    creatable = card.creatable_beside(needed)
+    return CardPartition(tuple(sorted(slices)), counts_of(served.items()), touched, destroyed, creatable)
 
 
-def _split(free: tuple[Place, ...], needed: Counts) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Those that serve what is needed, the lowest of each size, and the others."""
-    serving = [s for name, count in needed for s in [s for s in free if s[1] == name][:count]]
-    return tuple(serving), tuple(s for s in free if s not in serving)
-
-
-def _left_of(free: tuple[Place, ...], memory: int, places: int) -> tuple[Place, ...]:
-    """What can stay of these in so many GiB and places: as few as possible are given up, the largest of them first."""
-    rest = sorted(free, key=lambda s: (gigabytes(s[1]), -s[0]))
-    while (lacking := sum(gigabytes(name) for _, name in rest) - memory) > 0:
-        rest.remove(next((s for s in rest if gigabytes(s[1]) >= lacking), rest[-1]))
-    return tuple(rest[max(0, len(rest) - places) :])
+def _remaining(free: tuple[Place, ...], memory: int, slots: int) -> tuple[Place, ...]:
+    """Return which of these slices stay in so many GiB and slots: as many as possible, the smallest ones."""
+    remaining = sorted(free, key=lambda s: (gigabytes(s[1]), -s[0]))
+    while (lacking := sum(gigabytes(name) for _, name in remaining) - memory) > 0:
+        remaining.remove(next((s for s in remaining if gigabytes(s[1]) >= lacking), remaining[-1]))
+    return tuple(remaining[max(0, len(remaining) - slots) :])
 
 
 def _size(row: tuple[str, int]) -> int:

@@ -1,11 +1,12 @@
-"""Into what the cards of one node are cut, so that a pod finds its slices there. Pure.
+"""Plans the slices of one node's cards, so that a pod finds the slices that it requests.
 
-Source: docs/design/slices.md, "Scheduling".
+`partitionable_node` calls `partitionable_cards` for each state of a node, `can_offer` in a filter over many nodes, and
+`plan_cards` for the plan itself. `can_offer` must be True exactly where `plan_cards` returns no Rejection, and a plan
+must keep every slice in use at its place. Source: docs/design/slices.md, "Scheduling".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import CardRefusal, Rejection, RejectionKind, cards_rejection
@@ -13,88 +14,93 @@ from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice, mode_of
 from scheduler.engine.effort import BRIEF, SHORT, Budget, Effort, Exhausted, full_budget
 from scheduler.engine.partitioning.geometry import (
+    CardPartition,
     Counts,
-    Cut,
     Geometries,
     GeometryTable,
     MigCard,
     Place,
-    added,
+    add_counts,
     counts_of,
     mig_card,
     table_of,
 )
 from scheduler.engine.partitioning.mps_shares import MpsCard, mps_card
-from scheduler.engine.partitioning.slice_allocation import Share, find_allocation, find_best_allocation
+from scheduler.engine.partitioning.slice_allocation import CardShare, find_allocation, find_best_allocation
 
 NOT_PROVEN = (
-    "slices: the search was ended, whether they fit is not proven, and it is tried again; fewer different sizes are "
-    "found faster"
+    "slices: the search was ended, so whether they fit is not proven; it will be tried again; fewer different sizes "
+    "are found faster"
 )
-_NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionableCards:
-    """What of a node can be cut: a value to keep until the node changes, or what is held there.
+    """The cards of a node that can be partitioned. The value holds until the node or its holdings change.
 
-    cards: by index, ascending. refusals: why others cannot be cut. barred: those of the others that could be, were it
-    not for the pods that hold them. kept: the slices that lie on the others.
+    Attributes:
+        cards: By index, ascending.
+        refusals: Why the other cards cannot be partitioned.
+        blocked_by_pods: Those of the other cards that pods alone keep from being partitioned.
+        kept: The slices on the other cards.
     """
 
     mode: str
     cards: tuple[tuple[int, MigCard | MpsCard], ...] = ()
     refusals: tuple[CardRefusal, ...] = ()
-    barred: tuple[MigCard | MpsCard, ...] = ()
+    blocked_by_pods: tuple[MigCard | MpsCard, ...] = ()
     kept: tuple[Slice, ...] = ()
 
 
 def partitionable_cards(
     gpus: Iterable[Card],
-    found: NodeSlices,
+    observed: NodeSlices,
     used: Iterable[Slice],
     geometries: Geometries,
-    *,
-    barred: Mapping[int, str] = _NOBODY,
+    unavailable: Mapping[int, str],
 ) -> PartitionableCards:
-    """gpus: all of the node's. used: the slices in use, by the ledger or by the node's status.
+    """Return which cards of a node can be partitioned.
 
-    barred: card → why the caller does not let it be cut, such as that pods of other vocabularies hold shares of it.
-    Cards that are not well, or not in MIG mode, need not stand there.
+    Args:
+        gpus: All GPUs of the node.
+        used: The slices in use, by the ledger or by the node's status.
+        unavailable: The cards that the caller excludes, by index, with the reason, such as that pods of other
+            vocabularies hold shares of them. Unhealthy cards and cards that are not in MIG mode need not be listed.
     """
-    in_use, free = _by_card(used, found)
+    used_places, free_places = _places_by_card(used, observed)
     table: GeometryTable | None = None
-    cards, refusals, closed, kept = [], [], [], []
     model: tuple[str, int] | None = None
+    cards, refusals, blocked, kept = [], [], [], []
     for gpu in sorted(gpus, key=lambda gpu: gpu.index):
-        if model != (gpu.model, gpu.memory) and found.mode == MIG:
-            model, table = (gpu.model, gpu.memory), table_of(gpu, geometries)
-        there = in_use.pop(gpu.index, ()), free.pop(gpu.index, ())
-        card = _card(gpu, found.mode, table, *there)
-        why = _closed(gpu, found) or barred.get(gpu.index, "") or (card if isinstance(card, str) else "")
-        if not why and not isinstance(card, str):
+        if model != (gpu.model, gpu.memory) and observed.mode == MIG:
+            model = (gpu.model, gpu.memory)
+            table = table_of(gpu, geometries)
+        places = used_places.pop(gpu.index, ()), free_places.pop(gpu.index, ())
+        card = _card(gpu, observed.mode, table, *places)
+        reason = _state_reason(gpu, observed) or unavailable.get(gpu.index) or (card if isinstance(card, str) else None)
+        if reason is None and not isinstance(card, str):
             cards.append((gpu.index, card))
             continue
-        refusals.append(CardRefusal(gpu.index, RejectionKind.SLICES, why))
-        kept += [Slice(gpu.index, *place) for places in there for place in places]
-        if why == barred.get(gpu.index) and not isinstance(card, str):
-            closed.append(card)
-    kept += [Slice(i, *place) for places in (in_use, free) for i, rows in places.items() for place in rows]
-    return PartitionableCards(found.mode, tuple(cards), tuple(refusals), tuple(closed), tuple(sorted(kept)))
+        refusals.append(CardRefusal(gpu.index, RejectionKind.SLICES, reason or ""))
+        kept += [Slice(gpu.index, *place) for listed in places for place in listed]
+        if reason == unavailable.get(gpu.index) and not isinstance(card, str):
+            blocked.append(card)
+    # What is left are slices of cards that the node no longer reports.
+    kept += [Slice(i, *place) for places in (used_places, free_places) for i, rows in places.items() for place in rows]
+    return PartitionableCards(observed.mode, tuple(cards), tuple(refusals), tuple(blocked), tuple(sorted(kept)))
 
 
-def _by_card(used: Iterable[Slice], found: NodeSlices) -> tuple[dict[int, list[Place]], dict[int, list[Place]]]:
-    """The places in use, and the others that are made, each once and in ascending order."""
+def _places_by_card(
+    used: Iterable[Slice], observed: NodeSlices
+) -> tuple[dict[int, list[Place]], dict[int, list[Place]]]:
+    """Return the places in use, and the other existing ones, each once and in ascending order."""
     busy = {(s.card, s.start, s.name) for s in used}
-    idle = {(s.card, s.start, s.name) for s in found.existing} - busy
-    return _listed(busy), _listed(idle)
-
-
-def _listed(places: Iterable[tuple[int, int, str]]) -> dict[int, list[Place]]:
-    found: dict[int, list[Place]] = {}
-    for card, start, name in sorted(places):
-        found.setdefault(card, []).append((start, name))
-    return found
+    idle = {(s.card, s.start, s.name) for s in observed.existing} - busy
+    by_card: tuple[dict[int, list[Place]], dict[int, list[Place]]] = ({}, {})
+    for places, listed in zip((busy, idle), by_card, strict=True):
+        for card, start, name in sorted(places):
+            listed.setdefault(card, []).append((start, name))
+    return by_card
 
 
 def _card(
@@ -102,94 +108,78 @@ def _card(
 ) -> MigCard | MpsCard | str:
     if mode == MPS:
         return mps_card(gpu, used, free)
-    return "cannot be cut" if table is None else mig_card(table, used, free)
+    return "cannot be partitioned" if table is None else mig_card(table, used, free)
 
 
-def _closed(gpu: Card, found: NodeSlices) -> str:
-    """Why nobody may cut this card."""
+def _state_reason(gpu: Card, observed: NodeSlices) -> str | None:
+    """Return why the card cannot be partitioned in its present state, or None."""
     if not gpu.healthy:
         return "unhealthy"
-    if found.mode == MIG and not found.has_positions:
-        return "where its instances lie is not known"
-    return "not in MIG mode" if found.mode == MIG and gpu.index not in found.cards else ""
+    if observed.mode == MIG and not observed.has_positions:
+        return "the places of its instances are not known"
+    return "not in MIG mode" if observed.mode == MIG and gpu.index not in observed.cards else None
 
 
 def can_offer(node: PartitionableCards, request: Mapping[str, int], budget: Budget | None = None) -> bool:
-    """Whether the node has, or can be cut to have, free slices for all of this ask: slice → how many.
+    """Return whether the node has, or can be partitioned to have, free slices for this whole request: slice → count.
 
-    For a filter over thousands of nodes. It is True exactly where `plan` is no Rejection. Raises Exhausted where the
-    budget ends before that is known; an ask for one kind of slices takes none of it.
+    Fast enough for a filter over thousands of nodes. Raises Exhausted if the budget ends before that is known; a
+    request for a single kind of slice needs no budget.
     """
     need = counts_of(request.items())
     if any(mode_of(name) != node.mode for name, _ in need):
         return False
     if len(need) == 1:
-        [(name, left)] = need
+        [(name, missing)] = need
         for _, card in node.cards:
-            left -= card.most(name)
-            if left <= 0:
+            missing -= card.max_free(name)
+            if missing <= 0:
                 return True
         return False
     return find_allocation(tuple(card for _, card in node.cards), need, budget) is not None
 
 
-def plan(
-    gpus: Iterable[Card],
-    found: NodeSlices,
-    used: Iterable[Slice],
-    wanted: Sequence[Mapping[str, int]],
-    geometries: Geometries,
-    *,
-    barred: Mapping[int, str] = _NOBODY,
-) -> tuple[Slice, ...] | Rejection:
-    """All slices of the node as they shall be, ascending: those in use where they lie, and for the first pod its own.
-
-    wanted: of pods in their order, slice → how many. What is free already counts. Of the pods after the first as many
-    requests are served as can be beside the first one's, card by card.
-    The other arguments are those of `partitionable_cards`.
-    """
-    return plan_cards(partitionable_cards(gpus, found, used, geometries, barred=barred), wanted)
-
-
 def plan_cards(
-    node: PartitionableCards, wanted: Sequence[Mapping[str, int]], budget: Budget | None = None
+    node: PartitionableCards, requests: Sequence[Mapping[str, int]], budget: Budget | None = None
 ) -> tuple[Slice, ...] | Rejection:
-    """Plan the cards that `partitionable_cards` returned. A Rejection is unproven if the budget ended first."""
+    """Return all slices that the node should have, in ascending order; slices in use stay at their places.
+
+    The first pod gets all that it requests, and free slices count. The requests of the other pods are served as far as
+    possible beside it, card by card. A Rejection is unproven if the budget ended first.
+
+    Args:
+        requests: Of pods in their order: slice → count.
+    """
     budget = full_budget() if budget is None else budget
     try:
-        return _plan(node, wanted, budget)
+        return _plan(node, requests, budget)
     except Exhausted:
         return Rejection(RejectionKind.NOT_PROVEN, NOT_PROVEN, proven=False)
 
 
 def _plan(
-    node: PartitionableCards, wanted: Sequence[Mapping[str, int]], budget: Budget
+    node: PartitionableCards, requests: Sequence[Mapping[str, int]], budget: Budget
 ) -> tuple[Slice, ...] | Rejection:
-    first, *others = wanted or ({},)
+    first, *others = requests or ({},)
     need = counts_of(first.items())
-    shares = (
-        find_best_allocation(tuple(card for _, card in node.cards), need, budget)
-        if can_offer(node, first, budget)
-        else None
-    )
+    cards = tuple(card for _, card in node.cards)
+    shares = find_best_allocation(cards, need, budget) if can_offer(node, first, budget) else None
     if shares is None:
         return _rejection(node, need, budget)
+    # The other pods have a budget of their own: they may be of other namespaces than a first pod that is hard to serve.
     for_others = Budget(Effort(), SHORT.search)
-    constraints = added(*(counts_of(request.items()) for request in others if _can_wish(node, request, for_others)))
+    extra = add_counts(*(counts_of(request.items()) for request in others if _is_servable(node, request, for_others)))
+    partitions = _serve_extra(node, shares, extra, budget.beyond())
     slices = [
         Slice(index, start, name)
-        for (index, _), cut in zip(node.cards, _with_wishes(node, shares, constraints, budget.beyond()), strict=True)
-        for start, name in cut.slices
+        for (index, _), partition in zip(node.cards, partitions, strict=True)
+        for start, name in partition.slices
     ]
     return tuple(sorted((*node.kept, *slices)))
 
 
-def _can_wish(node: PartitionableCards, request: Mapping[str, int], budget: Budget) -> bool:
-    """Return whether a pod beside the first one is known to find its slices.
-
-    budget: of all pods beside the first one, and none of that one's: it may be of another namespace than a pod that is
-    hard to serve.
-    """
+def _is_servable(node: PartitionableCards, request: Mapping[str, int], budget: Budget) -> bool:
+    """Return whether the node is known to be able to serve this request too."""
     part = budget.part(BRIEF.search)
     try:
         return can_offer(node, request, part)
@@ -199,57 +189,60 @@ def _can_wish(node: PartitionableCards, request: Mapping[str, int], budget: Budg
         budget.give_back(part)
 
 
-def _with_wishes(node: PartitionableCards, shares: Sequence[Share], constraints: Counts, budget: Budget) -> list[Cut]:
-    """The cards with as much of the wishes as they can have: first what is free, then cards that change anyway."""
-    left = dict(constraints)
-    asked = [share.asked for share in shares]
-    cuts = [share.cut for share in shares]
+def _serve_extra(
+    node: PartitionableCards, shares: Sequence[CardShare], extra: Counts, budget: Budget
+) -> list[CardPartition]:
+    """Return the partitions with as many extra slices as possible: free ones first, then cards that change anyway."""
+    missing = dict(extra)
+    requested = [share.requested for share in shares]
+    partitions = [share.partition for share in shares]
     for i, (_, card) in enumerate(node.cards):
-        if not cuts[i].touched:
-            given = dict(asked[i])
-            spare = counts_of((name, min(n, card.has(name) - given.get(name, 0))) for name, n in left.items())
-            asked[i] = added(asked[i], spare)
-            _subtract(left, spare)
-    for i in sorted(range(len(cuts)), key=lambda i: (not cuts[i].touched, node.cards[i][1].whole, i)):
-        lacking = counts_of(left.items())
-        cut = node.cards[i][1].cut(asked[i], lacking, budget) if lacking else None
-        if cut and cut.served:
-            cuts[i] = cut
-            _subtract(left, cut.served)
-    return cuts
+        if not partitions[i].touched:
+            own = dict(requested[i])
+            spare = counts_of((name, min(n, card.count_free(name) - own.get(name, 0))) for name, n in missing.items())
+            requested[i] = add_counts(requested[i], spare)
+            _subtract(missing, spare)
+    for i in sorted(range(len(partitions)), key=lambda i: (not partitions[i].touched, node.cards[i][1].is_whole, i)):
+        wanted = counts_of(missing.items())
+        partition = node.cards[i][1].partition(requested[i], wanted, budget) if wanted else None
+        if partition and partition.served:
+            partitions[i] = partition
+            _subtract(missing, partition.served)
+    return partitions
 
 
-def _subtract(left: dict[str, int], given: Counts) -> None:
-    for name, count in given:
-        left[name] -= count
+def _subtract(missing: dict[str, int], served: Counts) -> None:
+    for name, count in served:
+        missing[name] -= count
 
 
 def _rejection(node: PartitionableCards, need: Counts, budget: Budget) -> Rejection:
     if not node.mode:
-        return Rejection(RejectionKind.SLICES, "the node's cards are not cut", hopeless=True)
+        return Rejection(RejectionKind.SLICES, "the node's cards are not partitioned", hopeless=True)
     wrong = next((name for name, _ in need if mode_of(name) != node.mode), None)
     if wrong is not None:
-        text = f"the node's cards are cut by {node.mode}, not into {wrong}"
+        text = f"the node's cards are partitioned by {node.mode}, not into {wrong}"
         return Rejection(RejectionKind.SLICES, text, hopeless=True)
     if not node.cards and not node.refusals:
         return Rejection(RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True)
     refusals = [
         *node.refusals,
-        *(CardRefusal(index, RejectionKind.SLICES, _why(card, need)) for index, card in node.cards),
+        *(CardRefusal(index, RejectionKind.SLICES, _card_reason(card, need)) for index, card in node.cards),
     ]
-    cards = tuple(card.emptied() for card in (*(card for _, card in node.cards), *node.barred))
+    emptied = tuple(card.emptied() for card in (*(card for _, card in node.cards), *node.blocked_by_pods))
     rejection = cards_rejection(sorted(refusals, key=lambda refusal: refusal.index))
     try:
-        return replace(rejection, hopeless=find_allocation(cards, need, budget) is None)
+        return replace(rejection, hopeless=find_allocation(emptied, need, budget) is None)
     except Exhausted:  # it does not fit, but whether evictions help is not known
         return replace(rejection, proven=False)
 
 
-def _why(card: MigCard | MpsCard, need: Counts) -> str:
+def _card_reason(card: MigCard | MpsCard, need: Counts) -> str:
+    """Return why the card cannot give all of this by itself."""
     for name, count in need:
-        most = card.most(name)
+        most = card.max_free(name)
         if most == 0:
-            return card.why(name)
+            return card.no_room_reason(name)
         if most < count:
             return f"room for {most} of {count} {name}"
-    return f"no way found for {', '.join(f'{count} {name}' for name, count in need)}"
+    return f"no combination found for {', '.join(f'{count} {name}' for name, count in need)}"

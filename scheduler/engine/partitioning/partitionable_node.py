@@ -1,9 +1,13 @@
-"""A node that can be cut, as the planner and the filter see it: pure, for the scheduler and `mgpu simulate` alike."""
+"""A node whose cards can be partitioned, as the filter and the partition controller see it.
+
+`scheduler.cluster` creates a `PartitionableNode` for each state of a node; `mgpu simulate` creates its own. The filter
+asks what is free now (`fits`), the controller in `scheduler.partitioning` what could be (`plan_node`). The value is
+immutable; a plan made from it is written only if `version` is still current.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from mgpu.model.cards import Card, CardState
 from mgpu.model.compute_resources import CpuMemory
@@ -16,98 +20,111 @@ from scheduler.engine.effort import Budget
 from scheduler.engine.partitioning.geometry import Geometries
 from scheduler.engine.partitioning.partition_plan import PartitionableCards, can_offer, partitionable_cards, plan_cards
 
-_HELD = "in use by pods that asked for no slice"
-_OTHERWISE = "in use by pods with slices of another kind"
+_HELD = "in use by pods that request no slice"
+_OTHER_MODE = "in use by pods with slices of another kind"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionableNode:
-    """A node with the label at one moment. version: it moves with every change of the node, as a View's.
+    """A node with the label `gpu.partitioning` at one moment.
 
-    gpus: its cards, cut or not. barred: those that must stay whole, and why. cards: what the planner makes of them.
-    used: the places that are held by pods, reservations among them, or given to pods as the node says.
-    missing: those of them that bound pods hold and that are not made, on cards that can be cut.
-    idle: the places that a pod can have now, in the order in which they are given.
-    memory: of the GPUs, held in bytes. room: free cpu and memory. named: what pods use of the resources that settings
-    weigh by name.
-    problem: why what the node says of its slices is not in force.
+    Attributes:
+        version: Changes with every change of the node, like `NodeSnapshot.version`.
+        gpus: All its cards.
+        observed: What the node reports about its slices.
+        used: The places that pods hold, including reservations, or that the node reports as used.
+        missing: The places that bound pods hold and that do not exist, on cards that can be partitioned.
+        unavailable: The cards that must stay whole, with the reason.
+        free: The places that a pod can have now, in the order in which they are given.
+        memory_used: GPU memory in use, in bytes.
+        cards: The cards that can be partitioned.
+        free_resources: Free CPU and memory.
+        named_resources: What the pods of the node request of the resources that the settings weigh by name.
+        problem: Why the report of the node could not be read, or None.
     """
 
     node: Node
     version: int
     gpus: tuple[Card, ...]
-    found: NodeSlices
+    observed: NodeSlices
     used: frozenset[Slice]
     missing: frozenset[Slice]
-    barred: Mapping[int, str]
-    idle: tuple[Slice, ...]
-    memory: int
+    unavailable: Mapping[int, str]
+    free: tuple[Slice, ...]
+    memory_used: int
     cards: PartitionableCards
-    room: CpuMemory
-    named: Mapping[str, int]
+    free_resources: CpuMemory
+    named_resources: Mapping[str, int]
     problem: str | None = None
 
     @property
-    def made(self) -> frozenset[Slice]:
-        """The places of the slices that there are."""
-        return frozenset(s.place for s in self.found.existing)
+    def existing(self) -> frozenset[Slice]:
+        """The places of the slices that exist."""
+        return frozenset(s.place for s in self.observed.existing)
 
     def is_partitioned_as(self, slices: Iterable[Slice]) -> bool:
-        """Whether a plan of these changes nothing: they are made, and a plan that was refused withholds none."""
-        return {*slices} == self.made == {s.place for s in self.found.available}
+        """Return whether a plan of these slices changes nothing: they exist, and no refused plan withholds one."""
+        return {*slices} == self.existing == {s.place for s in self.observed.available}
 
-    def fits(self, wanted: Mapping[str, int]) -> bool:
-        """Whether a pod that asks for these can have them now."""
-        return all(sum(s.name == name for s in self.idle) >= count for name, count in wanted.items())
+    def fits(self, request: Mapping[str, int]) -> bool:
+        """Return whether a pod that requests these slices can have them now."""
+        return all(sum(s.name == name for s in self.free) >= count for name, count in request.items())
 
 
 def make_partitionable_node(
     node: Node,
-    found: NodeSlices,
+    observed: NodeSlices,
     gpus: Sequence[Card],
     states: Iterable[CardState],
     holdings: Iterable[Holding],
     geometries: Geometries,
     *,
     room: CpuMemory,
-    named: Mapping[str, int] = MappingProxyType({}),
+    named: Mapping[str, int],
     version: int = 0,
     problem: str | None = None,
 ) -> PartitionableNode:
-    """gpus: all of the node's. states: its whole cards and its slices, with what is held of them."""
+    """Return the partitionable node with this state.
+
+    Args:
+        gpus: All GPUs of the node.
+        states: Its whole cards and its slices, with what is held of them.
+        holdings: The holdings of the pods on the node.
+    """
     states, holdings = tuple(states), tuple(holdings)
-    places = [(h.bound, place) for h in holdings for share in h.shares if (place := slice_of_share(share))]
-    held = [(bound, place) for bound, place in places if mode_of(place.name) == found.mode]
-    plan_node = [(slice_of_device(s.card), s) for s in states]
-    used = {s.place for s in found.existing if s.pod} | {place for _, place in held}
-    used |= {place for place, state in plan_node if place and not state.idle}
-    made, able = {s.place for s in found.existing}, _cuttable(found, gpus)
-    barred = {place.card: _OTHERWISE for _, place in places if mode_of(place.name) != found.mode}
-    barred |= {state.card.index: _HELD for place, state in plan_node if not place and not state.idle}
-    # An MtgpuPod holds its card whatever others decided of it meanwhile.
-    theirs = [share for h in holdings if h.gpuid for share in h.shares]
-    barred |= {gpu.index: _HELD for gpu in gpus if any(share.is_on(gpu) for share in theirs)}
-    memory = sum(state.memory_used for place, state in plan_node if not place)
-    memory += sum(card.memory for card in slice_devices(NodeSlices(found.mode, existing=tuple(used)), gpus))
+    held = [(h.bound, place) for h in holdings for share in h.shares if (place := slice_of_share(share))]
+    devices_of = [(slice_of_device(s.card), s) for s in states]
+    existing, partitionable = {s.place for s in observed.existing}, _partitionable_indexes(observed, gpus)
+    used = {s.place for s in observed.existing if s.pod}
+    used |= {place for _, place in held if mode_of(place.name) == observed.mode}
+    used |= {place for place, state in devices_of if place and not state.idle}
+    unavailable = {place.card: _OTHER_MODE for _, place in held if mode_of(place.name) != observed.mode}
+    unavailable |= {state.card.index: _HELD for place, state in devices_of if not place and not state.idle}
+    # An MtgpuPod holds its card even if a decision about the card was made without it.
+    of_mtgpupods = [share for h in holdings if h.gpuid for share in h.shares]
+    unavailable |= {gpu.index: _HELD for gpu in gpus if any(share.is_on(gpu) for share in of_mtgpupods)}
+    memory_used = sum(state.memory_used for place, state in devices_of if not place)
+    memory_used += sum(card.memory for card in slice_devices(NodeSlices(observed.mode, existing=tuple(used)), gpus))
+    missing = {place for bound, place in held if bound and mode_of(place.name) == observed.mode} - existing
     return PartitionableNode(
         node,
         version,
         tuple(gpus),
-        found,
+        observed,
         frozenset(used),
-        frozenset(place for bound, place in held if bound and place not in made and place.card in able),
-        barred,
-        tuple(p for p, state in sorted(plan_node, key=_given_first) if p and state.idle and state.card.healthy),
-        memory,
-        partitionable_cards(gpus, found, used, geometries, barred=barred),
+        frozenset(place for place in missing if place.card in partitionable),
+        unavailable,
+        tuple(p for p, state in sorted(devices_of, key=_minor) if p and state.idle and state.card.healthy),
+        memory_used,
+        partitionable_cards(gpus, observed, used, geometries, unavailable),
         room,
         named,
         problem,
     )
 
 
-def _given_first(row: tuple[Slice | None, CardState]) -> tuple[str, int, int]:
-    """As a decision takes them: the lowest minor."""
+def _minor(row: tuple[Slice | None, CardState]) -> tuple[str, int, int]:
+    """Return the sort key of a device: decisions give the lowest minor first (policy `minor`)."""
     card = row[1].card
     return card.type, card.index if card.minor is None else card.minor, card.index
 
@@ -115,84 +132,84 @@ def _given_first(row: tuple[Slice | None, CardState]) -> tuple[str, int, int]:
 def with_claimed_slices(
     target: PartitionableNode, claims: Sequence[Mapping[str, int]], geometries: Geometries
 ) -> PartitionableNode:
-    """The same where pods that ask for these have what there is of it now: no plan takes it away."""
-    left, kept = sum(map(Counter, claims), Counter()), set()
-    for place in target.idle:
-        if left[place.name] > 0:
-            left[place.name] -= 1
-            kept.add(place)
-    if not kept:
+    """Return the node with free slices counted as used for pods that request these, so that no plan destroys them."""
+    missing, claimed = sum(map(Counter, claims), Counter()), set()
+    for place in target.free:
+        if missing[place.name] > 0:
+            missing[place.name] -= 1
+            claimed.add(place)
+    if not claimed:
         return target
-    used, idle = target.used | kept, tuple(place for place in target.idle if place not in kept)
-    cards = partitionable_cards(target.gpus, target.found, used, geometries, barred=target.barred)
-    return replace(target, used=used, idle=idle, cards=cards)
+    used, free = target.used | claimed, tuple(place for place in target.free if place not in claimed)
+    cards = partitionable_cards(target.gpus, target.observed, used, geometries, target.unavailable)
+    return replace(target, used=used, free=free, cards=cards)
 
 
 def slice_of_share(share: Share) -> Slice | None:
-    """The place that a share is of; None: it is of no slice, or nobody knows of which."""
+    """Return the place of the slice that a share holds, or None if it holds none or an unknown one."""
     name = slice_of_resource(RESOURCE_PREFIX + share.type)
     return Slice(*place_of(share.card), name) if name and isinstance(share.card, int) else None
 
 
 def slice_of_device(card: Card) -> Slice | None:
-    """The place of the slice that this device is; None: it is none."""
+    """Return the place of the slice that this device is, or None if it is not a slice."""
     name = slice_of_resource(RESOURCE_PREFIX + card.type)
     return Slice(*place_of(card.index), name) if name else None
 
 
 def requested_slices(request: GpuRequest) -> dict[str, int]:
-    """Slice → how many a pod with this ask holds at its busiest moment; {}: it asks for none."""
-    found: dict[str, int] = {}
+    """Return the slices that a pod with this request holds at its busiest moment: slice → count."""
+    counts: dict[str, int] = {}
     for type_ in dict.fromkeys(c.type for c in request.others):
         name = slice_of_resource(RESOURCE_PREFIX + type_)
         if name:
-            found[name] = peak((c.stage, Amount(shares=c.cards)) for c in request.others if c.type == type_).shares
-    return found
+            counts[name] = peak((c.stage, Amount(shares=c.cards)) for c in request.others if c.type == type_).shares
+    return counts
 
 
-def can_be_partitioned_for(target: PartitionableNode, wanted: Mapping[str, int], budget: Budget | None = None) -> bool:
-    """Return whether the node could be cut so that a pod has these. Raises Exhausted, as `can_offer` does."""
-    return can_offer(target.cards, wanted, budget)
+def can_be_partitioned_for(target: PartitionableNode, request: Mapping[str, int], budget: Budget | None = None) -> bool:
+    """Return whether the node could be partitioned so that a pod has these slices. Raises Exhausted (`can_offer`)."""
+    return can_offer(target.cards, request, budget)
 
 
 def plan_node(
-    target: PartitionableNode, wanted: Sequence[Mapping[str, int]], budget: Budget | None = None
+    target: PartitionableNode, requests: Sequence[Mapping[str, int]], budget: Budget | None = None
 ) -> tuple[Slice, ...] | Rejection:
-    """All slices that the node shall have, for pods that ask for `wanted`, in order: for the first one all that it
-    asks for, for the others what is possible. What is used stays in its place, and is made again where it is missing.
+    """Return all slices that the node should have for pods with these requests, as `plan_cards` does.
 
-    A card that nobody can cut now, one that is lost among them, stays as the node says it is.
+    Slices in use stay at their places, and are created again if they are missing. A card that cannot be partitioned
+    now, for example a lost one, stays as the node reports it.
     """
-    found = plan_cards(target.cards, wanted or ({},), budget)
-    if isinstance(found, Rejection):
-        return found
-    able = _cuttable(target.found, target.gpus)
-    stay = (s.place for s in target.found.existing if s.card not in able)
-    return tuple(sorted({*(s for s in found if s.card in able), *stay}))
+    planned = plan_cards(target.cards, requests, budget)
+    if isinstance(planned, Rejection):
+        return planned
+    partitionable = _partitionable_indexes(target.observed, target.gpus)
+    others = (s.place for s in target.observed.existing if s.card not in partitionable)
+    return tuple(sorted({*(s for s in planned if s.card in partitionable), *others}))
 
 
-def _cuttable(found: NodeSlices, gpus: Iterable[Card]) -> frozenset[int]:
-    cards = (gpu.index for gpu in gpus if gpu.healthy)
-    return frozenset(cards) & found.cards if found.mode == MIG else frozenset(cards)
+def _partitionable_indexes(observed: NodeSlices, gpus: Iterable[Card]) -> frozenset[int]:
+    healthy = frozenset(gpu.index for gpu in gpus if gpu.healthy)
+    return healthy & observed.cards if observed.mode == MIG else healthy
 
 
 def find_served_pods(
-    slices: Iterable[Slice], used: Iterable[Slice], wanted: Sequence[Mapping[str, int]]
+    slices: Iterable[Slice], used: Iterable[Slice], requests: Sequence[Mapping[str, int]]
 ) -> Iterator[bool]:
-    """Which of these pods, in order, have their slices where a node has `slices`, of which some are used."""
+    """Yield for each pod, in order, whether a node with these slices, of which some are used, serves its request."""
     free = Counter(s.name for s in {*slices}.difference(used))
-    for counts in wanted:
-        all_there = all(free[name] >= count for name, count in counts.items())
-        if all_there:
+    for counts in requests:
+        is_served = all(free[name] >= count for name, count in counts.items())
+        if is_served:
             free.subtract(counts)
-        yield all_there
+        yield is_served
 
 
-def memory_of(target: PartitionableNode, wanted: Mapping[str, int]) -> int:
-    """Bytes of the slices that a pod asks for, on the card of the node where they are largest."""
+def memory_of_slices(target: PartitionableNode, request: Mapping[str, int]) -> int:
+    """Return the bytes of the requested slices, each on the card of the node on which it is largest."""
     total, kinds = 0, tuple({(gpu.model, gpu.memory): gpu for gpu in target.gpus}.values())
-    for name, count in wanted.items():
-        everywhere = tuple(Slice(gpu.index, 0, name) for gpu in kinds)
-        sizes = [card.memory for card in slice_devices(NodeSlices(target.found.mode, existing=everywhere), kinds)]
+    for name, count in request.items():
+        on_all_kinds = tuple(Slice(gpu.index, 0, name) for gpu in kinds)
+        sizes = [card.memory for card in slice_devices(NodeSlices(target.observed.mode, existing=on_all_kinds), kinds)]
         total += count * max(sizes, default=0)
     return total

@@ -1,9 +1,19 @@
-"""Which card of a node gives how many slices to one pod. Pure.
+"""Decides which card of a node gives how many of the slices that one pod requests.
 
-The time that this takes depends on what the pod asks for, and may be hours for dozens of slices of many sizes. All of
-it is charged to a budget (`scheduler/engine/effort.py`). A search that ends for want of steps has no answer: it
-raises Exhausted, and its caller reports "not proven". Answers are cached, since the nodes of a cluster are often alike;
-a cache saves steps and changes no answer.
+`partition_plan` calls `find_allocation` to learn whether there is an allocation at all, and `find_best_allocation` for
+the best one.
+
+`find_allocation` is a depth-first search over the cards. On each card it tries the largest vectors of slices that the
+card can give ("gifts"), most memory first. It is complete: an allocation that exists can be completed to one in which
+each card gives a largest vector of what the cards before it left over. A failed pair (card, remaining slices) is not
+tried again, and upper bounds on what the remaining cards can give cut off hopeless branches. `find_best_allocation` is
+a dynamic program: for each remaining vector it keeps the best allocation over the cards so far, which is exact because
+the costs of cards add up.
+
+The time depends on the request, and can be hours for dozens of slices of many sizes, so all of it is charged to a
+budget (`scheduler.engine.effort`). A search without enough steps has no answer and raises Exhausted; it never reports
+"no allocation" without proof. Answers are cached, because the nodes of a cluster are often equal; a cache saves steps
+and changes no answer.
 """
 
 from collections.abc import Hashable, Iterator
@@ -16,169 +26,187 @@ from operator import add, gt, le, sub
 from typing import NamedTuple
 
 from scheduler.engine.effort import Budget, Exhausted, full_budget
-from scheduler.engine.partitioning.geometry import Counts, Cut, MigCard, Vector, counts_of, memory_of
+from scheduler.engine.partitioning.geometry import CardPartition, Counts, MigCard, Vector, counts_of, gigabytes_of
 from scheduler.engine.partitioning.mps_shares import MpsCard
 
 Cards = tuple[MigCard | MpsCard, ...]
+Gifts = tuple[Vector, ...]
+"""How many of each requested slice each card gives."""
 
-MOST_WAYS = 400
-"""Of taking slices away from what a pod asks for. With more of them it gets the way that was found, not the best."""
-MOST_STEPS = 600_000
-"""Nor does it where there are more ways than so many to try each of them after each other one on all cards."""
+_MAX_VECTORS = 400
+"""Of remaining slices. With more of them the pod gets the allocation that was found first, rather than the best."""
+_MAX_COMPARISONS = 600_000
+"""The same limit on the pairs of such vectors, over all cards."""
 
-_TRY = 6
-"""Steps of trying one gift of one card."""
-_SORT = 4
-"""Steps of sorting one gift."""
-_ROW = 2
-"""Steps of comparing one gift with one row."""
-_NO_STEPS_HELP = 1 << 62
+_TRY_STEPS = 6  # to try one gift of one card
+_SORT_STEPS = 4  # to sort one gift
+_COMPARE_STEPS = 2  # to compare one gift with one row
+_NO_BUDGET_SUFFICES = 1 << 62
 
 
-class Share(NamedTuple):
-    """What one card gives to the pod, and how it is cut for that."""
+class CardShare(NamedTuple):
+    """What one card gives to the pod, and how the card is partitioned for that."""
 
-    asked: Counts
-    cut: Cut
+    requested: Counts
+    partition: CardPartition
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of one question. ended: a search of so many steps has ended without an answer."""
+class _Cached:
+    """What earlier searches for one allocation have found.
 
-    answer: "_Way | None" = None
-    ended: int = -1
+    Attributes:
+        is_answered: Whether `gifts` is the answer.
+        gifts: The allocation, or None if there is none.
+        failed_steps: A search with so many steps ended without an answer.
+    """
 
-
-class _Way(NamedTuple):
-    gifts: tuple[Vector, ...] | None
+    is_answered: bool = False
+    gifts: Gifts | None = None
+    failed_steps: int = -1
 
 
 @lru_cache(maxsize=10_000)
-def _known(_cards: Cards, _need: Counts) -> _Known:
-    return _Known()
+def _cached(_cards: Cards, _need: Counts) -> _Cached:
+    return _Cached()
 
 
-def find_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[Vector, ...] | None:
-    """Return how many of each slice each card could give, so that it is all of `need`; None: there is no way.
+def find_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> Gifts | None:
+    """Return how many of each slice each card could give, so that they add up to `need`, or None if there is no way.
 
-    Raises Exhausted where the budget ends before that is known. The same search is not begun again with no more steps.
+    Raises Exhausted if the budget ends before that is known. A search that has failed is not repeated with the same or
+    fewer steps.
     """
     budget = full_budget() if budget is None else budget
-    known = _known(cards, need)
-    if known.answer is None:
-        if budget.left <= known.ended:
+    cached = _cached(cards, need)
+    if not cached.is_answered:
+        if budget.left <= cached.failed_steps:
             raise Exhausted
         search, steps = _Search(cards, need, budget), budget.left
         try:
-            gifts = search.way()
+            gifts = search.run()
         except Exhausted:
-            known.ended = max(known.ended, steps)
+            cached.failed_steps = max(cached.failed_steps, steps)
             raise
-        if gifts is None and not search.complete:
-            known.ended = _NO_STEPS_HELP
+        if gifts is None and not search.is_complete:
+            cached.failed_steps = _NO_BUDGET_SUFFICES
             raise Exhausted
-        known.answer = _Way(gifts)
-    return known.answer.gifts
+        cached.gifts = gifts
+        cached.is_answered = True
+    return cached.gifts
 
 
 class _Search:
-    """complete: nothing was left out so far, so that what was not found does not exist."""
+    """One depth-first search.
+
+    Attributes:
+        is_complete: Whether all options of the cards were tried, so that what was not found does not exist.
+    """
 
     def __init__(self, cards: Cards, need: Counts, budget: Budget) -> None:
-        self._cards, self._need, self._budget = cards, need, budget
+        self._cards = cards
+        self._need = need
+        self._budget = budget
         self._names = tuple(name for name, _ in need)
         self._failed: set[tuple[int, Vector]] = set()
-        self._at_most: list[Vector] = []
-        self._known: dict[tuple[Hashable, Vector], tuple[Vector, ...]] = {}
-        self.complete = True
+        self._upper_bounds: list[Vector] = []
+        self._gifts_by_key: dict[tuple[Hashable, Vector], tuple[Vector, ...]] = {}
+        self.is_complete = True
 
-    def way(self) -> tuple[Vector, ...] | None:
+    def run(self) -> Gifts | None:
         self._budget.take((1 + len(self._need)) * len(self._cards))
-        if any(sum(card.most(name) for card in self._cards) < count for name, count in self._need):
+        if any(sum(card.max_free(name) for card in self._cards) < count for name, count in self._need):
             return None
         return self._from_card(0, tuple(count for _, count in self._need))
 
-    def _from_card(self, i: int, left: Vector) -> tuple[Vector, ...] | None:
-        if not any(left):
-            return ((0,) * len(left),) * (len(self._cards) - i)
-        if i == len(self._cards) or (i, left) in self._failed or self._is_too_much(i, left):
+    def _from_card(self, i: int, remaining: Vector) -> Gifts | None:
+        if not any(remaining):
+            return ((0,) * len(remaining),) * (len(self._cards) - i)
+        if i == len(self._cards) or (i, remaining) in self._failed or self._is_too_much(i, remaining):
             return None
-        for gift in self._gifts(self._cards[i], left):
-            self._budget.take(_TRY)
-            rest = self._from_card(i + 1, tuple(map(sub, left, gift)))
+        for gift in self._gifts(self._cards[i], remaining):
+            self._budget.take(_TRY_STEPS)
+            rest = self._from_card(i + 1, tuple(map(sub, remaining, gift)))
             if rest is not None:
                 return (gift, *rest)
-        self._failed.add((i, left))
+        self._failed.add((i, remaining))
         return None
 
-    def _is_too_much(self, i: int, left: Vector) -> bool:
+    def _is_too_much(self, i: int, remaining: Vector) -> bool:
+        """Return whether the cards from this one on can surely not give what remains."""
         if not self._failed:
-            return False  # most of the time the first try is the last, and needs no bounds
-        if not self._at_most:
+            return False  # mostly the first attempt succeeds, and the bounds would cost more than it does
+        if not self._upper_bounds:
             self._budget.take(len(self._need) * len(self._cards))
-            at_most = (card.at_most(self._need, self._budget) for card in reversed(self._cards))
-            self._at_most.extend([*accumulate(at_most, lambda a, b: tuple(map(add, a, b)))][::-1])
-        return any(map(gt, (*left, memory_of(self._names, left)), self._at_most[i]))
+            bounds = (card.upper_bound(self._need, self._budget) for card in reversed(self._cards))
+            self._upper_bounds.extend([*accumulate(bounds, lambda a, b: tuple(map(add, a, b)))][::-1])
+        return any(map(gt, (*remaining, gigabytes_of(self._names, remaining)), self._upper_bounds[i]))
 
-    def _gifts(self, card: MigCard | MpsCard, left: Vector) -> tuple[Vector, ...]:
-        """Return what the card can give of what is left, most memory first."""
-        key = (card.alike, left)
-        if key not in self._known:
-            asked = tuple(zip(self._names, left, strict=True))
-            options = card.options(asked, self._budget)
-            self._budget.take(_SORT * len(options))
-            self._known[key] = tuple(sorted(options, key=lambda gift: (-memory_of(self._names, gift), gift)))
-            self.complete &= card.complete(asked)
-        return self._known[key]
+    def _gifts(self, card: MigCard | MpsCard, remaining: Vector) -> tuple[Vector, ...]:
+        """Return what the card can give of what remains, most memory first."""
+        key = (card.options_key, remaining)
+        if key not in self._gifts_by_key:
+            requested = tuple(zip(self._names, remaining, strict=True))
+            options = card.options(requested, self._budget)
+            self._budget.take(_SORT_STEPS * len(options))
+            by_memory = sorted(options, key=lambda gift: (-gigabytes_of(self._names, gift), gift))
+            self._gifts_by_key[key] = tuple(by_memory)
+            self.is_complete &= card.has_all_options(requested)
+        return self._gifts_by_key[key]
 
 
 class _Row(NamedTuple):
-    """Cards up to one of them. cost: to be least. order: how many each gives, negative, so that the first give most."""
+    """The best allocation over the first cards that leaves one remaining vector.
+
+    Attributes:
+        cost: The sum over the cards; the lowest is best.
+        order: What each card gives, negative: of equal costs, the allocation is best where the first cards give most.
+    """
 
     cost: tuple[int, ...]
     order: tuple[Vector, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[CardShare, ...]
 
 
-def find_best_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[Share, ...] | None:
-    """Return the best way to share `need` out, by card; None: there is none.
+def find_best_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[CardShare, ...] | None:
+    """Return the best allocation of `need`, card by card, or None if there is none.
 
-    In this order: fewest cards are changed; fewest whole cards are cut; the pod is on the fewest; fewest free slices
-    are destroyed; most room is left; most slices; the first cards. Where that takes too many steps, it is the way that
-    `find_allocation` has found. Raises Exhausted where that has found none in time.
+    The best one changes the fewest cards; then it partitions the fewest whole cards; then it uses the fewest cards,
+    destroys the fewest free slices, leaves the most creatable and has the most slices; then the first cards give most.
+    If comparing takes too many steps, the result is the allocation of `find_allocation`. Raises Exhausted if that finds
+    none in time.
     """
     budget = full_budget() if budget is None else budget
-    way = find_allocation(cards, need, budget)
-    if way is None:
+    gifts = find_allocation(cards, need, budget)
+    if gifts is None:
         return None
-    ways = prod(count + 1 for _, count in need)
-    if ways <= MOST_WAYS and ways**2 * len(cards) <= MOST_STEPS:
+    vectors = prod(count + 1 for _, count in need)
+    if vectors <= _MAX_VECTORS and vectors**2 * len(cards) <= _MAX_COMPARISONS:
         with suppress(Exhausted):
-            return _best(cards, need, budget)
-    return tuple(_share(card, need, gift, budget.beyond()) for card, gift in zip(cards, way, strict=True))
+            return _compare_all(cards, need, budget)
+    return tuple(_share(card, need, gift, budget.beyond()) for card, gift in zip(cards, gifts, strict=True))
 
 
-def _best(cards: Cards, need: Counts, budget: Budget) -> tuple[Share, ...]:
-    whole = tuple(count for _, count in need)
-    rows = {whole: _Row((0,) * 6, (), ())}
+def _compare_all(cards: Cards, need: Counts, budget: Budget) -> tuple[CardShare, ...]:
+    all_slices = tuple(count for _, count in need)
+    rows = {all_slices: _Row((0,) * 6, (), ())}
     for card in cards:
-        gifts = [(gift, share, _cost(card, share)) for gift, share in _gifts(card, need, budget)]
-        budget.take(_ROW * len(rows) * len(gifts))
-        reached: dict[Vector, _Row] = {}
-        for left, row in rows.items():
+        gifts = [(gift, share, _cost(card, share)) for gift, share in _possible_shares(card, need, budget)]
+        budget.take(_COMPARE_STEPS * len(rows) * len(gifts))
+        next_rows: dict[Vector, _Row] = {}
+        for remaining, row in rows.items():
             for gift, share, cost in gifts:
-                if all(map(le, gift, left)):
+                if all(map(le, gift, remaining)):
                     total = tuple(map(add, row.cost, cost))
                     candidate = _Row(total, (*row.order, tuple(-n for n in gift)), (*row.shares, share))
-                    after = tuple(map(sub, left, gift))
-                    if after not in reached or candidate[:2] < reached[after][:2]:
-                        reached[after] = candidate
-        rows = reached
-    return rows[(0,) * len(whole)].shares
+                    after = tuple(map(sub, remaining, gift))
+                    if after not in next_rows or candidate[:2] < next_rows[after][:2]:
+                        next_rows[after] = candidate
+        rows = next_rows
+    return rows[(0,) * len(all_slices)].shares
 
 
-def _gifts(card: MigCard | MpsCard, need: Counts, budget: Budget) -> Iterator[tuple[Vector, Share]]:
+def _possible_shares(card: MigCard | MpsCard, need: Counts, budget: Budget) -> Iterator[tuple[Vector, CardShare]]:
     options = card.options(need, budget)
     budget.take(len(options) * prod(count + 1 for _, count in need))
     for gift in product(*(range(count + 1) for _, count in need)):
@@ -186,12 +214,14 @@ def _gifts(card: MigCard | MpsCard, need: Counts, budget: Budget) -> Iterator[tu
             yield gift, _share(card, need, gift, budget)
 
 
-def _share(card: MigCard | MpsCard, need: Counts, gift: Vector, budget: Budget) -> Share:
-    asked = counts_of((name, count) for (name, _), count in zip(need, gift, strict=True))
-    cut = None if all(card.has(name) >= count for name, count in asked) else card.cut(asked, (), budget)
-    return Share(asked, cut or card.kept(asked))
+def _share(card: MigCard | MpsCard, need: Counts, gift: Vector, budget: Budget) -> CardShare:
+    requested = counts_of((name, count) for (name, _), count in zip(need, gift, strict=True))
+    is_free = all(card.count_free(name) >= count for name, count in requested)
+    partition = None if is_free else card.partition(requested, (), budget)
+    return CardShare(requested, partition or card.unchanged(requested))
 
 
-def _cost(card: MigCard | MpsCard, share: Share) -> tuple[int, ...]:
-    cut = share.cut
-    return (cut.touched, cut.touched and card.whole, bool(share.asked), cut.destroyed, -cut.room, -len(cut.slices))
+def _cost(card: MigCard | MpsCard, share: CardShare) -> tuple[int, ...]:
+    new = share.partition
+    uses_card = bool(share.requested)
+    return (new.touched, new.touched and card.is_whole, uses_card, new.destroyed, -new.creatable, -len(new.slices))

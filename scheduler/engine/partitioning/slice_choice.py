@@ -1,5 +1,7 @@
-"""What is said of a pod on a node that can be cut, and which of several is cut for it: pure, for the scheduler and
-`mgpu simulate` alike.
+"""Tells whether a pod finds its slices on a partitionable node, and ranks the nodes that could be partitioned for it.
+
+`scheduler.decisions.slice_filter` and `preemption` call `assess_slices` for the filter; the partition controller calls
+`rank_partitionable_nodes` to choose the node of a plan; `mgpu simulate` calls both. Pure functions.
 """
 
 import sys
@@ -17,86 +19,92 @@ from scheduler.engine.partitioning.partition_plan import NOT_PROVEN
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode, can_be_partitioned_for, plan_node
 from scheduler.engine.partitioning.slice_scores import score_for_slices
 
-ANEW = "its cards are cut anew for it"
+_REPARTITIONED = "its cards are repartitioned for the pod"
 
 
 def _rejected(text: str, *, fits_repartitioned: bool = False) -> NodeFit:
     return NodeFit(Rejection(RejectionKind.SLICES, text), fits_repartitioned=fits_repartitioned)
 
 
-def rejection_of_slices(target: PartitionableNode, wanted: Mapping[str, int], budget: Budget) -> NodeFit:
-    """Say why no cut of the node's cards gives the pod its slices."""
-    found = plan_node(target, [wanted], budget)
-    if not isinstance(found, Rejection):
-        return _rejected(ANEW, fits_repartitioned=True)
-    text = found.reason if found.reason else f"insufficient slices ({found})"
-    return NodeFit(replace(found, reason=text, cards=()))
+def rejection_of_slices(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> NodeFit:
+    """Return why no partitioning of the node's cards gives the pod its slices."""
+    planned = plan_node(target, [request], budget)
+    if not isinstance(planned, Rejection):
+        return _rejected(_REPARTITIONED, fits_repartitioned=True)
+    text = planned.reason if planned.reason else f"insufficient slices ({planned})"
+    return NodeFit(replace(planned, reason=text, cards=()))
 
 
 def assess_slices(
     target: PartitionableNode,
-    wanted: Mapping[str, int],
+    request: Mapping[str, int],
     budget: Budget,
-    refusal: Callable[[PartitionableNode, Mapping[str, int], Budget], NodeFit] = rejection_of_slices,
+    reject: Callable[[PartitionableNode, Mapping[str, int], Budget], NodeFit] = rejection_of_slices,
 ) -> NodeFit:
-    """Answer for a node that is what the pod requires, without points; not proven where the budget ends before that.
+    """Return whether the pod fits on a node that meets its other requirements, without a score.
 
-    refusal: the answer for a node that cannot be cut so.
+    The answer is unproven if the budget ends first.
+
+    Args:
+        reject: Returns the answer for a node that cannot be partitioned for the pod.
     """
-    if target.fits(wanted):
+    if target.fits(request):
         return NodeFit()
     if target.problem:
-        return _rejected(f"what the node says of its slices cannot be read: {target.problem}")
-    if target.found.has_pending_plan:
-        return _rejected(f"waits for plan {target.found.partitioning.plan} of its slices", fits_repartitioned=True)
+        return _rejected(f"the node's report of its slices cannot be read: {target.problem}")
+    if target.observed.has_pending_plan:
+        plan = target.observed.partitioning.plan
+        return _rejected(f"waits for plan {plan} of its slices", fits_repartitioned=True)
     try:
-        if not can_be_partitioned_for(target, wanted, budget):
-            return refusal(target, wanted, budget)
+        if not can_be_partitioned_for(target, request, budget):
+            return reject(target, request, budget)
     except Exhausted:
         return NodeFit(Rejection(RejectionKind.NOT_PROVEN, NOT_PROVEN, proven=False))
-    if target.found.refused:
-        plan, why = target.found.refused
-        return _rejected(f"{ANEW}, but plan {plan} of its slices was refused: {why}", fits_repartitioned=True)
-    return _rejected(ANEW, fits_repartitioned=True)
+    if target.observed.refused:
+        plan, reason = target.observed.refused
+        text = f"{_REPARTITIONED}, but plan {plan} of its slices was refused: {reason}"
+        return _rejected(text, fits_repartitioned=True)
+    return _rejected(_REPARTITIONED, fits_repartitioned=True)
 
 
 def rank_partitionable_nodes(
     targets: Iterable[PartitionableNode],
-    wanted: Mapping[str, int],
+    request: Mapping[str, int],
     pod: Pod,
     settings: SlicesSettings,
-    budget: Callable[[], Budget] = full_budget,
+    next_budget: Callable[[], Budget] = full_budget,
 ) -> Iterator[PartitionableNode]:
-    """Yield those that can be cut for the pod: by score, then by how many free slices are destroyed, then by name.
+    """Yield the nodes that can be partitioned for the pod, by score, then by fewest destroyed slices, then by name.
 
-    budget: gives the steps for the next node. Those for which they do not suffice are left out.
+    Args:
+        next_budget: Returns the budget for the next node. Nodes for which it does not suffice are left out.
     """
     scored = [
-        (-score_for_slices(target, wanted, pod, settings), target.node.name, target)
+        (-score_for_slices(target, request, pod, settings), target.node.name, target)
         for target in targets
-        if _is_known_to_offer(target, wanted, budget())
+        if _is_known_to_offer(target, request, next_budget())
     ]
     scored.sort(key=lambda row: row[:2])
-    for _, alike in groupby(scored, key=lambda row: row[0]):
+    for _, equal in groupby(scored, key=lambda row: row[0]):
         destroying = []
-        for _, name, target in alike:
-            destroyed = _destroyed(target, wanted, budget())
+        for _, name, target in equal:
+            destroyed = _count_destroyed(target, request, next_budget())
             if not destroyed:
-                yield target  # at once: none after it is better, and a thousand nodes may have the same score
+                yield target  # at once: no later node is better, and a thousand nodes may have the same score
             else:
                 destroying.append((destroyed, name, target))
         yield from (target for *_, target in sorted(destroying, key=lambda row: row[:2]))
 
 
-def _is_known_to_offer(target: PartitionableNode, wanted: Mapping[str, int], budget: Budget) -> bool:
+def _is_known_to_offer(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> bool:
     with suppress(Exhausted):
-        return can_be_partitioned_for(target, wanted, budget)
+        return can_be_partitioned_for(target, request, budget)
     return False
 
 
-def _destroyed(target: PartitionableNode, wanted: Mapping[str, int], budget: Budget) -> int:
-    """Return how many free slices go when the node is cut for this pod alone; many, where the budget ends before."""
-    found = plan_node(target, [wanted], budget)
-    if isinstance(found, Rejection):
-        return 0 if found.proven else sys.maxsize
-    return len(target.made.difference(found, target.used))
+def _count_destroyed(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> int:
+    """Return how many free slices a plan for this pod alone destroys; a huge number if the budget ends first."""
+    planned = plan_node(target, [request], budget)
+    if isinstance(planned, Rejection):
+        return 0 if planned.proven else sys.maxsize
+    return len(target.existing.difference(planned, target.used))

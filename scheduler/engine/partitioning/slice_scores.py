@@ -1,7 +1,9 @@
-"""The score of a node for a pod that asks for slices, from the configured weights.
+"""Scores a node for a pod that requests slices, by the weights of the settings.
 
-Settings may weigh extended resources by name beside cpu, memory and the memory of the cards; what the pods of each node
-ask for of those is followed here too. Source: docs/design/slices.md, "Scheduling".
+`scheduler.decisions.slice_filter`, the ranking in `slice_choice` and `mgpu simulate` call `score_for_slices`. The
+settings may weigh extended resources by name beside CPU, memory and the memory of the cards; `NamedResourceUsage`, fed
+by `scheduler.cluster`, tracks what the pods of each node request of them. Scores are exact, in integers. Source:
+docs/design/slices.md, "Scheduling".
 """
 
 from collections import Counter
@@ -13,26 +15,32 @@ from mgpu.model.pods import Node, Pod
 from mgpu.model.quantities import MAX_QUANTITY, QuantityError, whole_number
 from mgpu.settings.slice_settings import SlicesSettings
 from scheduler.engine.node_fit import HIGHEST
-from scheduler.engine.partitioning.partitionable_node import PartitionableNode, memory_of
+from scheduler.engine.partitioning.partitionable_node import PartitionableNode, memory_of_slices
 
 
 def requested_resources(pod: Pod, names: Collection[str]) -> dict[str, int]:
-    """What a pod asks for of these resources at its busiest moment; {} of none. Extended resources are whole numbers;
-    the API server lets nothing else through, and here it counts as nothing.
+    """Return what a pod requests of these extended resources at its busiest moment, by name.
+
+    The API server admits only whole numbers; anything else counts as nothing.
     """
-    found = {}
+    requested = {}
     for name in names:
         try:
-            amounts = [(c.stage, Amount(whole_number(at[0]))) for c in pod.containers if (at := c.requested(name))]
+            amounts = [
+                (c.stage, Amount(whole_number(quantity[0]))) for c in pod.containers if (quantity := c.requested(name))
+            ]
         except QuantityError:
             continue
         if amounts:
-            found[name] = peak(amounts).core
-    return found
+            requested[name] = peak(amounts).core
+    return requested
 
 
 class NamedResourceUsage:
-    """Not thread-safe. Takes no room where `names` is empty. From the pods alone, in whatever order they come."""
+    """What the pods of each node request of the named resources. Not thread-safe.
+
+    It depends on the pods alone, not on the order in which they come, and stores nothing if there are no names.
+    """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -40,79 +48,85 @@ class NamedResourceUsage:
         self._on_node: dict[str, Counter[str]] = {}
 
     def follow(self, pod: Pod) -> None:
+        """Add or update a pod."""
         if not self._names:
             return
         self.drop(pod.uid)
-        asked = requested_resources(pod, self._names) if pod.node and not pod.ended else {}
-        if any(asked.values()):
-            self._of_pod[pod.uid] = (pod.node, asked)
-            self._on_node.setdefault(pod.node, Counter()).update(asked)
+        requested = requested_resources(pod, self._names) if pod.node and not pod.ended else {}
+        if any(requested.values()):
+            self._of_pod[pod.uid] = (pod.node, requested)
+            self._on_node.setdefault(pod.node, Counter()).update(requested)
 
     def drop(self, uid: str) -> None:
-        node, asked = self._of_pod.pop(uid, ("", {}))
-        if asked:
-            self._on_node[node].subtract(asked)
+        """Remove a pod, if it is there."""
+        node, requested = self._of_pod.pop(uid, ("", {}))
+        if requested:
+            self._on_node[node].subtract(requested)
             if not any(self._on_node[node].values()):
-                del self._on_node[node]  # no node of this name may ever come again
+                del self._on_node[node]  # the node may be gone for ever
 
     def on(self, node: str) -> Mapping[str, int]:
-        """What the pods that are bound to a node ask for."""
+        """Return what the pods that are bound to a node request."""
         return self._on_node.get(node, {})
 
 
-OWN = ("cpu", "memory", "gpu")
-"""The resources that every node has; others are those that settings name."""
+_BUILT_IN = ("cpu", "memory", "gpu")
+"""The resources that every node has. The settings name the others."""
 
 
-def score_for_slices(target: PartitionableNode, wanted: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> int:
-    """0..10 with the pod on the node. wanted: its slices."""
-    node, named = target.node, named_resources(settings)
+def named_resources(settings: SlicesSettings) -> frozenset[str]:
+    """Return the extended resources that the settings weigh."""
+    return frozenset(settings.weights).difference(_BUILT_IN)
+
+
+def score_for_slices(target: PartitionableNode, request: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> int:
+    """Return the score, 0 to 10, of a node on which the pod has the requested slices."""
+    node, names = target.node, named_resources(settings)
     capacity = {
-        **_capacity(node, named),
+        **_extended_capacity(node, names),
         "cpu": node.allocatable.cpu,
         "memory": node.allocatable.memory,
         "gpu": sum(card.memory for card in target.gpus),
     }
-    taken = [
-        target.named,
+    used = [
+        target.named_resources,
         {
-            "cpu": node.allocatable.cpu - target.room.cpu,
-            "memory": node.allocatable.memory - target.room.memory,
-            "gpu": target.memory,
+            "cpu": node.allocatable.cpu - target.free_resources.cpu,
+            "memory": node.allocatable.memory - target.free_resources.memory,
+            "gpu": target.memory_used,
         },
-        requested_resources(pod, named),
-        {"cpu": pod.cpu_memory.cpu, "memory": pod.cpu_memory.memory, "gpu": memory_of(target, wanted)},
+        requested_resources(pod, names),
+        {"cpu": pod.cpu_memory.cpu, "memory": pod.cpu_memory.memory, "gpu": memory_of_slices(target, request)},
     ]
-    full = {name: sum(part.get(name, 0) for part in taken) for name in capacity}
-    return node_score(full, {name: of for name, of in capacity.items() if of != MAX_QUANTITY}, settings)
+    total = {name: sum(part.get(name, 0) for part in used) for name in capacity}
+    return weighted_score(
+        total, {name: amount for name, amount in capacity.items() if amount != MAX_QUANTITY}, settings
+    )
 
 
-def node_score(full: Mapping[str, int], capacity: Mapping[str, int], settings: SlicesSettings) -> int:
-    """Σ s·w / Σ w × scheduleWeight over the resources of the node, at most 10, rounded down; exact, in integers.
+def weighted_score(used: Mapping[str, int], capacity: Mapping[str, int], settings: SlicesSettings) -> int:
+    """Return Σ s·w / Σ w × scheduleWeight over the resources of the node, rounded down, at most 10.
 
-    full: by resource, what is in use once the pod is there. capacity: of which; those without any do not count.
+    Args:
+        used: What is in use once the pod is on the node, by resource.
+        capacity: What the node has of each resource; a resource without capacity does not count.
     """
-    counted = [(weight, name) for name, weight in settings.weights.items() if capacity.get(name, 0) > 0]
-    if not counted:
+    weights = [(weight, name) for name, weight in settings.weights.items() if capacity.get(name, 0) > 0]
+    if not weights:
         return 0
-    total, all_of = 0, prod(capacity[name] for _, name in counted)
-    for weight, name in counted:
-        of = capacity[name]
-        part = min(full.get(name, 0), of)
-        total += weight * (part if settings.schedule_policy == "binpack" else of - part) * (all_of // of)
-    return min(HIGHEST, settings.schedule_weight * total // (sum(weight for weight, _ in counted) * all_of))
+    total, product = 0, prod(capacity[name] for _, name in weights)  # the common denominator of the fractions
+    for weight, name in weights:
+        in_use = min(used.get(name, 0), capacity[name])
+        part = in_use if settings.schedule_policy == "binpack" else capacity[name] - in_use
+        total += weight * part * (product // capacity[name])
+    return min(HIGHEST, settings.schedule_weight * total // (sum(weight for weight, _ in weights) * product))
 
 
-def _capacity(node: Node, names: Iterable[str]) -> dict[str, int]:
-    found = {}
+def _extended_capacity(node: Node, names: Iterable[str]) -> dict[str, int]:
+    capacity = {}
     for name in names:
         try:
-            found[name] = whole_number(node.capacity.get(name, "0"))
+            capacity[name] = whole_number(node.capacity.get(name, "0"))
         except QuantityError:
-            continue  # the API server lets none through; it counts as none
-    return found
-
-
-def named_resources(settings: SlicesSettings) -> frozenset[str]:
-    """Those that settings weigh beside cpu, memory and the cards' memory."""
-    return frozenset(settings.weights).difference(OWN)
+            continue  # the API server admits only whole numbers; anything else counts as nothing
+    return capacity

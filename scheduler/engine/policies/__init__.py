@@ -1,7 +1,8 @@
-"""The card policies: one module each, named as in the registry `mgpu.model.card_policies`, with a `POLICY`.
+"""The card policies: one module each, with a `POLICY`, named as in the registry `mgpu.model.card_policies`.
 
-`mgpu.settings` validates policy names and must not import the scheduler, so the names live in `mgpu.model`. The modules
-are found by name, as entry points are, so that no second list has to be kept.
+`scheduler.engine` exports the tables; `scheduler.engine.node_assessment` and the scores of nodes look policies up by
+name. The settings and the webhook validate policy names and must not import the scheduler, so the names are in
+`mgpu.model`. The modules are imported by these names, so there is no second list.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from scheduler.engine.card_policy import CardPolicy, NodeScoring, Policy
 def _load(name: str) -> CardPolicy:
     policy = import_module(f"{__name__}.{name}").POLICY
     if not isinstance(policy, CardPolicy):
-        raise TypeError(f"{__name__}.{name}.POLICY is no CardPolicy")
+        raise TypeError(f"{__name__}.{name}.POLICY is not a CardPolicy")
     return policy
 
 
@@ -24,9 +25,9 @@ POLICIES: Mapping[str, CardPolicy] = MappingProxyType({name: _load(name) for nam
 NODE_POLICIES: Mapping[str, NodeScoring] = MappingProxyType(
     {name: policy.node_scoring for name, policy in POLICIES.items() if policy.node_scoring is not None}
 )
-"""The node policies, by name. Those that learn are used only until they have learnt (scheduler/decisions/scores.py)."""
+"""The node policies, by name. A learning policy scores like this only until it has learnt (`decisions.scores`)."""
 
 
 def policy_named(name: str, weight_of_core: int) -> Policy:
-    """Return the policy of this name for one pod. Raises KeyError for an unknown name; settings have none."""
+    """Return the policy of this name. Raises KeyError for an unknown name, which the settings do not let through."""
     return Policy(POLICIES[name].scoring, weight_of_core)

@@ -1,4 +1,7 @@
-"""Card policy `bestfit`: leave the least memory free on the used cards. The default of the gpushare dialect."""
+"""Card policy `bestfit`: leave the least memory free on the cards that are used.
+
+It is the default of the gpushare dialect. The registry (`scheduler.engine.policies`) loads `POLICY`.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +10,7 @@ from scheduler.engine.card_policy import CardPolicy, CardScore
 
 
 def bestfit(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa: ARG001
-    """Rate a used card by the memory that stays free on it, whatever its size.
+    """Rate a card that the pod uses by the memory that stays free on it, regardless of the size of the card.
 
     Source: docs/design/gpushare.md, "Extender".
     """

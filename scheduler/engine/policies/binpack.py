@@ -1,4 +1,8 @@
-"""Card policy `binpack`: use cards and nodes that are in use already, so that large free parts stay free."""
+"""Card and node policy `binpack`: use cards and nodes that are in use already, so that large free parts stay free.
+
+The registry (`scheduler.engine.policies`) loads `POLICY`. `spread` reverses these ratings, and the learning policies
+use them until they have learnt, so a change here changes all four policies.
+"""
 
 from collections.abc import Sequence
 from math import lcm
@@ -9,10 +13,10 @@ from scheduler.engine.node_fit import HIGHEST
 
 
 def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
-    """Rate cards by Σ w·c² + (100 − w)·m² over all cards, unhealthy ones too.
+    """Rate cards by Σ w·c² + (100 − w)·m² over all cards, including unhealthy ones.
 
-    c and m are the fractions of core and memory that are free on a card afterwards: squares reward few large free parts
-    over many small ones. The fractions share one denominator instead of being divided, so that equal worths
+    c and m are the fractions of core and memory that are free on a card afterwards. Squares prefer few large free parts
+    to many small ones. The fractions are brought to one denominator instead of being divided, so that equal worths
     compare equal; the constant divisor 100·n is left out. Source: docs/design/mgpu.md, "Allocate".
     """
     all_core, all_memory = lcm(*[s.card.core for s in cards]), lcm(*[s.card.memory for s in cards])
@@ -37,6 +41,7 @@ def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
 
 
 def fullness(used: int, capacity: int) -> int:
+    """Score a node by the part of its capacity that is in use."""
     return HIGHEST * used // capacity
 
 

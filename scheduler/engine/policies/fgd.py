@@ -1,7 +1,9 @@
-"""Fragmentation gradient descent as published (USENIX ATC'23), for comparison with `fragmentation`.
+"""Card and node policy `fgd`: fragmentation gradient descent as published, to compare `fragmentation` with.
 
-Source: docs/design/fragmentation.md. All sums add integers below 2^53 that are stored as floats. So they are exact, and
-the same on every machine and in any order.
+Source: Weng et al., "Beware of Fragmentation" (USENIX ATC'23); docs/design/fragmentation.md, "FGD as published". The
+registry (`scheduler.engine.policies`) loads `POLICY`, so settings and annotations can select it; the openb experiment
+uses `Fgd` with the counts of a whole trace. It must stay as published, even where `fragmentation` does better. All sums
+add integers below 2^53 that are stored as floats, so they are exact: the same on every machine and in any order.
 """
 
 from collections.abc import Mapping
@@ -22,8 +24,8 @@ from scheduler.engine.learning.shapes import (
     Shape,
     card_choices,
     fitting_rows,
-    milli_on,
-    milli_or_never,
+    milli_per_card,
+    milli_per_card_or_never,
     needed_milli,
 )
 from scheduler.engine.policies.binpack import binpack, fullness
@@ -31,14 +33,14 @@ from scheduler.engine.policies.binpack import binpack, fullness
 Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
-_MOST_TYPES = 256  # as many as `fragmentation` weighs; the traces have 151
-_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
-"""int(100 · sigmoid(x / 1000)) is how many of these are ≤ x."""
+_MAX_TYPES = 256  # as many as `fragmentation` weighs; the traces have 151
+_SCORE_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
+"""int(100 · sigmoid(x / 1000)) is the number of these that are ≤ x."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypicalPod:
-    """number: how often it was seen. Its shape's node memory is 0: FGD does not look at it."""
+    """A shape and how often it was seen. `shape.memory` is 0, because FGD ignores the memory of nodes."""
 
     shape: Shape
     number: int
@@ -47,7 +49,7 @@ class TypicalPod:
 def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -> tuple[TypicalPod, ...]:
     """Return the most frequent shapes that together make up `percent` of all pods.
 
-    Of equally frequent shapes the larger comes first. There are at most `_MOST_TYPES`: the work for each pod and node
+    Of equally frequent shapes the larger comes first. There are at most `_MAX_TYPES`: the work for each pod and node
     grows with their number, and a tenant decides how many different shapes there are.
     """
     merged: dict[Shape, int] = {}
@@ -55,13 +57,14 @@ def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -
         key = shape._replace(memory=0)
         merged[key] = merged.get(key, 0) + number
     order = sorted(merged, key=lambda s: (merged[s], s.cpu, s.core, s.cards, s.card_memory, s.models), reverse=True)
-    wanted, found, seen = percent * sum(merged.values()), list[TypicalPod](), 0
+    typical: list[TypicalPod] = []
+    covered = 0
     for shape in order:
-        if 100 * seen >= wanted or len(found) == _MOST_TYPES:
+        if 100 * covered >= percent * sum(merged.values()) or len(typical) == _MAX_TYPES:
             break
-        found.append(TypicalPod(shape, merged[shape]))
-        seen += merged[shape]
-    return tuple(found)
+        typical.append(TypicalPod(shape, merged[shape]))
+        covered += merged[shape]
+    return tuple(typical)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +72,13 @@ class _Tables:
     """What T typical pods that request cards need on C classes of nodes. Their shares have G different sizes.
 
     Attributes:
-        size: [C, G], thousandths of a card that a share of this size takes on the class.
-        of: [T], the position of the pod's share in `size`.
+        milli: [C, G], the milli of a card that a share of this size takes on the class.
+        size_index: [T], the position of the pod's size in `milli`.
         allowed: [C, T], whether the pod may run on the class.
     """
 
-    size: Ints
-    of: Ints
+    milli: Ints
+    size_index: Ints
     allowed: Bools
 
 
@@ -91,15 +94,15 @@ class Fgd:
         self.total = sum(pod.number for pod in typical)
 
     def fragments(self, rows: NodeRows) -> Floats:
-        """Return F_n of every node, [B], in thousandths of a card multiplied by `total`. They are whole numbers.
+        """Return F_n of every node, [B], in milli multiplied by `total`. These are whole numbers.
 
         F_n = Σ p_m · F_n(m). F_n(m) is all free capacity of the node if m requests no card or does not fit, otherwise
         the free capacity of those cards that are too full for m.
         """
         tables = _tables(self._shapes, rows.classes)
-        enough = rows.free[:, :, None] >= tables.size[rows.class_index][:, None, :]
-        number = enough.sum(1)[:, tables.of]
-        usable = np.einsum("bk,bkg->bg", rows.free.astype(np.float64), enough)[:, tables.of]
+        enough = rows.free[:, :, None] >= tables.milli[rows.class_index][:, None, :]
+        number = enough.sum(1)[:, tables.size_index]
+        usable = np.einsum("bk,bkg->bg", rows.free.astype(np.float64), enough)[:, tables.size_index]
         fits = (number >= self._cards) & (rows.cpu[:, None] >= self._cpu) & tables.allowed[rows.class_index]
         idle: Floats = rows.free.sum(1) * float(self.total)
         used: Floats = (usable * fits) @ self._weight
@@ -111,7 +114,7 @@ class Fgd:
         The published algorithm rounds to integers. That matters: with float scores its results are worse
         (docs/design/fragmentation.md).
         """
-        return np.searchsorted(_STEPS * self.total, before - after, side="right").astype(np.int64)
+        return np.searchsorted(_SCORE_STEPS * self.total, before - after, side="right").astype(np.int64)
 
     def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
         return self.scores(self.fragments(before), self.fragments(after))
@@ -119,20 +122,20 @@ class Fgd:
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
         keys = np.full(len(rows.class_index), UNFIT, np.int64)
         need = needed_milli(rows, shape)
-        at = fitting_rows(rows, shape, need)
-        if len(at):
-            row, _, scores = self._candidates(rows.select(at), shape, need[at])
-            keys[at] = np.maximum.reduceat(scores, np.flatnonzero(np.diff(row, prepend=-1)))
+        fitting = fitting_rows(rows, shape, need)
+        if len(fitting):
+            row, _, scores = self._rate_choices(rows.select(fitting), shape, need[fitting])
+            keys[fitting] = np.maximum.reduceat(scores, np.flatnonzero(np.diff(row, prepend=-1)))
         return keys
 
     def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         if not shape.cards:
             return ()
-        _, chosen, scores = self._candidates(rows, shape, needed_milli(rows, shape))
+        _, chosen, scores = self._rate_choices(rows, shape, needed_milli(rows, shape))
         return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
 
-    def _candidates(self, rows: NodeRows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
-        """Return the ways to place the pod: for each its row, its cards ([·, cards]) and its score."""
+    def _rate_choices(self, rows: NodeRows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
+        """Return for each choice of cards its row, its cards ([·, cards of the node]) and its score."""
         row, chosen = card_choices(rows.free, need, shape.cards)
         free = rows.free[row] - chosen * need[row, None]
         after = NodeRows(rows.classes, rows.class_index[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)
@@ -142,18 +145,18 @@ class Fgd:
 @lru_cache(maxsize=8)
 def _tables(shapes: tuple[Shape, ...], classes: tuple[NodeClass, ...]) -> _Tables:
     sizes = sorted({(shape.core, shape.card_memory) for shape in shapes})
-    size = [[milli_or_never(Shape(0, 0, 1, *size), node) for size in sizes] for node in classes]
-    of = [sizes.index((shape.core, shape.card_memory)) for shape in shapes]
-    allowed = [[milli_on(shape, node) is not None for shape in shapes] for node in classes]
+    milli = [[milli_per_card_or_never(Shape(0, 0, 1, *size), node) for size in sizes] for node in classes]
+    size_index = [sizes.index((shape.core, shape.card_memory)) for shape in shapes]
+    allowed = [[milli_per_card(shape, node) is not None for shape in shapes] for node in classes]
     return _Tables(
-        np.array(size, np.int64).reshape(len(classes), len(sizes)),
-        np.array(of, np.int64),
+        np.array(milli, np.int64).reshape(len(classes), len(sizes)),
+        np.array(size_index, np.int64),
         np.array(allowed, np.bool_).reshape(len(classes), len(shapes)),
     )
 
 
-def _learnt(counts: tuple[tuple[Shape, int], ...], _classes: Mapping[NodeClass, int]) -> Fgd:
+def _from_counts(counts: tuple[tuple[Shape, int], ...], _classes: Mapping[NodeClass, int]) -> Fgd:
     return Fgd(typical_pods(dict(counts)))
 
 
-POLICY = CardPolicy(binpack, fullness, _learnt)
+POLICY = CardPolicy(binpack, fullness, _from_counts)

@@ -1,10 +1,18 @@
-"""Card policy `fragmentation`: take as little as possible from the pods that are likely to come.
+"""Card and node policy `fragmentation`: take as little as possible from the pods that are likely to come.
 
-Pods that are hard to place count most. Source: docs/design/fragmentation.md.
+The registry (`scheduler.engine.policies`) loads `POLICY`; `scheduler.cluster.forecast` creates a new judge whenever
+enough pods have arrived. The idea and its measurements: docs/design/fragmentation.md, "The algorithm".
 
-Every state of a node has a worth, and a pod is placed where it lowers the worth the least. Sums add whole numbers below
-2^53 that are stored as floats. So they are exact, and the same on every machine, in any order and for any number of
-nodes.
+Every state of a node has a worth, and a pod is placed where it lowers the worth the least. The worth of a node adds up
+
+- the value of each of its cards (`card_tables`),
+- for every expected type of pod that fits now, the free milli that it can use, times the type's fit weight,
+- for every expected type, the number of its pods for which there is capacity, times the type's copy weight.
+
+Types that fit few nodes have the largest weights (`expected_pods`): by number alone, pods that could go anywhere would
+crowd them out. Two things must hold. Taking something from a node never raises its worth, since every summand grows
+with what is free. And sums add whole numbers below 2^53 that are stored as floats, so they are exact: the same on every
+machine, in any order and for any number of nodes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.engine.card_policy import CardPolicy
-from scheduler.engine.learning.card_tables import Cards, Floats, Types, no_cards
-from scheduler.engine.learning.expected_pods import ONE, weigh
+from scheduler.engine.learning.card_tables import CardTables, Floats, PodTypes, empty_card_tables
+from scheduler.engine.learning.expected_pods import ONE, weigh_types
 from scheduler.engine.learning.node_board import UNFIT
 from scheduler.engine.learning.shapes import (
     CARD,
@@ -29,32 +37,32 @@ from scheduler.engine.learning.shapes import (
 )
 from scheduler.engine.policies.binpack import binpack, fullness
 
-_STEP = ONE // 100
+_LOSS_STEP = ONE // 100
 """Losses in the same step of this size count as equal, and the node with the least left is chosen.
 
 On the traces, 1/200 to 1/25 of `ONE` give similar results."""
 
-_LEFT = 1 << 20
-"""More milli than a node has."""
+_MILLI_PER_LOSS_STEP = 1 << 20
+"""More milli than a node has, so that a key compares losses before it compares what is left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Classes:
-    """Tables of the expected types of pods for C classes of nodes.
+class _ClassTables:
+    """The tables of the expected types for C classes of nodes.
 
     Attributes:
-        cards: the tables of the cards.
-        base: [C], the first row of the class's cards in `cards`.
-        weights: [C], the row of `fit` and `copy` that applies to the class.
-        fit: the worth per thousandth of a card where a pod of the type fits.
-        copy: the worth per further pod of the type for which there is room.
+        cards: The tables of the cards.
+        first_row: [C], the first row of the class's cards in `cards`.
+        weight_row: [C], the row of `fit_weights` and `copy_weights` that applies to the class.
+        fit_weights: [·, T], the worth of each usable milli where a pod of the type fits.
+        copy_weights: [·, T], the worth of capacity for one more pod of the type.
     """
 
-    cards: Cards
-    base: Ints
-    weights: Ints
-    fit: Floats
-    copy: Floats
+    cards: CardTables
+    first_row: Ints
+    weight_row: Ints
+    fit_weights: Floats
+    copy_weights: Floats
 
 
 class Fragmentation:
@@ -62,75 +70,73 @@ class Fragmentation:
 
     def __init__(self, counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> None:
         """counts: as `Learner.counts` returns them. classes: the number of nodes of each class."""
-        self._types = Types(weigh(counts, classes))
-        self._cards = no_cards(self._types)
-        self._classes: dict[tuple[NodeClass, ...], _Classes] = {}
-        self._on(tuple(classes))
+        self._types = PodTypes(weigh_types(counts, classes))
+        self._cards = empty_card_tables(self._types)
+        self._tables: dict[tuple[NodeClass, ...], _ClassTables] = {}
+        self._tables_for(tuple(classes))
 
     def worth(self, rows: NodeRows) -> Ints:
-        """Return the worth of every row, [B]. Taking something from a node never raises its worth."""
-        return self._worth(rows, self._hosted(rows.cpu, rows.memory))
+        """Return the worth of every row, [B]."""
+        return self._worth(rows, self._pods_hosted(rows.cpu, rows.memory))
 
     def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
         return self.worth(after) - self.worth(before)
 
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
-        """Rate each node by the smallest loss of worth, in steps; of equal losses, the fullest node comes first."""
+        """Rate each node by its smallest loss of worth, in steps; among equal losses the fullest node comes first."""
         keys = np.full(len(rows.class_index), UNFIT, np.int64)
-        at = fitting_rows(rows, shape, needed_milli(rows, shape))
-        if len(at):
-            one, of = _distinct(rows.select(at))
-            row, _, worths = self._ways(one, shape)
-            best = np.maximum.reduceat(worths, np.flatnonzero(np.diff(row, prepend=-1)))
-            left = one.free.sum(1) - shape.cards * needed_milli(one, shape)
-            keys[at] = (best // _STEP * _LEFT - left)[of]
+        fitting = fitting_rows(rows, shape, needed_milli(rows, shape))
+        if len(fitting):
+            distinct, position = _distinct(rows.select(fitting))
+            row, _, changes = self._rate_choices(distinct, shape)
+            best = np.maximum.reduceat(changes, np.flatnonzero(np.diff(row, prepend=-1)))
+            left = distinct.free.sum(1) - shape.cards * needed_milli(distinct, shape)
+            keys[fitting] = (best // _LOSS_STEP * _MILLI_PER_LOSS_STEP - left)[position]
         return keys
 
     def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         if not shape.cards:
             return ()
-        _, chosen, worths = self._ways(rows, shape)
-        return tuple(np.flatnonzero(chosen[np.argmax(worths)]).tolist())
+        _, chosen, changes = self._rate_choices(rows, shape)
+        return tuple(np.flatnonzero(chosen[np.argmax(changes)]).tolist())
 
-    def _ways(self, rows: NodeRows, shape: Shape) -> tuple[Ints, Bools, Ints]:
-        """Return the ways to place the pod: the row, the cards ([·, cards]) and the change of the worth of each."""
+    def _rate_choices(self, rows: NodeRows, shape: Shape) -> tuple[Ints, Bools, Ints]:
+        """Return for each choice of cards its row, its cards ([·, cards of the node]) and the change of the worth."""
         need = needed_milli(rows, shape)
         row, chosen = card_choices(rows.free, need, shape.cards)
         cpu, memory = rows.cpu - shape.cpu, rows.memory - shape.memory
-        after = NodeRows(
-            rows.classes, rows.class_index[row], cpu[row], memory[row], rows.free[row] - chosen * need[row, None]
-        )
-        return row, chosen, self._worth(after, self._hosted(cpu, memory)[row]) - self.worth(rows)[row]
+        free = rows.free[row] - chosen * need[row, None]
+        after = NodeRows(rows.classes, rows.class_index[row], cpu[row], memory[row], free)
+        return row, chosen, self._worth(after, self._pods_hosted(cpu, memory)[row]) - self.worth(rows)[row]
 
-    def _hosted(self, cpu: Ints, memory: Ints) -> Floats:
+    def _pods_hosted(self, cpu: Ints, memory: Ints) -> Floats:
         """Return how many pods of each type the cpu and memory of each row suffice for, [B, T]."""
-        found: Floats = np.minimum(cpu[:, None] / self._types.cpu, memory[:, None] / self._types.memory)
-        return np.floor(found, out=found)
+        hosted: Floats = np.minimum(cpu[:, None] / self._types.cpu, memory[:, None] / self._types.memory)
+        return np.floor(hosted, out=hosted)
 
     def _worth(self, rows: NodeRows, hosted: Floats) -> Ints:
-        """Return the worth of every row, [B].
+        types, tables = self._types, self._tables_for(rows.classes)
+        card_row = tables.first_row[rows.class_index][:, None] + np.clip(rows.free, 0, CARD)
+        value: Ints = tables.cards.value[card_row].sum(1)
+        # By size of a share: how many cards have capacity for one, for how many shares there is capacity in all, and
+        # how many milli are free on the cards with capacity.
+        cards, shares, usable = np.split(tables.cards.capacity[card_row].sum(1, dtype=np.float64), 3, axis=1)
+        copies = np.floor(shares[:, types.pair_size] / types.pair_cards) * (
+            cards[:, types.pair_size] >= types.pair_cards
+        )
+        copies = np.minimum(copies[:, types.pair], hosted)
+        usable = usable[:, types.pair_size][:, types.pair] * (copies > 0)
+        for_types: Floats = usable @ tables.fit_weights.T + copies @ tables.copy_weights.T
+        return value + for_types[np.arange(len(for_types)), tables.weight_row[rows.class_index]].astype(np.int64)
 
-        It is the sum of what the cards are worth by themselves, of the free capacity that each type can use, and of the
-        number of further pods of each type that fit.
-        """
-        types, on = self._types, self._on(rows.classes)
-        at = on.base[rows.class_index][:, None] + np.clip(rows.free, 0, CARD)
-        value: Ints = on.cards.value[at].sum(1)
-        number, times, usable = np.split(on.cards.room[at].sum(1, dtype=np.float64), 3, axis=1)
-        many = np.floor(times[:, types.size] / types.cards) * (number[:, types.size] >= types.cards)
-        room = np.minimum(many[:, types.pair], hosted)
-        usable = usable[:, types.size][:, types.pair] * (room > 0)
-        found: Floats = usable @ on.fit.T + room @ on.copy.T
-        return value + found[np.arange(len(found)), on.weights[rows.class_index]].astype(np.int64)
-
-    def _on(self, classes: tuple[NodeClass, ...]) -> _Classes:
-        found = self._classes.get(classes)
-        if found is None:
-            needed = [self._types.needs(node) for node in classes]
-            cards = self._cards = self._cards.with_needs(needed, self._types)
-            base = np.array([cards.block[row] for row in needed], np.int64)
-            found = self._classes[classes] = _Classes(cards, base, *self._types.weights(classes))
-        return found
+    def _tables_for(self, classes: tuple[NodeClass, ...]) -> _ClassTables:
+        tables = self._tables.get(classes)
+        if tables is None:
+            kinds = [self._types.milli_of_sizes(node) for node in classes]
+            cards = self._cards = self._cards.with_kinds(kinds, self._types)
+            first_row = np.array([cards.first_row[kind] for kind in kinds], np.int64)
+            tables = self._tables[classes] = _ClassTables(cards, first_row, *self._types.weights(classes))
+        return tables
 
 
 def _distinct(rows: NodeRows) -> tuple[NodeRows, Ints]:
@@ -138,9 +144,9 @@ def _distinct(rows: NodeRows) -> tuple[NodeRows, Ints]:
     if len(rows.class_index) == 1:
         return rows, np.zeros(1, np.int64)
     columns = np.column_stack((rows.class_index, rows.cpu, rows.memory, np.sort(rows.free, axis=1)))
-    whole = columns.view(np.dtype((np.void, columns.itemsize * columns.shape[1]))).ravel()
-    _, first, of = np.unique(whole, return_index=True, return_inverse=True)
-    return rows.select(first), of
+    bytes_of_rows = columns.view(np.dtype((np.void, columns.itemsize * columns.shape[1]))).ravel()
+    _, first, position = np.unique(bytes_of_rows, return_index=True, return_inverse=True)
+    return rows.select(first), position
 
 
 POLICY = CardPolicy(binpack, fullness, Fragmentation)

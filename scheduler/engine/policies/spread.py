@@ -1,4 +1,7 @@
-"""Card policy `spread`: share load out evenly over cards and nodes, the opposite of `binpack`."""
+"""Card and node policy `spread`: distribute load evenly over cards and nodes, the opposite of `binpack`.
+
+The registry (`scheduler.engine.policies`) loads `POLICY`.
+"""
 
 from collections.abc import Sequence
 
@@ -9,11 +12,13 @@ from scheduler.engine.policies.binpack import binpack
 
 
 def spread(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
+    """Rate cards as `binpack` does, with the opposite sign."""
     packed = binpack(cards, weight_of_core)
     return lambda position, core, memory: -packed(position, core, memory)
 
 
 def emptiness(used: int, capacity: int) -> int:
+    """Score a node by the part of its capacity that is free."""
     return HIGHEST * (capacity - used) // capacity
 
 

@@ -222,7 +222,7 @@ def test_nvidia_plugin_node_gets_whole_card_pods_without_record() -> None:
     first, second, third = found["pods"]
     assert (first["node"], first["annotations"]) == ("n1", {})
     assert second["containers"]["c"]["cards"] == [1]
-    assert "could give out card 1" in third["rejections"]["n1"]
+    assert "could allocate card 1" in third["rejections"]["n1"]
 
 
 def test_fail_on_pending_exits_with_1_for_a_waiting_pod() -> None:

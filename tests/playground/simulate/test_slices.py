@@ -102,7 +102,7 @@ def test_partitioned_cards_are_not_given_to_other_vocabularies() -> None:
     gpu = pod("gpu", {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
     found = simulated(cut(), cut("", "whole", cards=2), share("p"), gpu, asking("s", mig_1g_10gb=1))
     assert placed(found) == {"p": "whole", "gpu": "whole", "s": "n1"}
-    assert "cut into slices" in found["pods"][0]["rejections"]["n1"]
+    assert "partitioned into slices" in found["pods"][0]["rejections"]["n1"]
     assert found["pods"][2]["rejections"] == {"whole": "node label gpu.partitioning is not set, not mig"}
 
 

@@ -26,7 +26,10 @@ def arrays() -> ClusterArrays:
 
 
 def content(table: NodeTable) -> list[tuple[str, int, tuple[CardState, ...]]]:
-    return [(table.nodes[at].name, int(table.rows.data[CORE_FREE, at, 0]), table.cards[at]) for at in table.at.tolist()]
+    return [
+        (table.nodes[at].name, int(table.rows.data[CORE_FREE, at, 0]), table.cards[at])
+        for at in table.rows_of_names.tolist()
+    ]
 
 
 def test_table_does_not_change_when_nodes_do(arrays: ClusterArrays) -> None:

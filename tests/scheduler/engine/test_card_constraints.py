@@ -161,7 +161,7 @@ REASONS = {
             constraints=Constraints(same_card=TOGETHER),
         ),
         [of("T4"), of("T4", 1)],
-        "each of the 2 GPU containers fits alone, but not all of them on one card, as same-card-group pair has it",
+        "each of the 2 GPU containers fits alone, but not all of them on one card, as same-card-group pair requires",
         True,
     ),
     "more cards than the one": (

@@ -60,14 +60,14 @@ CASES = {
     "too few cards can serve": (
         request(share(cards=2)),
         [state(0), state(1, 900), state(2, 900)],
-        "container 'c' needs 2 cards, 1 can serve it (2 cards: 2 core 20 percent short)",
+        "container 'c' needs 2 cards, 1 can take it (2 cards: 2 core 20 percent short)",
         RejectionKind.CORE,
         False,
     ),
     "whole cards in use": (
         request(whole_cards("c", 2)),
         [state(0, 10), state(1, 10)],
-        "container 'c' needs 2 cards, none can serve it (2 cards: 2 in use, a whole card is asked for)",
+        "container 'c' needs 2 cards, none can take it (2 cards: 2 in use, a whole card is requested)",
         RejectionKind.IN_USE,
         False,
     ),
@@ -81,7 +81,7 @@ CASES = {
     "the first container that fits nowhere": (
         request(share("a"), BIG),
         [state(0, 0, 0), state(1, 100, 20)],
-        "no card can serve container 'c' (2 cards: 1 memory 10.0 GiB short, 1 memory 30.0 GiB short)",
+        "no card can take container 'c' (2 cards: 1 memory 10.0 GiB short, 1 memory 30.0 GiB short)",
         RejectionKind.MEMORY,
         True,
     ),

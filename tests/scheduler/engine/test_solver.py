@@ -27,8 +27,8 @@ def chosen(found: Placement | Rejection, request: GpuRequest) -> Chosen | None:
 # Small problems need no prices and no table of all states; these thresholds bring both into play.
 WAYS = {
     "as it is": {},
-    "with prices": {"_PLAIN": 0, "_ROW": 10**6},
-    "with a table": {"_PLAIN": 0, "_ROW": 0, "_CELLS": 10**9},
+    "with prices": {"_MAX_PLAIN": 0, "_ROW_STEPS": 10**6},
+    "with a table": {"_MAX_PLAIN": 0, "_ROW_STEPS": 0, "_CELLS_PER_STEP": 10**9},
 }
 
 

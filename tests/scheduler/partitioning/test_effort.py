@@ -48,7 +48,7 @@ def node(seed: int = 1) -> PartitionableCards:
 
 @pytest.fixture(autouse=True)
 def _no_answers_are_known() -> None:
-    slice_allocation._known.cache_clear()
+    slice_allocation._cached.cache_clear()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.scheduler.partitioning.cluster import MIG, MPS, cluster, known, slice
 def test_a_pod_that_finds_no_slice_gets_one() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
-    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": "its cards are cut anew for it"}
+    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": "its cards are repartitioned for the pod"}
     assert "spec-partitioning-plan" not in agents["n1"].said  # a filter writes nothing
     replica.planning.work()
     assert '"spec-partitioning-plan": 1000' in agents["n1"].said
@@ -65,7 +65,7 @@ def test_a_refused_plan_is_told_and_not_repeated_at_once() -> None:
     agents["n1"].refuse("busy")
     replica.deliver()
     assert ("n1", "PlanRefused", "the agent refused partition plan 1000: busy") in replica.events
-    text = "its cards are cut anew for it, but plan 1000 of its slices was refused: busy"
+    text = "its cards are repartitioned for the pod, but plan 1000 of its slices was refused: busy"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": text}
     turn(replica)
     assert agents["n1"].found.partitioning.plan == 1000
@@ -306,7 +306,7 @@ def test_what_a_decision_says_of_slices() -> None:
     replica.deliver()
     small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-7g.80gb": 1}))
     assert str(replica.decider.decide(small, "n1")) == "2 mig-1g.10gb slices: 2 in use"
-    assert str(replica.decider.decide(large, "n1")) == "no mig-7g.80gb slice is made on node n1"
+    assert str(replica.decider.decide(large, "n1")) == "node n1 has no mig-7g.80gb slice"
 
 
 def test_what_a_refused_plan_withholds_is_planned_as_it_is() -> None:

@@ -13,7 +13,7 @@ from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MIG, Slice
 from scheduler.engine.partitioning.geometry import counts_of
 from scheduler.engine.partitioning.mps_shares import mps_card
-from scheduler.engine.partitioning.partition_plan import can_offer, partitionable_cards, plan
+from scheduler.engine.partitioning.partition_plan import can_offer, partitionable_cards, plan_cards
 from tests import data
 
 CASES = data.load("mig_partitioner")
@@ -57,7 +57,7 @@ def partitioning(node: Node) -> NodeSlices:
 
 def replan(node: Node, pods: Sequence[Mapping[str, int]]) -> tuple[Slice, ...] | Rejection:
     cards, _, used = node
-    return plan(cards, partitioning(node), used, pods, KNOWN)
+    return plan_cards(partitionable_cards(cards, partitioning(node), used, KNOWN, {}), pods)
 
 
 def single(requests: Mapping[str, int]) -> list[Mapping[str, int]]:
@@ -105,13 +105,13 @@ def test_cluster(case: Case) -> None:
 
 def offers(node: Node, request: Mapping[str, int]) -> bool:
     cards, _, used = node
-    return can_offer(partitionable_cards(cards, partitioning(node), used, KNOWN), request)
+    return can_offer(partitionable_cards(cards, partitioning(node), used, KNOWN, {}), request)
 
 
 @cases("mps")
 def test_mps(case: Case) -> None:
     card = mps_card(Card(0, "GPU-0", "NVIDIA T4", case["memory"] << 30), [], [])
-    cut = card.cut((), counts_of(case["requests"].items()))
-    assert cut
-    assert cut.touched == case["changed"]
-    assert dict(Counter(name for _, name in cut.slices)) == case["after"]
+    partition = card.partition((), counts_of(case["requests"].items()))
+    assert partition
+    assert partition.touched == case["changed"]
+    assert dict(Counter(name for _, name in partition.slices)) == case["after"]

@@ -52,7 +52,7 @@ def test_a_divided_card_is_its_slices_and_no_card(made: tuple[Replica, Agent]) -
     assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": True}
     (share,) = submit(replica, b.share("p"))
     reason = replica.filter.filter(share, ["n1"]).hopeless["n1"]
-    assert reason == "node n1 has no whole GPU cards: its cards are cut into slices (gpu.partitioning=mig)"
+    assert reason == "node n1 has no whole GPU cards: its cards are partitioned into slices (gpu.partitioning=mig)"
 
 
 def test_under_mps_cards_that_are_whole_are_for_all() -> None:
@@ -163,7 +163,7 @@ def test_what_cannot_be_read_is_told_and_the_last_good_state_stays(
     assert [(name, reason) for name, reason, _ in replica.events] == [("n1", "BadSlices")]
     assert path in replica.events[0][2]
     (pod,) = submit(replica, wants("p", {"mig-4g.40gb": 1}))
-    assert replica.filter.filter(pod, ["n1"]).failed["n1"].startswith("what the node says of its slices cannot be read")
+    assert replica.filter.filter(pod, ["n1"]).failed["n1"].startswith("the node's report of its slices cannot be read")
     replica.planning.work()
     assert replica.state.partitions.plans() == ()
     assert offered(Replica(agent.api)) == {}  # who has never read it knows of no card that is whole
@@ -208,7 +208,7 @@ def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared(
     assert target
     assert isinstance(replica.decider.decide(share, "n1"), Reservation)
     assert not replica.state.partitions.add_plan(PartitionPlan("n1", 1, slices((0, 0, "4gb"))), target.version)
-    refused = "insufficient slices (1 card: 1 in use by pods that asked for no slice)"
+    refused = "insufficient slices (1 card: 1 in use by pods that request no slice)"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": refused}
     decision = replica.state.reservation("uid-q")
     assert decision

@@ -17,7 +17,7 @@ from scheduler.cluster.arrays import ClusterArrays
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
-from scheduler.engine.arrays.array_rejections import MOST
+from scheduler.engine.arrays.array_rejections import MAX_REASONS
 from scheduler.engine.arrays.node_table import EXACT, NodeTable
 from scheduler.engine.node_assessment import assess, score
 from tests.builders import GIB
@@ -118,8 +118,8 @@ def test_property_arrays_say_what_the_engine_says(
 @pytest.mark.parametrize(
     ("count", "reason"),
     [
-        (MOST, "insufficient GPU (2 cards: 1 core 10 percent short and memory 4.0 GiB short, 1 unhealthy)"),
-        (MOST + 1, "insufficient GPU (2 cards: 1 core and memory short, 1 unhealthy)"),
+        (MAX_REASONS, "insufficient GPU (2 cards: 1 core 10 percent short and memory 4.0 GiB short, 1 unhealthy)"),
+        (MAX_REASONS + 1, "insufficient GPU (2 cards: 1 core and memory short, 1 unhealthy)"),
     ],
 )
 def test_amounts_are_given_while_there_are_few_reasons(count: int, reason: str) -> None:

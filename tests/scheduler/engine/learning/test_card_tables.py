@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.card_tables import card_values, grains, prices
+from scheduler.engine.learning.card_tables import card_values, grains, share_prices
 from tests.examples import examples
 
 demands = st.dictionaries(st.integers(5, 100), st.floats(0.01, 1000), min_size=1, max_size=8)
@@ -21,15 +21,15 @@ def fewest_cards(demand: dict[int, int]) -> int:
 
 
 def test_prices_by_hand() -> None:
-    assert prices([50], [10]) == [0.5]  # two on a card
-    assert prices([60], [10]) == [1.0]  # 40 are left over whatever is done
-    assert prices([40, 60], [1, 10]) == [0.0, 1.0]  # there is room beside the large ones
-    assert prices([40, 60], [10, 1]) == pytest.approx([0.5, 0.5])  # a large one takes the place of one small
+    assert share_prices([50], [10]) == [0.5]  # two on a card
+    assert share_prices([60], [10]) == [1.0]  # 40 are left over whatever is done
+    assert share_prices([40, 60], [1, 10]) == [0.0, 1.0]  # there is room beside the large ones
+    assert share_prices([40, 60], [10, 1]) == pytest.approx([0.5, 0.5])  # a large one takes the place of one small
 
 
 @pytest.mark.parametrize("demand", [{50: 3, 30: 2}, {70: 2, 30: 3}, {34: 4, 60: 1}, {25: 2, 75: 2, 100: 1}])
 def test_prices_prove_how_many_cards_are_needed_at_least(demand: dict[int, int]) -> None:
-    found = prices(list(demand), [float(number) for number in demand.values()])
+    found = share_prices(list(demand), [float(number) for number in demand.values()])
     proven = sum(a * b for a, b in zip(found, demand.values(), strict=True))
     assert proven <= fewest_cards(demand) + 1e-9
     assert proven > fewest_cards(demand) - 1
@@ -53,7 +53,7 @@ def test_a_card_is_worth_what_can_be_put_on_it(demand: dict[int, float]) -> None
 @given(demands)
 def test_prices_prove_more_than_plain_sizes(demand: dict[int, float]) -> None:
     sizes = sorted(demand)
-    found = prices(sizes, [demand[size] for size in sizes])
+    found = share_prices(sizes, [demand[size] for size in sizes])
     proven = sum(price * demand[size] for price, size in zip(found, sizes, strict=True))
     assert proven >= sum(size * demand[size] for size in sizes) / 100 - 1e-6
 

@@ -14,7 +14,7 @@ from scheduler.engine.learning.shapes import (
     class_of,
     free_milli,
     free_milli_of_card,
-    milli_on,
+    milli_per_card,
     shape_of,
 )
 from tests.builders import GIB, state
@@ -73,7 +73,7 @@ def test_the_models_that_a_pod_may_have(constraints: dict[str, tuple[str, ...]],
 def test_a_pod_for_models_that_nobody_has_fits_nowhere() -> None:
     shape = shape_of(request(ContainerRequest("c", 1, 250), models=("H100",)), NEEDS, MODELS)
     for model in MODELS:
-        assert milli_on(shape, NodeClass(64_000, 256 * GIB, 8, model, 80 * GIB)) is None
+        assert milli_per_card(shape, NodeClass(64_000, 256 * GIB, 8, model, 80 * GIB)) is None
 
 
 def test_what_a_card_has_left_is_the_scarcer_of_core_and_memory() -> None:

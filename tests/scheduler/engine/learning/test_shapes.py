@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.shapes import NodeClass, Shape, milli_per_card
 
 GIB = 1 << 30
 NODE = NodeClass(8000, 64 * GIB, 2, "T4", 16 * GIB)
@@ -23,8 +23,8 @@ NODE = NodeClass(8000, 64 * GIB, 2, "T4", 16 * GIB)
     ],
 )
 def test_what_a_pod_takes_of_a_card(shape: Shape, milli: int | None) -> None:
-    assert milli_on(shape, NODE) == milli
+    assert milli_per_card(shape, NODE) == milli
 
 
 def test_a_node_that_does_not_say_its_memory_cannot_share_it() -> None:
-    assert milli_on(Shape(1, 1, 1, 0, GIB), NODE._replace(card_memory=0)) is None
+    assert milli_per_card(Shape(1, 1, 1, 0, GIB), NODE._replace(card_memory=0)) is None

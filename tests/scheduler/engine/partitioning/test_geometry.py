@@ -50,7 +50,7 @@ def problems(draw: st.DrawFn) -> tuple[GeometryTable, Instances, Instances, Coun
 
 
 def geometries_of(of: GeometryTable) -> tuple[Mapping[str, int], ...] | None:
-    return KNOWN if of.known else None
+    return KNOWN if of.is_configured else None
 
 
 @given(problems())
@@ -59,7 +59,7 @@ def test_a_card_is_cut_as_well_as_by_exhaustive_search(
     problem: tuple[GeometryTable, Instances, Instances, Counter[str], Counter[str]],
 ) -> None:
     of, used, free, asked, wished = problem
-    cut = card_of(of, used, free).cut(counts_of(asked.items()), counts_of(wished.items()))
+    cut = card_of(of, used, free).partition(counts_of(asked.items()), counts_of(wished.items()))
     cuts = allowed_cuts(of.layout, used, asked, geometries_of(of))
     if cut is None:
         assert not cuts
@@ -68,7 +68,7 @@ def test_a_card_is_cut_as_well_as_by_exhaustive_search(
     assert made in cuts
     served = (free_in(made, used) - asked) & wished
     assert dict(cut.served) == dict(served)
-    found = (served.total(), len(made), len(free - made), cut.room)
+    found = (served.total(), len(made), len(free - made), cut.creatable)
     assert found == best_of(of.layout, cuts, used, free, asked, wished)
     assert (cut.destroyed, cut.touched) == (len(free - made), made != used | free)
 
@@ -86,7 +86,7 @@ def test_what_a_card_offers_is_what_some_cut_has_free(
     assert set(options) <= reachable
     assert all(any(all(a <= b for a, b in zip(less, option, strict=True)) for option in options) for less in reachable)
     for profile in of.layout.profiles:
-        assert card.most(profile.name) == max(free_in(cut, used)[profile.name] for cut in cuts)
+        assert card.max_free(profile.name) == max(free_in(cut, used)[profile.name] for cut in cuts)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
@@ -98,15 +98,15 @@ def test_the_bits_of_a_table_clash_as_the_rules_say(layout: Layout) -> None:
 
 
 def test_an_empty_card_is_cut_full_and_what_is_asked_lies_where_most_fits_beside_it() -> None:
-    cut = card_of(table(A100)).cut((("2g.20gb", 1),))
+    cut = card_of(table(A100)).partition((("2g.20gb", 1),))
     assert cut
     assert cut.slices == (*((i, "1g.10gb") for i in range(4)), (4, "2g.20gb"), (6, "1g.10gb"))
-    assert cut.room == len(possible_instances(table(A100).layout, [Instance(4, "2g.20gb")]))
+    assert cut.creatable == len(possible_instances(table(A100).layout, [Instance(4, "2g.20gb")]))
 
 
 def test_free_slices_stay_where_that_costs_nothing() -> None:
     free = frozenset({Instance(0, "2g.20gb")})
-    cut = card_of(table(A100), frozenset(), free).cut((("2g.20gb", 1), ("3g.40gb", 1)))
+    cut = card_of(table(A100), frozenset(), free).partition((("2g.20gb", 1), ("3g.40gb", 1)))
     assert cut
     assert free < {*cut.slices}
     assert cut.destroyed == 0
@@ -116,22 +116,22 @@ def test_the_order_of_the_configuration_decides_last() -> None:
     asked = (("1g.10gb", 1),)
     geometries = ({"2g.20gb": 2, "1g.10gb": 1}, {"1g.10gb": 1, "1g.20gb": 2})
     for order in (geometries, geometries[::-1]):
-        cut = card_of(table(A100, {"NVIDIA-A100-SXM4-80GB": order})).cut(asked)
+        cut = card_of(table(A100, {"NVIDIA-A100-SXM4-80GB": order})).partition(asked)
         assert cut
         assert Counter(profile for _, profile in cut.slices) == order[0]
 
 
 def test_a_configured_geometry_is_all_of_a_card() -> None:
     card = card_of(table(A100, {"A100": ({"2g.20gb": 3}, {"1g.10gb": 7})}), frozenset({Instance(0, "2g.20gb")}))
-    assert card.cut((("1g.10gb", 1),)) is None
-    assert card.why("1g.10gb") == "2g.20gb in use at 0: no room for 1g.10gb"
-    cut = card.cut((("2g.20gb", 1),))
+    assert card.partition((("1g.10gb", 1),)) is None
+    assert card.no_room_reason("1g.10gb") == "2g.20gb in use at 0: no room for 1g.10gb"
+    cut = card.partition((("2g.20gb", 1),))
     assert cut
     assert cut.slices == ((0, "2g.20gb"), (2, "2g.20gb"), (4, "2g.20gb"))
 
 
 def test_a_geometry_that_cannot_be_placed_and_one_of_another_model_are_as_if_not_there() -> None:
-    assert not table(A100, {"A100": ({"3g.40gb": 3},)}).ways
+    assert not table(A100, {"A100": ({"3g.40gb": 3},)}).geometries
     assert table(A100, {"H100": ({"3g.40gb": 2},)}) is table(A100)
 
 
@@ -145,8 +145,8 @@ def test_a_geometry_that_cannot_be_placed_and_one_of_another_model_are_as_if_not
 )
 def test_a_card_says_why_it_has_no_room(used: tuple[Instance, ...], name: str, why: str) -> None:
     card = card_of(table(A100), frozenset(used))
-    assert card.cut(((name, 1),)) is None
-    assert card.why(name).startswith(why)
+    assert card.partition(((name, 1),)) is None
+    assert card.no_room_reason(name).startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_a_card_with_a_record_that_cannot_be_is_not_cut(used: list[tuple[int, st
 
 def test_a_free_instance_in_the_place_of_a_used_one_that_is_to_be_made_again_does_not_count() -> None:
     card = card_of(table(A100), frozenset({Instance(0, "3g.40gb")}), frozenset({Instance(2, "2g.20gb")}))
-    assert card.has("2g.20gb") == 0
-    assert card.kept(()).slices == ((0, "3g.40gb"),)
+    assert card.count_free("2g.20gb") == 0
+    assert card.unchanged(()).slices == ((0, "3g.40gb"),)
 
 
 def test_of_free_instances_that_cannot_lie_together_the_first_counts() -> None:
     card = mig_card(table(A100), [], [(0, "2g.20gb"), (1, "1g.10gb")])
     assert isinstance(card, MigCard)
-    assert card.kept(()).slices == ((0, "2g.20gb"),)
+    assert card.unchanged(()).slices == ((0, "2g.20gb"),)

@@ -14,7 +14,7 @@ from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.mig import invalid_reason, layout_of
 from mgpu.model.node_slices import NO_SLICES, NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice
-from scheduler.engine.partitioning.partition_plan import can_offer, partitionable_cards, plan
+from scheduler.engine.partitioning.partition_plan import can_offer, partitionable_cards, plan_cards
 from tests.examples import examples
 from tests.scheduler.partitioning.exhaustive import Instances, all_cuts, free_in
 
@@ -36,6 +36,16 @@ def mig(*made: Slice, cards: int = 8) -> NodeSlices:
 
 def mps(*made: Slice) -> NodeSlices:
     return NodeSlices(MPS, existing=made)
+
+
+def plan(
+    gpus: Sequence[Card],
+    observed: NodeSlices,
+    used: Sequence[Slice],
+    requests: Sequence[Mapping[str, int]],
+    unavailable: Mapping[int, str] = {},
+) -> tuple[Slice, ...] | Rejection:
+    return plan_cards(partitionable_cards(gpus, observed, used, {}, unavailable), requests)
 
 
 def by_card(slices: Sequence[Slice]) -> dict[int, Counter[str]]:
@@ -106,8 +116,10 @@ def test_a_pod_is_served_exactly_where_the_rules_allow_and_with_the_fewest_chang
     cards = [card for card, _, _ in cuts]
     used = [s for card, busy, _ in cuts for s in slices(card, busy)]
     made = used + [s for card, _, free in cuts for s in slices(card, free)]
-    planned = plan(cards, mig(*made), used, [asked], {})
-    assert can_offer(partitionable_cards(cards, mig(*made), used, {}), asked) == (not isinstance(planned, Rejection))
+    planned = plan(cards, mig(*made), used, [asked])
+    assert can_offer(partitionable_cards(cards, mig(*made), used, {}, {}), asked) == (
+        not isinstance(planned, Rejection)
+    )
     fewest = fewest_changed(cuts, asked)
     if isinstance(planned, Rejection):
         assert fewest is None
@@ -125,11 +137,11 @@ def test_a_pod_is_served_exactly_where_the_rules_allow_and_with_the_fewest_chang
         assert invalid_reason(layout, [s.instance for s in planned if s.card == card.index]) is None
     for listed in (cards, made, used):
         chance.shuffle(listed)  # type: ignore[attr-defined]
-    assert plan(cards, mig(*made), used, [asked], {}) == planned
+    assert plan(cards, mig(*made), used, [asked]) == planned
 
 
 def test_an_empty_card_is_cut_and_the_others_stay_whole() -> None:
-    planned = plan(a100s(3), mig(), [], [{"2g.20gb": 2}], {})
+    planned = plan(a100s(3), mig(), [], [{"2g.20gb": 2}])
     assert not isinstance(planned, Rejection)
     assert by_card(planned) == {0: Counter({"2g.20gb": 2, "1g.10gb": 3})}
 
@@ -149,29 +161,29 @@ def test_free_instances_are_given_up_for_a_pod_and_used_ones_never(
     model: str, used: dict[int, str], free: dict[int, str], asked: list[str], cut: Mapping[str, int] | None
 ) -> None:
     busy, idle = ([Slice(0, start, name) for start, name in part.items()] for part in (used, free))
-    planned = plan(gpus(model), mig(*busy, *idle), busy, [{name: 1} for name in asked], {})
+    planned = plan(gpus(model), mig(*busy, *idle), busy, [{name: 1} for name in asked])
     assert {*busy} <= {*(planned if isinstance(planned, tuple) else busy)}
     assert (by_card(planned)[0] if isinstance(planned, tuple) else None) == cut
 
 
 def test_what_is_free_counts_before_anything_is_cut() -> None:
     free = (Slice(0, 0, "3g.40gb"), Slice(1, 4, "2g.20gb"))
-    assert plan(a100s(2), mig(*free), [], [{"2g.20gb": 1, "3g.40gb": 1}], {}) == free
+    assert plan(a100s(2), mig(*free), [], [{"2g.20gb": 1, "3g.40gb": 1}]) == free
 
 
 def test_of_equal_cards_the_one_is_cut_that_leaves_more_room() -> None:
     """Card 1 has lost its room for a 7g already."""
     used = Slice(1, 6, "1g.10gb")
-    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}], {})
+    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}])
     assert not isinstance(planned, Rejection)
     assert by_card(planned) == {1: Counter({"1g.10gb": 7})}
 
 
 def test_pods_after_the_first_are_served_as_far_as_possible() -> None:
     wanted = [{"4g.40gb": 1}, {"7g.80gb": 1}, {"3g.40gb": 1}, {"2g.20gb": 9}, {"4gb": 1}, {"2g.20gb": 1}]
-    planned = plan(a100s(1), mig(), [], wanted, {})
+    planned = plan(a100s(1), mig(), [], wanted)
     assert planned == (Slice(0, 0, "4g.40gb"), Slice(0, 4, "2g.20gb"), Slice(0, 6, "1g.10gb"))
-    planned = plan(a100s(2), mig(), [], wanted, {})
+    planned = plan(a100s(2), mig(), [], wanted)
     assert not isinstance(planned, Rejection)
     assert by_card(planned)[0] == Counter({"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1})
     assert by_card(planned)[1] == Counter({"3g.40gb": 1, "1g.10gb": 4})
@@ -179,14 +191,14 @@ def test_pods_after_the_first_are_served_as_far_as_possible() -> None:
 
 def test_pods_after_the_first_are_served_on_the_cards_that_change_anyway() -> None:
     used = Slice(1, 6, "1g.10gb")
-    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}, {"2g.20gb": 1}], {})
+    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}, {"2g.20gb": 1}])
     assert not isinstance(planned, Rejection)
     assert by_card(planned) == {1: Counter({"2g.20gb": 1, "1g.10gb": 5})}
 
 
 def test_free_slices_serve_the_pods_after_the_first_too() -> None:
     free = Slice(1, 0, "7g.80gb")
-    planned = plan(a100s(2), mig(free), [], [{"3g.40gb": 1}, {"7g.80gb": 1}], {})
+    planned = plan(a100s(2), mig(free), [], [{"3g.40gb": 1}, {"7g.80gb": 1}])
     assert not isinstance(planned, Rejection)
     assert free in planned
     assert by_card(planned)[0] == Counter({"3g.40gb": 1, "1g.10gb": 4})
@@ -194,15 +206,15 @@ def test_free_slices_serve_the_pods_after_the_first_too() -> None:
 
 def test_a_used_slice_that_is_not_there_is_made_again() -> None:
     used = Slice(0, 2, "2g.20gb")
-    assert plan(a100s(1), mig(), [used], [], {}) == (used,)
-    planned = plan(a100s(1), mig(Slice(0, 0, "4g.40gb")), [used], [{"3g.40gb": 1}], {})
+    assert plan(a100s(1), mig(), [used], []) == (used,)
+    planned = plan(a100s(1), mig(Slice(0, 0, "4g.40gb")), [used], [{"3g.40gb": 1}])
     assert not isinstance(planned, Rejection)
     assert {used, Slice(0, 4, "3g.40gb")} < {*planned}
 
 
 def test_uuids_and_pods_of_what_is_made_do_not_matter() -> None:
     made = Slice(0, 6, "1g.10gb", uuid="MIG-1", pod="uid-p")
-    planned = plan(a100s(1), mig(made), [made], [{"4g.40gb": 1}], {})
+    planned = plan(a100s(1), mig(made), [made], [{"4g.40gb": 1}])
     assert not isinstance(planned, Rejection)
     assert made.place in planned
     assert made not in planned
@@ -216,7 +228,7 @@ def test_every_card_that_cannot_be_cut_says_why_and_keeps_its_slices() -> None:
     made = [*used, Slice(1, 0, "7g.80gb"), Slice(7, 0, "2g.20gb")]
     found = NodeSlices(MIG, existing=tuple(made), cards=frozenset({0, 1, 3, 4, 5}))
     barred = {3: "held by other pods"}
-    rejected = plan(cards, found, used, [{"3g.40gb": 1}], {}, barred=barred)
+    rejected = plan(cards, found, used, [{"3g.40gb": 1}], unavailable=barred)
     assert isinstance(rejected, Rejection)
     assert [refusal.reason for refusal in rejected.cards] == [
         "1g.10gb in use at 0, 4: no room for 3g.40gb",
@@ -224,44 +236,44 @@ def test_every_card_that_cannot_be_cut_says_why_and_keeps_its_slices() -> None:
         "not in MIG mode",
         "held by other pods",
         "3g.40gb in use at 1, where it cannot be",
-        "cannot be cut",
+        "cannot be partitioned",
     ]
     assert not rejected.hopeless
-    planned = plan(cards, found, used, [{"2g.20gb": 1}], {}, barred=barred)
+    planned = plan(cards, found, used, [{"2g.20gb": 1}], unavailable=barred)
     assert not isinstance(planned, Rejection)
     assert {*made} < {*planned}
 
 
 def test_without_the_places_of_instances_a_node_is_not_cut() -> None:
     found = NodeSlices(MIG, existing=(Slice(0, 0, "1g.10gb"),), cards=frozenset({0}), has_positions=False)
-    rejected = plan(a100s(1), found, [], [{"2g.20gb": 1}], {})
+    rejected = plan(a100s(1), found, [], [{"2g.20gb": 1}])
     assert isinstance(rejected, Rejection)
-    assert [refusal.reason for refusal in rejected.cards] == ["where its instances lie is not known"]
+    assert [refusal.reason for refusal in rejected.cards] == ["the places of its instances are not known"]
 
 
 @pytest.mark.parametrize(
     ("found", "asked", "why"),
     [
-        (mig(), {"4gb": 1}, "the node's cards are cut by mig, not into 4gb"),
-        (mps(), {"2g.20gb": 1, "4gb": 1}, "the node's cards are cut by mps, not into 2g.20gb"),
-        (NO_SLICES, {"2g.20gb": 1}, "the node's cards are not cut"),
+        (mig(), {"4gb": 1}, "the node's cards are partitioned by mig, not into 4gb"),
+        (mps(), {"2g.20gb": 1, "4gb": 1}, "the node's cards are partitioned by mps, not into 2g.20gb"),
+        (NO_SLICES, {"2g.20gb": 1}, "the node's cards are not partitioned"),
     ],
 )
 def test_a_node_is_cut_in_one_way(found: NodeSlices, asked: Mapping[str, int], why: str) -> None:
-    assert plan(a100s(1), found, [], [asked], {}) == Rejection(RejectionKind.SLICES, why, hopeless=True)
+    assert plan(a100s(1), found, [], [asked]) == Rejection(RejectionKind.SLICES, why, hopeless=True)
 
 
 def test_a_node_without_cards() -> None:
-    assert plan([], mig(), [], [{"2g.20gb": 1}], {}) == Rejection(
+    assert plan([], mig(), [], [{"2g.20gb": 1}]) == Rejection(
         RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True
     )
 
 
 def test_more_than_a_node_has_is_hopeless_and_what_pods_hold_is_not() -> None:
     used = [Slice(0, 0, "7g.80gb")]
-    held = plan(a100s(1), mig(*used), used, [{"7g.80gb": 1}], {})
-    barred = plan(a100s(1), mig(), [], [{"7g.80gb": 1}], {}, barred={0: "held by other pods"})
-    too_many = plan(a100s(1), mig(), [], [{"7g.80gb": 2}], {})
+    held = plan(a100s(1), mig(*used), used, [{"7g.80gb": 1}])
+    barred = plan(a100s(1), mig(), [], [{"7g.80gb": 1}], unavailable={0: "held by other pods"})
+    too_many = plan(a100s(1), mig(), [], [{"7g.80gb": 2}])
     assert isinstance(held, Rejection)
     assert isinstance(barred, Rejection)
     assert isinstance(too_many, Rejection)
@@ -271,38 +283,38 @@ def test_more_than_a_node_has_is_hopeless_and_what_pods_hold_is_not() -> None:
 
 def test_under_mps_a_card_that_is_cut_is_filled_before_a_whole_one_is_cut() -> None:
     made = Slice(1, 0, "4gb")
-    planned = plan(a100s(2), mps(made), [made], [{"10gb": 2}], {})
+    planned = plan(a100s(2), mps(made), [made], [{"10gb": 2}])
     assert planned == (made, Slice(1, 1, "10gb"), Slice(1, 2, "10gb"))
 
 
 def test_under_mps_free_slices_are_given_up_before_a_whole_card_is_cut() -> None:
     free = (Slice(1, 0, "40gb"), Slice(1, 1, "40gb"))
-    assert plan(a100s(2), mps(*free), [], [{"10gb": 1}], {}) == (free[0], Slice(1, 1, "10gb"))
+    assert plan(a100s(2), mps(*free), [], [{"10gb": 1}]) == (free[0], Slice(1, 1, "10gb"))
 
 
 def test_under_mps_the_fuller_of_two_cards_that_are_cut_is_filled() -> None:
     used = [Slice(0, 0, "4gb"), Slice(1, 0, "40gb")]
-    assert plan(a100s(2), mps(*used), used, [{"10gb": 1}], {}) == (*used, Slice(1, 1, "10gb"))
+    assert plan(a100s(2), mps(*used), used, [{"10gb": 1}]) == (*used, Slice(1, 1, "10gb"))
 
 
 def test_under_mps_a_pod_of_slices_for_two_cards() -> None:
-    planned = plan(a100s(3), mps(), [], [{"50gb": 1, "40gb": 2}], {}, barred={1: "held by other pods"})
+    planned = plan(a100s(3), mps(), [], [{"50gb": 1, "40gb": 2}], unavailable={1: "held by other pods"})
     assert planned == (Slice(0, 0, "40gb"), Slice(0, 1, "40gb"), Slice(2, 0, "50gb"))
 
 
 def test_a_pod_of_dozens_of_slices_of_many_kinds_is_answered_at_once() -> None:
     asked = {"1g.10gb": 8, "2g.20gb": 8, "3g.40gb": 8, "1g.20gb": 8, "4g.40gb": 4}
-    planned = plan(a100s(16), mig(cards=16), [], [asked], {})
+    planned = plan(a100s(16), mig(cards=16), [], [asked])
     assert not isinstance(planned, Rejection)
     assert Counter(s.name for s in planned) >= Counter(asked)
-    assert isinstance(plan(a100s(8), mig(), [], [asked | {"1g.10gb": 56}], {}), Rejection)
+    assert isinstance(plan(a100s(8), mig(), [], [asked | {"1g.10gb": 56}]), Rejection)
     shares = {f"{n}gb": 10 for n in range(1, 10)}
-    assert isinstance(plan(a100s(4), mps(), [], [shares], {}), Rejection)
-    assert not isinstance(plan(a100s(8), mps(), [], [shares], {}), Rejection)
+    assert isinstance(plan(a100s(4), mps(), [], [shares]), Rejection)
+    assert not isinstance(plan(a100s(8), mps(), [], [shares]), Rejection)
 
 
 def test_planning_over_a_thousand_nodes_takes_no_time_worth_naming() -> None:
-    """A bound that no load of the machine breaks; what it takes is for `bench/slices.py` to say: 4 to 70 ms."""
+    """A bound that no load of the machine breaks; `bench/slices.py` measures the time, 4 to 70 ms."""
     rows = run()
     assert len(rows) == len(ASKS)
     assert all(row.planning < 1000 for row in rows)

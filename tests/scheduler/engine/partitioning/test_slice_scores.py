@@ -4,7 +4,7 @@ import pytest
 
 from mgpu.settings import load_settings
 from mgpu.settings.slice_settings import SlicesSettings
-from scheduler.engine.partitioning.slice_scores import node_score
+from scheduler.engine.partitioning.slice_scores import weighted_score
 from tests import builders as b
 from tests.scheduler.partitioning.cluster import MIG, MPS, cluster, slices, submit, wants
 
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, int], int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_score_of_a_node(name: str) -> None:
     text, full, capacity, expected = CASES[name]
-    assert node_score(full, capacity, settings(text)) == expected
+    assert weighted_score(full, capacity, settings(text)) == expected
 
 
 def scores(text: str) -> list[int]:

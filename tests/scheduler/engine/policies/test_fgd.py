@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.engine.learning.node_board import UNFIT
-from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.shapes import NodeClass, Shape, milli_per_card
 from scheduler.engine.policies.fgd import Fgd, TypicalPod, typical_pods
 from tests.examples import examples
 from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, node_rows, nodes
@@ -68,7 +68,7 @@ def fragmented(node: Node, typical: tuple[TypicalPod, ...]) -> int:
     kind, cpu, _, free = node
     amount = 0
     for pod in typical:
-        need = milli_on(pod.shape, kind)
+        need = milli_per_card(pod.shape, kind)
         fits = need and cpu >= pod.shape.cpu and sum(left >= need for left in free) >= pod.shape.cards
         amount += pod.number * sum(left for left in free if not fits or left < (need or 0))
     return amount
@@ -90,7 +90,7 @@ def test_as_a_literal_reading(node: Node, typical: list[tuple[Shape, int]], shap
     before = fragmented(node, pods)
     assert judge.fragments(rows).tolist() == [before]
     kind, cpu, memory, free = node
-    need = milli_on(shape, kind)
+    need = milli_per_card(shape, kind)
     fitting = [card for card, left in enumerate(free) if need is not None and left >= need]
     if need is None or cpu < shape.cpu or memory < shape.memory or len(fitting) < shape.cards:
         assert judge.keys(rows, shape).tolist() == [UNFIT]

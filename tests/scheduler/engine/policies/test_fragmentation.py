@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.engine.learning.expected_pods import UNIT, Learner
 from scheduler.engine.learning.node_board import UNFIT
-from scheduler.engine.learning.shapes import NodeClass, NodeRows, Shape, milli_on
+from scheduler.engine.learning.shapes import NodeClass, NodeRows, Shape, milli_per_card
 from scheduler.engine.policies.fragmentation import Fragmentation
 from tests.examples import examples
 from tests.scheduler.engine.learning.clusters import CLASSES, GIB, SHAPES, Node, board_of, node_rows, nodes
@@ -32,7 +32,7 @@ def empty(node: NodeClass) -> Node:
 @given(nodes((*CLASSES, NEWCOMER)), st.sampled_from(SHAPES))
 def test_keys_and_cards_are_those_of_the_way_that_loses_least(node: Node, shape: Shape) -> None:
     kind, cpu, memory, free = node
-    rows, need = node_rows(node), milli_on(shape, kind)
+    rows, need = node_rows(node), milli_per_card(shape, kind)
     fitting = [card for card, left in enumerate(free) if need is not None and left >= need]
     if need is None or cpu < shape.cpu or memory < shape.memory or len(fitting) < shape.cards:
         assert keys(JUDGE, shape, node) == [UNFIT]
