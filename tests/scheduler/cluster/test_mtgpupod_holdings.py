@@ -1,7 +1,6 @@
 """What MtgpuPods and their occupy pods hold, and what other pods get beside them."""
 
 import copy
-import json
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import RecordVerifier
-from mgpu.model.device_checkpoints import CHECKPOINTS
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Holding
 from mgpu.model.record_seals import Keys, Signer
@@ -22,6 +20,7 @@ from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Victims
 from tests import builders as b
+from tests.scheduler.cluster.objects import given_row, record, report
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 
 Raw = dict[str, Any]
@@ -110,19 +109,29 @@ FREE = ("", 0, 1000)
 
 
 class TestBound:
-    def test_bound_mtgpupod_holds_its_card_for_its_gpuid(self, replica: Replica) -> None:
-        given(replica, b.mtgpupod(bound="GPU-n1-1"))
-        assert card_states(replica) == [FREE, ("zxcvb", 200, 0), FREE]
-        assert [s.core_left for s in on(replica).cards] == [1000, 800, 1000]
-
-    def test_bound_mtgpupods_hold_more_than_the_card_has(self, replica: Replica) -> None:
-        for name in "abcdef":
-            given(replica, b.mtgpupod(name, request="0.3", bound="GPU-n1-0"))
-        assert card_states(replica)[0] == ("zxcvb", 1800, 0)
-
-    def test_unbound_mtgpupod_holds_nothing(self, replica: Replica) -> None:
-        given(replica, b.mtgpupod())
-        assert replica.state.holdings() == ()
+    @pytest.mark.parametrize(
+        ("mtgpupods", "expected"),
+        [
+            pytest.param([b.mtgpupod()], ("", 0, 1000), id="not bound"),
+            pytest.param([b.mtgpupod(bound="GPU-n1-1")], ("zxcvb", 200, 0), id="bound"),
+            pytest.param(
+                [b.mtgpupod(name, request="0.3", bound="GPU-n1-1") for name in "abcdef"],
+                ("zxcvb", 1800, 0),
+                id="more than the card has",
+            ),
+            pytest.param(
+                [b.mtgpupod(bound="GPU-n1-1", annotations={"lsalab.nthu/gpu_request": "half"})],
+                ("", 1000, 0),
+                id="unreadable",
+            ),
+        ],
+    )
+    def test_mtgpupods_hold_their_card(
+        self, replica: Replica, mtgpupods: list[Raw], expected: tuple[str, int, int]
+    ) -> None:
+        for raw in mtgpupods:
+            given(replica, raw)
+        assert card_states(replica) == [FREE, expected, FREE]
 
     @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
     def test_ended_mtgpupod_holds_its_card_while_its_pod_runs(self, replica: Replica, phase: str) -> None:
@@ -159,8 +168,7 @@ class TestBound:
     @pytest.mark.parametrize("says", [{}, b.mtgpupod()["metadata"]["annotations"]], ids=["nothing", "a share"])
     def test_pod_whose_owner_is_another_pod_leaves_its_holding_alone(self, replica: Replica, says: Raw) -> None:
         """Users can create it, since the webhook does not validate a Pod without a request."""
-        record = {"vke.volcengine.com/gpu-index-container-c": "0"}
-        given(replica, b.share("victim", 30, annotations=record, node="n1"))
+        given(replica, b.share("victim", 30, annotations=record(), node="n1"))
         raw = own_pod()
         raw["metadata"] |= {"annotations": says, "ownerReferences": [OWNER | {"uid": "uid-victim"}]}
         given(replica, raw)
@@ -170,19 +178,12 @@ class TestBound:
 
     def test_report_of_another_node_leaves_the_holding_alone(self) -> None:
         replica = Replica(cluster(("n1", 3), ("n2", 1)))
-        lies = copy.deepcopy(replica.api.devices["n2"])
-        row = {"podUID": "uid-m", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-n2-0"]}
-        lies["metadata"]["annotations"] = {CHECKPOINTS: json.dumps([row])}
-        for other in (lies, replica.api.devices["n2"], lies):
-            replica.api.put("devices", other)
+        lie = given_row("uid-m", "GPU-n2-0")
+        for rows in ([lie], [], [lie]):
+            report(replica.api, *rows, node="n2")
             replica.deliver()
             given(replica, b.mtgpupod(bound="GPU-n1-1"))
             assert card_states(replica)[1] == ("zxcvb", 200, 0)
-
-    def test_unreadable_mtgpupod_holds_the_whole_card(self, replica: Replica) -> None:
-        raw = b.mtgpupod(bound="GPU-n1-1", annotations={"lsalab.nthu/gpu_request": "half"})
-        given(replica, raw)
-        assert card_states(replica) == [FREE, ("", 1000, 0), FREE]
 
     def test_freed_share_is_announced(self, replica: Replica) -> None:
         raw = given(replica, b.mtgpupod(bound="GPU-n1-1"))
@@ -227,21 +228,23 @@ class TestOtherPods:
 
 
 class TestOccupyPods:
-    def test_occupy_pod_on_the_card_of_its_mtgpupods_does_not_count(self, replica: Replica) -> None:
-        given(replica, b.mtgpupod(bound="GPU-n1-1"))
-        given(replica, b.occupy_pod(card=1))
-        assert card_states(replica) == [FREE, ("zxcvb", 200, 0), FREE]
-        assert on(replica).occupied == {"uid-mtgpupod-occupypod-n1-zxcvb": "GPU-n1-1"}
-
-    def test_occupy_pod_alone_holds_the_card_for_its_gpuid(self, replica: Replica) -> None:
-        given(replica, b.occupy_pod(card=1))
-        assert card_states(replica) == [FREE, ("zxcvb", 0, 0), FREE]
-
-    def test_occupy_pod_on_another_card_holds_that_card_like_any_pod(self, replica: Replica) -> None:
-        given(replica, b.mtgpupod(bound="GPU-n1-1"))
-        given(replica, b.occupy_pod(card=2))
-        assert card_states(replica) == [FREE, ("zxcvb", 200, 0), ("", 1000, 0)]
-        assert on(replica).occupied == {"uid-mtgpupod-occupypod-n1-zxcvb": "GPU-n1-2"}
+    @pytest.mark.parametrize(
+        ("mtgpupods", "card", "expected"),
+        [
+            pytest.param([], 1, [FREE, ("zxcvb", 0, 0), FREE], id="alone"),
+            pytest.param([b.mtgpupod(bound="GPU-n1-1")], 1, [FREE, ("zxcvb", 200, 0), FREE], id="on their card"),
+            pytest.param(
+                [b.mtgpupod(bound="GPU-n1-1")], 2, [FREE, ("zxcvb", 200, 0), ("", 1000, 0)], id="on another card"
+            ),
+        ],
+    )
+    def test_occupy_pod_holds_its_card_but_not_beside_its_mtgpupods(
+        self, replica: Replica, mtgpupods: list[Raw], card: int, expected: list[tuple[str, int, int]]
+    ) -> None:
+        for raw in (*mtgpupods, b.occupy_pod(card=card)):
+            given(replica, raw)
+        assert card_states(replica) == expected
+        assert on(replica).occupied == {"uid-mtgpupod-occupypod-n1-zxcvb": f"GPU-n1-{card}"}
 
     def test_occupy_pod_with_the_name_of_another_node_is_an_ordinary_pod(self, replica: Replica) -> None:
         raw = b.occupy_pod(card=1)
@@ -265,7 +268,7 @@ class TestOccupyPods:
 
     def test_occupy_pod_without_mtgpupods_gets_an_idle_card(self, replica: Replica) -> None:
         given(replica, b.mtgpupod("k", "other", bound="GPU-n1-0"))
-        given(replica, b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "1"}, node="n1"))
+        given(replica, b.share("p", annotations=record("1"), node="n1"))
         assert cards_of(decided(replica, given(replica, unbound(b.occupy_pod())))) == [2]
 
     def test_reservation_of_an_occupy_pod_moves_to_the_card_of_its_mtgpupods(self, replica: Replica) -> None:
@@ -376,28 +379,14 @@ class TestNvidiaPluginNode:
     def koordinator(self, request: pytest.FixtureRequest) -> bool:
         return bool(request.param)
 
-    def report(self, replica: Replica, *rows: tuple[str, str]) -> None:
-        """Report the cards that the kubelet gave to the occupy pods of these GPUIDs."""
-        device = copy.deepcopy(replica.api.devices["n1"])
-        device["metadata"]["annotations"] = {
-            "node.koordinator.sh/devices-checkpoints": json.dumps(
-                [
-                    {
-                        "podUID": f"uid-mtgpupod-occupypod-n1-{gpuid}",
-                        "containerName": "occupy",
-                        "resourceName": "nvidia.com/gpu",
-                        "deviceIDs": [card],
-                    }
-                    for gpuid, card in rows
-                ]
-            )
-        }
-        replica.api.put("devices", device)
+    def report(self, replica: Replica, card: str) -> None:
+        """Report the card that the kubelet gave to the occupy pod."""
+        report(replica.api, {**given_row("uid-mtgpupod-occupypod-n1-zxcvb", card), "containerName": "occupy"})
         replica.deliver()
 
     def test_gpuid_has_the_card_that_its_occupy_pod_was_given(self, replica: Replica) -> None:
         given(replica, b.occupy_pod())
-        self.report(replica, ("zxcvb", "GPU-n1-2"))
+        self.report(replica, "GPU-n1-2")
         assert card_states(replica) == [FREE, FREE, ("zxcvb", 0, 0)]
         assert on(replica).occupied == {"uid-mtgpupod-occupypod-n1-zxcvb": "GPU-n1-2"}
         given(replica, b.mtgpupod(bound="GPU-n1-2"))
@@ -405,7 +394,7 @@ class TestNvidiaPluginNode:
         assert mgpu_cards(replica) == ()
 
     def test_card_reported_before_its_occupy_pod_arrives_is_held(self, replica: Replica) -> None:
-        self.report(replica, ("zxcvb", "GPU-n1-2"))
+        self.report(replica, "GPU-n1-2")
         given(replica, b.occupy_pod())
         assert card_states(replica) == [FREE, FREE, ("zxcvb", 0, 0)]
 
@@ -418,9 +407,9 @@ class TestNvidiaPluginNode:
         given(replica, b.mtgpupod(bound="GPU-n1-1"))
         assert mgpu_cards(replica) == (1,)
         pod = given(replica, b.occupy_pod())
-        self.report(replica, ("zxcvb", "GPU-n1-2"))
+        self.report(replica, "GPU-n1-2")
         assert mgpu_cards(replica) == (1,)
-        self.report(replica, ("zxcvb", "GPU-n1-1"))
+        self.report(replica, "GPU-n1-1")
         assert mgpu_cards(replica) == ()
         given(replica, {**pod, "status": {"phase": "Failed"}})
         assert mgpu_cards(replica) == (1,)
@@ -458,7 +447,7 @@ class TestOccupyPodOfNvidiaPluginNode:
             assert cards_of(decided(replica, raw)) == []
 
     def test_occupy_pod_is_rejected_beside_an_earlier_share(self, replica: Replica) -> None:
-        given(replica, b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "1"}, node="n1"))
+        given(replica, b.share("p", annotations=record("1"), node="n1"))
         assert mgpu_cards(replica) == (1,)
         assert isinstance(decided(replica, given(replica, unbound(b.occupy_pod()))), Rejection)
 
@@ -470,9 +459,9 @@ def test_changed_holding_affects_only_the_mtgpupods_of_its_node() -> None:
     state.mtgpupods.mtgpupod_changed(b.mtgpupod())
     affected: set[str] = set()
     state.subscribe(MtgpuPodsAffected, lambda event: affected.add(event.node))
-    state.pod_changed(b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "0"}, node="n2"))
+    state.pod_changed(b.share("p", annotations=record(), node="n2"))
     assert affected == set(), "there is no MtgpuPod on that node"
-    state.pod_changed(b.share("q", annotations={"vke.volcengine.com/gpu-index-container-c": "0"}, node="n1"))
+    state.pod_changed(b.share("q", annotations=record(), node="n1"))
     assert affected == {"n1"}
     affected.clear()
     assert state.mtgpupods.admit("n1", [], state.mtgpupods.snapshot("n1").node.version)

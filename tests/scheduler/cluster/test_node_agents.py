@@ -31,59 +31,48 @@ def served(replica: Replica, admit: bool = True) -> FakeApi:
     return replica.api
 
 
-def test_filter_when_the_agent_is_not_ready_rejects_the_node_with_the_reason(two: Replica) -> None:
-    put(two, agent("n1", ready=False, waiting="CrashLoopBackOff"), agent("n2"))
+@pytest.mark.parametrize(
+    ("agents", "problem"),
+    [
+        ([agent("n1", ready=False, waiting="CrashLoopBackOff"), agent("n2")], "CrashLoopBackOff"),
+        ([agent("n1", deleting=True)], "Terminating"),
+        ([agent("n1", ready=False, name="new"), agent("n1", name="old")], None),
+        ([agent("n1", name="new"), agent("n1", name="old", deleting=True)], None),
+        ([agent("n1", ready=False, namespace="tenant")], None),
+        ([agent("n1", ready=False, labels={"app.kubernetes.io/component": "deviceplugin"})], None),
+        ([agent("n1", ready=False, labels={**LABELS, "app.kubernetes.io/component": "webhook"})], None),
+        ([agent("", ready=False)], None),
+    ],
+    ids=[
+        "not ready",
+        "terminating",
+        "rolling update begins",
+        "rolling update ends",
+        "another namespace",
+        "another project",
+        "another component",
+        "no node yet",
+    ],
+)
+def test_filter_rejects_a_node_only_if_none_of_its_agents_is_ready(
+    two: Replica, agents: list[Raw], problem: str | None
+) -> None:
+    put(two, *agents)
     found = filtered(two, "n1", "n2")
-    assert found.passed == ["n2"]
-    assert found.hopeless == {"n1": "the node's mgpu agent is not ready (CrashLoopBackOff)"}
-    assert found.kinds[found.hopeless["n1"]] is RejectionKind.AGENT
+    rejected = {} if problem is None else {"n1": f"the node's mgpu agent is not ready ({problem})"}
+    assert found.hopeless == rejected
+    assert found.passed == [name for name in ("n1", "n2") if name not in rejected]
+    assert all(found.kinds[reason] is RejectionKind.AGENT for reason in rejected.values())
 
 
-def test_filter_when_the_agent_is_ready_again_passes_the_node_which_is_announced(two: Replica) -> None:
-    put(two, agent("n1", ready=False), agent("n2"))
-    assert filtered(two, "n1", "n2").passed == ["n2"]
-    two.freed.clear()
-    put(two, agent("n1"))
-    assert filtered(two, "n1", "n2").passed == ["n1", "n2"]
-    assert two.freed == ["n1"]  # Otherwise kube-scheduler would try again only after five minutes.
-
-
-def test_node_whose_agent_fails_for_another_reason_is_not_announced(two: Replica) -> None:
+def test_node_is_announced_only_once_its_agent_is_ready_again(two: Replica) -> None:
+    """Otherwise kube-scheduler would try it again only after five minutes."""
     put(two, agent("n1", ready=False))
     two.freed.clear()
     put(two, agent("n1", ready=False, waiting="CrashLoopBackOff"))
-    assert not filtered(two, "n1").passed
-    assert two.freed == []
-
-
-def test_filter_when_one_agent_of_a_rolling_update_is_ready_passes_the_node(two: Replica) -> None:
-    put(two, agent("n1", ready=False, name="new"), agent("n1", name="old"))
-    assert filtered(two, "n1").passed == ["n1"]
-    put(two, agent("n1", name="new"), agent("n1", name="old", deleting=True))
-    assert filtered(two, "n1").passed == ["n1"]
-    two.api.remove("pods", "old-n1", "mgpu-system")
-    two.deliver()
-    assert filtered(two, "n1").passed == ["n1"]
-
-
-def test_filter_when_the_only_agent_is_terminating_rejects_the_node(two: Replica) -> None:
-    put(two, agent("n1", deleting=True))
-    assert filtered(two, "n1").hopeless == {"n1": "the node's mgpu agent is not ready (Terminating)"}
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        agent("n1", ready=False, namespace="tenant"),
-        agent("n1", ready=False, labels={"app.kubernetes.io/component": "deviceplugin"}),
-        agent("n1", ready=False, labels={**LABELS, "app.kubernetes.io/component": "webhook"}),
-        agent("", ready=False),
-    ],
-    ids=["another namespace", "another project", "another component", "no node yet"],
-)
-def test_filter_ignores_pods_that_are_not_of_an_agent(two: Replica, other: Raw) -> None:
-    put(two, other)
-    assert filtered(two, "n1", "n2").passed == ["n1", "n2"]
+    assert (filtered(two, "n1").passed, two.freed) == ([], [])
+    put(two, agent("n1"))
+    assert (filtered(two, "n1").passed, two.freed) == (["n1"], ["n1"])
 
 
 def test_filter_when_the_agents_pod_is_deleted_passes_the_node(two: Replica) -> None:

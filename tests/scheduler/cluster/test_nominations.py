@@ -1,5 +1,6 @@
 """Cards that are set aside for nominated pods."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.scheduler.cluster.objects import INDEX, put, record
-from tests.scheduler.fake import Replica, cluster
+from tests.scheduler.fake import FakeApi, Replica, cluster
 
 
 def waiting(name: str, core: int, node: str = "n1", *, priority: int = 0) -> dict[str, Any]:
@@ -19,6 +20,9 @@ def waiting(name: str, core: int, node: str = "n1", *, priority: int = 0) -> dic
     raw["spec"]["priority"] = priority
     raw["status"]["nominatedNodeName"] = node
     return raw
+
+
+NOW = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture
@@ -59,22 +63,22 @@ def test_cards_of_a_nominated_pod_are_free_for_the_pod_itself(replica: Replica) 
     assert passed(replica, "member", 60) == ["n1", "n2"]
 
 
-@pytest.mark.parametrize("end", ["cleared", "elsewhere", "gone", "ended", "deleting", "bound elsewhere"])
-def test_cards_are_free_again_once_the_nomination_has_ended(replica: Replica, end: str) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda api: api.edit_pod("member", lambda raw: raw["status"].pop("nominatedNodeName")),
+        lambda api: api.edit_pod("member", lambda raw: raw["status"].update(nominatedNodeName="n2")),
+        lambda api: api.remove("pods", "member"),
+        lambda api: api.edit_pod("member", lambda raw: raw["status"].update(phase="Failed")),
+        lambda api: api.edit_pod("member", lambda raw: raw["metadata"].update(deletionTimestamp=NOW)),
+        lambda api: api.bind("member", "n2"),
+    ],
+    ids=["cleared", "elsewhere", "deleted", "ended", "deleting", "bound elsewhere"],
+)
+def test_cards_are_free_again_once_the_nomination_has_ended(replica: Replica, end: Callable[[FakeApi], None]) -> None:
     put(replica, waiting("member", 60))
     assert passed(replica, "other", 60) == ["n2"]
-    if end == "cleared":
-        replica.api.edit_pod("member", lambda raw: raw["status"].pop("nominatedNodeName"))
-    elif end == "elsewhere":
-        replica.api.edit_pod("member", lambda raw: raw["status"].update(nominatedNodeName="n2"))
-    elif end == "gone":
-        replica.api.remove("pods", "member")
-    elif end == "ended":
-        replica.api.edit_pod("member", lambda raw: raw["status"].update(phase="Failed"))
-    elif end == "deleting":
-        replica.api.edit_pod("member", lambda raw: raw["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
-    else:
-        replica.api.bind("member", "n2")
+    end(replica.api)
     replica.deliver()
     assert "n1" in passed(replica, "other", 60)
 
@@ -99,7 +103,7 @@ def test_nominated_pod_with_a_reservation_on_another_node_takes_no_cards(replica
 def test_cards_of_a_deleted_pod_are_set_aside_for_its_preemptor(replica: Replica) -> None:
     """After preemption the evicted pod still holds the card, which is for the nominated pod then."""
     victim = b.share("victim", 60, annotations=record(), node="n1")
-    victim["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    victim["metadata"]["deletionTimestamp"] = NOW
     put(replica, victim, waiting("preemptor", 80))
     assert passed(replica, "small", 30) == ["n2"]
     replica.api.remove("pods", "victim")
@@ -111,7 +115,7 @@ def test_cards_of_a_deleted_pod_are_set_aside_for_its_preemptor(replica: Replica
 def test_deletion_after_the_nomination_sets_the_cards_aside(replica: Replica) -> None:
     put(replica, b.share("victim", 60, annotations=record(), node="n1"), waiting("preemptor", 80))
     assert passed(replica, "small", 30) == ["n1", "n2"]
-    replica.api.edit_pod("victim", lambda raw: raw["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+    replica.api.edit_pod("victim", lambda raw: raw["metadata"].update(deletionTimestamp=NOW))
     replica.deliver()
     assert passed(replica, "small", 30) == ["n2"]
 
