@@ -1,4 +1,4 @@
-"""An API server for one test: pods, nodes, Devices, Bindings with their admission, and watches that lag as told."""
+"""A fake API server with delayed watches, and a scheduler process without threads."""
 
 import base64
 import copy
@@ -42,7 +42,7 @@ SETTINGS = load_settings()
 
 
 class FakeApi:
-    """What `mgpu.kube.Api` offers, of what the scheduler uses. `admit`: the binding webhook; None: it is down."""
+    """The part of `mgpu.kube.Api` that the scheduler uses. admit: the binding webhook, or None if it is down."""
 
     def __init__(self) -> None:
         self.pods: dict[tuple[str, str], Raw] = {}
@@ -53,13 +53,13 @@ class FakeApi:
         self.admit: Callable[[Raw], Raw] | None = None
         self.reachable = True
         self.broken: set[str] = set()  # kinds that cannot be read or written now
-        self.between: Callable[[], object] | None = None  # happens once, after what is written next was read
+        self.between: Callable[[], object] | None = None  # called once, before the next write
         self.refuse_bindings = False
         self.watchers: list[Callable[[str, str, Raw], None]] = []
         self._version = 0
 
     def put(self, kind: str, item: Raw) -> Raw:
-        """Create or replace an object, whoever does it."""
+        """Create or replace an object."""
         self._version += 1
         item["metadata"]["resourceVersion"] = str(self._version)
         meta = item["metadata"]
@@ -127,11 +127,11 @@ class FakeApi:
         return self.put(kind, {**copy.deepcopy(body), "metadata": meta})
 
     def annotate(self, node: str, **annotations: str) -> Raw:
-        """Set annotations of a Node, whoever does it: `annotate("n1", **{"mgpu.io/slices": "…"})`."""
+        """Set annotations of a Node: `annotate("n1", **{"mgpu.io/slices": "…"})`."""
         return self.patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": annotations}})
 
     def bind(self, name: str, node: str, binding: Raw | None = None, *, dry_run: bool = False) -> Raw:
-        """POST pods/<name>/binding as any scheduler does it."""
+        """POST pods/<name>/binding as a scheduler does."""
         body: Raw = binding or {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
         pod = copy.deepcopy(self._at(f"/api/v1/namespaces/default/pods/{name}"))
         if self.admit:
@@ -188,7 +188,7 @@ class _PlanningFilter(Filter):
 
 
 class Replica:
-    """A scheduler process without its threads: events wait until they are delivered, work until it is done."""
+    """A scheduler process without threads. Tests deliver events and run the controllers explicitly."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Replica:
         self.api.watchers.append(lambda kind, what, item: self.waiting[kind].append((what, item)))
 
     def deliver(self, kind: str = "", count: int = 1_000_000) -> None:
-        """Let events arrive, of one kind or of all, at most `count` of each."""
+        """Deliver events of one kind or of all, at most `count` of each."""
         for name, waiting in self.waiting.items():
             if kind in ("", name):
                 for _ in range(min(count, len(waiting))):
@@ -260,7 +260,7 @@ class Replica:
                     self._take(name, what, item)
 
     def settle(self) -> None:
-        """Let everything that is under way come to its end."""
+        """Deliver events and run the controllers until nothing changes any more."""
         for _ in range(10):
             self.deliver()
             self.late.work()
@@ -291,7 +291,7 @@ class Replica:
         return {h.name: [(s.card, s.core) for s in h.shares] for h in self.state.holdings()}
 
     def _take(self, kind: str, what: str, item: Raw) -> None:
-        if what == "gone":  # of what went while a watch was down the reflector knows no more
+        if what == "gone":  # after a broken watch the reflector has only these fields
             known = ("namespace", "name", "uid", "resourceVersion")
             item = {"metadata": {key: item["metadata"][key] for key in known if key in item["metadata"]}}
         if kind == "configmaps" and item["metadata"]["name"] == self.settings.dialects.slices.config_map:
@@ -304,7 +304,7 @@ class Replica:
 
 
 def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_run: bool = False) -> Raw:
-    """An AdmissionReview of a Binding, as JSON."""
+    """Return an AdmissionReview of a Binding."""
     top, _, sub = resource.partition("/")
     return {
         "apiVersion": "admission.k8s.io/v1",
@@ -325,14 +325,14 @@ def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_
 
 
 def clients(replica: Replica) -> tuple[Client, Client]:
-    """(admission, extender) over HTTP."""
+    """Return HTTP clients of the admission and the extender."""
     process: Any = replica
     admission, extender = listeners(process)
     return Client(admission.app), Client(extender.app)
 
 
 def doors() -> tuple[Client, Client]:
-    """(admission, extender) of a cluster with a node, two cards and a pod `p`."""
+    """Return HTTP clients of a cluster with a node, two cards and a pod `p`."""
     replica = Replica(cluster(("n1", 2)))
     replica.api.put("pods", builders.share("p"))
     replica.deliver()
@@ -340,7 +340,7 @@ def doors() -> tuple[Client, Client]:
 
 
 def cluster(*cards: tuple[str, int]) -> FakeApi:
-    """`cluster(("n1", 2), ("n2", 1))`: nodes with so many cards of 80 GiB."""
+    """Return an API server with nodes and cards of 80 GiB: `cluster(("n1", 2), ("n2", 1))`."""
     api = FakeApi()
     for name, count in cards:
         api.put("nodes", builders.node(name))
@@ -349,5 +349,5 @@ def cluster(*cards: tuple[str, int]) -> FakeApi:
 
 
 def admitted(replica: Replica) -> Callable[[Raw], Raw]:
-    """The binding webhook as the API server calls it."""
+    """Return the binding webhook as a function from AdmissionReview to AdmissionReview."""
     return lambda raw: dict(replica.admission(parse_review(json.dumps(raw).encode())).body)

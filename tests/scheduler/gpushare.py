@@ -10,19 +10,19 @@ Raw = dict[str, Any]
 
 
 def container(name: str = "c", units: object = 1, **more: Any) -> Raw:
-    """A container that asks in limits, as the seed's example does."""
+    """Return a container that requests memory in limits, as in the example of the seed."""
     return {"name": name, "image": "cuda", "resources": {"limits": {gpushare.MEMORY: str(units)}}, **more}
 
 
 def asking(name: str = "p", units: object = 1, **more: Any) -> Raw:
-    """With what admission adds where memory is counted in MiB."""
+    """Return a pod with what admission adds if memory is counted in MiB."""
     own = container("c", units)
     own["resources"]["limits"][SHARE] = "1"
     return pod(name, own, **more)
 
 
 def allocated(name: str, units: object, node: str, card: object, **more: Any) -> Raw:
-    """A pod that the peer's scheduler has bound: one card, no record per container."""
+    """Return a pod that gpushare's scheduler has bound, with one card and no record per container."""
     record = {
         gpushare.INDEX: str(card),
         gpushare.OF_CARD: "80",

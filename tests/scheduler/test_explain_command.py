@@ -141,7 +141,7 @@ def test_option_node_is_rejected_for_bound_objects(cluster: Cluster, name: str, 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The field selectors of the lists of pods that a command asks for."""
+    """The field selectors with which a command lists pods."""
     selectors: list[str] = []
 
     def pages(self: Api, path: str, *, _pages: Any = Api.pages, **query: Any) -> Any:
@@ -179,7 +179,7 @@ def test_selected_nodes_are_explained_as_in_the_whole_cluster(cluster: Cluster, 
 def test_groups_and_learning_policies_read_the_whole_cluster(
     cluster: Cluster, asked: list[str], tmp_path: Path
 ) -> None:
-    """Where its group is; and what was learnt of all pods."""
+    """The pods of its group may be on other nodes, and a policy learns from all pods."""
     group = {"mgpu.io/same-card-group": "pair"}
     add(cluster.api, pod("first", container("c", 10, 1024), annotations={**RECORD, **group}, node="n1"))
     add(cluster.api, pod("second", container("c", 10, 1024), annotations=group))
@@ -203,7 +203,7 @@ def test_pod_deleted_meanwhile_is_an_error(cluster: Cluster, monkeypatch: pytest
 
 
 def test_explain_mtgpupod_names_the_card_of_its_gpuid(cluster: Cluster) -> None:
-    """Somebody else's MtgpuPod under the same GPUID has a card there."""
+    """An MtgpuPod of another namespace has a card there under the same GPUID."""
     path = "/apis/lsalab.nthu/v1/namespaces/team/mtgpupods"
     cluster.api.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
     raw = cluster.api.get("/apis/lsalab.nthu/v1/namespaces/default/mtgpupods/notebook")

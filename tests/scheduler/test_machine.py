@@ -66,7 +66,7 @@ class Cluster(RuleBasedStateMachine):
         self.lead(0)
 
     def lead(self, which: int) -> None:
-        """As `Process._catch_up` has it: the new leader decides only after a fresh list."""
+        """Make a replica the leader, which decides only after a new list, as in `Process._catch_up`."""
         for replica in self.replicas:
             replica.leading = False
         self.leader = self.replicas[which]
@@ -79,7 +79,7 @@ class Cluster(RuleBasedStateMachine):
     def pod(
         self, name: str, cores: list[int], wished: Wished, node: str = "", *, again: bool = False
     ) -> dict[str, Any]:
-        """The pod of this name; a new one where there is none or that one is bound, unless it is wanted `again`."""
+        """Return the pod of this name. Create it if there is none, or if it is bound and not wanted `again`."""
         wished = {} if SAME in wished and cores == [200] else wished  # which admission denies
         found = self.api.pods.get(("default", name))
         if found and found["spec"].get("nodeName") and not again:
@@ -97,7 +97,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=names, cores=shapes, wished=constraints, node=nodes, fate=fates, again=st.booleans())
     def bind(self, name: str, cores: list[int], wished: Wished, node: str, fate: str, again: bool) -> None:
-        """By any scheduler. One that binds again, there or elsewhere, has not seen the answer."""
+        """Any scheduler binds the pod. It may bind the pod again, on any node, if it got no answer."""
         self.pod(name, cores, wished, again=again)
         admit = self.api.admit
         self.api.refuse_bindings = fate == "refused"
@@ -233,7 +233,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def the_filter_says_what_the_engine_says(self) -> None:
-        """Of every node as it is now, whatever came before."""
+        """The filter agrees with the engine on the present state of every node."""
         state = self.leader.state
         for cores, wished in (([60], {}), ([20], {SAME: "pair"})):
             known = read_gpu_pod(b.pod("asking", *shape(cores), annotations=dict(wished)), SETTINGS)
@@ -310,7 +310,7 @@ class UnderAttack(Cluster):
 
     @invariant()
     def only_records_count_that_were_decided(self) -> None:
-        """For the scheduler and for agents, who cannot sign."""
+        """Return a verifier for the scheduler or for agents, which cannot sign."""
         for raw in self.api.pods.values():
             pod = read_pod(raw)
             for records in (self.records, self.agents):
@@ -322,7 +322,7 @@ class UnderAttack(Cluster):
 
     @invariant()
     def nothing_is_held_by_a_record_that_was_not_decided(self) -> None:
-        """Once the leader has seen all: a pod holds what was decided, or nothing."""
+        """Once the leader has all events, each pod holds what was decided, or nothing."""
         state = self.leader.state
         for holding in state.holdings():
             known = state.gpu_pod(holding.uid)

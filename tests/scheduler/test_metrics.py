@@ -54,7 +54,7 @@ def submit(replica: Replica, *pods: dict[str, Any]) -> None:
 def test_decision_is_counted_once_by_its_policy(replica: Replica) -> None:
     submit(replica, b.share("p", 30), b.share("s", 30, annotations={"mgpu.io/card-policy": "spread"}))
     ours, wished, changed = decisions(), decisions("spread"), reviews("changed")
-    for name in "pps":  # a binding that is asked for again renews what is reserved
+    for name in "pps":  # a repeated binding renews the reservation
         assert bind(replica, name)["response"]["allowed"]
     assert (ours.added, wished.added, changed.added) == (1, 1, 3)
 

@@ -108,7 +108,7 @@ class Cluster:
         until(lambda: self.request(server, "/leads")[0] == 200)
 
     def register(self, server: Server) -> None:
-        """The webhook configuration as it is installed, for this process."""
+        """Install the webhook configuration for this process."""
         raw = yaml.safe_load((ROOT / "manifests/base/binding-webhook.yaml").read_text())
         url = f"https://127.0.0.1:{server.ports[0]}/bind-admission"
         bundle = base64.b64encode((self.folder / "certificate/ca.crt").read_bytes()).decode()
@@ -248,7 +248,7 @@ def test_follower_takes_over_when_the_leader_ends(cluster: Cluster) -> None:
     cluster.api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {ANNOTATION: None}}})
     first.terminate()
     cluster.decides(second)
-    until(cluster.announced)  # what came free while nobody led, nobody has announced
+    until(cluster.announced)  # cards that came free without a leader have not been announced
     until(lambda: cluster.labelled() == ["second"])
     cluster.submit("forced", node="n1")
     assert until(lambda: cluster.card("forced")) == "0"
@@ -350,7 +350,7 @@ def test_process_without_api_server_is_not_ready_and_retries(cluster: Cluster, t
 
 
 def test_learned_policy_scores_nodes_and_chooses_cards(cluster: Cluster) -> None:
-    """Whole cards were wanted before: a share goes beside the one that is there, on the second card."""
+    """Pods requested whole cards before, so a share goes to the card with the other share."""
     cluster.api.create("/api/v1/nodes", b.node("n2"))
     cluster.api.create(
         "/apis/scheduling.koordinator.sh/v1alpha1/devices", write_device(Node("n2"), "", b.cards(2, node="n2"))

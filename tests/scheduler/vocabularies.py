@@ -1,4 +1,4 @@
-"""Pods of all vocabularies, and what they hold by their annotations, read without any code of mgpu's dialects."""
+"""Pods of all vocabularies, and their holdings read from annotations without the code of mgpu's dialects."""
 
 import json
 from collections import defaultdict
@@ -97,7 +97,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def held(raw: Raw, shape: Shape, cards: tuple[Card, ...]) -> dict[Key, Use]:
-    """What a bound pod of this shape holds of each device, as its annotations say; {}: it has no record."""
+    """Return what a bound pod holds of each device by its annotations; {} if it has no record."""
     annotations = raw["metadata"]["annotations"]
     total: dict[Key, Use] = defaultdict(Use)
     for key, use in _READERS[shape.vocabulary](annotations, shape, {(card.type, card.index): card for card in cards}):

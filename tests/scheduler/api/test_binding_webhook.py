@@ -1,4 +1,4 @@
-"""The admission of Bindings decides the cards, and who may bind GPU pods."""
+"""The admission of Bindings decides the cards, and denies bindings by other users."""
 
 import base64
 import json
@@ -121,7 +121,7 @@ def test_recreated_pod_gets_its_own_decision(replica: Replica, client: Client) -
 
 
 def test_bindings_resource_reads_the_pod_from_the_api(replica: Replica, client: Client) -> None:
-    """`POST bindings` ignores the uid it is given, so a stale one would put this record on another pod."""
+    """`POST bindings` ignores the UID in the Binding, so a stale UID would put the record on another pod."""
     submit(replica, b.share("p", 30))
     replica.api.put("pods", b.share("p", 60, uid="second"))
     assert patched(client, binding(), resource="bindings")["metadata"]["uid"] == "second"
@@ -145,7 +145,7 @@ def test_binding_of_malformed_pod_is_denied_with_all_problems(replica: Replica, 
 
 
 def test_dry_run_for_missing_pod_is_denied(replica: Replica, client: Client) -> None:
-    """So `mgpu doctor` sees whether bindings come here; all else of it is the API server's to refuse."""
+    """`mgpu doctor` finds out by the denial that bindings reach the webhook."""
     found = answer(client, binding("none"), name="none", dry_run=True)
     assert (found["allowed"], found["status"]["code"]) == (False, 404)
     assert answer(client, binding("none"), name="none")["allowed"]
@@ -280,7 +280,7 @@ def test_setting_binding_users_is_applied(api: FakeApi) -> None:
 
 @pytest.mark.parametrize(("lease", "allowed"), [("mgpu-kube-scheduler", True), ("", False)], ids=["beside", "none"])
 def test_former_account_of_mgpu_allows_its_kube_scheduler(api: FakeApi, lease: str, allowed: bool) -> None:
-    """Both had one account before; a takeover that names it must not refuse every GPU pod after an upgrade."""
+    """Both processes had the same account in earlier versions, and a setting may still name it."""
     users = '["system:serviceaccount:mgpu-system:mgpu-scheduler"]'
     settings = load_settings(f"scheduler: {{bindingUsers: {users}, kubeSchedulerLease: '{lease}'}}")
     body = review(binding(), name="p")

@@ -73,7 +73,7 @@ def resize(replica: Replica, gib: int, count: int = 1) -> None:
 
 
 def used(client: Client, node: str = "n1") -> list[int]:
-    """What `/inspect` says of each card."""
+    """Return the units in use of each card by `/inspect`."""
     (row,) = orjson.loads(client.get(f"{PATH}/inspect/{node}").data)["nodes"]
     return [device["usedGPU"] for device in row["devs"]]
 
@@ -105,7 +105,7 @@ def test_replica_that_does_not_lead_cannot_overcommit_a_card(replica: Replica, c
         put(replica, asking(name, 50))
     other.deliver()
     assert bind(client, "p") == ""
-    assert "no cards" in bind(clients(other)[1], "q")  # it has not seen the other one's decision
+    assert "no cards" in bind(clients(other)[1], "q")  # the leader's decision is not in its cache
     assert "nodeName" not in replica.api.pod("q")["spec"]
 
 
@@ -160,7 +160,7 @@ def test_recreated_pod_does_not_leak_the_old_share(replica: Replica, client: Cli
 
 
 def test_recreated_pod_before_deletion_event_does_not_leak_the_old_share(replica: Replica, client: Client) -> None:
-    """A re-list tells of what is new before what is gone."""
+    """A new list delivers new pods before deleted ones."""
     old = allocated("p", 60, "n1", 0, uid="first")
     put(replica, old)
     replica.state.pod_changed(allocated("p", 10, "n1", 0, uid="second"))
@@ -169,7 +169,7 @@ def test_recreated_pod_before_deletion_event_does_not_leak_the_old_share(replica
 
 
 class Lists:
-    """An API server whose watches never bring anything: only what is listed is known."""
+    """An API server whose watches never deliver an event."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica, self.lists = replica, 0
@@ -197,7 +197,7 @@ def test_pod_deleted_while_the_watch_was_down_does_not_leak(replica: Replica, cl
     watch.start()
     try:
         assert watch.wait_synced(20)
-        assert bind(client, "p") == ""  # nobody hears of it
+        assert bind(client, "p") == ""  # no event of it is delivered
         assert used(client) == [60]
         replica.api.remove("pods", "p")
         assert watch.refresh(20)
@@ -340,7 +340,7 @@ def node_of(api: FakeApi, name: str, *mib: int) -> None:
 
 
 def with_free(api: FakeApi, name: str, *free: int) -> None:
-    """A node whose cards of 16,276 MiB have so much left, by pods of the peer's own scheduler."""
+    """Add a node whose cards of 16,276 MiB have so much free beside pods of gpushare's own scheduler."""
     node_of(api, name, *(16276 for _ in free))
     for card, left in enumerate(free):
         if left < 16276:

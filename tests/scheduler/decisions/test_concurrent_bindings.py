@@ -15,7 +15,7 @@ DEADLINE = 60.0
 
 
 class Profile(threading.Thread):
-    """filter, prioritize and bind until the queue is empty; what is refused comes again."""
+    """Filters, prioritizes and binds pods until the queue is empty. Rejected pods are queued again."""
 
     def __init__(self, replica: Replica, queue: deque[str]) -> None:
         super().__init__(daemon=True)
@@ -72,7 +72,7 @@ def test_concurrent_profiles_fill_all_cards_without_overlap() -> None:
 
 
 def test_sequential_bindings_are_never_rejected() -> None:
-    """What is decided is seen by the very next filter, before any event of it has come."""
+    """The next filter counts a decision before the watch delivers the pod."""
     replica = Replica(cluster(*((name, CARDS) for name in NAMES)))
     replica.api.admit = admitted(replica)
     pods = [f"p{i}" for i in range(10 * NODES * CARDS)]

@@ -1,6 +1,7 @@
 """The decider reserves cards before it answers, and moves, keeps or releases reservations."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_decide_reserves_the_cards_at_once(replica: Replica) -> None:
 
 
 def test_decide_for_pod_deleted_during_its_binding_reserves_nothing(replica: Replica) -> None:
-    """Its cards would be held for as long as a reservation lives, and deleted pods count in no quota."""
+    """Otherwise the reservation would hold cards until it is overdue, for a pod that no quota counts."""
     known = submitted(replica, "p")
     replica.api.remove("pods", "p")
     replica.deliver()
@@ -67,7 +68,7 @@ def test_decide_again_on_same_node_returns_same_cards(replica: Replica) -> None:
 
 
 def test_closed_cache_accepts_and_renews_no_reservation(replica: Replica) -> None:
-    """Whoever has found before that he may decide."""
+    """A decision may have begun before the cache was closed."""
     held, new = submitted(replica, "p"), submitted(replica, "q")
     decided(replica, held)
     replica.state.close()
@@ -83,7 +84,7 @@ def test_reservation_becomes_holding_when_pod_is_observed_on_its_node(replica: R
     decision = decided(replica, known)
     assert replica.state.has_unobserved_reservations(5)
     replica.clock.now += 5
-    assert not replica.state.has_unobserved_reservations(5)  # its write has failed, or nobody has begun it
+    assert not replica.state.has_unobserved_reservations(5)  # its write has failed or was never begun
     assert replica.state.renew(decision)
     assert replica.state.has_unobserved_reservations(5)
     replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=dict(decision.annotations)))
@@ -100,7 +101,7 @@ def test_decide_on_another_node_moves_the_reservation(replica: Replica) -> None:
 
 
 def test_reservation_of_bound_pod_is_not_moved(replica: Replica) -> None:
-    """The scheduler saw a timeout, the pod is bound, and its event is late."""
+    """The scheduler got a timeout although the pod was bound, and the event is late."""
     known = submitted(replica, "p")
     annotations = decided(replica, known, "n1").annotations
     replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=dict(annotations)))
@@ -159,51 +160,49 @@ def test_decide_on_unsuitable_node_is_rejected(replica: Replica, node: str) -> N
     assert ("not known" if node == "n3" else "vke.node.gpu.schedule is none") in found.reason
 
 
-class TestReservationsThatDoNotAppear:
-    def late(self, replica: Replica) -> None:
-        replica.clock.now += SETTINGS.scheduler.reservation_seconds + 1
-        replica.decider.check_overdue()
+def check_overdue(replica: Replica, seconds: float = 1) -> None:
+    """Check overdue reservations so many seconds after the current ones are overdue."""
+    replica.clock.now += SETTINGS.scheduler.reservation_seconds + seconds
+    replica.decider.check_overdue()
 
-    def test_overdue_reservation_of_unbound_pod_is_released(self, replica: Replica) -> None:
-        decided(replica, submitted(replica, "p"))
-        self.late(replica)
-        assert replica.state.holdings() == ()
 
-    def test_reservation_that_is_not_overdue_is_kept(self, replica: Replica) -> None:
-        decided(replica, submitted(replica, "p"))
-        replica.clock.now += SETTINGS.scheduler.reservation_seconds - 1
-        replica.decider.check_overdue()
-        assert len(replica.state.holdings()) == 1
+@pytest.mark.parametrize(
+    ("change", "seconds", "kept"),
+    [
+        (lambda _: None, -1, True),
+        (lambda _: None, 1, False),
+        (lambda api: api.remove("pods", "p"), 1, False),
+        (lambda api: api.put("pods", b.share("p", uid="second", node="n1")), 1, False),
+    ],
+    ids=["not overdue", "unbound", "deleted", "created again and bound"],
+)
+def test_overdue_reservation_is_released_unless_its_pod_is_bound(
+    replica: Replica, change: Callable[[FakeApi], object], seconds: float, *, kept: bool
+) -> None:
+    decided(replica, submitted(replica, "p"))
+    change(replica.api)
+    check_overdue(replica, seconds)
+    assert bool(replica.state.holdings()) == kept
 
-    def test_overdue_reservation_of_deleted_pod_is_released(self, replica: Replica) -> None:
-        decided(replica, submitted(replica, "p"))
-        replica.api.remove("pods", "p")
-        self.late(replica)
-        assert replica.state.holdings() == ()
 
-    def test_overdue_reservation_of_recreated_pod_is_released(self, replica: Replica) -> None:
-        decided(replica, submitted(replica, "p"))
-        replica.api.put("pods", b.share("p", uid="second", node="n1"))
-        self.late(replica)
-        assert replica.state.holdings() == ()
+def test_overdue_reservation_of_bound_pod_is_kept_until_its_event(replica: Replica) -> None:
+    decision = decided(replica, submitted(replica, "p"))
+    replica.api.bind("p", "n1", {"metadata": {"annotations": dict(decision.annotations)}})
+    check_overdue(replica)
+    assert replica.cards_held() == {"p": [(0, 600)]}
+    replica.deliver()
+    assert [h.bound for h in replica.state.holdings()] == [True]
+    assert replica.state.reservation("uid-p") is None
 
-    def test_overdue_reservation_of_bound_pod_is_kept_until_its_event(self, replica: Replica) -> None:
-        decision = decided(replica, submitted(replica, "p"))
-        replica.api.bind("p", "n1", {"metadata": {"annotations": dict(decision.annotations)}})
-        self.late(replica)
-        assert replica.cards_held() == {"p": [(0, 600)]}
-        replica.deliver()
-        assert [h.bound for h in replica.state.holdings()] == [True]
-        assert replica.state.reservation("uid-p") is None
 
-    def test_overdue_reservation_is_kept_while_the_api_is_unreachable(self, replica: Replica) -> None:
-        decided(replica, submitted(replica, "p"))
-        replica.api.reachable = False
-        self.late(replica)
-        assert len(replica.state.holdings()) == 1
-        replica.api.reachable = True
-        self.late(replica)
-        assert replica.state.holdings() == ()
+def test_overdue_reservation_is_kept_while_the_api_is_unreachable(replica: Replica) -> None:
+    decided(replica, submitted(replica, "p"))
+    replica.api.reachable = False
+    check_overdue(replica)
+    assert len(replica.state.holdings()) == 1
+    replica.api.reachable = True
+    check_overdue(replica)
+    assert replica.state.holdings() == ()
 
 
 def test_record_on_bound_pod_replaces_the_decided_one(replica: Replica) -> None:

@@ -119,7 +119,7 @@ def test_small_calls_and_single_containers_are_not_charged(budgets: EffortBudget
 def test_search_ends_when_its_caller_has_gone(budgets: EffortBudgets) -> None:
     with pytest.raises(RetryLater, match="waits no longer"), budgets.call("x", SEVERAL, lambda: True) as call:
         call.effort.spend(FREE)
-    with asked(budgets, "y") as call:  # and others have their turn
+    with asked(budgets, "y") as call:  # other calls can run
         call.effort.spend(2 * FREE)
 
 
@@ -141,7 +141,7 @@ def test_long_calls_run_one_at_a_time_without_delaying_short_calls(budgets: Effo
             done.append(steps)
 
     with asked(budgets, "y") as call:
-        call.effort.spend(2 * FREE)  # has the turn
+        call.effort.spend(2 * FREE)  # is the long call that runs
         long = [threading.Thread(target=work, args=(2 * FREE,)) for _ in range(4)]
         for thread in long:
             thread.start()
@@ -271,7 +271,7 @@ def test_decision_whose_caller_has_gone_reserves_nothing(clock: Clock) -> None:
 
 @pytest.mark.parametrize("spent", [0, ALLOWANCE + FREE])
 def test_node_that_passes_a_short_filter_gets_a_decision(clock: Clock, spent: int) -> None:
-    """Many different containers on cards with room: no proof of the best, but a placement."""
+    """Many different containers on cards with free capacity: a placement is found, but not proven to be the best."""
     request = GpuRequest(
         "mgpu", tuple(ContainerRequest(f"c{i}", 1, 10 + i, (900 + 37 * i) * MIB) for i in range(30)), 16
     )

@@ -86,7 +86,7 @@ def test_only_pod_of_same_card_group_may_move(replica: Replica) -> None:
 
 
 def test_second_reservation_of_group_on_another_card_is_rejected(replica: Replica) -> None:
-    """Both looked before either reserved: the node's own version says nothing of the other node."""
+    """Both snapshots are older than both reservations, and the version of a node does not cover the other node."""
     first, second = submitted(replica, "a"), submitted(replica, "b")
     views = {node: replica.state.node_snapshot(node, "") for node in ("n1", "n2")}
     one = replica.decider.decide(first, "n1", reserve=False)

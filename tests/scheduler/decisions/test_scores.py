@@ -130,7 +130,7 @@ def test_changed_nodes_alone_are_scored_again(policy: str) -> None:
     for change in changes:
         change()
         found = ranking.points(pod, names)
-        state._snapshots._changed.update(names)  # a ranking that starts now has seen nothing
+        state._snapshots._changed.update(names)  # a new ranking has no nodes yet
         assert found == a_ranking(state, policy).points(pod, names)
 
 

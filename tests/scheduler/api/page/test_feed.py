@@ -29,7 +29,7 @@ RECORD = {"vke.volcengine.com/assumed": "true", INDEX: "0"}
 
 @dataclass
 class Page:
-    """A page that looks at `replica`, and asks again as told."""
+    """A page in the browser that shows `replica`."""
 
     replica: Replica
     clock: Clock = field(default_factory=Clock)
@@ -49,7 +49,7 @@ class Page:
         return answer
 
     def again(self, version: str | None = None) -> dict[str, Any]:
-        """At the same moment."""
+        """Return the next answer at the same time of the clock."""
         packed = self.board.since(self.version if version is None else version, "")
         answer: dict[str, Any] = json.loads(gzip.decompress(packed))
         return answer
@@ -183,7 +183,7 @@ def test_reasons_count_existing_nodes(page: Page) -> None:
 
 
 def in_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The reasons as a replica's own page comes to have them."""
+    """Return the reasons that the page of the replica computes."""
     monkeypatch.setattr(board_module, "EVERY_SECONDS", 0.0)
     replica.deliver()
     board, until = make_board(replica.state, replica.settings), time.monotonic() + 60
@@ -195,7 +195,7 @@ def in_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[dict[str,
 
 
 def test_viewing_a_pod_makes_no_plan(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked by kube-scheduler, the filter has the cards cut for this pod."""
+    """A filter for kube-scheduler requests a plan for the same pod."""
     replica = page.replica
     replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{EXISTING: json.dumps({"cards": {"0": []}})}))
     slice_ = {"name": "c", "image": "cuda", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
