@@ -93,10 +93,10 @@ class StartListener(Protocol):
     """Receives the decisions about starts, on the event loop. The methods must not block."""
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
-        """Handle that a container of this pod may not start now. The kubelet will try again."""
+        """Report that a container of this pod may not start now. The kubelet will try again."""
 
     def start_granted(self, gpu_pod: GpuPod) -> None:
-        """Handle that a container of this pod starts on the cards of the pod's record."""
+        """Record that a container of this pod starts on the cards of the pod's allocation record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +245,9 @@ class Allocator:
         while not (gpu_pod := self._with_kept_cards(gpu_pod, entries)).is_decided:
             if not await self._changed_before(deadline):
                 limit = f"within {self._wait_seconds:g} s"
-                why = f"; {gpu_pod.finding.message}" if gpu_pod.finding else ""
+                cause = f"; {gpu_pod.finding.message}" if gpu_pod.finding else ""
                 uid = gpu_pod.pod.uid
-                raise Refused(f"{gpu_pod.pod.key}: no cards have been decided for the pod {limit}{why}", uid)
+                raise Refused(f"{gpu_pod.pod.key}: no cards have been decided for the pod {limit}{cause}", uid)
             gpu_pod = await self._pod(gpu_pod.pod.uid, deadline)
         return gpu_pod
 

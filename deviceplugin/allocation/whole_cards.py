@@ -94,12 +94,12 @@ class WholeCards:
     def holdings(self) -> tuple[Holding, ...]:
         """Return the holdings in `held`. They count even if allocation records contradict them."""
         present = self._pods.presences()
-        found = []
+        holdings = []
         for uid, shares in shares_by_pod(self.held).items():
             key = present[uid][0] if uid in present else f"/pod {uid}"
             namespace, _, name = key.partition("/")
-            found.append(Holding(uid, namespace, name, "", NVIDIA, shares))
-        return tuple(found)
+            holdings.append(Holding(uid, namespace, name, "", NVIDIA, shares))
+        return tuple(holdings)
 
     async def update(self, *, synced: bool) -> bool:
         """Read the current state, and return whether any attribute has changed.
@@ -181,13 +181,13 @@ class WholeCards:
             return self._by_others
         entries = [entry for entry in self._entries if not entry.name]
         running = self._checkpoint_pods.running((e.uid for e in entries), asyncio.get_running_loop().time())
-        found = []
+        rows = []
         for entry in entries:
             if entry.uid in running:
                 gpu_pod = self._pods.by_uid(entry.uid)
                 uid = gpu_pod.pod.uid if gpu_pod else entry.uid
-                found.append(CheckpointEntry(uid, entry.container, WHOLE_CARDS, tuple(sorted(entry.ids))))
-        return tuple(found)
+                rows.append(CheckpointEntry(uid, entry.container, WHOLE_CARDS, tuple(sorted(entry.ids))))
+        return tuple(rows)
 
     def _find_server(self) -> None:
         reason = self._reason_for_nvidia()

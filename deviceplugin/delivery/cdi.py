@@ -99,7 +99,7 @@ class CdiFiles:
         Other programs may write to the folder. A damaged file, or one with an unexpected name, is ignored: it must not
         keep an agent from starting.
         """
-        found: dict[tuple[str, str], dict[str, str]] = {}
+        by_container: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self._folder.glob(f"{_PREFIX}_*_*_*.json")):
             name = _NAME.fullmatch(file.name)
             if name is None:
@@ -113,8 +113,8 @@ class CdiFiles:
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 log.warning("Ignoring unreadable CDI file %s: %r", file, error)
                 continue
-            found.setdefault((uid, container), {}).update(env)
-        return found
+            by_container.setdefault((uid, container), {}).update(env)
+        return by_container
 
     def _file(self, name: str, uid: str, container: str) -> Path:
         return self._folder / f"{_PREFIX}_{uid}_{container}_{name.removeprefix(f'{KIND}=')}.json"

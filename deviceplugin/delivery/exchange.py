@@ -156,8 +156,8 @@ class RecordExchange:
         gpus = self._gpus()
         placed = []
         for container in request.containers:
-            own = Target(gpu_pod, container.container).shares
-            indexes = (card.index for card in gpus if any(share.is_on(card) for share in own))
+            shares = Target(gpu_pod, container.container).shares
+            indexes = (card.index for card in gpus if any(share.is_on(card) for share in shares))
             placed.append((container.container, tuple(sorted(indexes))))
         placement = Placement(tuple(placed))
         dialect = dialects.by_name(request.dialect)

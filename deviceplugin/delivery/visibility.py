@@ -67,8 +67,8 @@ class Exposure:
 
     def _nodes(self, target: Target, visible: Sequence[str], devices: Sequence[Card]) -> Iterator[str]:
         """Yield the device nodes of cards, and of the cards of slices. The toolkit adds those below nvidia-caps."""
-        found = [device for device in devices if device.uuid in visible]
-        indexes = {place_of(device.index)[0] if is_slice(device.type) else device.index for device in found}
+        own_devices = [device for device in devices if device.uuid in visible]
+        indexes = {place_of(device.index)[0] if is_slice(device.type) else device.index for device in own_devices}
         cards = {device for device in devices if device.index in indexes and not is_slice(device.type)}
         for card in sorted(cards, key=lambda card: card.index):
             if card.minor is None or not (self.dev / f"nvidia{card.minor}").exists():
@@ -92,10 +92,10 @@ def read_toolkit(file: Path = TOOLKIT_CONFIG) -> Toolkit | None:
     By default (the toolkit's internal/config, GetDefault) it accepts only the variable.
     """
     try:
-        found = tomllib.loads(file.read_text())
+        config = tomllib.loads(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         log.warning("%s: %s", file, error)
         return None
-    return Toolkit(found.get(_ACCEPTS_VARIABLE, True) is True, found.get(_ACCEPTS_MOUNTS, False) is True)
+    return Toolkit(config.get(_ACCEPTS_VARIABLE, True) is True, config.get(_ACCEPTS_MOUNTS, False) is True)

@@ -134,7 +134,7 @@ def _check(card: MigCard, instances: Iterable[Instance]) -> None:
 
 def _used(card: MigCard, in_use: Iterable[Instance]) -> set[Instance]:
     """Return the instances that pods use or processes run on."""
-    return {*in_use, *(found.instance for found in card.instances if found.busy)}
+    return {*in_use, *(one.instance for one in card.instances if one.busy)}
 
 
 def _listed(instances: Iterable[Instance]) -> str:

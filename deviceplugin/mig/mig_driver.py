@@ -91,12 +91,12 @@ class MigDriver(Protocol):
 
 def existing(card: MigCard) -> frozenset[Instance]:
     """Return all MIG instances of the card, including incomplete ones."""
-    return frozenset(found.instance for found in card.instances)
+    return frozenset(one.instance for one in card.instances)
 
 
 def usable(card: MigCard) -> frozenset[Instance]:
     """Return the MIG instances of the card that pods can use: the complete ones."""
-    return frozenset(found.instance for found in card.instances if found.uuid)
+    return frozenset(one.instance for one in card.instances if one.uuid)
 
 
 class NvmlMig:
@@ -108,8 +108,8 @@ class NvmlMig:
 
     def read(self) -> tuple[MigCard, ...]:
         with self._session("reading the cards"):
-            found = (self._card(position) for position in range(self._nvml.nvmlDeviceGetCount()))
-            return tuple(card for card in found if card)
+            cards = (self._card(position) for position in range(self._nvml.nvmlDeviceGetCount()))
+            return tuple(card for card in cards if card)
 
     def create(self, uuid: str, instance: Instance) -> MigInstance:
         with self._session(f"creating {instance} on {uuid}"):
@@ -117,18 +117,18 @@ class NvmlMig:
             profiles = mig_nvml.profiles(self._nvml, card)
             if instance.profile not in profiles:
                 raise MigRefused(f"{uuid} has no profile {instance.profile}; it has {', '.join(profiles)}")
-            found = self._find(card, profiles, instance)
-            if found and not found.complete:
-                self._complete(found.handle, profiles[instance.profile].profile)
-            id_ = found.id if found else self._create(card, profiles[instance.profile], instance)
+            gpu_instance = self._find(card, profiles, instance)
+            if gpu_instance and not gpu_instance.complete:
+                self._complete(gpu_instance.handle, profiles[instance.profile].profile)
+            id_ = gpu_instance.id if gpu_instance else self._create(card, profiles[instance.profile], instance)
             return MigInstance(instance, *self._device(mig_nvml.devices(self._nvml, card).get(id_, [])))
 
     def destroy(self, uuid: str, instance: Instance) -> None:
         with self._session(f"destroying {instance} on {uuid}"):
             card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            if found := self._find(card, mig_nvml.profiles(self._nvml, card), instance):
-                mig_nvml.destroy_computes(self._nvml, found.handle)
-                self._nvml.nvmlGpuInstanceDestroy(found.handle)
+            if gpu_instance := self._find(card, mig_nvml.profiles(self._nvml, card), instance):
+                mig_nvml.destroy_computes(self._nvml, gpu_instance.handle)
+                self._nvml.nvmlGpuInstanceDestroy(gpu_instance.handle)
 
     def set_mode(self, uuid: str, *, on: bool) -> str | None:
         with self._session(f"switching the MIG mode of {uuid} {'on' if on else 'off'}"):
@@ -195,9 +195,9 @@ class NvmlMig:
 
     def _instances(self, card: Any, profiles: Mapping[str, CardProfile]) -> tuple[MigInstance, ...]:
         devices, instances = mig_nvml.devices(self._nvml, card), []
-        for found in mig_nvml.gpu_instances(self._nvml, card, profiles):
-            uuid, busy = self._device(devices.get(found.id, []))
-            instances.append(MigInstance(found.instance, uuid if found.complete else "", busy))
+        for gpu_instance in mig_nvml.gpu_instances(self._nvml, card, profiles):
+            uuid, busy = self._device(devices.get(gpu_instance.id, []))
+            instances.append(MigInstance(gpu_instance.instance, uuid if gpu_instance.complete else "", busy))
         return tuple(sorted(instances, key=lambda one: one.instance))
 
     def _find(self, card: Any, profiles: Mapping[str, CardProfile], instance: Instance) -> GpuInstance | None:

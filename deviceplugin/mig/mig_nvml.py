@@ -109,7 +109,7 @@ def profiles(nvml: Nvml, card: Any) -> dict[str, CardProfile]:
     """
     total = int(nvml.nvmlDeviceGetMemoryInfo(card).total)
     built_in = layout_of(nvml.nvmlDeviceGetName(card), total)
-    found = {}
+    card_profiles = {}
     for kind in KINDS:
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(card, kind, version=1)
@@ -124,8 +124,8 @@ def profiles(nvml: Nvml, card: Any) -> dict[str, CardProfile]:
             starts = tuple(sorted(place.start for place in places))
             profile = Profile(name, info.sliceCount, places[0].size, starts, info.instanceCount)
             profile = replace(profile, name=_requestable_name(profile, built_in))
-            found[profile.name] = CardProfile(info.id, profile)
-    return found
+            card_profiles[profile.name] = CardProfile(info.id, profile)
+    return card_profiles
 
 
 def layout(name: str, card_profiles: Mapping[str, CardProfile]) -> Layout:
@@ -160,7 +160,7 @@ def destroy_computes(nvml: Nvml, gpu: Any) -> None:
 
 def devices(nvml: Nvml, card: Any) -> dict[int, list[Any]]:
     """Return the handles of the MIG devices of each GPU instance, by its id."""
-    found: dict[int, list[Any]] = {}
+    handles: dict[int, list[Any]] = {}
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
         try:
             device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
@@ -168,8 +168,8 @@ def devices(nvml: Nvml, card: Any) -> dict[int, list[Any]]:
             if error.value != pynvml.NVML_ERROR_NOT_FOUND:
                 raise
         else:
-            found.setdefault(nvml.nvmlDeviceGetGpuInstanceId(device), []).append(device)
-    return found
+            handles.setdefault(nvml.nvmlDeviceGetGpuInstanceId(device), []).append(device)
+    return handles
 
 
 def _compute_profiles(nvml: Nvml, gpu: Any) -> Iterator[Any]:

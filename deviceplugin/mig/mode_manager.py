@@ -89,8 +89,8 @@ class ModeManager:
         """
         try:
             if card.current and not on:
-                for found in card.instances:
-                    self._driver.destroy(card.uuid, found.instance)
+                for mig_instance in card.instances:
+                    self._driver.destroy(card.uuid, mig_instance.instance)
             return self._driver.set_mode(card.uuid, on=on)
         except (MigRefused, RetryLater) as error:
             return str(error)

@@ -25,8 +25,8 @@ class PlanNotApplicable(Exception):
 
 def without_zeros(amounts: SliceCounts) -> dict[int, dict[str, int]]:
     """Return the counts without profiles of which there are none, and without cards that have no profiles left."""
-    found = {card: {name: n for name, n in names.items() if n} for card, names in amounts.items()}
-    return {card: names for card, names in found.items() if names}
+    nonzero = {card: {name: n for name, n in names.items() if n} for card, names in amounts.items()}
+    return {card: names for card, names in nonzero.items() if names}
 
 
 def _listing(slices: Iterable[Slice]) -> str:
@@ -119,11 +119,11 @@ def placeable(layout: Layout | None, instances: Sequence[Instance]) -> frozenset
     """Return those of `instances` that can exist together; earlier ones take precedence. Without a layout none can."""
     if layout is None:
         return frozenset()
-    found: set[Instance] = set()
+    placed: set[Instance] = set()
     for instance in instances:
-        if not invalid_reason(layout, {*found, instance}):
-            found.add(instance)
-    return frozenset(found)
+        if not invalid_reason(layout, {*placed, instance}):
+            placed.add(instance)
+    return frozenset(placed)
 
 
 # MPS
@@ -153,12 +153,12 @@ def configured_slices(
     for card, names in sorted(config.items()):
         _check_card(card, names, by_index, held, source)
     if planned is not None and count_slices(planned) == config:
-        found = tuple(sorted(s.place for s in planned))
+        slices = tuple(sorted(s.place for s in planned))
     else:
-        found = _assign_numbers(config, previous, used)
-    if lost := {s.place for s in used} - {*found}:
+        slices = _assign_numbers(config, previous, used)
+    if lost := {s.place for s in used} - {*slices}:
         raise PlanNotApplicable(f"{source}: {_listing(lost)} in use and not in the configuration")
-    return found
+    return slices
 
 
 def _check_card(
@@ -180,16 +180,16 @@ def _check_card(
 def _assign_numbers(config: SliceCounts, previous: Iterable[Slice], used: Collection[Slice]) -> tuple[Slice, ...]:
     missing = {(card, name): n for card, names in config.items() for name, n in names.items()}
     used = {s.place for s in used}
-    found: set[Slice] = set()
+    slices: set[Slice] = set()
     taken: set[tuple[int, int]] = set()
     for place in sorted({*used, *(s.place for s in previous)}, key=lambda place: (place not in used, place)):
         if missing.get((place.card, place.name), 0) > 0 and (place.card, place.start) not in taken:
             missing[place.card, place.name] -= 1
-            found.add(place)
+            slices.add(place)
             taken.add((place.card, place.start))
     for (card, name), n in sorted(missing.items(), key=lambda row: (row[0][0], gigabytes(row[0][1]))):
         for _ in range(n):
             start = next(i for i in range(MAX_MPS_CLIENTS + len(taken)) if (card, i) not in taken)
-            found.add(Slice(card, start, name))
+            slices.add(Slice(card, start, name))
             taken.add((card, start))
-    return tuple(sorted(found))
+    return tuple(sorted(slices))

@@ -85,10 +85,10 @@ class MigPartitioner:
 
     def _read(self, gpus: Sequence[Card]) -> Cards:
         try:
-            found = {card.uuid: card for card in self._driver.read() if card.capable}
+            by_uuid = {card.uuid: card for card in self._driver.read() if card.capable}
         except MigRefused as error:
             raise RetryLater(str(error)) from error
-        return {gpu.index: found[gpu.uuid] for gpu in gpus if gpu.uuid in found}
+        return {gpu.index: by_uuid[gpu.uuid] for gpu in gpus if gpu.uuid in by_uuid}
 
     def _read_again(self, gpus: Sequence[Card], cards: Cards) -> Cards:
         """Read the cards again if any of them was changed since the last reading."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.partitioning.node_partitions import NodePartitions
-from deviceplugin.partitioning.node_status import NodeWatch, SliceReport, reportable
+from deviceplugin.partitioning.node_status import NodeStatusWriter, NodeWatch, SliceReport, reportable
 from deviceplugin.partitioning.partitioner import ObservedPartitions, PartitionContext, Partitioner
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
@@ -102,12 +102,6 @@ class Plugins(Protocol):
     def is_registered(self, name: str) -> bool: ...
 
 
-class StatusWriter(Protocol):
-    """The part of `NodeStatusWriter` that is used here."""
-
-    def write(self, report: SliceReport | None) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PartitionInputs:
     """The parts of the agent that the worker reads. All of them are thread-safe.
@@ -145,7 +139,7 @@ class PartitionWorker:
         partitions: NodePartitions,
         partitioners: Mapping[str, Partitioner],
         plugins: Plugins,
-        status: StatusWriter,
+        status: NodeStatusWriter,
     ) -> None:
         self._inputs = inputs
         self._partitions = partitions
@@ -309,26 +303,26 @@ class PartitionWorker:
         annotation is ignored.
         """
         problems: list[str] = []
-        found = self._last_valid
+        reported = self._last_valid
         try:
             model = read_node(node)
             try:
-                found = read_slices(model)
+                reported = read_slices(model)
             except BadObject as error:
                 problems = [*map(str, error.problems)]
                 others = {key: text for key, text in model.annotations.items() if key != EXISTING}
-                found = replace(read_slices(replace(model, annotations=others)), has_positions=False)
+                reported = replace(read_slices(replace(model, annotations=others)), has_positions=False)
         except BadObject as error:
             problems = [*map(str, error.problems)]
         self._warn_once("node", [f"{problem}; the last valid state stays in force" for problem in problems])
-        self._last_valid = found
-        if found is None:
+        self._last_valid = reported
+        if reported is None:
             return None
         state = self._partitions.state
-        slices = found.existing if found.has_positions else ()
+        slices = reported.existing if reported.has_positions else ()
         if self._has_observed and state:
             slices = state.existing
-        return replace(found, existing=tuple(s for s in slices if mode_of(s.name) == found.mode))
+        return replace(reported, existing=tuple(s for s in slices if mode_of(s.name) == reported.mode))
 
     def _held(self, gpus: Sequence[Card], environments: Environments, mode: str) -> frozenset[int]:
         """Return the cards that pods in other vocabularies hold: by records, CDI files and other plugins."""

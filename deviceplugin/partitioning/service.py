@@ -46,17 +46,17 @@ class PartitionService:
         make_plugin: Callable[[str], Plugin],
         daemons: MpsDaemons | None,
     ) -> None:
-        own = settings.deviceplugin
+        own_settings = settings.deviceplugin
         self._enabled = settings.dialects.slices.enabled
         self._partitions = partitions
         self._plugins = SlicePlugins(folder, make_plugin, inputs.pods)
-        self._config = ConfigMap(api, own.node, settings.dialects.slices, self.wake)
-        manager = ModeManager(driver) if own.mig_manager else None
+        self._config = ConfigMap(api, own_settings.node, settings.dialects.slices, self.wake)
+        manager = ModeManager(driver) if own_settings.mig_manager else None
         partitioners: dict[str, Partitioner] = {}
         if daemons is not None:
             partitioners[MIG] = MigPartitioner(driver, manager)
             partitioners[MPS] = MpsPartitioner(self._config, daemons, manager)
-        status = NodeStatusWriter(api, own.node, inputs.watch)
+        status = NodeStatusWriter(api, own_settings.node, inputs.watch)
         self._worker = PartitionWorker(inputs, partitions, partitioners, self._plugins, status)
 
     def start(self) -> None:

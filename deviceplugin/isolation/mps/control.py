@@ -54,8 +54,8 @@ class Control:
         self._pipe = pipe_dir(folder, card)
         self._log = folder / card / "log"
         self._record = folder / card / "daemon"
-        own = {"CUDA_VISIBLE_DEVICES": card, PIPE: str(self._pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._log)}
-        self._environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")} | own
+        of_card = {"CUDA_VISIBLE_DEVICES": card, PIPE: str(self._pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._log)}
+        self._environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")} | of_card
         self._child = 0
         self._client: asyncio.subprocess.Process | None = None
 

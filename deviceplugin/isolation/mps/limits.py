@@ -61,18 +61,18 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     Args:
         gpus: all GPUs of the node, partitioned ones included.
     """
-    found: list[Client] = []
+    clients: list[Client] = []
     for share in shares:
         if is_mps(share.type) and isinstance(share.card, int):
             name, parent = slice_of_resource(RESOURCE_PREFIX + share.type) or "", place_of(share.card)[0]
-            found += (of_slice(name, card) for card in gpus if card.index == parent)
+            clients += (of_slice(name, card) for card in gpus if card.index == parent)
         elif enforce and share.type == GPU and not share.whole:
-            found += (of_share(share, card) for card in gpus if share.is_on(card))
-    if len(found) > 1:
-        cards = len({client.card for client in found})
-        shares_text = f"shares of {cards} cards" if cards > 1 else f"{len(found)} shares of a card"
+            clients += (of_share(share, card) for card in gpus if share.is_on(card))
+    if len(clients) > 1:
+        cards = len({client.card for client in clients})
+        shares_text = f"shares of {cards} cards" if cards > 1 else f"{len(clients)} shares of a card"
         raise Unenforceable(f"it has {shares_text}, but a process has one MPS daemon and one set of limits")
-    return found[0] if found else None
+    return clients[0] if clients else None
 
 
 def of_slice(name: str, card: Card) -> Client:
