@@ -27,11 +27,11 @@ def answer(client: FlaskClient, path: str, tree: Any) -> Any:
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 @pytest.mark.parametrize("raw", [share(), pod("p", {"name": "c"})], ids=["GPU", "no GPU"])
-def test_a_good_pod_is_admitted_as_it_is(client: FlaskClient, path: str, raw: Any) -> None:
+def test_valid_pod_is_admitted_unchanged(client: FlaskClient, path: str, raw: Any) -> None:
     assert answer(client, path, review(raw)) == {"uid": "review-1", "allowed": True}
 
 
-def test_a_denial_names_the_field_and_is_logged_with_the_pods_uid(
+def test_denial_names_the_field_and_is_logged_with_the_uid(
     client: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -41,35 +41,35 @@ def test_a_denial_names_the_field_and_is_logged_with_the_pods_uid(
     assert vars(caplog.records[0])["pod"] == "uid-7"
 
 
-def test_changing_a_placement_is_forbidden_in_the_status_subresource_too(client: FlaskClient) -> None:
+def test_change_of_a_placement_in_the_status_subresource_is_forbidden(client: FlaskClient) -> None:
     old, new = share(annotations={INDEX: "0"}), share(annotations={INDEX: "1"})
     got = answer(client, "/validate", review(new, "UPDATE", old=old, subresource="status"))
     assert (got["allowed"], got["status"]["code"], got["status"]["reason"]) == (False, 403, "Forbidden")
 
 
-def test_an_update_is_not_mutated(client: FlaskClient) -> None:
+def test_update_is_not_mutated(client: FlaskClient) -> None:
     raw = share(annotations={INDEX: "0"})
     assert patch_of({"response": answer(client, "/mutate", review(raw, "UPDATE", old=raw))}) == []
 
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
-def test_a_deletion_is_never_refused(client: FlaskClient, path: str) -> None:
+def test_deletion_is_admitted(client: FlaskClient, path: str) -> None:
     assert answer(client, path, review(None, "DELETE", old=pod("p", container("c", 120))))["allowed"]
 
 
-def test_an_old_pod_that_breaks_todays_rules_may_still_change(client: FlaskClient) -> None:
+def test_old_pod_that_breaks_a_rule_may_change(client: FlaskClient) -> None:
     old = pod("p", container("c", 120))
     new = {**old, "metadata": {**old["metadata"], "finalizers": []}}
     assert answer(client, "/validate", review(new, "UPDATE", old=old))["allowed"]
 
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
-def test_another_kind_is_refused_politely(client: FlaskClient, path: str) -> None:
+def test_object_of_another_kind_is_denied(client: FlaskClient, path: str) -> None:
     got = answer(client, path, review({"a": 1}, kind={"kind": "Binding"}, subresource="binding"))
     assert (got["allowed"], got["status"]["code"]) == (False, 400)
 
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
-def test_a_pod_of_wrong_types_is_denied_naming_the_field(client: FlaskClient, path: str) -> None:
+def test_pod_with_wrong_types_is_denied_with_the_field(client: FlaskClient, path: str) -> None:
     got = answer(client, path, review({"spec": {"containers": [{"name": 7}]}}))
     assert (got["allowed"], got["status"]["details"]["causes"][0]["field"]) == (False, "spec.containers[0].name")

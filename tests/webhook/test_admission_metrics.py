@@ -58,7 +58,7 @@ def ask_until_both_have_counted(server: Server, folder: Path) -> int:
     return until(both)
 
 
-def test_what_any_worker_counts_is_told_by_each_and_outlives_it(server: Server, tmp_path: Path) -> None:
+def test_counts_of_all_workers_are_served_by_each_and_outlive_a_worker(server: Server, tmp_path: Path) -> None:
     asked = ask_until_both_have_counted(server, tmp_path)
     wanted = {
         'mgpu_admission_reviews_total{kind="Pod",path="validate",result="allowed"}': asked,

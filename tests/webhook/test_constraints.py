@@ -25,12 +25,12 @@ def changes(before: dict[str, str], now: dict[str, str], node: str = "", **more:
     return [str(problem) for problem in validate_update(new, old, "alice", SETTINGS)]
 
 
-def test_good_wishes_pass() -> None:
+def test_pod_with_valid_constraints_has_no_problem() -> None:
     annotations = {MODELS: "A100", SPREAD: "web", SAME: "pair", "mgpu.io/card-policy": "spread"}
     assert fields(share(annotations=annotations)) == []
 
 
-def test_a_bad_wish_is_denied_with_field_and_rule_beside_all_other_problems() -> None:
+def test_pod_with_invalid_constraints_is_denied_with_all_problems() -> None:
     raw = pod("p", container("c", 120, 512), annotations={MODELS: " ", SPREAD: "?"})
     assert fields(raw) == [
         f"metadata.annotations[{MODELS}]",
@@ -39,13 +39,13 @@ def test_a_bad_wish_is_denied_with_field_and_rule_beside_all_other_problems() ->
     ]
 
 
-def test_a_pod_without_gpu_may_say_anything() -> None:
+def test_pod_without_gpu_may_have_invalid_constraints() -> None:
     raw = pod("p", {"name": "c"}, annotations={MODELS: "", "mgpu.io/odd": "x"})
     assert fields(raw) == []
     assert unknown_constraints(raw, None) == []
 
 
-def test_wishes_of_a_vocabulary_that_is_not_served_yet_are_held_to_the_rules_too() -> None:
+def test_constraints_of_a_disabled_vocabulary_are_validated() -> None:
     requests = {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}}
     assert fields(pod("p", requests, annotations={SPREAD: ""})) == [f"metadata.annotations[{SPREAD}]"]
 
@@ -60,12 +60,12 @@ def test_wishes_of_a_vocabulary_that_is_not_served_yet_are_held_to_the_rules_too
         ({UUIDS: "GPU-1"}, f"metadata.annotations[{UUIDS}]: names 1 card, container 'b' asks for 2 cards"),
     ],
 )
-def test_what_no_cluster_can_meet_is_denied(annotations: dict[str, str], message: str) -> None:
+def test_constraint_that_no_cluster_can_meet_is_denied(annotations: dict[str, str], message: str) -> None:
     raw = pod("p", container("a", 50, 512), container("b", 200), annotations=annotations)
     assert [str(problem) for problem in validate_create(raw, SETTINGS)] == [message]
 
 
-def test_until_a_pod_has_a_node_its_wishes_may_change_to_good_ones() -> None:
+def test_constraints_of_a_pod_without_node_may_change_to_valid_ones() -> None:
     assert changes({MODELS: "A100"}, {MODELS: "H100", SPREAD: "web"}) == []
     assert changes({MODELS: "A100"}, {}) == []
     assert changes({}, {MODELS: ","}) == [
@@ -73,13 +73,13 @@ def test_until_a_pod_has_a_node_its_wishes_may_change_to_good_ones() -> None:
     ]
 
 
-def test_a_bad_wish_that_was_there_before_keeps_nobody_from_repairing_another() -> None:
+def test_invalid_constraint_of_the_old_pod_allows_other_changes() -> None:
     bad = {MODELS: "", SPREAD: "?"}
     assert changes(bad, {MODELS: "A100", SPREAD: "?"}) == []
     assert changes(bad, {**bad, "team": "a"}) == []
 
 
-def test_once_a_pod_has_a_node_its_wishes_stay() -> None:
+def test_constraints_of_a_pod_with_node_are_immutable() -> None:
     for before, now in (({}, {SAME: "pair"}), ({SAME: "pair"}, {}), ({SAME: "pair"}, {SAME: "other"})):
         assert changes(before, now, node="n1") == [
             f"metadata.annotations[{SAME}]: cannot be changed: the cards are decided, and the pod is on n1"
@@ -95,7 +95,7 @@ def test_once_a_pod_has_a_node_its_wishes_stay() -> None:
         ("mgpu.io/xyz", "the constraints are mgpu.io/card-policy, mgpu.io/card-models"),
     ],
 )
-def test_what_only_looks_like_a_wish_is_warned_of_once(key: str, hint: str) -> None:
+def test_new_annotation_similar_to_a_constraint_is_warned_about(key: str, hint: str) -> None:
     raw = share(annotations={key: "A100", MODELS: "A100", "team": "a"})
     (warning,) = unknown_constraints(raw, None)
     assert warning.startswith(f"metadata.annotations[{key}]: is unknown to mgpu and has no effect; ")
@@ -104,7 +104,7 @@ def test_what_only_looks_like_a_wish_is_warned_of_once(key: str, hint: str) -> N
     assert unknown_constraints(raw, share(annotations={MODELS: "A100"})) == [warning]
 
 
-def test_warnings_reach_the_user_with_a_denial_too() -> None:
+def test_denied_pod_gets_warnings_too() -> None:
     client = make_app(SETTINGS).test_client()
     for core, allowed in ((50, True), (120, False)):
         raw = share(core=core, annotations={"mgpu.io/card-model": "A100"})

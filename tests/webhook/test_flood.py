@@ -48,7 +48,7 @@ def memory(server: Server) -> int:
 
 
 @pytest.mark.parametrize("make", BODIES.values(), ids=BODIES)
-def test_flood_of_large_reviews_stays_within_the_memory_limit_and_delays_ordinary_ones_little(
+def test_flood_of_large_reviews_stays_within_the_memory_limit_and_delays_ordinary_reviews_little(
     server: Server, folder: Path, make: Callable[[], bytes]
 ) -> None:
     body, answers, longest = make(), Counter[int](), 0
@@ -78,7 +78,7 @@ def test_flood_of_large_reviews_stays_within_the_memory_limit_and_delays_ordinar
     assert max(ordinary) < 5, "the API server waits for 5 s"
 
 
-def test_body_of_unknown_length_is_read_to_the_limit_of_one_and_no_further(server: Server, folder: Path) -> None:
+def test_body_of_unknown_length_is_read_up_to_the_limit(server: Server, folder: Path) -> None:
     chunk = b"x" * MIB
     with Client(server.ports[0], folder / "ca.crt") as client:
         head = (

@@ -48,31 +48,31 @@ def verdict(*containers: dict[str, Any], **more: Any) -> list[str]:
     ],
     ids=str,
 )
-def test_requests_alone_are_admitted(requests: dict[str, str]) -> None:
+def test_koordinator_request_without_limits_is_admitted(requests: dict[str, str]) -> None:
     assert verdict(asking(requests={**requests, "cpu": "4"})) == []
 
 
-def test_each_container_may_ask_in_its_own_form() -> None:
+def test_containers_with_different_forms_of_request_are_admitted() -> None:
     assert verdict(asking("a", limits={NVIDIA: "1"}), asking("b", limits={GPU: "50"}), asking("c")) == []
 
 
 @pytest.mark.parametrize(
     "amounts", [{}, {CORE: "50", "vke.volcengine.com/mgpu-memory": "512"}, {"aliyun.com/gpu-mem": "4"}, {GPU: "50"}]
 )
-def test_zero_whole_cards_are_none_beside_any_vocabulary(amounts: dict[str, str]) -> None:
+def test_zero_whole_cards_are_no_request_in_any_vocabulary(amounts: dict[str, str]) -> None:
     """A LimitRange of the namespace writes such a zero into each of its containers, Ray into its heads."""
     none = {NVIDIA: "0"}
     assert verdict(asking("a", requests=amounts | none, limits=amounts | none), asking("b", limits=none)) == []
 
 
 @pytest.mark.parametrize(("first", "other"), [(CORE, GPU), (NVIDIA, "aliyun.com/gpu-mem"), (CORE, RDMA)])
-def test_vocabularies_do_not_mix(first: str, other: str) -> None:
+def test_pod_with_two_vocabularies_is_denied(first: str, other: str) -> None:
     found = verdict(asking("a", limits={first: "100"}), asking("b", limits={other: "100"}))
     mixing = [text.split(": ")[0] for text in found if "a pod uses one vocabulary" in text]
     assert mixing == [f"spec.containers[1].resources.requests[{other}]"]  # the name that the user wrote
 
 
-def test_all_problems_of_a_pod_are_named_at_once_with_field_and_rule() -> None:
+def test_koordinator_pod_is_denied_with_all_problems() -> None:
     found = verdict(
         asking("a", requests={GPU: "150"}, limits={GPU: "150"}),
         asking("b", requests={GPU_CORE: "50"}),
@@ -94,7 +94,7 @@ def test_all_problems_of_a_pod_are_named_at_once_with_field_and_rule() -> None:
     assert all(text.startswith(start) for text, start in zip(found, starts, strict=True))
 
 
-def test_both_parts_of_the_record_are_the_suites_own() -> None:
+def test_both_annotations_of_the_koordinator_record_are_reserved() -> None:
     raw = pod("p", container("c", 50, 512))
     old = pod("p", asking(limits={GPU: "50"}))
     for key in (ALLOCATED, PER_CONTAINER):

@@ -34,7 +34,7 @@ def hook(configuration: Any) -> Any:
         *("nvidia.com/gpu-4Gi", "nvidia.com/gpu-0gb", "nvidia.com/gpu-4", "nvidia.com/gpu-a100", "nvidia.com/mig-foo"),
     ],
 )
-def test_a_pod_reaches_the_webhook_exactly_for_the_names_of_a_vocabulary(configuration: Any, resource: str) -> None:
+def test_match_conditions_select_pods_with_a_resource_of_a_vocabulary(configuration: Any, resource: str) -> None:
     expression = hook(configuration)["matchConditions"][0]["expression"]
     (pattern,) = re.findall(r"name[.]matches\( '(.+?)'\)", expression)
     own = configuration is VALIDATING and resource == SHARE  # denied where it stands alone
@@ -60,9 +60,7 @@ def test_a_pod_reaches_the_webhook_exactly_for_the_names_of_a_vocabulary(configu
         ),
     ],
 )
-def test_a_pod_reaches_the_webhook_exactly_for_the_annotations_that_are_not_free(
-    configuration: Any, key: str, asked: bool
-) -> None:
+def test_match_conditions_select_pods_with_a_reserved_annotation(configuration: Any, key: str, asked: bool) -> None:
     """A record on a pod that asks for nothing reaches it too: what a pod asks for can be claimed away."""
     patterns = set(re.findall(r"key[.]matches\( '(.+?)'\)", hook(configuration)["matchConditions"][0]["expression"]))
     (pattern,) = patterns
@@ -77,7 +75,7 @@ def test_a_pod_reaches_the_webhook_exactly_for_the_annotations_that_are_not_free
         (VALIDATING, "/validate", ["validate.mgpu.io", "mtgpupods.mgpu.io"]),
     ],
 )
-def test_failing_closed_is_kept_to_what_needs_it(configuration: Any, path: str, names: list[str]) -> None:
+def test_failure_policy_fail_applies_only_where_needed(configuration: Any, path: str, names: list[str]) -> None:
     own = load_settings().webhook
     assert configuration["metadata"]["name"] == own.configuration
     assert [webhook["name"] for webhook in configuration["webhooks"]] == names
@@ -90,7 +88,7 @@ def test_failing_closed_is_kept_to_what_needs_it(configuration: Any, path: str, 
         assert all("DELETE" not in rule["operations"] for rule in webhook["rules"])
 
 
-def test_of_mtgpupods_the_status_is_never_waited_for() -> None:
+def test_status_of_mtgpupods_is_not_reviewed() -> None:
     (rule,) = VALIDATING["webhooks"][1]["rules"]
     group, _, version = mtgpu.API_VERSION.partition("/")
     assert rule == {
@@ -102,7 +100,7 @@ def test_of_mtgpupods_the_status_is_never_waited_for() -> None:
     }
 
 
-def test_the_class_of_occupy_pods_takes_nobodys_place() -> None:
+def test_priority_class_of_occupy_pods_does_not_preempt() -> None:
     found = yaml.safe_load((FILE.parent / "priority-classes.yaml").read_text())
     assert found["metadata"]["name"] == load_settings().dialects.mtgpu.occupy_priority_class
     assert (found["value"], found["preemptionPolicy"]) == (10**9, "Never")

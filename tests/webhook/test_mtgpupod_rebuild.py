@@ -51,7 +51,7 @@ def none(_namespace: str, _name: str) -> None:
     return None
 
 
-def test_a_pod_of_an_mtgpupod_is_the_one_that_mgpu_builds() -> None:
+def test_pod_of_an_mtgpupod_is_replaced_by_the_one_that_mgpu_builds() -> None:
     asked: list[tuple[str, str]] = []
 
     def find(namespace: str, name: str) -> Mapping[str, Any]:
@@ -84,12 +84,12 @@ def test_a_pod_of_an_mtgpupod_is_the_one_that_mgpu_builds() -> None:
     ],
     ids=["none", "uid", "deleted", "no card", "other card", "all", "index", "two", "no index", "unreadable"],
 )
-def test_a_pod_that_mgpu_would_not_create_is_denied(raw: Any, found: Any, why: str) -> None:
+def test_pod_that_mgpu_would_not_create_is_denied(raw: Any, found: Any, why: str) -> None:
     got = answer(raw, lambda *_: found).json["response"]
     assert (got["allowed"], got["status"]["code"], why in got["status"]["message"]) == (False, 422, True)
 
 
-def test_a_webhook_without_an_api_server_denies_the_pods_of_mtgpupods() -> None:
+def test_webhook_without_api_server_denies_pods_of_mtgpupods() -> None:
     got = answer(sent(), None).json["response"]
     assert (got["allowed"], "--kubeconfig" in got["status"]["message"]) == (False, True)
 
@@ -103,7 +103,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("error", [ApiError(500, "", "no"), ApiError(403, "Forbidden", "no"), Unreachable("no")])
-def test_an_mtgpupod_that_cannot_be_read_is_answered_with_503(error: Exception) -> None:
+def test_mtgpupod_that_cannot_be_read_is_answered_with_503(error: Exception) -> None:
     find = make_finder(Failing(error))  # type: ignore[arg-type]
     with pytest.raises(RetryLater):
         find("default", "m")
@@ -123,12 +123,12 @@ def test_an_mtgpupod_that_cannot_be_read_is_answered_with_503(error: Exception) 
     ],
     ids=["scheduler", "disabled", "beside a peer", "another scheduler", "a peer's own", "a tenant, denied later"],
 )
-def test_a_pod_is_rebuilt_for_all_who_may_create_it_but_peers(user: str, settings: Any, *, built: bool) -> None:
+def test_pod_is_rebuilt_for_trusted_users_of_mgpu(user: str, settings: Any, *, built: bool) -> None:
     raw = sent()
     got = answer(raw, lambda *_: held(), user, **settings).json
     assert (got["response"]["allowed"], bool(patch_of(got))) == (True, built)
 
 
 @pytest.mark.parametrize("raw", [pod("m"), sent(ownerReferences=[{**owned(), "apiVersion": "example.com/v1"}])])
-def test_a_pod_of_nobody_or_of_another_kind_is_left_alone(raw: Any) -> None:
+def test_pod_without_an_mtgpupod_as_owner_is_not_rebuilt(raw: Any) -> None:
     assert patch_of(answer(raw, none).json) == []

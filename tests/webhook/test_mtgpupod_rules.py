@@ -46,11 +46,11 @@ def path(key: str) -> str:
     return f"metadata.annotations[{key}]"
 
 
-def test_a_good_one_has_no_problem() -> None:
+def test_valid_mtgpupod_has_no_problem() -> None:
     assert created(mtgpupod()) == []
 
 
-def test_a_bad_one_is_told_all_at_once_whatever_its_status_claims() -> None:
+def test_invalid_mtgpupod_has_all_problems_whatever_its_status() -> None:
     asking = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     raw = without(mtgpupod({REQUEST: "2", PLACED: "0", WISH: "A100"}, containers=[asking]), MEMORY)
     found = created({**raw, "status": {"BoundDeviceID": "GPU-forged"}})
@@ -58,17 +58,17 @@ def test_a_bad_one_is_told_all_at_once_whatever_its_status_claims() -> None:
     assert found == [path(PLACED), path(MEMORY), path(REQUEST), path(WISH), where]
 
 
-def test_parts_of_a_wrong_type_are_problems_too() -> None:
+def test_mtgpupod_with_wrong_types_has_problems() -> None:
     assert created(mtgpupod(containers=[{"name": "c", "env": "x"}])) == ["spec.containers[0].env"]
 
 
-def test_where_they_are_not_served_they_are_not_looked_at() -> None:
+def test_mtgpupod_has_no_problem_if_mtgpupods_are_disabled() -> None:
     bad = mtgpupod({REQUEST: "NaN"})
     assert created(bad, OFF) == []
     assert validate_mtgpupod_update(bad, mtgpupod(), OFF) == []
 
 
-def test_where_they_are_not_served_only_the_identities_make_pods_that_look_like_theirs() -> None:
+def test_pod_like_that_of_an_mtgpupod_is_denied_if_mtgpupods_are_disabled() -> None:
     """Such a Pod would hold a card: those that were made for MtgpuPods before hold theirs still."""
     plain, marked = pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations=SAID)
     (problem,) = validate_create(marked, OFF, "alice")
@@ -84,7 +84,7 @@ def test_where_they_are_not_served_only_the_identities_make_pods_that_look_like_
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, OFF], ids=["on", "off"])
-def test_a_pod_of_a_user_that_names_an_mtgpupod_as_its_controller_is_refused(settings: Any) -> None:
+def test_pod_with_an_mtgpupod_as_controller_is_denied(settings: Any) -> None:
     plain = pod("p", {"name": "c"})
     claiming = {**plain, "metadata": {**plain["metadata"], "ownerReferences": [owned()]}}
     assert [p.field for p in validate_create(claiming, settings, "alice")] == ["metadata.ownerReferences"]
@@ -95,7 +95,7 @@ def test_a_pod_of_a_user_that_names_an_mtgpupod_as_its_controller_is_refused(set
 
 
 @pytest.mark.parametrize("key", ANNOTATIONS)
-def test_what_the_card_is_chosen_by_is_fixed(key: str) -> None:
+def test_annotations_of_the_request_of_an_mtgpupod_are_immutable(key: str) -> None:
     other = {REQUEST: "0.3", LIMIT: "0.9", MEMORY: "2048", GPUID: "qwert"}[key]
     wanted = f"{path(key)}: determines the card; {ANEW}"
     assert changed(mtgpupod(), mtgpupod({key: other})) == [wanted]
@@ -103,7 +103,7 @@ def test_what_the_card_is_chosen_by_is_fixed(key: str) -> None:
     assert changed(without(mtgpupod(), key), mtgpupod()) == [wanted]
 
 
-def test_the_same_amount_written_in_another_way_is_a_change() -> None:
+def test_amount_of_an_mtgpupod_in_another_notation_is_a_change() -> None:
     """Others read the text: the Pod has a copy of it."""
     assert changed(mtgpupod(), mtgpupod({REQUEST: "0.20"})) != []
 
@@ -117,13 +117,13 @@ SPECS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("spec", "fields"), SPECS.values(), ids=SPECS)
-def test_the_spec_is_fixed_as_a_whole(spec: dict[str, Any], fields: list[str]) -> None:
+def test_spec_of_an_mtgpupod_is_immutable(spec: dict[str, Any], fields: list[str]) -> None:
     wanted = [f"spec.{field}: determines the Pod; {ANEW}" for field in fields]
     assert changed(mtgpupod(), mtgpupod(**spec)) == wanted
     assert changed(mtgpupod(**spec), mtgpupod()) == wanted
 
 
-def test_labels_finalizers_and_other_annotations_are_free() -> None:
+def test_labels_finalizers_and_other_annotations_of_an_mtgpupod_may_change() -> None:
     new = mtgpupod({"team": "a", "kubectl.kubernetes.io/last-applied-configuration": "{}"})
     new["metadata"] |= {
         "labels": {"a": "b"},
@@ -135,13 +135,13 @@ def test_labels_finalizers_and_other_annotations_are_free() -> None:
 
 
 @pytest.mark.parametrize("key", [PLACED, WISH])
-def test_an_annotation_that_would_break_it_may_go_but_not_come(key: str) -> None:
+def test_invalid_annotation_of_an_mtgpupod_can_be_removed_but_not_added(key: str) -> None:
     assert [line.partition(": ")[0] for line in changed(mtgpupod(), mtgpupod({key: "1"}))] == [path(key)]
     assert changed(mtgpupod({key: "1"}), mtgpupod()) == []
     assert changed(mtgpupod({key: "1"}), mtgpupod({key: "2"})) == []
 
 
-def test_one_that_was_never_good_can_still_be_finished() -> None:
+def test_finalizer_of_an_invalid_mtgpupod_can_be_removed() -> None:
     old = without(mtgpupod({REQUEST: "NaN", WISH: "A100"}, nodeName=""), MEMORY)
     old["metadata"]["finalizers"] = [mtgpu.FINALIZER]
     assert changed(old, {**old, "metadata": {**old["metadata"], "finalizers": []}}) == []
@@ -159,7 +159,7 @@ def request(client: FlaskClient, raw: Any, operation: str = "CREATE", path: str 
     return got.json["response"]
 
 
-def test_the_webhook_answers_for_mtgpupods(client: FlaskClient) -> None:
+def test_webhook_reviews_mtgpupods(client: FlaskClient) -> None:
     assert request(client, mtgpupod()) == {"uid": "review-1", "allowed": True}
     denied = request(client, mtgpupod({REQUEST: "NaN"}))
     assert (denied["allowed"], denied["status"]["code"]) == (False, 422)
@@ -170,14 +170,14 @@ def test_the_webhook_answers_for_mtgpupods(client: FlaskClient) -> None:
     )
 
 
-def test_nobody_changes_what_is_fixed_not_even_the_suite(client: FlaskClient) -> None:
+def test_trusted_user_cannot_change_an_immutable_field(client: FlaskClient) -> None:
     for user in ("alice", SCHEDULER):
         denied = request(client, mtgpupod({GPUID: "qwert"}), "UPDATE", old=mtgpupod(), user=user)
         assert (denied["allowed"], denied["status"]["code"]) == (False, 422)
     assert request(client, mtgpupod({"team": "a"}), "UPDATE", old=mtgpupod())["allowed"]
 
 
-def test_status_writes_and_deletions_are_not_looked_at(client: FlaskClient) -> None:
+def test_status_update_and_deletion_of_an_mtgpupod_are_admitted(client: FlaskClient) -> None:
     bad = mtgpupod({REQUEST: "NaN"})
     assert request(client, {**bad, "status": {"BoundDeviceID": "x"}}, "UPDATE", old=bad, subresource="status")[
         "allowed"
@@ -193,7 +193,7 @@ def made(user_env: tuple[str, ...] = ()) -> dict[str, Any]:
     return pod("p", mine, init=({**mine, "name": "i"},), annotations=SAID, node="n1")
 
 
-def test_the_suites_own_pod_passes_as_it_is() -> None:
+def test_pod_of_an_mtgpupod_by_a_trusted_user_is_admitted_unchanged() -> None:
     assert validate_create(made(("A",)), SETTINGS, SCHEDULER) == []
     assert mutate(made(("A",)), SETTINGS).patch == ()
 
@@ -202,7 +202,7 @@ def test_the_suites_own_pod_passes_as_it_is() -> None:
     "user", ["alice", "", "system:serviceaccount:kube-system:replicaset-controller", SCHEDULER + "x"]
 )
 @pytest.mark.parametrize("said", [SAID, {GPUID: "abc"}, {"lsalab.nthu/other": ""}], ids=["all", "one", "any"])
-def test_a_pod_that_looks_like_one_is_sent_to_mtgpupods(user: str, said: dict[str, str]) -> None:
+def test_pod_with_mtgpupod_annotations_is_denied(user: str, said: dict[str, str]) -> None:
     first = min(said)
     assert validate_create(pod("p", {"name": "c"}, annotations=said), SETTINGS, user) == [
         Problem(
@@ -213,7 +213,7 @@ def test_a_pod_that_looks_like_one_is_sent_to_mtgpupods(user: str, said: dict[st
     ]
 
 
-def test_the_webhook_knows_who_makes_a_pod(client: FlaskClient) -> None:
+def test_webhook_distinguishes_trusted_users(client: FlaskClient) -> None:
     answers = [client.post("/validate", json=review(made(), user=user)).json for user in ("alice", SCHEDULER)]
     assert [answer["response"]["allowed"] for answer in answers if answer] == [False, True]
 
@@ -229,7 +229,7 @@ CHANGES: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
 
 @pytest.mark.parametrize(("before", "now", "keys"), CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("user", ["alice", SCHEDULER])
-def test_a_pods_copy_of_them_is_fixed(before: Any, now: Any, keys: list[str], user: str) -> None:
+def test_copied_annotations_of_a_pod_are_immutable(before: Any, now: Any, keys: list[str], user: str) -> None:
     old, new = (pod("p", {"name": "c"}, annotations=said) for said in (before, now))
     found = validate_update(new, old, user, SETTINGS)
     assert [problem.field for problem in found] == [path(key) for key in keys]
@@ -238,12 +238,12 @@ def test_a_pods_copy_of_them_is_fixed(before: Any, now: Any, keys: list[str], us
     }
 
 
-def test_a_gpu_pod_cannot_become_one_either() -> None:
+def test_gpu_pod_cannot_become_the_pod_of_an_mtgpupod() -> None:
     found = validate_update(share(annotations=SAID), share(), "alice", SETTINGS)
     assert [problem.field for problem in found] == [path(key) for key in sorted(SAID)]
 
 
-def test_pods_that_had_them_before_mgpu_came_live_on() -> None:
+def test_existing_pod_with_mtgpupod_annotations_may_be_updated() -> None:
     old = pod("p", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, annotations=SAID, node="n1")
     meta = {**old["metadata"], "labels": {"a": "b"}, "finalizers": [], "annotations": {**SAID, "team": "a"}}
     assert validate_update({**old, "metadata": meta, "status": {"phase": "Running"}}, old, "alice", SETTINGS) == []

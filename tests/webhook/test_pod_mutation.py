@@ -37,12 +37,12 @@ def resources(raw: dict[str, Any]) -> Any:
     ],
     ids=["requests", "limits", "empty limits", "null limits"],
 )
-def test_requests_and_limits_complete_each_other(given: Any) -> None:
+def test_missing_requests_or_limits_are_added(given: Any) -> None:
     got = resources(pod("p", {"name": "c", "resources": given}))
     assert got == {"requests": {CORE: "50"}, "limits": {CORE: "50"}}
 
 
-def test_only_gpu_resources_are_completed_and_the_others_stay() -> None:
+def test_other_resources_are_not_changed() -> None:
     given = {"requests": {CORE: "50", "cpu": "1"}, "limits": {MEMORY: "1024", "memory": "1Gi"}}
     assert resources(pod("p", {"name": "c", "resources": given})) == {
         "requests": {CORE: "50", "cpu": "1", MEMORY: "1024"},
@@ -50,13 +50,13 @@ def test_only_gpu_resources_are_completed_and_the_others_stay() -> None:
     }
 
 
-def test_unequal_amounts_are_left_for_the_validation() -> None:
+def test_unequal_amounts_are_not_changed() -> None:
     given = {"requests": {CORE: "50"}, "limits": {CORE: "60"}}
     assert mutate(pod("p", {"name": "c", "resources": given}), SETTINGS) == Mutation()
 
 
 @pytest.mark.parametrize("resource", ["aliyun.com/gpu-mem", "koordinator.sh/gpu", "nvidia.com/mig-1g.10gb"])
-def test_a_vocabulary_that_is_not_served_is_completed_too_and_otherwise_left_alone(resource: str) -> None:
+def test_pod_of_a_disabled_vocabulary_is_only_completed(resource: str) -> None:
     off = load_settings(
         "{dialects: {gpushare: {enabled: false}, koordinator: {enabled: false}, slices: {enabled: false}},"
         " webhook: {schedulerName: ours}}"
@@ -66,7 +66,7 @@ def test_a_vocabulary_that_is_not_served_is_completed_too_and_otherwise_left_alo
     assert mutate(raw, off) == Mutation((added,))
 
 
-def test_an_exported_pod_of_a_vocabulary_that_is_not_served_any_more_is_left_alone_too() -> None:
+def test_exported_pod_of_a_disabled_vocabulary_keeps_its_node() -> None:
     """Its node and its record make it look like one that has its cards."""
     amounts = {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}
     key = "scheduling.koordinator.sh/device-allocated"
@@ -89,11 +89,11 @@ def test_an_exported_pod_of_a_vocabulary_that_is_not_served_any_more_is_left_alo
         {},
     ],
 )
-def test_a_pod_without_gpu_is_not_touched(raw: Any) -> None:
+def test_pod_without_gpu_is_not_changed(raw: Any) -> None:
     assert mutate(raw, SETTINGS) == Mutation()
 
 
-def test_a_reapplied_export_loses_its_old_placement_with_a_warning() -> None:
+def test_exported_pod_loses_its_placement_with_a_warning() -> None:
     raw = share(annotations={ASSUMED: "true", INDEX: "3", "team": "a"})
     assert after(raw)["metadata"]["annotations"] == {"team": "a"}
     assert [w.split(":")[0] for w in mutate(raw, SETTINGS).warnings] == [
@@ -113,7 +113,7 @@ SCHEDULER = "system:serviceaccount:mgpu-system:mgpu-scheduler"
 
 @pytest.mark.parametrize("settings", [SETTINGS, ALL_OFF], ids=["on", "off"])
 @pytest.mark.parametrize("key", RECORDS)
-def test_a_new_pod_of_a_user_with_a_record_of_any_vocabulary_loses_it(key: str, settings: Settings) -> None:
+def test_new_pod_with_a_record_of_any_vocabulary_loses_it(key: str, settings: Settings) -> None:
     plain = pod("p", {"name": "c"}, annotations={key: "x", "team": "a"})
     mutation = mutate(plain, settings, "alice")
     assert patched(plain, mutation.patch)["metadata"]["annotations"] == {"team": "a"}
@@ -123,7 +123,7 @@ def test_a_new_pod_of_a_user_with_a_record_of_any_vocabulary_loses_it(key: str, 
     assert mutate(plain, settings, SCHEDULER) == Mutation()
 
 
-def test_a_new_pod_whose_status_claims_its_devices_is_read_by_its_spec() -> None:
+def test_new_pod_with_a_status_is_read_by_its_spec() -> None:
     """The API server resets `status` only after mutating admission."""
     rows = [{"containerName": "c", "requestName": "r", "resourceName": name} for name in (CORE, MEMORY)]
     raw = share(annotations={INDEX: "3"}) | {"status": {"extendedResourceClaimStatus": {"requestMappings": rows}}}
@@ -136,7 +136,7 @@ def test_a_new_pod_whose_status_claims_its_devices_is_read_by_its_spec() -> None
     ]
 
 
-def test_gpu_containers_lose_their_own_visible_devices_with_a_warning() -> None:
+def test_visible_devices_of_a_gpu_container_are_removed_with_a_warning() -> None:
     env = [{"name": "A", "value": "1"}, VISIBLE, {"name": "B", "value": "2"}, VISIBLE]
     gpu, other = container("c", 50, 1024, env=env), {"name": "o", "env": [VISIBLE]}
     raw = pod("p", gpu, other, init=(container("i", 50, 1024, env=[VISIBLE]),))
@@ -147,7 +147,7 @@ def test_gpu_containers_lose_their_own_visible_devices_with_a_warning() -> None:
     assert len(mutate(raw, SETTINGS).warnings) == 2
 
 
-def test_a_container_that_gets_no_card_keeps_its_own_visible_devices() -> None:
+def test_visible_devices_of_a_container_without_cards_stay() -> None:
     """Its image may say `all`: what the pod says against that must stay."""
     void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
     amounts = {"koordinator.sh/rdma": "100"}
@@ -165,7 +165,7 @@ def asking(**given: Any) -> dict[str, Any]:
     return pod("p", {"name": "c", "resources": given})
 
 
-def test_the_koordinator_shorthand_is_replaced_by_what_it_stands_for() -> None:
+def test_koordinator_shorthand_is_replaced_by_core_and_memory() -> None:
     both = {GPU_CORE: "50", RATIO: "50"}
     for given in (
         {"requests": {GPU: "50"}},
@@ -192,13 +192,13 @@ def test_the_koordinator_shorthand_is_replaced_by_what_it_stands_for() -> None:
     ],
     ids=["unequal", "beside another", "no whole cards", "no number", "vocabularies mixed"],
 )
-def test_a_shorthand_that_breaks_a_rule_is_left_for_the_validation(given: Any) -> None:
+def test_invalid_shorthand_is_not_changed(given: Any) -> None:
     got = resources(asking(**given))
     assert [got[kind][GPU] for kind in given] == [given[kind][GPU] for kind in given]
     assert validate_create(asking(**given), SETTINGS)
 
 
-def test_whole_cards_keep_their_name() -> None:
+def test_whole_cards_keep_their_resource_name() -> None:
     assert resources(asking(requests={"nvidia.com/gpu": "2"})) == {
         "requests": {"nvidia.com/gpu": "2"},
         "limits": {"nvidia.com/gpu": "2"},
@@ -215,7 +215,7 @@ def test_whole_cards_keep_their_name() -> None:
         ({GPU_MEMORY: "4Gi", "nvidia.com/gpu": "0"}, ""),
     ],
 )
-def test_what_the_kubelet_has_no_ids_for_gets_a_carrier(amounts: dict[str, str], text: str) -> None:
+def test_request_without_device_ids_gets_a_share_resource(amounts: dict[str, str], text: str) -> None:
     raw, settings = asking(requests=amounts), load_settings(text)
     once = patched(raw, mutate(raw, settings).patch)
     both = {**amounts, SHARE: "1"}
@@ -235,7 +235,7 @@ def test_what_the_kubelet_has_no_ids_for_gets_a_carrier(amounts: dict[str, str],
         {CORE: "50", MEMORY: "512"},
     ],
 )
-def test_all_others_have_none_and_lose_the_one_they_set_themselves(amounts: dict[str, str]) -> None:
+def test_request_with_device_ids_loses_its_share_resource(amounts: dict[str, str]) -> None:
     assert SHARE not in resources(asking(requests=amounts))["limits"]
     given = asking(requests={**amounts, SHARE: "7"}, limits=amounts)
     assert resources(given) == {"requests": amounts, "limits": amounts}
@@ -244,7 +244,7 @@ def test_all_others_have_none_and_lose_the_one_they_set_themselves(amounts: dict
     )
 
 
-def test_a_wrong_number_of_carriers_becomes_one() -> None:
+def test_wrong_amount_of_the_share_resource_becomes_one() -> None:
     given = asking(requests={GPU_MEMORY: "4Gi", SHARE: "7"})
     assert resources(given)["limits"] == resources(given)["requests"] == {GPU_MEMORY: "4Gi", SHARE: "1"}
 
@@ -252,7 +252,7 @@ def test_a_wrong_number_of_carriers_becomes_one() -> None:
 @pytest.mark.parametrize(
     ("before", "warned"), [(None, False), ("default-scheduler", False), ("volcano", True), ("ours", None)]
 )
-def test_gpu_pods_get_the_scheduler_that_the_settings_name(before: str | None, warned: bool | None) -> None:
+def test_gpu_pod_gets_the_scheduler_name_of_the_settings(before: str | None, warned: bool | None) -> None:
     settings = load_settings("webhook: {schedulerName: ours}")
     container_only = asking(requests={"cpu": "1"})
     gpu = asking(requests={"nvidia.com/gpu": "1"}, limits={"nvidia.com/gpu": "1"})

@@ -25,11 +25,11 @@ def changes(old: Any, new: Any, user: str = "alice", settings: Any = SETTINGS) -
 
 
 @pytest.mark.parametrize("raw", [share(), pod("p", container("c", 200)), pod("p", {"name": "c"}), {}])
-def test_a_good_pod_has_no_problem(raw: Any) -> None:
+def test_valid_pod_has_no_problem(raw: Any) -> None:
     assert validate_create(raw, SETTINGS) == []
 
 
-def test_every_problem_of_a_pod_is_named_once_in_the_order_of_its_fields() -> None:
+def test_problems_of_a_pod_are_unique_and_in_the_order_of_its_fields() -> None:
     good = container("ok", 50, 1024)
     bad = [container(f"c{i}", 120) for i in range(12)]
     found = fields(pod("p", *bad, init=(container("i", -1),), annotations={POLICY: "odd"}) | {"kind": "Pod"})
@@ -42,23 +42,23 @@ def test_every_problem_of_a_pod_is_named_once_in_the_order_of_its_fields() -> No
 
 
 @pytest.mark.parametrize("other", ["aliyun.com/gpu-mem", "koordinator.sh/gpu", "nvidia.com/gpu", "nvidia.com/gpu-4gb"])
-def test_vocabularies_do_not_mix(other: str) -> None:
+def test_pod_with_two_vocabularies_is_denied(other: str) -> None:
     raw = pod("p", container("a", 50, 1024), {"name": "b", "resources": {"limits": {other: "1"}}})
     assert fields(raw) == [f"spec.containers[1].resources.limits[{other}]"]
 
 
-def test_the_carrier_alone_stands_for_no_card() -> None:
+def test_share_resource_without_request_is_denied() -> None:
     carrier = {"resources": {"limits": {"mgpu.io/share": "1"}}}
     assert fields(pod("p", {"name": "a", **carrier})) == ["spec.containers[0].resources.limits[mgpu.io/share]"]
     assert fields(pod("p", container("a", 50, 1024), {"name": "b", **carrier})) == []  # removed at admission
 
 
-def test_an_annotation_of_another_vocabulary_mixes_too() -> None:
+def test_annotation_of_another_vocabulary_is_denied() -> None:
     raw = share(annotations={"lsalab.nthu/GPUID": "a"})
     assert [p.field for p in validate_create(raw, SETTINGS, SCHEDULER)] == ["metadata.annotations[lsalab.nthu/GPUID]"]
 
 
-def test_requests_and_limits_must_be_equal_in_value() -> None:
+def test_unequal_requests_and_limits_are_denied() -> None:
     raw = pod("p", {"name": "c", "resources": {"requests": {CORE: "100"}, "limits": {CORE: "200"}}})
     assert [str(p) for p in validate_create(raw, SETTINGS)] == [
         f"spec.containers[0].resources.limits[{CORE}]: must equal the request, which is 100, not 200"
@@ -67,17 +67,17 @@ def test_requests_and_limits_must_be_equal_in_value() -> None:
     assert fields(pod("p", {"name": "c", "resources": same})) == []
 
 
-def test_amounts_of_a_vocabulary_that_is_not_served_must_be_equal_too() -> None:
+def test_unequal_amounts_of_a_disabled_vocabulary_are_denied() -> None:
     raw = pod("p", {"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "2"}}})
     assert fields(raw) == ["spec.containers[0].resources.limits[nvidia.com/gpu]"]
 
 
-def test_json_of_a_wrong_type_is_a_bad_object() -> None:
+def test_pod_with_wrong_types_is_a_bad_object() -> None:
     with pytest.raises(BadObject, match=r"spec\.containers: must be a list"):
         validate_create({"spec": {"containers": "c"}}, SETTINGS)
 
 
-def test_status_finalizers_labels_and_other_annotations_may_change() -> None:
+def test_change_of_status_labels_finalizers_or_other_annotations_is_allowed() -> None:
     old = share(annotations={ASSUMED: "true", INDEX: "0"})
     meta = {**old["metadata"], "finalizers": [], "labels": {"a": "b"}, "deletionTimestamp": "2026-01-01T00:00:00Z"}
     meta["annotations"] = {**meta["annotations"], "team": "a"}
@@ -92,7 +92,9 @@ PLACED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("before", "now"), PLACED.values(), ids=PLACED)
-def test_a_placement_is_changed_by_the_suite_only(before: dict[str, str], now: dict[str, str]) -> None:
+def test_change_of_a_placement_is_denied_unless_the_user_is_trusted(
+    before: dict[str, str], now: dict[str, str]
+) -> None:
     old, new = share(annotations=before), share(annotations=now)
     assert changes(old, new) == [
         f"metadata.annotations[{INDEX}]: records a placement; only mgpu may change it, not alice"
@@ -102,7 +104,7 @@ def test_a_placement_is_changed_by_the_suite_only(before: dict[str, str], now: d
     assert changes(old, new, SCHEDULER.replace("mgpu-system", "default")) != []
 
 
-def test_the_suites_identities_are_a_setting() -> None:
+def test_trusted_users_are_a_setting() -> None:
     settings = load_settings(flags={"webhook.identities": "alice, bob"})
     old, new = share(), share(annotations={INDEX: "1"})
     assert changes(old, new, "bob", settings) == []
@@ -116,13 +118,13 @@ ASKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("key", "before", "now"), [(k, *v) for k, v in ASKED.items()], ids=ASKED)
-def test_what_a_pod_asks_for_is_changed_by_nobody(key: str, before: dict[str, str], now: dict[str, str]) -> None:
+def test_change_of_a_request_is_denied_to_every_user(key: str, before: dict[str, str], now: dict[str, str]) -> None:
     for user in ("alice", SCHEDULER):
         found = changes(share(annotations=before), share(annotations=now), user)
         assert found == [f"metadata.annotations[{key}]: is part of the pod's request, which is immutable"]
 
 
-def test_the_same_ask_in_other_words_is_no_change() -> None:
+def test_request_in_another_notation_is_no_change() -> None:
     assert changes(share(annotations={MULTIPLE: "2"}), share(annotations={MULTIPLE: " 2 "})) == []
 
 
@@ -131,7 +133,7 @@ ALL_OFF = load_settings(flags={f"dialects.{name}.enabled": "false" for name, _ i
 
 @pytest.mark.parametrize("settings", [SETTINGS, ALL_OFF], ids=["on", "off"])
 @pytest.mark.parametrize("key", [INDEX, "mgpu.io/seal", "scheduling.koordinator.sh/device-allocated"])
-def test_a_record_on_a_pod_without_gpu_is_refused_too(key: str, settings: Settings) -> None:
+def test_record_on_a_pod_without_gpu_is_denied(key: str, settings: Settings) -> None:
     plain, marked = pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations={key: "1"})
     rule = "records a placement; only mgpu may change it, not"
     for old, new in ((plain, marked), (marked, plain)):
@@ -143,18 +145,18 @@ def test_a_record_on_a_pod_without_gpu_is_refused_too(key: str, settings: Settin
     assert validate_create(marked, settings, SCHEDULER) == []
 
 
-def test_a_pod_without_gpu_may_have_any_other_annotation() -> None:
+def test_pod_without_gpu_may_have_other_annotations() -> None:
     assert changes(pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations={"team": "a"})) == []
 
 
-def test_of_strange_annotations_as_many_are_told_as_anybody_hears_of() -> None:
+def test_unknown_constraints_are_limited() -> None:
     odd = share(annotations={f"mgpu.io/{i:05}": "" for i in range(1000)})
     assert [text[:35] for text in unknown_constraints(odd, None)] == [
         f"metadata.annotations[mgpu.io/{i:05}]" for i in range(20)
     ]
 
 
-def test_an_update_of_a_pod_with_more_containers_than_are_read_reads_none() -> None:
+def test_update_of_a_pod_with_too_many_containers_reads_none() -> None:
     wide = pod("p", *(container(f"c{i}", 50, 1024) for i in range(budget.MAX_CONTAINERS + 1)))
     changed = {**wide, "metadata": {**wide["metadata"], "annotations": {MULTIPLE: "2"}}}
     old, new = ({**raw, "spec": {"containers": raw["spec"]["containers"][:1]}} for raw in (wide, changed))

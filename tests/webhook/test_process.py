@@ -21,13 +21,13 @@ def client(server: Server, folder: Path) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "mgpu-webhook.mgpu-system.svc", "host.example"])
-def test_its_own_ca_vouches_for_its_names(server: Server, folder: Path, name: str) -> None:
+def test_certificate_of_the_process_is_trusted_by_its_own_ca(server: Server, folder: Path, name: str) -> None:
     with Client(server.ports[0], folder / "ca.crt", name) as client:
         client.send(b"", "/readyz", method="GET")
         assert client.receive()[0] == 200
 
 
-def test_a_pod_is_mutated_and_a_bad_one_denied_over_one_connection(client: Client) -> None:
+def test_one_connection_serves_mutation_and_validation(client: Client) -> None:
     raw = pod("p", {"name": "c", "resources": {"limits": {"vke.volcengine.com/mgpu-core": "100"}}})
     _, mutated = client.request(review(raw), "/mutate")
     assert [operation["path"] for operation in patch_of(mutated)] == ["/spec/containers/0/resources/requests"]
@@ -53,7 +53,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize(("body", "how", "status", "says"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_requests_get_one_line_of_json_and_the_connection_lives(
+def test_hostile_request_gets_one_line_of_json_and_the_connection_stays_open(
     client: Client, body: bytes, how: dict[str, Any], status: int, says: str
 ) -> None:
     client.send(body, "/validate", **how)
@@ -63,14 +63,14 @@ def test_hostile_requests_get_one_line_of_json_and_the_connection_lives(
     assert client.request(review(pod("p", {"name": "c"})), "/validate")[1]["response"]["allowed"]
 
 
-def test_three_megabytes_are_answered(client: Client) -> None:
+def test_review_of_three_megabytes_is_answered(client: Client) -> None:
     big = pod("p", container("c", 50, 1024), annotations={"note": "x" * 1_500_000})
     old = pod("p", container("c", 50, 1024), annotations={"note": "y" * 1_500_000})
     status, answer = client.request(review(big, "UPDATE", old=old), "/validate")
     assert (status, answer["response"]["allowed"]) == (200, True)
 
 
-def test_what_is_no_http_gets_an_error_without_a_trace(client: Client) -> None:
+def test_bytes_that_are_no_http_get_an_error_without_traceback(client: Client) -> None:
     client.wire.sendall(b"\x16\x03 hello\r\n\r\n")
     status, _, text = client.receive()
     assert status == 400
@@ -88,7 +88,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("options", "says"), BAD.values(), ids=BAD)
-def test_bad_arguments_are_one_line_and_exit_code_2(
+def test_invalid_arguments_are_one_line_and_exit_code_2(
     options: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("webhook.main.logs.set_up_logging", lambda _: None)

@@ -70,7 +70,7 @@ OBJECTS = JSON | PARTS | st.builds(lambda good, parts: {**good, **parts}, PODS, 
 
 @given(PODS)
 @examples(150)
-def test_property_mutating_twice_is_mutating_once(raw: dict[str, Any]) -> None:
+def test_property_second_mutation_changes_nothing(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     again = mutate(once, SETTINGS)
     assert again.patch == ()
@@ -79,7 +79,7 @@ def test_property_mutating_twice_is_mutating_once(raw: dict[str, Any]) -> None:
 
 @given(PODS)
 @examples(150)
-def test_property_mutating_changes_no_verdict_but_that_on_records(raw: dict[str, Any]) -> None:
+def test_property_mutation_changes_only_problems_of_records(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     records = sum(map(is_placement_annotation, raw["metadata"]["annotations"]))
     assert len(validate_create(raw, SETTINGS)) - records == len(validate_create(once, SETTINGS))
@@ -87,7 +87,7 @@ def test_property_mutating_changes_no_verdict_but_that_on_records(raw: dict[str,
 
 @given(PODS, PODS)
 @examples(100)
-def test_property_an_update_that_changes_no_annotation_is_never_refused(old: Any, new: Any) -> None:
+def test_property_update_without_changed_annotation_is_admitted(old: Any, new: Any) -> None:
     new = {**new, "metadata": old["metadata"]}
     assert validate_update(new, old, "alice", SETTINGS) == []
 

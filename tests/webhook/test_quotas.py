@@ -45,11 +45,11 @@ def charged_to(completed: dict[str, Any]) -> dict[str, Fraction]:
     ],
     ids=lambda value: next(iter(value)),
 )
-def test_a_pod_is_charged_by_the_names_that_stand_in_it(asked: dict[str, str], counted: dict[str, int]) -> None:
+def test_pod_is_charged_for_the_resources_after_mutation(asked: dict[str, str], counted: dict[str, int]) -> None:
     assert charged(asked) == counted
 
 
-def test_gpu_memory_in_mib_counts_a_share_too() -> None:
+def test_gpu_memory_in_mib_is_charged_with_a_share() -> None:
     assert charged({"aliyun.com/gpu-mem": "2048"}, MIB) == {"aliyun.com/gpu-mem": 2048, "mgpu.io/share": 1}
 
 
@@ -84,7 +84,7 @@ ASKS = st.sampled_from(
 
 
 @given(ASKS)
-def test_property_memory_that_is_charged_bounds_the_cards_that_shares_touch(amounts: dict[str, int]) -> None:
+def test_property_charged_memory_limits_the_cards_of_shares(amounts: dict[str, int]) -> None:
     """As docs/quotas.md has it: no more cards than the quota's memory divided by the least amount of a share."""
     asked = {name: str(amount) for name, amount in amounts.items()}
     raw = pod("p", {"name": "c", "resources": {"requests": asked}})
@@ -105,7 +105,7 @@ def test_property_memory_that_is_charged_bounds_the_cards_that_shares_touch(amou
     assert touched <= memory + in_bytes + counted.get(KOORDINATOR + "-memory-ratio", Fraction()) / 7
 
 
-def test_four_bytes_are_no_share_of_four_cards() -> None:
+def test_four_bytes_on_four_cards_are_denied() -> None:
     """They were, and no other tenant's pod got a whole card of that node."""
     raw = pod(
         "p", {"name": "c", "resources": {"requests": {KOORDINATOR + ".shared": "4", KOORDINATOR + "-memory": "4"}}}
@@ -116,7 +116,7 @@ def test_four_bytes_are_no_share_of_four_cards() -> None:
 
 
 @pytest.mark.parametrize("other", ["-memory", "-memory-ratio"])
-def test_gpu_shared_counts_the_cards_of_each_container_of_several(other: str) -> None:
+def test_gpu_shared_is_charged_for_each_card(other: str) -> None:
     amount = {"-memory": "8Gi", "-memory-ratio": "40"}[other]
     counted = charged({KOORDINATOR + ".shared": "4", KOORDINATOR + other: amount})
     assert counted[KOORDINATOR + ".shared"] == 4

@@ -63,7 +63,7 @@ SEED = {
 
 
 @pytest.mark.parametrize(("raw", "rules"), SEED.values(), ids=SEED)
-def test_the_seeds_invalid_pods_are_denied_naming_the_rules(raw: Any, rules: list[tuple[str, str]]) -> None:
+def test_invalid_pods_of_the_specification_are_denied_with_the_rules(raw: Any, rules: list[tuple[str, str]]) -> None:
     client = make_app(load_settings()).test_client()
     mutated: Any = client.post("/mutate", json=review(raw)).json
     assert mutated["response"]["allowed"]

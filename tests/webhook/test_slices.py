@@ -32,12 +32,12 @@ def admitted(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("resource", "amount"), [(MIG, "3"), (MPS, "1"), ("nvidia.com/mig-1g.10gb.me", "1")])
-def test_the_seeds_pods_get_requests_and_no_carrier(resource: str, amount: str) -> None:
+def test_slice_pod_gets_requests_and_no_share_resource(resource: str, amount: str) -> None:
     (container,) = admitted(pod("p", asking(resource, amount)))["spec"]["containers"]
     assert container["resources"] == {"limits": {resource: amount}, "requests": {resource: amount}}
 
 
-def test_a_carrier_of_the_pods_own_goes_with_a_warning() -> None:
+def test_share_resource_of_a_slice_pod_is_removed_with_a_warning() -> None:
     raw = pod("p", {"name": "c", "resources": {"limits": {MIG: "1", SHARE: "1"}}})
     assert SHARE not in admitted(raw)["spec"]["containers"][0]["resources"]["limits"]
     assert mutate(raw, SETTINGS).warnings == (
@@ -45,7 +45,7 @@ def test_a_carrier_of_the_pods_own_goes_with_a_warning() -> None:
     )
 
 
-def test_visible_devices_are_mgpus_to_set_in_the_containers_with_slices() -> None:
+def test_visible_devices_of_a_container_with_slices_are_removed() -> None:
     env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     raw = pod("p", asking(MIG, env=[*env]), {"name": "d", "env": [*env]})
     with_slice, without = admitted(raw)["spec"]["containers"]
@@ -54,7 +54,7 @@ def test_visible_devices_are_mgpus_to_set_in_the_containers_with_slices() -> Non
     assert warning.startswith("spec.containers[0].env[NVIDIA_VISIBLE_DEVICES]: removed")
 
 
-def test_an_exported_pods_places_are_removed() -> None:
+def test_record_of_an_exported_slice_pod_is_removed() -> None:
     raw = pod("p", asking(MIG), node="n1", annotations={GIVEN: '{"c":{"mig-2g.20gb":["0:0"]}}'})
     assert admitted(raw)["metadata"]["annotations"] == {}
 
@@ -80,14 +80,14 @@ IPC, SPEC = "spec.hostIPC", "spec.securityContext.runAsUser"
     ],
     ids=str,
 )
-def test_what_a_pod_under_mps_may_need_is_said_and_not_added(raw: dict[str, Any], fields: list[str]) -> None:
+def test_missing_fields_of_an_mps_pod_are_warned_about_and_not_added(raw: dict[str, Any], fields: list[str]) -> None:
     mutation = mutate(raw, SETTINGS)
     assert [warning.split(":")[0] for warning in mutation.warnings] == fields
     assert all("mgpu does not add it" in warning for warning in mutation.warnings)
     assert all("resources" in operation["path"] for operation in mutation.patch)
 
 
-def test_a_dialect_that_is_switched_off_says_nothing() -> None:
+def test_mps_pod_of_a_disabled_dialect_gets_no_warning() -> None:
     off = load_settings("dialects: {slices: {enabled: false}}")
     assert mutate(pod("p", asking(MPS)), off).warnings == ()
 
@@ -102,19 +102,19 @@ def test_a_dialect_that_is_switched_off_says_nothing() -> None:
         ([asking(MIG), asking("nvidia.com/gpu", name="d")], "spec.containers[1].resources.limits[nvidia.com/gpu]"),
     ],
 )
-def test_what_is_denied_names_its_field(containers: list[dict[str, Any]], field: str) -> None:
+def test_invalid_slice_request_is_denied_with_its_field(containers: list[dict[str, Any]], field: str) -> None:
     raw = pod("p", *containers)
     problems = validate_create(raw, SETTINGS)
     assert [problem.field for problem in problems] == [field]
 
 
-def test_wishes_for_cards_are_denied_later_too() -> None:
+def test_card_constraints_of_a_slice_pod_are_denied() -> None:
     old, new = pod("p", asking(MIG)), pod("p", asking(MIG), annotations={"mgpu.io/card-models": "A100"})
     for problems in (validate_create(new, SETTINGS), validate_update(new, old, "alice", SETTINGS)):
         assert [problem.field for problem in problems] == ["metadata.annotations[mgpu.io/card-models]"]
 
 
-def test_places_are_written_by_the_suite_alone() -> None:
+def test_record_of_a_slice_pod_is_reserved() -> None:
     old, new = pod("p", asking(MIG)), pod("p", asking(MIG), annotations={GIVEN: "{}"})
     assert [p.field for p in validate_update(new, old, "alice", SETTINGS)] == [f"metadata.annotations[{GIVEN}]"]
     assert validate_update(new, old, "system:serviceaccount:mgpu-system:mgpu-scheduler", SETTINGS) == []

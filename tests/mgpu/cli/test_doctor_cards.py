@@ -34,7 +34,7 @@ def messages(*uses: CardUse, slices: tuple[SliceView, ...] = ()) -> list[str]:
     ],
     ids=["it is full", "nobody can tell where one of them is", "NVIDIA's plugin shares it in time", "it is idle"],
 )
-def test_what_is_well(uses: tuple[CardUse, ...]) -> None:
+def test_card_within_its_capacity_is_ok(uses: tuple[CardUse, ...]) -> None:
     assert messages(*uses) == []
 
 
@@ -46,12 +46,12 @@ def test_what_is_well(uses: tuple[CardUse, ...]) -> None:
         ((use("a/b", 1000, 80, dialect=NVIDIA_PLUGIN), use("a/a", 100, 1)), "110% and 81.0 GiB"),
     ],
 )
-def test_more_than_there_is(uses: tuple[CardUse, ...], amounts: str) -> None:
+def test_card_above_its_capacity_is_reported(uses: tuple[CardUse, ...], amounts: str) -> None:
     (message,) = messages(*uses)
     assert message.endswith(f"so two schedulers allocate them: card 0 of n1 ({amounts} of it: a/a, a/b)")
 
 
-def test_a_slice_that_two_have() -> None:
+def test_slice_with_two_holders_is_reported() -> None:
     """And not two that have one each, whatever these come to."""
     both = (use("a/a", 428, 41), use("a/b", 428, 41))
     first, second = (Slice(0, start, "3g.40gb") for start in (0, 4))
@@ -63,7 +63,7 @@ def test_a_slice_that_two_have() -> None:
 
 
 @pytest.mark.parametrize("what", ["nodes", "pods", "devices"])
-def test_nothing_is_said_of_what_could_not_be_looked_at(what: str) -> None:
+def test_capacity_without_the_right_to_read_has_no_finding(what: str) -> None:
     """Without the Devices no card is known: then every record names one that its node seems not to have."""
     shown = Overview((), unclear={"Pod a/a": "its record names card 0, which n1 does not have"})
     hidden = {what: "no"}

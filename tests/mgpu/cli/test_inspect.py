@@ -55,7 +55,7 @@ def found(result: Result) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def test_nodes_cards_and_holders(kubeconfig: str) -> None:
+def test_inspect_json_lists_nodes_cards_and_holders(kubeconfig: str) -> None:
     answer = found(inspect(kubeconfig, "-o", "json"))
     assert [card["holders"] for card in answer["nodes"]["n1"]["cards"]] == [[], ["default/runs/c"]]
     assert answer["nodes"]["n2"]["cards"] == []
@@ -73,14 +73,14 @@ def test_nodes_cards_and_holders(kubeconfig: str) -> None:
     ]
 
 
-def test_the_picture_and_who_waits(kubeconfig: str) -> None:
+def test_inspect_prints_the_card_map_and_the_pods_that_wait(kubeconfig: str) -> None:
     text = inspect(kubeconfig).stdout
     assert "A default/runs · 50% 1 GiB on 1 · spread-group web" in text
     assert "Waiting for cards: default/waits (card-models H100)" in text
     assert "spread-group default/web: 1 pod on card 1 of n1" in text
 
 
-def test_what_is_many_is_cut_short() -> None:
+def test_inspect_shortens_long_lists() -> None:
     """Thousands of nodes have no GPUs, and thousands of pods may have run before mgpu came."""
     pods = tuple(f"default/p{i:03}" for i in range(30))
     nodes = tuple(NodeView(f"n{i:03}", ()) for i in range(30))
@@ -93,22 +93,22 @@ def test_what_is_many_is_cut_short() -> None:
     assert (len(odd), odd[-1]) == (21, "… and 10 more (-o json has all)")
 
 
-def test_a_cluster_without_nodes() -> None:
+def test_inspect_of_a_cluster_without_nodes_prints_one_line() -> None:
     with Terminal() as terminal, terminal.capture() as captured:
         terminal.print(render_overview(Overview(())))
     assert captured.get() == "There are no nodes.\n"
 
 
-def test_some_nodes_only(kubeconfig: str) -> None:
+def test_inspect_of_some_nodes_lists_only_these(kubeconfig: str) -> None:
     assert list(found(inspect(kubeconfig, "n2", "-o", "json"))["nodes"]) == ["n2"]
 
 
-def test_a_node_that_is_not_there(kubeconfig: str) -> None:
+def test_inspect_of_a_missing_node_is_an_error(kubeconfig: str) -> None:
     result = inspect(kubeconfig, "n1", "n9")
     assert (result.exit_code, result.stderr) == (1, "Error: no node is named n9\n")
 
 
-def test_a_device_holds_over_what_the_node_says(kubeconfig: str) -> None:
+def test_inspect_prefers_the_device_to_node_status(kubeconfig: str) -> None:
     api = Api.connect(kubeconfig)
     api.create(DEFINITIONS, yaml.safe_load((CRDS / "device.yaml").read_text()))
     resources = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "80Gi"}
@@ -124,7 +124,7 @@ def test_a_device_holds_over_what_the_node_says(kubeconfig: str) -> None:
     api.close()
 
 
-def test_mtgpupods_and_what_is_left_of_their_gpuids(kubeconfig: str) -> None:
+def test_inspect_shows_mtgpupods_and_the_rest_of_their_cards(kubeconfig: str) -> None:
     without = found(inspect(kubeconfig, "-o", "json"))
     assert (without["mtgpupods"], without["accounting"]["n1"]) == ({}, {"free": 0, "gpuids": []})
     assert "free cards" not in inspect(kubeconfig).stdout
@@ -163,7 +163,9 @@ class Guarded(Api):
         return super().pages(path, **query)
 
 
-def test_who_may_not_look_at_mtgpupods_sees_all_else(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_without_the_right_to_list_mtgpupods_shows_the_others(
+    kubeconfig: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mgpu.cli.inspect.Api", Guarded)
     result = inspect(kubeconfig, "n1", "-o", "json")
     assert json.loads(result.stdout)["nodes"]["n1"]["cards"]
@@ -171,13 +173,13 @@ def test_who_may_not_look_at_mtgpupods_sees_all_else(kubeconfig: str, monkeypatc
     assert (result.exit_code, result.stderr.startswith(wanted)) == (0, True)
 
 
-def test_no_cluster_there() -> None:
+def test_inspect_of_a_cluster_that_does_not_answer_is_an_error() -> None:
     result = inspect("/nowhere/kubeconfig")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
 
 
-def test_inspect_agent_not_ready_node_is_named(tmp_path: Path) -> None:
+def test_inspect_of_a_node_whose_agent_is_not_ready_names_the_node(tmp_path: Path) -> None:
     def fill_with_agent(api: Api) -> None:
         api.create("/api/v1/nodes", node())
         api.create("/api/v1/nodes", node("n2"))

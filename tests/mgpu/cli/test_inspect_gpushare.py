@@ -99,13 +99,13 @@ def create(cluster: tuple[str, Api]) -> Iterator[Callable[[dict[str, Any]], None
         cluster[1].delete(f"{PODS}/{name}", gracePeriodSeconds=0)
 
 
-def test_the_seeds_table(inspect_gpushare: Inspect) -> None:
+def test_details_equal_those_of_gpushares_plugin(inspect_gpushare: Inspect) -> None:
     result = inspect_gpushare("-d")
     assert result.exit_code == 0, result.output
     assert result.stdout == SEED
 
 
-def test_the_seeds_cluster_in_short(inspect_gpushare: Inspect) -> None:
+def test_summary_equals_that_of_gpushares_plugin(inspect_gpushare: Inspect) -> None:
     heads = "  ".join(f"GPU{i}(Allocated/Total)" for i in range(7))
     lines = inspect_gpushare().stdout.splitlines()
     assert lines[0] == f"NAME         IPADDRESS    {heads}  GPU Memory(GiB)"
@@ -117,24 +117,24 @@ def test_the_seeds_cluster_in_short(inspect_gpushare: Inspect) -> None:
     assert lines[4:] == ["Allocated/Total GPU Memory In Cluster:", "1/165 (0%)  "]
 
 
-def test_one_node(inspect_gpushare: Inspect) -> None:
+def test_details_of_one_node_list_only_this_node(inspect_gpushare: Inspect) -> None:
     assert inspect_gpushare("-d", SECOND).stdout.startswith(f"\nNAME:       {SECOND}\n")
     assert FIRST not in inspect_gpushare(SECOND).stdout
 
 
-def test_an_unknown_node_is_an_error(inspect_gpushare: Inspect) -> None:
+def test_unknown_node_is_an_error(inspect_gpushare: Inspect) -> None:
     result = inspect_gpushare("n9")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no node is named n9" in result.stderr
 
 
-def test_a_node_without_cards_is_no_error(inspect_gpushare: Inspect) -> None:
+def test_node_without_cards_is_no_error(inspect_gpushare: Inspect) -> None:
     result = inspect_gpushare("no-cards")
     assert result.exit_code == 0
     assert result.stdout.endswith("0/0 (0%)  \n")
 
 
-def test_bad_input_is_one_line_and_exit_code_2(inspect_gpushare: Inspect, tmp_path: Path) -> None:
+def test_invalid_input_is_one_line_and_exit_code_2(inspect_gpushare: Inspect, tmp_path: Path) -> None:
     (tmp_path / "mgpu.yaml").write_text("dialects: {gpushare: {memoryUnit: TiB}}")
     result = inspect_gpushare("--config", str(tmp_path / "mgpu.yaml"))
     assert result.exit_code == 2
@@ -142,7 +142,7 @@ def test_bad_input_is_one_line_and_exit_code_2(inspect_gpushare: Inspect, tmp_pa
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
+def test_cluster_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     server = {"name": "k", "cluster": {"server": "http://127.0.0.1:9"}}
     context = {"name": "k", "context": {"cluster": "k", "user": "k"}}
     raw = {"clusters": [server], "contexts": [context], "current-context": "k", "users": [{"name": "k", "user": {}}]}
@@ -150,9 +150,7 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["--kubeconfig", str(tmp_path / "kubeconfig")]).exit_code == 1
 
 
-def test_what_holds_cards_nobody_can_tell_is_pending(
-    inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
-) -> None:
+def test_pod_with_unknown_cards_is_pending(inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]) -> None:
     create(asking("late", 3, node=FIRST))
     create(asking("broken", 4, node=FIRST, annotations={gpushare.INDEX: "nonsense"}))
     lines = inspect_gpushare().stdout.splitlines()
@@ -165,7 +163,7 @@ def test_what_holds_cards_nobody_can_tell_is_pending(
     assert ["Allocated", ":", "8", "(9%)"] in rows
 
 
-def test_what_a_record_puts_on_a_card_that_is_not_there_is_pending(
+def test_pod_with_a_record_of_a_missing_card_is_pending(
     inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
 ) -> None:
     raw = asking("half", 3, node=FIRST, annotations={gpushare.ALLOCATION: '{"c":{"1":3},"d":{"9":4}}'})
@@ -176,7 +174,7 @@ def test_what_a_record_puts_on_a_card_that_is_not_there_is_pending(
     assert ["half", "default", "0", "3", "0", "0", "4"] in rows
 
 
-def test_pods_of_other_vocabularies_count_in_whole_units(
+def test_pod_of_another_vocabulary_counts_in_whole_units(
     inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
 ) -> None:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
@@ -187,7 +185,7 @@ def test_pods_of_other_vocabularies_count_in_whole_units(
     assert ["whole", "default", "0", "0", "22", "0"] in rows
 
 
-def test_small_shares_do_not_add_up_to_more_than_their_card(
+def test_small_shares_add_up_to_at_most_their_card(
     inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
 ) -> None:
     """Rounded up one by one they would; the extender's `/inspect` says the same of the card."""
@@ -200,7 +198,7 @@ def test_small_shares_do_not_add_up_to_more_than_their_card(
 INDEX_OF_MGPU = "vke.volcengine.com/gpu-index-container-c"
 
 
-def test_the_unit_is_the_nodes_or_the_users(inspect_gpushare: Inspect, cluster: tuple[str, Api]) -> None:
+def test_unit_is_that_of_the_nodes_or_the_option(inspect_gpushare: Inspect, cluster: tuple[str, Api]) -> None:
     assert json.loads(inspect_gpushare("-o", "json").stdout)["unit"] == "GiB"
     mib = json.loads(inspect_gpushare("-o", "json", "--memory-unit", "mib", FIRST).stdout)
     assert (mib["unit"], mib["nodes"][0]["totalGPU"]) == ("MiB", 4 * 22919)
@@ -219,7 +217,7 @@ def test_the_unit_is_the_nodes_or_the_users(inspect_gpushare: Inspect, cluster: 
         cluster[1].delete("/api/v1/nodes/mib")
 
 
-def test_json_is_as_the_extender_answers(inspect_gpushare: Inspect) -> None:
+def test_json_equals_that_of_gpushares_extender(inspect_gpushare: Inspect) -> None:
     (first, second) = json.loads(inspect_gpushare("-o", "json").stdout)["nodes"]
     assert (first["name"], first["ipAddress"], first["totalGPU"], first["usedGPU"]) == (FIRST, FIRST, 88, 1)
     held = {"name": "binpack-1-767bddd4b5-gzqk7", "namespace": "default", "usedGPU": 1}
@@ -227,7 +225,7 @@ def test_json_is_as_the_extender_answers(inspect_gpushare: Inspect) -> None:
     assert [device["usedGPU"] for device in second["devs"]] == [0] * 7
 
 
-def test_a_pod_on_two_cards_is_one_row() -> None:
+def test_pod_on_two_cards_is_one_row() -> None:
     rows = (PodRow("default", "p", {0: 2, 1: 3}),)
     made = NodeRow("n1", "10.0.0.1", (CardRow(0, 8, 2), CardRow(1, 8, 3)), rows)
     assert "p            default    2                3                \n" in details([made])
@@ -236,16 +234,16 @@ def test_a_pod_on_two_cards_is_one_row() -> None:
     )
 
 
-def test_nothing_at_all() -> None:
+def test_empty_cluster_prints_empty_tables() -> None:
     assert details([]).endswith("Cluster:  0/0 (0%)  \n")
     assert summary([], "MiB").startswith("NAME  IPADDRESS  GPU Memory(MiB)\n")
 
 
-def test_columns_end_where_a_line_has_none() -> None:
+def test_column_ends_at_a_line_without_a_cell() -> None:
     assert align_columns(["a\tb\t", "longer\tc\t", "-", "x\ty"]) == "a       b  \nlonger  c  \n-\nx  y\n"
 
 
-def test_what_mtgpupods_hold_is_allocated_too() -> None:
+def test_holdings_of_mtgpupods_are_allocated() -> None:
     cards = (Card(0, "GPU-0", "T4", 16384 * MIB, minor=0), Card(1, "GPU-1", "T4", 16384 * MIB, minor=1))
     device = write_device(Node("n1"), "", cards)
     named = mtgpupod(bound="GPU-1", memory=3 * GIB)

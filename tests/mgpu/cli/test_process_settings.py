@@ -11,7 +11,7 @@ from mgpu.model.pods import read_pod
 from tests.builders import share
 
 
-def test_flags_of_a_process_are_of_its_block_and_policies_of_the_top(tmp_path: Path) -> None:
+def test_flags_set_the_block_of_the_process_and_policies_the_top_level(tmp_path: Path) -> None:
     file = tmp_path / "mgpu.yaml"
     file.write_text("dialects: {mgpu: {MGPUPolicy: binpack}}")
     flags = {"cert_dir": "/tls", "port": None, "card_policy": "spread", "node_policy": "spread"}
@@ -22,6 +22,6 @@ def test_flags_of_a_process_are_of_its_block_and_policies_of_the_top(tmp_path: P
     assert dialects.card_policy(request, settings) == "spread", "the flag holds over the dialect's setting"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_settings_file_is_a_bad_object(tmp_path: Path) -> None:
     with pytest.raises(BadObject, match="cannot be read: No such file"):
         read_settings(tmp_path / "nowhere.yaml", {}, {})

@@ -40,7 +40,7 @@ def found() -> Overview:
     return make_overview(nodes, devices, pods, load_settings())
 
 
-def test_what_nodes_and_models_have() -> None:
+def test_figures_of_nodes_and_models_are_sums_of_their_cards() -> None:
     rows = {row.name: row for row in utilization.by_node(found().nodes)}
     first, second = rows["n1"], rows["n2"]
     assert list(rows) == ["n1", "n2"]
@@ -50,7 +50,7 @@ def test_what_nodes_and_models_have() -> None:
     assert (model.name, model.nodes, model.cards) == ("A100-SXM4-80GB", 2, 5)
 
 
-def test_how_usable_is_what_is_free() -> None:
+def test_free_line_describes_the_free_capacity() -> None:
     free = utilization.fragmentation(found().nodes)
     assert (free.idle, free.idle_core, free.idle_memory) == (1, 1000, 40 * GIB)
     assert (free.part, free.part_core, free.most_core, free.most_memory) == (1, 500, 500, 60 * GIB)
@@ -63,18 +63,18 @@ def test_how_usable_is_what_is_free() -> None:
     assert free_line(Fragmentation(partitioned=2)) == "Free: nothing (2 partitioned cards not counted)"
 
 
-def test_cards_that_are_cut_are_counted_apart() -> None:
+def test_partitioned_cards_are_counted_separately() -> None:
     whole, cut, broken = (CardView(CardState(card(i, healthy=i < 2)), mode=MIG if i else "") for i in range(3))
     free = utilization.fragmentation([NodeView("n1", (whole, cut, broken))])
     assert (free.idle, free.partitioned) == (1, 1)
 
 
 @pytest.mark.parametrize(("gib", "shown"), [(80, "80.0 GiB"), (1140, "1,140.0 GiB"), (3_200_000, "3,125.0 TiB")])
-def test_large_amounts(gib: int, shown: str) -> None:
+def test_large_amounts_have_separators_and_larger_units(gib: int, shown: str) -> None:
     assert free_line(Fragmentation(useless_memory=gib * GIB)).startswith(f"Free: {shown} where")
 
 
-def test_who_holds_most_comes_first() -> None:
+def test_holders_are_sorted_by_their_holdings() -> None:
     rows = [(row.pod, row.core, row.nodes) for row in utilization.holders(found().nodes)]
     assert rows == [
         ("default/d", 1000, ("n2",)),
@@ -85,7 +85,7 @@ def test_who_holds_most_comes_first() -> None:
 
 
 @pytest.mark.parametrize("sort", sorted(SORTS))
-def test_every_order_ends_in_the_name(sort: str) -> None:
+def test_every_sort_order_ends_in_the_name(sort: str) -> None:
     twins = [utilization.sum_cards(name, ()) for name in "cab"]
     assert [row.name for row in sorted(twins, key=SORTS[sort])] == ["a", "b", "c"]
 
@@ -93,7 +93,7 @@ def test_every_order_ends_in_the_name(sort: str) -> None:
 @pytest.mark.parametrize(
     ("sort", "first"), [("core", "n2"), ("memory", "n2"), ("name", "n1"), ("cards", "n1"), ("idle", "n2")]
 )
-def test_sorted_as_asked(sort: str, first: str) -> None:
+def test_top_sorts_by_the_option(sort: str, first: str) -> None:
     assert min(utilization.by_node(found().nodes), key=SORTS[sort]).name == first
 
 
@@ -107,7 +107,7 @@ def top(kubeconfig: str, *arguments: str) -> Result:
     return CliRunner().invoke(plugin, ["top", "--kubeconfig", kubeconfig, *arguments])
 
 
-def test_in_json(kubeconfig: str) -> None:
+def test_top_json_has_all_figures(kubeconfig: str) -> None:
     result = top(kubeconfig, "-o", "json", "--sort", "name")
     answer = json.loads(result.stdout)
     assert result.exit_code == 0
@@ -118,7 +118,7 @@ def test_in_json(kubeconfig: str) -> None:
     assert answer["fragmentation"]["idle"]["cards"] == 1
 
 
-def test_in_a_terminal(kubeconfig: str) -> None:
+def test_top_prints_tables(kubeconfig: str) -> None:
     lines = top(kubeconfig, "--limit", "1").stdout.splitlines()
     assert lines[:2] == [
         "2 nodes, 4 cards (1 idle); 7 GPU pods waiting",
@@ -127,12 +127,12 @@ def test_in_a_terminal(kubeconfig: str) -> None:
     assert "… and 1 more (--limit)" in lines
 
 
-def test_bad_input(kubeconfig: str) -> None:
+def test_top_with_invalid_options_is_an_input_error(kubeconfig: str) -> None:
     assert top(kubeconfig, "--sort", "colour").exit_code == 2
     assert top("/nowhere/kubeconfig").exit_code == 2
 
 
-def test_each_command_of_the_plugin_is_one_of_mgpu_too() -> None:
+def test_every_command_of_the_plugin_is_a_command_of_mgpu() -> None:
     for name in NAMES:
         for program in (plugin, main):
             result = CliRunner().invoke(program, [name, "--help"])

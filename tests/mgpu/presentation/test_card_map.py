@@ -28,7 +28,7 @@ def drawn(width: int) -> str:
     return captured.get()
 
 
-def test_bars_legend_and_totals() -> None:
+def test_card_map_has_bars_legend_and_totals() -> None:
     text = drawn(80)
     for part in ("n1 · 3 × A100-SXM4-80GB 80 GiB", "100% 80 GiB", "1 idle", "2 ✗ unhealthy", "Without cards: bare"):
         assert part in text
@@ -36,7 +36,7 @@ def test_bars_legend_and_totals() -> None:
     assert text.splitlines()[-1] == "1 node · 3 cards · 1 idle · 1 unhealthy · 2 pods"
 
 
-def test_a_full_card_is_full_and_half_of_it_is_each_pods() -> None:
+def test_bar_of_a_full_card_is_divided_between_its_pods() -> None:
     core = next(line for line in drawn(80).splitlines() if line.startswith("│ core"))
     bar = core.split()[2]
     assert set(bar) == {"A", "B"}
@@ -44,11 +44,11 @@ def test_a_full_card_is_full_and_half_of_it_is_each_pods() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+def test_lines_of_the_card_map_fit_the_terminal(width: int) -> None:
     assert max(map(len, drawn(width).splitlines())) <= width
 
 
-def test_vocabularies_are_told_where_there_are_several_and_other_devices_have_a_row() -> None:
+def test_card_map_names_several_vocabularies_and_other_devices() -> None:
     one = CardView(CardState(card(0), 300, 24 << 30, 2), (use("a", "mgpu", 300, 4), use("b", "gpushare", 0, 20)))
     rdma = Card(1, "mlx5_1", "", 0, type="rdma")
     other = CardView(CardState(rdma, 500, 0, 1), (use("c", "koordinator", 500, 0),))
@@ -80,7 +80,7 @@ def cut(kind: str, index: int, *made: Slice, held: str = "") -> CardView:
     return CardView(CardState(card(index), core, memory, len(uses)), uses, kind, tuple(slices))
 
 
-def test_slices_lie_where_they_are_with_their_names_below() -> None:
+def test_mig_instances_are_drawn_at_their_position() -> None:
     instances = (Slice(0, 4, "2g.20gb"), Slice(0, 0, "3g.40gb"), Slice(0, 6, "1g.10gb"))
     text = shown(NodeView("n1", (cut("mig", 0, instances[0], held="a"), cut("mig", 1)), note="plan 5 is under way"))
     head, _, mem, names = text.splitlines()[1:5]
@@ -93,7 +93,7 @@ def test_slices_lie_where_they_are_with_their_names_below() -> None:
         assert part in text
 
 
-def test_shares_under_mps_lie_one_after_another_and_the_rest_is_not_cut() -> None:
+def test_mps_shares_are_drawn_one_after_another() -> None:
     text = shown(NodeView("n1", (cut("mps", 0, Slice(0, 0, "20gb"), Slice(0, 1, "20gb"), held="a"),)))
     _, _, mem, names = text.splitlines()[1:5]
     assert mem[9:43].rstrip("·") == "A" * 8

@@ -27,7 +27,7 @@ def seen(mtgpupods: Iterable[Raw], *pods: Raw) -> Overview:
     return make_overview([node()], [DEVICE], pods, SETTINGS, mtgpupods=mtgpupods)
 
 
-def test_those_with_a_card_share_it_under_its_name_and_the_occupy_pod_is_not_counted_beside_them() -> None:
+def test_mtgpupods_of_a_gpuid_share_its_card_without_the_occupy_pod() -> None:
     two = [mtgpupod("a", request="0.2", bound="GPU-n1-1"), mtgpupod("b", request="0.4", bound="GPU-n1-1")]
     found = seen(two, occupy_pod(card=1))
     cards = nodes_json(found.nodes)["n1"]["cards"]
@@ -38,7 +38,7 @@ def test_those_with_a_card_share_it_under_its_name_and_the_occupy_pod_is_not_cou
     assert (found.pending, found.unclear) == ((), {})
 
 
-def test_all_containers_of_one_are_told_and_hold_its_share_together() -> None:
+def test_containers_of_an_mtgpupod_hold_its_share_together() -> None:
     several = mtgpupod(request="0.3", bound="GPU-n1-0")
     several["spec"]["initContainers"] = [container("first")]
     several["spec"]["containers"].append(container("second"))
@@ -47,7 +47,7 @@ def test_all_containers_of_one_are_told_and_hold_its_share_together() -> None:
     assert (one["core"]["used"], one["memory"]["used"]) == (30, GIB)
 
 
-def test_an_occupy_pod_alone_keeps_its_card_and_one_elsewhere_holds_that_card_whole() -> None:
+def test_occupy_pod_alone_reserves_its_card() -> None:
     alone = nodes_json(seen([], occupy_pod(card=2)).nodes)["n1"]["cards"][2]
     assert (alone["gpuid"], alone["core"]["used"], alone["holders"]) == (
         "zxcvb",
@@ -58,12 +58,12 @@ def test_an_occupy_pod_alone_keeps_its_card_and_one_elsewhere_holds_that_card_wh
     assert [(c["gpuid"], c["core"]["used"]) for c in cards] == [("zxcvb", 20), (None, 0), (None, 0), (None, 100)]
 
 
-def test_one_of_that_name_on_another_node_is_a_pod_like_any() -> None:
+def test_occupy_pod_on_another_node_is_an_ordinary_pod() -> None:
     cards = nodes_json(seen([], {**occupy_pod(node="n2", card=1), "spec": occupy_pod()["spec"]}).nodes)["n1"]["cards"]
     assert [(c["gpuid"], c["core"]["used"]) for c in cards][1] == (None, 100)
 
 
-def test_without_a_card_it_waits_for_the_reason_of_its_condition() -> None:
+def test_mtgpupod_without_card_waits_with_the_reason_of_its_condition() -> None:
     waits = mtgpupod()
     bound = {"type": "Bound", "status": "False", "reason": "ResourceExceeded", "message": "no idle card"}
     waits["status"]["conditions"] = [bound]
@@ -81,7 +81,7 @@ def test_without_a_card_it_waits_for_the_reason_of_its_condition() -> None:
     assert all(not c.uses for c in found.nodes[0].cards)
 
 
-def test_degraded_only_where_the_condition_is_true() -> None:
+def test_mtgpupod_is_degraded_only_if_the_condition_is_true() -> None:
     raw = mtgpupod(bound="GPU-n1-0")
     for status, told in (("True", "elsewhere"), ("False", "")):
         raw["status"]["conditions"] = [{"type": "Degraded", "status": status, "message": "elsewhere"}]
@@ -96,7 +96,7 @@ def own_pod(card: str = "", **more: Any) -> Raw:
     return raw
 
 
-def test_ended_ones_hold_nothing_unless_their_own_pod_still_runs() -> None:
+def test_ended_mtgpupod_holds_nothing_unless_its_pod_runs() -> None:
     ended = mtgpupod(bound="GPU-n1-0", phase="Failed")
     assert seen([ended]).nodes[0].cards[0].state.idle
     assert not seen([ended]).mtgpupods
@@ -107,7 +107,7 @@ def test_ended_ones_hold_nothing_unless_their_own_pod_still_runs() -> None:
     assert seen([remembered], orphan).nodes[0].cards[0].state.gpuid == "zxcvb"
 
 
-def test_what_its_pod_has_is_held_where_the_mtgpupod_or_its_status_is_lost() -> None:
+def test_share_is_held_if_the_mtgpupod_or_its_status_is_lost() -> None:
     running = own_pod("GPU-n1-2", phase="Running", request="0.3")
     for lost in ([], [mtgpupod(request="0.3")]):
         found = seen(lost, running)
@@ -116,13 +116,13 @@ def test_what_its_pod_has_is_held_where_the_mtgpupod_or_its_status_is_lost() -> 
         assert not found.pending
 
 
-def test_a_container_that_somebody_put_before_its_own_hides_no_card() -> None:
+def test_injected_first_container_does_not_hide_the_card() -> None:
     running = own_pod("GPU-n1-2", phase="Running")
     running["spec"]["containers"].insert(0, container("mesh"))
     assert seen([], running).nodes[0].cards[2].state.gpuid == "zxcvb"
 
 
-def test_what_cannot_be_read_is_named_and_keeps_all_of_its_card() -> None:
+def test_unreadable_mtgpupod_is_unclear_and_holds_its_whole_card() -> None:
     odd = mtgpupod("odd", gpuid="Not Good", bound="GPU-n1-2")
     worse = {"metadata": {"namespace": "x", "name": "worse"}, "spec": 3}
     away = mtgpupod("away", gpuid="other", bound="GPU-gone")
@@ -139,7 +139,7 @@ def drawn(found: Overview, width: int = 100) -> str:
     return captured.get()
 
 
-def test_the_picture_has_the_name_at_the_head_and_says_mtgpupod() -> None:
+def test_card_map_shows_the_gpuid_and_the_kind() -> None:
     text = drawn(
         seen([mtgpupod("a", bound="GPU-n1-1", memory=20 * GIB)], occupy_pod(card=1), occupy_pod("new", card=2))
     )
@@ -152,14 +152,14 @@ def test_the_picture_has_the_name_at_the_head_and_says_mtgpupod() -> None:
     assert "occupypod-n1-zxcvb" not in text
 
 
-def test_a_long_name_is_cut_before_the_amounts() -> None:
+def test_long_gpuid_is_shortened() -> None:
     text = drawn(seen([mtgpupod(gpuid="q" * 63, bound="GPU-n1-0")]), 80)
     assert "0 q" in text
     assert "… 20% 1 GiB" in text
     assert max(map(len, text.splitlines())) == 80
 
 
-def test_in_colour_too_what_holds_nothing_of_a_bar_is_not_in_it() -> None:
+def test_pod_without_amount_is_not_in_a_coloured_bar() -> None:
     console = Console(width=100, force_terminal=True, color_system="truecolor")
     with console.capture() as captured:
         console.print(card_map(seen([], occupy_pod(card=0)).nodes))
@@ -213,14 +213,14 @@ def clusters(draw: st.DrawFn) -> tuple[list[Raw], list[Raw]]:
 
 
 @given(clusters())
-def test_the_accounting_is_the_seeds(cluster: tuple[list[Raw], list[Raw]]) -> None:
+def test_accounting_equals_that_of_k8sgpusharing(cluster: tuple[list[Raw], list[Raw]]) -> None:
     pods, named = cluster
     free, left = seeds_accounting(CARDS, pods, named)
     (account,) = account_nodes(seen(named, *pods).nodes)
     assert (account.free, {x.gpuid: x.core for x in account.gpuids}) == (free, left)
 
 
-def test_the_accounting_counts_cards_that_others_share_and_broken_ones_as_not_free() -> None:
+def test_shared_and_unhealthy_cards_are_not_free() -> None:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
     broken = write_device(read_node(node()), "", [card(0), card(1, healthy=False), card(2), card(3)])
     pool, named = share(node="n1", annotations=record), mtgpupod(bound="GPU-n1-3", memory=3 * GIB)

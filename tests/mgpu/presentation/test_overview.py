@@ -21,7 +21,7 @@ ON_CARD_1 = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index
 DEVICE = write_device(read_node(node()), "", cards(2))
 
 
-def test_a_recorded_pod_stands_on_its_card() -> None:
+def test_pod_with_a_record_holds_its_card() -> None:
     found = make_overview([node()], [DEVICE], [share(node="n1", annotations=ON_CARD_1)], load_settings())
     first, second = nodes_json(found.nodes)["n1"]["cards"]
     assert (first["holders"], second["holders"]) == ([], ["default/p/c"])
@@ -29,7 +29,7 @@ def test_a_recorded_pod_stands_on_its_card() -> None:
     assert not found.unclear
 
 
-def test_pods_that_wait_that_ended_and_that_ask_for_nothing() -> None:
+def test_overview_lists_pending_pods_only() -> None:
     plain = pod("plain", container())
     ended = share("ended", node="n1", annotations=ON_CARD_1, phase="Succeeded")
     found = make_overview([node()], [DEVICE], [share("waits"), ended, plain], load_settings())
@@ -37,7 +37,7 @@ def test_pods_that_wait_that_ended_and_that_ask_for_nothing() -> None:
     assert all(not card.uses for card in found.nodes[0].cards)
 
 
-def test_what_cannot_be_read_is_named_and_raises_nothing() -> None:
+def test_unreadable_objects_are_unclear() -> None:
     odd = share("odd", node="n1", annotations={"vke.volcengine.com/gpu-index-container-c": "?"})
     broken = {"metadata": {"name": "n2"}, "spec": {"devices": 3}}
     found = make_overview([node(), node("n2")], [DEVICE, broken], [odd, share("new", node="n1")], load_settings())
@@ -45,13 +45,13 @@ def test_what_cannot_be_read_is_named_and_raises_nothing() -> None:
     assert [card.holders for card in found.nodes[0].cards] == [["default/odd/c"], ["default/odd/c"]]
 
 
-def test_a_pod_whose_ask_cannot_be_read_may_be_on_any_card() -> None:
+def test_pod_with_an_unreadable_request_holds_every_card() -> None:
     odd = pod("odd", container(core=120), node="n1", annotations=ON_CARD_1)
     found = make_overview([node()], [DEVICE], [odd], load_settings())
     assert [card.state.core_used for card in found.nodes[0].cards] == [1000, 1000]
 
 
-def test_wishes_and_groups_are_shown() -> None:
+def test_overview_has_constraints_and_groups() -> None:
     pair, constraint = {"mgpu.io/same-card-group": "pair"}, {"mgpu.io/card-models": "H100"}
     pods = [
         share("b", node="n1", annotations={**ON_CARD_1, **pair}),
@@ -78,7 +78,7 @@ def asking(name: str, resource: str, amount: str, annotations: dict[str, str] | 
     return pod(name, own, node="n1", annotations=annotations)
 
 
-def test_holders_of_all_vocabularies_on_one_card() -> None:
+def test_pods_of_all_vocabularies_hold_one_card() -> None:
     allocated = {"minor": 1, "resources": {"koordinator.sh/gpu-core": "25", "koordinator.sh/gpu-memory-ratio": "25"}}
     pods = [
         share(node="n1", annotations=ON_CARD_1),
@@ -95,7 +95,7 @@ def test_holders_of_all_vocabularies_on_one_card() -> None:
     }
 
 
-def test_other_devices_and_who_holds_them() -> None:
+def test_other_devices_have_holders() -> None:
     rdma = {"type": "rdma", "id": "mlx5_0", "minor": 3, "resources": {"koordinator.sh/rdma": "100"}}
     device = {**DEVICE, "spec": {"devices": [*DEVICE["spec"]["devices"], rdma]}}
     allocated = {"rdma": [{"minor": 3, "resources": {"koordinator.sh/rdma": "50"}}]}
@@ -107,7 +107,7 @@ def test_other_devices_and_who_holds_them() -> None:
     assert nodes_json([seen])["n1"]["cards"][2]["type"] == "rdma"
 
 
-def test_what_nvidias_plugin_gave_out_and_to_whom() -> None:
+def test_allocations_of_nvidias_plugin_are_held() -> None:
     rows = [
         {"podUID": uid, "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": [f"GPU-n1-{i}"]}
         for i, uid in enumerate(["uid-old", "uid-gone"])
@@ -125,20 +125,20 @@ def test_what_nvidias_plugin_gave_out_and_to_whom() -> None:
     assert [len(card.uses) for card in ended.nodes[0].cards] == [0, 1]
 
 
-def test_a_record_of_ours_counts_more_than_what_the_kubelet_lists() -> None:
+def test_record_takes_precedence_over_the_checkpoint() -> None:
     rows = [{"podUID": "uid-p", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-n1-0"]}]
     device = {**DEVICE, "metadata": {"name": "n1", "annotations": {CHECKPOINTS: json.dumps(rows)}}}
     found = make_overview([node()], [device], [share(node="n1", annotations=ON_CARD_1)], load_settings())
     assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
 
 
-def test_a_record_of_a_card_that_is_not_there_is_told() -> None:
+def test_record_of_a_missing_card_is_unclear() -> None:
     away = {**ON_CARD_1, "vke.volcengine.com/gpu-index-container-c": "7"}
     found = make_overview([node()], [DEVICE], [share(node="n1", annotations=away)], load_settings())
     assert dict(found.unclear) == {"Pod default/p": "its record names card 7, which n1 does not have"}
 
 
-def test_other_devices_that_the_kubelet_gave_out_are_no_missing_cards() -> None:
+def test_other_devices_of_a_checkpoint_are_no_missing_cards() -> None:
     rows = [
         {"podUID": "uid-old", "containerName": "c", "resourceName": resource, "deviceIDs": [id]}
         for resource, id in (("nvidia.com/gpu", "GPU-n1-0"), ("rdma/hca", "mlx5_0"))
@@ -149,7 +149,7 @@ def test_other_devices_that_the_kubelet_gave_out_are_no_missing_cards() -> None:
     assert [card.holders for card in found.nodes[0].cards] == [["default/old/c"], []]
 
 
-def test_what_runs_without_a_record_holds_its_share_everywhere() -> None:
+def test_unrecorded_pod_holds_its_share_on_every_card() -> None:
     """As the scheduler counts it: no card there may look free."""
     found = make_overview([node()], [DEVICE], [share("before", node="n1", phase="Running")], load_settings())
     assert [card.state.core_used for card in found.nodes[0].cards] == [500, 500]
@@ -157,7 +157,7 @@ def test_what_runs_without_a_record_holds_its_share_everywhere() -> None:
     assert list(found.unclear) == ["Pod default/before"]
 
 
-def test_a_list_of_unhealthy_cards_is_read() -> None:
+def test_cards_of_an_unhealthy_list_are_unhealthy() -> None:
     lists = [
         {"metadata": {"name": f"unhealthy-gpu-{name}", "namespace": "kube-system"}, "data": {"gpus": gpus}}
         for name, gpus in (("n1", "1"), ("n2", "?"))
@@ -167,7 +167,7 @@ def test_a_list_of_unhealthy_cards_is_read() -> None:
     assert list(found.unclear) == ["ConfigMap unhealthy-gpu-n2"]
 
 
-def test_a_wish_that_went_bad_takes_no_cards_away() -> None:
+def test_pod_with_an_invalid_constraint_keeps_its_cards() -> None:
     """Written before the rule was there: the pod keeps the cards that it has."""
     odd = share("odd", node="n1", annotations={**ON_CARD_1, "mgpu.io/card-models": ",", "mgpu.io/spread-group": "web"})
     found = make_overview([node()], [DEVICE], [odd], load_settings())
@@ -187,7 +187,7 @@ def holding(name: str, type: str, *places: str) -> Raw:
     return pod(name, own, node="n1", annotations={"mgpu.io/slices-given": json.dumps({"c": {type: places}})})
 
 
-def test_a_divided_card_shows_its_slices_and_is_used_by_what_is_held_of_them() -> None:
+def test_partitioned_card_has_slices_and_their_use() -> None:
     made = [Slice(0, 0, "3g.40gb", "MIG-a"), Slice(0, 4, "1g.10gb", "MIG-b", "uid-p"), Slice(0, 6, "2g.20gb", "MIG-c")]
     raw = sliced(made)
     found = make_overview([raw], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
@@ -204,7 +204,7 @@ def test_a_divided_card_shows_its_slices_and_is_used_by_what_is_held_of_them() -
     assert shown["annotations"] == raw["metadata"]["annotations"]
 
 
-def test_slices_under_mps_have_no_start_and_other_cards_are_whole() -> None:
+def test_mps_shares_have_no_start() -> None:
     made = [Slice(0, i, "4gb") for i in range(2)]
     found = make_overview([sliced(made, "mps")], [DEVICE], [holding("p", "gpu-4gb", "0:1")], load_settings())
     first, second = nodes_json(found.nodes)["n1"]["cards"]
@@ -213,14 +213,14 @@ def test_slices_under_mps_have_no_start_and_other_cards_are_whole() -> None:
     assert [card.mode for card in found.nodes[0].cards] == ["mps", ""]
 
 
-def test_slices_that_the_node_gave_to_a_pod_that_is_gone_are_held() -> None:
+def test_slices_of_a_deleted_pod_are_held() -> None:
     found = make_overview([sliced([Slice(0, 0, "3g.40gb", "MIG-a", "uid-gone")])], [DEVICE], [], load_settings())
     (card, *_) = nodes_json(found.nodes)["n1"]["cards"]
     assert [s["holder"] for s in card["slices"]] == ["pod uid-gone"]
     assert card["memory"]["used"] == 40 << 30
 
 
-def test_a_slice_that_a_record_names_and_that_is_not_there_is_told() -> None:
+def test_record_of_a_missing_slice_is_unclear() -> None:
     found = make_overview([sliced([])], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
     assert list(found.unclear) == ["Pod default/p"]
 
@@ -233,14 +233,14 @@ def test_a_slice_that_a_record_names_and_that_is_not_there_is_told() -> None:
         (None, "plan 5 is under way"),
     ],
 )
-def test_how_it_stands_with_a_plan_is_told(refused: tuple[int, str] | None, note: str) -> None:
+def test_node_has_a_note_about_its_plan(refused: tuple[int, str] | None, note: str) -> None:
     raw = sliced([], refused=refused)
     said = raw["metadata"]["annotations"]
     said[node_slices.ANNOTATION] = node_slices.with_spec(said[node_slices.ANNOTATION], {0: {"1g.10gb": 1}}, 5)
     assert make_overview([raw], [DEVICE], [], load_settings()).nodes[0].note == note
 
 
-def test_what_a_node_says_of_its_slices_and_cannot_be_read_is_told() -> None:
+def test_unreadable_slice_annotations_are_unclear() -> None:
     raw = node(labels={node_slices.LABEL: "mig"}, **{node_slices.ANNOTATION: "{"})
     odd = node("n2", labels={node_slices.LABEL: "both"})
     found = make_overview([raw, odd], [DEVICE], [], load_settings())

@@ -26,13 +26,13 @@ EVIL = "[red]x[/nope] :boom: \x1b]0;title\x07\x1b[2J\x9b2J\u202e\r\x7f\nok a fur
 SHOWN = "[red]x[/nope] :boom: "
 
 
-def test_what_is_printed() -> None:
+def test_control_characters_are_replaced() -> None:
     assert printable("Zürich 卡 ✓\n2") == "Zürich 卡 ✓\n2"
     assert printable("a\x1b[2Jb\x9bc\u202ed") == "a\ufffd[2Jb\ufffdc\ufffdd"
     assert one_line("a\x1b\n b\tc") == "a\ufffd b c"
 
 
-def test_all_that_rich_draws() -> None:
+def test_control_characters_in_tables_and_panels_are_replaced() -> None:
     table = Table("head", EVIL)
     table.add_row(EVIL, Text(EVIL, style="red"))
     parts = Group(EVIL, Text.assemble("a", (EVIL, "bold")), table, Panel(EVIL, title=Text(EVIL), subtitle=Text(EVIL)))
@@ -95,7 +95,9 @@ def spoil(api: Api) -> None:
         ((), True),
     ],
 )
-def test_each_command(kubeconfig: str, command: tuple[str, ...], shown: bool, form: str, width: str) -> None:
+def test_commands_print_no_control_characters(
+    kubeconfig: str, command: tuple[str, ...], shown: bool, form: str, width: str
+) -> None:
     """shown: as text, what was meant as markup too. In 80 columns a line may break anywhere."""
     arguments = [*command, "--kubeconfig", kubeconfig, "-o", form]
     result = CliRunner().invoke(plugin if command else inspect_gpushare, arguments, env={"COLUMNS": width})
@@ -108,7 +110,7 @@ def test_each_command(kubeconfig: str, command: tuple[str, ...], shown: bool, fo
         assert "[red]x[/nope]" in result.output
 
 
-def test_what_the_api_server_answers(kubeconfig: str) -> None:
+def test_api_errors_are_printed_without_control_characters(kubeconfig: str) -> None:
     result = CliRunner().invoke(plugin, ["explain", EVIL, "--kubeconfig", kubeconfig])
     assert result.exit_code != 0
     assert harmless(result.output)
@@ -129,7 +131,7 @@ class Long:
         yield Text("last")
 
 
-def test_the_first_pages_are_shown_while_others_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_while_it_renders(capsys: pytest.CaptureFixture[str]) -> None:
     long = Long(capsys)
     show(Group(long, "end"))
     assert long.seen.startswith("line 0\nline 1\n")

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and a client that counts segments."""
+"""A server in a process of its own, and a client for it."""
 
 import json
 import os
@@ -29,7 +29,7 @@ DEADLINE = 60.0  # far above what anything here takes: a bound for hung processe
 
 
 class Server:
-    """`arguments` for Python; ready when it has said `serving … on HOST:PORT` for so many `addresses`."""
+    """A process of Python with these arguments. It is ready when it has printed `serving …` for all `addresses`."""
 
     def __init__(self, *arguments: str, addresses: int = 1) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
@@ -41,8 +41,14 @@ class Server:
         self._said = b""
         self.ports = [int(self.wait_for(b"serving ").rsplit(b":", 1)[1]) for _ in range(addresses)]
 
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def wait_for(self, start: bytes) -> bytes:
-        """The next line on stdout that starts so."""
+        """Return the next line on stdout that starts like this."""
         ends = time.monotonic() + DEADLINE
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
@@ -69,14 +75,19 @@ class Server:
         try:
             self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
-            self.process.kill()  # its workers follow when they see that it is gone
+            self.process.kill()  # the kernel kills its workers too
             self.process.wait()
         self._stdout.close()
 
 
+def sample(folder: CertificateFolder, *mode: str, addresses: int = 3) -> Server:
+    """Start a server of `tests.mgpu.serving.sample`."""
+    return Server("-m", "tests.mgpu.serving.sample", str(folder.path), *mode, addresses=addresses)
+
+
 @dataclass
 class Client:
-    """One connection. ca: the bundle to trust, or context: how to; neither: plain HTTP. source: its own address."""
+    """A connection: over TLS with a CA bundle or a context, otherwise plain. source: the address of the client."""
 
     port: int
     ca: Path | None = None
@@ -101,7 +112,7 @@ class Client:
     def send(
         self, body: bytes, path: str, content_type: str = "application/json", method: str = "POST", part: int = 0
     ) -> None:
-        """The request; only `part` bytes of its body where given."""
+        """Send a request, or only the first `part` bytes of its body."""
         head = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: {content_type}\r\n"
         sent = body[:part] if part else body
         self.wire.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + sent)
@@ -115,26 +126,26 @@ class Client:
             response.close()
 
     def request(self, tree: Any, path: str, **how: Any) -> tuple[int, Any]:
-        """Status and decoded answer."""
+        """Send a request, and return the status and the decoded answer."""
         self.send(tree if isinstance(tree, bytes) else json.dumps(tree).encode(), path, **how)
         status, _, body = self.receive()
         return status, json.loads(body)
 
     def serial(self) -> str:
-        """The serial number of the server's certificate."""
+        """Return the serial number of the server's certificate."""
         assert isinstance(self.wire, ssl.SSLSocket)
         certificate: Any = self.wire.getpeercert()
         return str(certificate["serialNumber"])
 
     def data_segments(self) -> int:
-        """How many segments with data have come in (Linux `struct tcp_info`, tcpi_data_segs_in)."""
+        """Return the number of received segments with data (Linux `struct tcp_info`, tcpi_data_segs_in)."""
         info = self.wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = struct.unpack_from("=I", info, 152)
         return int(count)
 
 
 def client_certificate(folder: CertificateFolder, where: Path) -> Path:
-    """A file with a client's certificate and key, signed by the CA of `folder`."""
+    """Create a file with a client's certificate, signed by the CA of `folder`, and its key."""
     ca = x509.load_pem_x509_certificate((folder.path / CA).read_bytes())
     signer: Any = load_pem_private_key((folder.path / CA_KEY).read_bytes(), None)
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)

@@ -33,13 +33,13 @@ def post(to: FlaskClient, tree: Any) -> Any:
     return to.post("/review", json=tree)
 
 
-def test_what_the_handler_says_is_answered() -> None:
+def test_reply_of_the_handler_is_answered() -> None:
     answer = post(client(), review({"a": 1}))
     assert (answer.status_code, answer.mimetype) == (200, "application/json")
     assert answer.json["response"] == {"uid": "review-1", "allowed": True}
 
 
-def test_a_bad_object_is_denied() -> None:
+def test_bad_object_is_denied() -> None:
     answer = post(client(raising(BadObject([Problem("spec.a", "is odd")]))), review({"a": 1}))
     assert answer.status_code == 200
     assert answer.json["response"]["status"]["message"] == "spec.a: is odd"
@@ -51,14 +51,14 @@ def test_retry_later_is_a_503_that_closes_the_connection() -> None:
     assert answer.headers["Connection"] == "close"
 
 
-def test_another_kind_is_denied() -> None:
+def test_review_of_another_kind_is_denied() -> None:
     answer = post(client(), review({"a": 1}, kind={"kind": "Node"}))
     status = answer.json["response"]["status"]
     assert (answer.status_code, answer.json["response"]["allowed"], status["code"]) == (200, False, 400)
     assert status["message"] == "/review reviews objects of kind Pod, not 'Node'"
 
 
-def test_the_unexpected_is_logged_and_says_nothing_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_is_logged_and_not_shown_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         answer = post(client(raising(KeyError("secret"))), review({"a": 1}))
     assert answer.status_code == 500
@@ -67,22 +67,22 @@ def test_the_unexpected_is_logged_and_says_nothing_to_the_caller(caplog: pytest.
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/yaml", ""])
-def test_another_content_type_is_refused(content_type: str) -> None:
+def test_other_content_type_is_415(content_type: str) -> None:
     answer = client().post("/review", data=b"{}", content_type=content_type)
     assert (answer.status_code, answer.json) == (415, {"error": "the content type must be application/json"})
 
 
-def test_three_megabytes_are_a_review_like_any_other() -> None:
+def test_review_of_three_megabytes_is_admitted() -> None:
     answer = post(client(), review({"a": "x" * 1_500_000}, "UPDATE", old={"a": "y" * 1_500_000}))
     assert answer.json["response"]["allowed"]
 
 
-def test_more_than_the_limit_is_refused() -> None:
+def test_body_above_the_limit_is_413() -> None:
     answer = client().post("/review", data=b"x" * (REVIEWS.body + 1), content_type="application/json")
     assert (answer.status_code, answer.json) == (413, {"error": f"the body is larger than {REVIEWS.body} bytes"})
 
 
-def test_who_hangs_up_in_the_midst_of_too_large_a_body_is_no_error_of_ours() -> None:
+def test_client_that_disconnects_within_a_large_body_causes_no_error() -> None:
     class Gone(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002
             raise ConnectionResetError
@@ -93,14 +93,14 @@ def test_who_hangs_up_in_the_midst_of_too_large_a_body_is_no_error_of_ours() -> 
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/review", 405), ("POST", "/nope", 404)])
-def test_other_methods_and_paths_are_errors_in_json(method: str, path: str, status: int) -> None:
+def test_other_method_or_path_is_an_error_in_json(method: str, path: str, status: int) -> None:
     answer = client().open(path, method=method)
     assert answer.status_code == status
     assert answer.is_json
     assert answer.text.count("\n") == 1
 
 
-def test_probes_tell_the_truth() -> None:
+def test_readiness_probe_returns_the_reason() -> None:
     assert client().get("/readyz").status_code == 200
     waiting = client(not_ready_reason="pods are not in sync")
     assert (waiting.get("/readyz").status_code, waiting.get("/readyz").text) == (503, "pods are not in sync\n")

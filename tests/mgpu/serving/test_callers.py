@@ -1,4 +1,4 @@
-"""The door of the admission endpoints: who may call, what all others are told, and what they cost."""
+"""Limits of the callers: which peers may call, and what strangers get."""
 
 import logging
 import socket
@@ -17,11 +17,11 @@ from mgpu.serving.callers import Callers, read_callers, restrict_callers
 from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import CA, ensure_certificate
 from mgpu.settings import load_settings
-from tests.mgpu.serving.process import Client, Server
+from tests.mgpu.serving.process import Client, Server, sample
 from tests.mgpu.serving.reviews import review
 
 API_SERVER, STRANGER = "127.0.0.5", "127.0.0.6"
-"""Source addresses of connections on loopback; the sample server with a door admits the first alone."""
+"""Source addresses on loopback. The sample server in mode `door` admits only the first."""
 
 
 def blocks(*texts: str) -> tuple[Block, ...]:
@@ -49,7 +49,7 @@ def blocks(*texts: str) -> tuple[Block, ...]:
         (["0.0.0.0/0", "::/0"], "/run/a.sock", False),
     ],
 )
-def test_callers_of_a_block_admit_its_addresses_only(allowed: list[str], peer: str, admitted: bool) -> None:
+def test_callers_admit_only_addresses_of_their_blocks(allowed: list[str], peer: str, admitted: bool) -> None:
     assert Callers("webhook.apiServers", blocks(*allowed)).admits(peer) is admitted
 
 
@@ -65,12 +65,12 @@ def test_callers_of_a_block_admit_its_addresses_only(allowed: list[str], peer: s
         ([], False),
     ],
 )
-def test_blocks_that_hold_every_address_are_open(allowed: list[str], is_open: bool) -> None:
+def test_blocks_with_every_address_are_open(allowed: list[str], is_open: bool) -> None:
     assert cover_everything(blocks(*allowed)) is is_open
 
 
 @pytest.mark.parametrize("key", ["webhook", "scheduler"])
-def test_an_admission_endpoint_without_settings_admits_loopback_only(key: str) -> None:
+def test_endpoint_without_settings_admits_only_loopback(key: str) -> None:
     callers = read_callers(getattr(load_settings(), key), key)
     assert callers
     assert callers.admits("127.0.0.1")
@@ -80,7 +80,7 @@ def test_an_admission_endpoint_without_settings_admits_loopback_only(key: str) -
 
 
 @pytest.mark.parametrize("key", ["webhook", "scheduler"])
-def test_a_client_ca_admits_every_address_unless_blocks_are_set_too(key: str) -> None:
+def test_endpoint_with_client_ca_admits_every_address_unless_blocks_are_set(key: str) -> None:
     certificate = load_settings(flags={f"{key}.clientCa": "ca.crt"})
     assert read_callers(getattr(certificate, key), key) is None
     both = load_settings(flags={f"{key}.clientCa": "ca.crt", f"{key}.apiServers": "192.0.2.1"})
@@ -89,17 +89,9 @@ def test_a_client_ca_admits_every_address_unless_blocks_are_set_too(key: str) ->
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
-    folder = CertificateFolder(tmp_path_factory.mktemp("certs"))
-    ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def server(folder: CertificateFolder) -> Iterator[Server]:
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "door", addresses=2)
-    yield server
-    server.close()
+    with sample(folder, "door", addresses=2) as server:
+        yield server
 
 
 def connect(server: Server, folder: CertificateFolder, source: str, *, tls: bool = True) -> Client:
@@ -107,14 +99,16 @@ def connect(server: Server, folder: CertificateFolder, source: str, *, tls: bool
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_the_api_server_is_answered(server: Server, folder: CertificateFolder, tls: bool) -> None:
+def test_api_server_is_answered(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, API_SERVER, tls=tls) as client:
         for _ in range(3):
             assert client.request(review({"a": 1}), "/review")[0] == 200
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_stranger_is_told_its_address_and_the_setting(server: Server, folder: CertificateFolder, tls: bool) -> None:
+def test_stranger_gets_403_with_its_address_and_the_setting(
+    server: Server, folder: CertificateFolder, tls: bool
+) -> None:
     with connect(server, folder, STRANGER, tls=tls) as client:
         client.send(b'{"a": 1}', "/review")
         status, headers, text = client.receive()
@@ -126,8 +120,8 @@ def test_a_stranger_is_told_its_address_and_the_setting(server: Server, folder: 
     )
 
 
-def test_a_stranger_that_sends_no_body_is_refused_at_once(server: Server, folder: CertificateFolder) -> None:
-    """The body is not waited for: what it would hold can neither cost memory nor time."""
+def test_stranger_without_body_gets_403_at_once(server: Server, folder: CertificateFolder) -> None:
+    """The server does not wait for the body, which could cost memory and time."""
     with connect(server, folder, STRANGER) as client:
         client.send(b"x" * (8 << 20), "/review", part=1)
         began = time.monotonic()
@@ -145,14 +139,14 @@ def test_a_stranger_that_sends_no_body_is_refused_at_once(server: Server, folder
         "X-Forwarded-Proto: https",
     ],
 )
-def test_headers_that_claim_an_address_are_not_believed(server: Server, folder: CertificateFolder, header: str) -> None:
+def test_header_with_the_address_of_a_caller_is_ignored(server: Server, folder: CertificateFolder, header: str) -> None:
     with connect(server, folder, STRANGER) as client:
         head = f"POST /review HTTP/1.1\r\nHost: x\r\n{header}\r\nContent-Length: 0\r\n\r\n"
         client.wire.sendall(head.encode())
         assert client.receive()[0] == 403
 
 
-def test_a_proxy_protocol_line_is_not_believed(server: Server, folder: CertificateFolder) -> None:
+def test_line_of_the_proxy_protocol_is_ignored(server: Server, folder: CertificateFolder) -> None:
     with connect(server, folder, STRANGER, tls=False) as client:
         client.wire.sendall(f"PROXY TCP4 {API_SERVER} 127.0.0.1 4444 80\r\n".encode())
         client.wire.sendall(b"POST /review HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
@@ -160,23 +154,23 @@ def test_a_proxy_protocol_line_is_not_believed(server: Server, folder: Certifica
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_probes_are_answered_for_every_peer(server: Server, folder: CertificateFolder, path: str) -> None:
+def test_probe_of_a_stranger_is_answered(server: Server, folder: CertificateFolder, path: str) -> None:
     with connect(server, folder, STRANGER) as client:
         client.send(b"", path, method="GET")
         assert client.receive()[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "//review", "/review/", "/%72eview", "/"])
-def test_no_other_spelling_of_a_path_opens_the_door(server: Server, folder: CertificateFolder, path: str) -> None:
+def test_stranger_gets_403_for_every_spelling_of_a_path(server: Server, folder: CertificateFolder, path: str) -> None:
     with connect(server, folder, STRANGER) as client:
         client.send(b"{}", path)
         assert client.receive()[0] == 403
 
 
-def test_strangers_that_hold_all_they_can_do_not_delay_the_api_server(
+def test_strangers_with_unfinished_handshakes_do_not_delay_the_api_server(
     server: Server, folder: CertificateFolder
 ) -> None:
-    """Half requests by strangers used to take every thread for 10 s; they have threads and connections of their own."""
+    """Strangers have threads and connections of their own."""
     with ExitStack() as stack:
         for _ in range(60):
             rude = socket.create_connection(("127.0.0.1", server.ports[0]), 10, (STRANGER, 0))
@@ -188,8 +182,8 @@ def test_strangers_that_hold_all_they_can_do_not_delay_the_api_server(
         assert time.monotonic() - began < 5
 
 
-def test_a_client_certificate_does_not_open_a_door_that_names_blocks() -> None:
-    """Where both are set, both are asked for."""
+def test_client_certificate_does_not_replace_a_permitted_address() -> None:
+    """If both are set, both are necessary."""
     callers = Callers("test.apiServers", blocks(API_SERVER))
     seen: list[str] = []
 
@@ -215,7 +209,7 @@ class _Peer:
         return (self._address, 4444)
 
 
-def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_strangers_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     app = restrict_callers(lambda *_: [], Callers("test.apiServers", ()))
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
@@ -224,13 +218,12 @@ def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
     assert vars(record)["client"] == STRANGER
 
 
-def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(
+def test_client_that_does_not_trust_the_certificate_is_logged_with_the_remedy(
     folder: CertificateFolder, tmp_path: Path
 ) -> None:
-    """It may not read webhook configurations: a refused handshake is all that it sees of a missing bundle."""
+    """The process may not read webhook configurations, so only a rejected handshake shows a missing bundle."""
     ensure_certificate(CertificateFolder(tmp_path), {"127.0.0.1"}, datetime.now(UTC))
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0)
-    try:
+    with sample(folder, "open", addresses=0) as server:
         port = int(server.wait_for(b"serving ").rpartition(b":")[2])
         for _ in range(3):
             with pytest.raises(ssl.SSLCertVerificationError):
@@ -238,16 +231,11 @@ def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(
         assert b"run manifests/certificates.sh" in server.wait_for(b"said: A client does not trust")
         with Client(port, folder.path / CA) as client:
             assert client.request(review({"a": 1}), "/review")[0] == 200
-    finally:
-        server.close()
 
 
-def test_a_server_with_an_open_door_says_so_at_start(folder: CertificateFolder) -> None:
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0)
-    try:
+def test_server_with_an_open_endpoint_logs_a_warning(folder: CertificateFolder) -> None:
+    with sample(folder, "open", addresses=0) as server:
         assert b"lets every address call this endpoint" in server.wait_for(b"said: ")
         port = int(server.wait_for(b"serving ").rpartition(b":")[2])
         with Client(port, folder.path / CA, source=STRANGER) as client:
             assert client.request(review({"a": 1}), "/review")[0] == 200
-    finally:
-        server.close()

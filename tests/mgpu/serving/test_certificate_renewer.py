@@ -72,40 +72,40 @@ def subjects(files: Files) -> list[x509.Name]:
 
 
 @pytest.mark.parametrize("found", [None, {}, {CA: b""}, {CA_KEY: b"x"}], ids=["no Secret", "empty", "no CA", "noise"])
-def test_no_ca_of_the_installation_is_an_error_and_nothing_is_written(found: Files | None) -> None:
+def test_missing_ca_is_an_error_and_nothing_is_written(found: Files | None) -> None:
     cluster = Cluster(found)
     with pytest.raises(NoAuthority):
         ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
     assert cluster.writes == 0
 
 
-def test_a_ca_without_its_key_is_not_replaced() -> None:
+def test_ca_without_key_is_an_error() -> None:
     cluster = Cluster({CA: create_authority(NOW)[CA]})
     with pytest.raises(NoAuthority):
         ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
 
 
-def test_an_ended_ca_of_the_installation_is_not_replaced() -> None:
+def test_expired_ca_is_an_error() -> None:
     with pytest.raises(NoAuthority):
         renew_if_due(create_authority(NOW), NAMES, NOW + CA_LIFETIME + timedelta(days=1), Authority.GIVEN)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.7, 0.99])
-def test_the_ca_of_the_installation_stays_as_it_is(part: float) -> None:
+def test_ca_of_the_installation_is_not_changed(part: float) -> None:
     given = create_authority(NOW)
     files = renew_if_due(given, NAMES, NOW + CA_LIFETIME * part, Authority.GIVEN)
     assert (files[CA], files[CA_KEY]) == (given[CA], given[CA_KEY])
     assert [issuer(files)] == subjects(files)
 
 
-def test_the_certificate_is_renewed_at_two_thirds_of_its_life() -> None:
+def test_certificate_is_renewed_after_two_thirds_of_its_lifetime() -> None:
     files = renew_if_due(create_authority(NOW), NAMES, NOW, Authority.GIVEN)
     assert renew_if_due(files, NAMES, NOW + LIFETIME * 0.6, Authority.GIVEN) is files
     assert renew_if_due(files, NAMES, NOW + LIFETIME * 0.7, Authority.GIVEN)[CHAIN] != files[CHAIN]
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
-def test_a_new_ca_signs_at_once_since_its_bundle_came_first(newest_first: bool) -> None:
+def test_new_ca_of_the_installation_signs_at_once(newest_first: bool) -> None:
     old = renew_if_due(create_authority(NOW), NAMES, NOW, Authority.GIVEN)
     new = create_authority(NOW + timedelta(seconds=1))
     both = new[CA] + old[CA] if newest_first else old[CA] + new[CA]
@@ -116,7 +116,7 @@ def test_a_new_ca_signs_at_once_since_its_bundle_came_first(newest_first: bool) 
     assert alone[CHAIN] == rotated[CHAIN]
 
 
-def test_replicas_share_the_certificate_of_the_one_that_was_first() -> None:
+def test_replicas_share_one_certificate() -> None:
     cluster = Cluster(create_authority(NOW))
     first = ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
     second = ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
@@ -124,7 +124,7 @@ def test_replicas_share_the_certificate_of_the_one_that_was_first() -> None:
     assert cluster.writes == 1
 
 
-def test_a_replica_that_loses_the_race_takes_the_winners_certificate() -> None:
+def test_replica_that_writes_second_uses_the_first_certificate() -> None:
     cluster: Any = Cluster(create_authority(NOW))
 
     class Late(SecretStore):
@@ -139,7 +139,7 @@ def test_a_replica_that_loses_the_race_takes_the_winners_certificate() -> None:
     assert files == store_of(cluster).read()[0]
 
 
-def test_a_refused_secret_is_an_error() -> None:
+def test_forbidden_write_of_the_secret_is_an_error() -> None:
     class Refusing(Cluster):
         def replace(self, path: str, body: Any) -> dict[str, Any]:  # noqa: ARG002
             raise ApiError(403, "Forbidden", path)
@@ -148,13 +148,13 @@ def test_a_refused_secret_is_an_error() -> None:
         ensure_certificate(store_of(Refusing(create_authority(NOW))), NAMES, NOW, Authority.GIVEN)
 
 
-def test_a_shared_certificate_is_served_from_the_folder(tmp_path: Path) -> None:
+def test_shared_certificate_is_copied_to_the_folder(tmp_path: Path) -> None:
     cluster = Cluster(create_authority(datetime.now(UTC)))
     CertificateRenewer(CertificateFolder(tmp_path), NAMES, store_of(cluster)).renew()
     assert CertificateFolder(tmp_path).read()[0][CHAIN] == store_of(cluster).read()[0][CHAIN]
 
 
-def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
+def test_renewer_without_ca_logs_the_remedy_and_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("mgpu.serving.certificate_renewer.RETRY_SECONDS", 0.0)
@@ -186,7 +186,7 @@ def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
     assert record.getMessage() == "Serving certificate not renewed: there is no valid CA with its key; run mend.sh"
 
 
-def test_a_keeper_warns_of_a_ca_that_ends_soon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_renewer_with_a_ca_that_expires_soon_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(create_authority(datetime.now(UTC) - CA_LIFETIME + timedelta(days=30)))
     keeper = CertificateRenewer(CertificateFolder(tmp_path), NAMES, store_of(cluster), "run mend.sh")
     with caplog.at_level(logging.ERROR):

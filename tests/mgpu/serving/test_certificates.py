@@ -63,7 +63,7 @@ def trusted(files: Files) -> bool:
     return False
 
 
-def test_a_new_certificate_is_for_the_names_and_signed_by_its_authority(files: Files) -> None:
+def test_new_certificate_has_the_names_and_is_signed_by_its_ca(files: Files) -> None:
     certificate = x509.load_pem_x509_certificate(files[CHAIN])
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert set(names.get_values_for_type(x509.DNSName)) == {"mgpu-webhook.mgpu-system.svc"}
@@ -73,17 +73,17 @@ def test_a_new_certificate_is_for_the_names_and_signed_by_its_authority(files: F
 
 
 @pytest.mark.parametrize("after", [timedelta(0), LIFETIME / 2])
-def test_what_is_good_stays(files: Files, after: timedelta) -> None:
+def test_valid_certificate_is_not_renewed(files: Files, after: timedelta) -> None:
     assert renew_if_due(files, NAMES, NOW + after) is files
 
 
-def test_an_address_may_be_written_in_any_way() -> None:
+def test_address_in_another_notation_needs_no_new_certificate() -> None:
     files = renew_if_due({}, {"2001:DB8:0::1"}, NOW)
     assert renew_if_due(files, {"2001:DB8:0::1"}, NOW) is files
     assert renew_if_due(files, {"2001:db8::1"}, NOW) is files
 
 
-def test_at_two_thirds_of_its_life_it_is_renewed_under_the_same_authority(files: Files) -> None:
+def test_certificate_is_renewed_under_the_same_ca(files: Files) -> None:
     later = NOW + LIFETIME * 0.67
     new = renew_if_due(files, NAMES, later)
     assert certificate_expiry(new) == later + LIFETIME
@@ -91,14 +91,14 @@ def test_at_two_thirds_of_its_life_it_is_renewed_under_the_same_authority(files:
     assert trusted(new)
 
 
-def test_another_name_needs_another_certificate(files: Files) -> None:
+def test_additional_name_needs_a_new_certificate(files: Files) -> None:
     new = renew_if_due(files, {*NAMES, "host.example"}, NOW + DAY)
     assert new[CHAIN] != files[CHAIN]
     assert new[CA] == files[CA]
     assert renew_if_due(new, NAMES, NOW + DAY) is new
 
 
-def test_a_new_authority_is_trusted_before_it_signs(files: Files) -> None:
+def test_new_ca_is_in_the_bundle_before_it_signs(files: Files) -> None:
     later = NOW + CA_LIFETIME * 0.67
     running = renew_if_due(files, NAMES, later - LIFETIME * 0.3)
     first = renew_if_due(running, NAMES, later)
@@ -109,7 +109,7 @@ def test_a_new_authority_is_trusted_before_it_signs(files: Files) -> None:
     assert x509.load_pem_x509_certificate(second[CHAIN]).issuer == authorities(second)[0].subject
 
 
-def test_an_ended_authority_leaves_the_bundle(files: Files) -> None:
+def test_expired_ca_is_removed_from_the_bundle(files: Files) -> None:
     later = NOW + CA_LIFETIME * 0.67
     both = renew_if_due(renew_if_due(files, NAMES, later), NAMES, later + LIFETIME)
     assert len(authorities(both)) == 2
@@ -129,7 +129,7 @@ BROKEN: Mapping[str, Mapping[str, bytes | None]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
-def test_what_is_torn_is_made_again(files: Files, broken: Mapping[str, bytes | None]) -> None:
+def test_damaged_files_are_replaced(files: Files, broken: Mapping[str, bytes | None]) -> None:
     torn = {k: v for k, v in {**files, **broken}.items() if v is not None}
     new = renew_if_due(torn, NAMES, NOW + DAY)
     assert trusted(new)
@@ -171,7 +171,7 @@ def leaf(
 
 
 @pytest.mark.parametrize("file", [CA_KEY, KEY])
-def test_key_longer_than_any_of_ours_is_not_read(files: Files, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_above_the_limit_is_not_parsed(files: Files, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading an RSA key of 16,384 bits took ten seconds, in which no thread of the process ran."""
     long = b"-----BEGIN PRIVATE KEY-----\n" + 2000 * b"M"
 
@@ -185,7 +185,7 @@ def test_key_longer_than_any_of_ours_is_not_read(files: Files, file: str, monkey
     assert trusted(new)
 
 
-def test_leaf_as_this_code_makes_it_is_kept(files: Files) -> None:
+def test_leaf_of_the_expected_form_is_not_replaced(files: Files) -> None:
     theirs = leaf(files)
     assert renew_if_due(theirs, NAMES, NOW, Authority.GIVEN) is theirs
 
@@ -204,7 +204,7 @@ STRANGE: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
-def test_leaf_that_this_code_does_not_make_is_replaced(files: Files, change: Mapping[str, Any]) -> None:
+def test_leaf_of_another_form_is_replaced(files: Files, change: Mapping[str, Any]) -> None:
     theirs = leaf(files, **change)
     new = renew_if_due(theirs, NAMES, NOW, Authority.GIVEN)
     assert new[CHAIN] != theirs[CHAIN]
@@ -212,7 +212,7 @@ def test_leaf_that_this_code_does_not_make_is_replaced(files: Files, change: Map
     assert trusted(new)
 
 
-def test_a_foreign_certificate_is_replaced(files: Files) -> None:
+def test_certificate_of_another_ca_is_replaced(files: Files) -> None:
     other = renew_if_due({}, NAMES, NOW)
     new = renew_if_due({**files, CHAIN: other[CHAIN], KEY: other[KEY]}, NAMES, NOW)
     assert new[CA] == files[CA]
@@ -220,12 +220,12 @@ def test_a_foreign_certificate_is_replaced(files: Files) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a..b", "ä.example", "a" * 64, "http://x"])
-def test_a_name_that_is_none_is_an_error(name: str) -> None:
+def test_invalid_name_is_an_error(name: str) -> None:
     with pytest.raises(BadObject, match="neither a DNS name nor an IP address"):
         renew_if_due({}, {name}, NOW)
 
 
-def test_a_folder_keeps_them_for_its_owner_only(tmp_path: Path) -> None:
+def test_folder_stores_files_that_only_the_owner_may_read(tmp_path: Path) -> None:
     folder = CertificateFolder(tmp_path / "new" / "certs")
     files = ensure_certificate(folder, NAMES, NOW)
     assert folder.read()[0] == files
@@ -236,7 +236,7 @@ def test_a_folder_keeps_them_for_its_owner_only(tmp_path: Path) -> None:
     context.load_cert_chain(folder.chain, folder.key)
 
 
-def test_a_folder_with_half_a_write_in_it_is_repaired(tmp_path: Path) -> None:
+def test_folder_with_an_incomplete_write_is_repaired(tmp_path: Path) -> None:
     folder = CertificateFolder(tmp_path)
     ensure_certificate(folder, NAMES, NOW)
     (tmp_path / ".tls.key.new").write_bytes(b"half")
@@ -245,7 +245,7 @@ def test_a_folder_with_half_a_write_in_it_is_repaired(tmp_path: Path) -> None:
     assert find_mounted_certificate(tmp_path) == (folder.chain, folder.key)
 
 
-def test_processes_that_race_end_with_one_certificate(tmp_path: Path) -> None:
+def test_concurrent_processes_use_one_certificate(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: ensure_certificate(CertificateFolder(tmp_path), NAMES, NOW), range(8)))
     assert len({files[CHAIN] for files in made}) == 1
@@ -262,12 +262,12 @@ class Contested:
         return False
 
 
-def test_a_race_that_never_ends_is_given_up() -> None:
+def test_store_that_always_changes_is_retry_later() -> None:
     with pytest.raises(RetryLater):
         ensure_certificate(Contested(), NAMES, NOW)
 
 
-def test_given_certificates_must_be_there_and_fit(tmp_path: Path, files: Files) -> None:
+def test_mounted_certificate_must_exist_and_fit_its_key(tmp_path: Path, files: Files) -> None:
     with pytest.raises(BadObject, match=r"tls\.crt"):
         find_mounted_certificate(tmp_path)
     (tmp_path / CHAIN).write_bytes(files[CHAIN])
@@ -278,7 +278,7 @@ def test_given_certificates_must_be_there_and_fit(tmp_path: Path, files: Files) 
     assert find_mounted_certificate(tmp_path) == (tmp_path / CHAIN, tmp_path / KEY)
 
 
-def test_the_ca_of_the_installation_is_left_as_it_is_written() -> None:
+def test_encoding_of_the_ca_of_the_installation_is_not_changed() -> None:
     """openssl encodes keys in another way; the API server refuses a process that changes the CA in its Secret."""
     made = create_authority(NOW)
     key = load_pem_private_key(made[CA_KEY], None)

@@ -25,7 +25,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ("query", "seconds"),
     [("", 10.0), ("?timeout=5s", 5.0), ("?timeout=30s", 10.0), ("?timeout=x", 10.0), ("?timeout=-1s", 10.0)],
 )
-def test_gone_after_the_deadline_of_the_url_or_the_given_one_is_true(query: str, seconds: float) -> None:
+def test_client_is_gone_after_the_timeout_of_the_url_or_the_default(query: str, seconds: float) -> None:
     clock = Clock()
     with APP.test_request_context(f"/bind-admission{query}"):
         over = watch_client(10.0, clock)
@@ -35,7 +35,7 @@ def test_gone_after_the_deadline_of_the_url_or_the_given_one_is_true(query: str,
     assert over()
 
 
-def test_gone_once_the_client_has_closed_is_true_and_not_while_it_sends(
+def test_client_is_gone_after_it_closed_the_connection(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     client, server = pair
@@ -48,7 +48,7 @@ def test_gone_once_the_client_has_closed_is_true_and_not_while_it_sends(
     assert over()
 
 
-def test_gone_after_the_server_has_closed_the_connection_itself_is_true(
+def test_client_is_gone_after_the_server_closed_the_connection(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     _, server = pair

@@ -16,22 +16,22 @@ def line(message: str, *args: object, error: Exception | None = None, **extra: o
     return entry
 
 
-def test_fields_stand_beside_the_message() -> None:
+def test_extra_fields_are_in_the_log_line() -> None:
     entry = line("pod %s denied", "p", pod="uid-1", problems=("a", "b"))
     assert (entry["level"], entry["logger"], entry["message"]) == ("warning", "mgpu.test", "pod p denied")
     assert (entry["pod"], entry["problems"]) == ("uid-1", ["a", "b"])
 
 
-def test_an_exception_is_one_field() -> None:
+def test_exception_is_one_field_of_the_log_line() -> None:
     assert "ValueError: odd\nindeed" in str(line("failed", error=ValueError("odd\nindeed"))["exception"])
 
 
-def test_what_json_cannot_hold_is_written_as_text() -> None:
+def test_value_that_json_cannot_contain_is_logged_as_text() -> None:
     entry = line("x", thing={1, 2}, large=2**70, odd="\ud800")
     assert (entry["thing"], entry["odd"]) == ("{1, 2}", "\ud800")
 
 
-def test_records_that_strangers_cause_are_few_and_short_and_say_how_many_were_left_out() -> None:
+def test_rate_limit_passes_one_short_record_a_minute_with_the_number_of_the_others() -> None:
     now, seldom = 0.0, RateLimitFilter(lambda: now)
 
     def passes(level: int, text: str) -> logging.LogRecord | None:

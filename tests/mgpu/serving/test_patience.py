@@ -1,4 +1,4 @@
-"""Clients that do not finish, against a real server: what they take from others is little, and for a while."""
+"""Clients that do not finish their requests or do not read their answers, against a real server."""
 
 import errno
 import socket
@@ -6,17 +6,16 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import ExitStack, suppress
 from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 
 from mgpu.serving.certificate_folder import CertificateFolder
-from mgpu.serving.certificates import CA, ensure_certificate
+from mgpu.serving.certificates import CA
 from mgpu.serving.patience import PatientSocket
-from tests.mgpu.serving.process import DEADLINE, Client, Server
+from tests.mgpu.serving.process import DEADLINE, Client, Server, sample
 from tests.mgpu.serving.reviews import review
 
 MANY = 100
@@ -24,32 +23,26 @@ THREADS = 8
 
 
 @pytest.fixture(scope="module")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = CertificateFolder(tmp_path_factory.mktemp("certs"))
-    ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
+def ca(folder: CertificateFolder) -> Path:
     return folder.path / CA
 
 
-def serving(ca: Path, *how: str) -> Iterator[Server]:
-    server = Server("-m", "tests.mgpu.serving.sample", str(ca.parent), *how, addresses=3)
-    yield server
-    server.close()
+@pytest.fixture(scope="module")
+def server(folder: CertificateFolder) -> Iterator[Server]:
+    with sample(folder) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def server(ca: Path) -> Iterator[Server]:
-    yield from serving(ca)
-
-
-@pytest.fixture(scope="module")
-def impatient(ca: Path) -> Iterator[Server]:
-    """It waits for a client for a second, and has room for 80 connections."""
-    yield from serving(ca, "impatient")
+def impatient(folder: CertificateFolder) -> Iterator[Server]:
+    """It waits one second for a client, and accepts 80 connections."""
+    with sample(folder, "impatient") as server:
+        yield server
 
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """Where clients stay connected until the test ends."""
+    """A stack of clients that stay connected until the test ends."""
     with ExitStack() as stack:
         yield stack
 
@@ -59,7 +52,7 @@ def connect(server: Server, ca: Path, *, tls: bool) -> Client:
 
 
 def got(server: Server, ca: Path, *, tls: bool, path: str = "/healthz") -> bytes:
-    """Tried again and again: a server as impatient may hang up on the test too where the machine is busy."""
+    """Return the answer, after retries: on a busy machine an impatient server may disconnect this client too."""
     ends = time.monotonic() + DEADLINE
     while time.monotonic() < ends:
         with suppress(OSError, HTTPException), connect(server, ca, tls=tls) as client:
@@ -82,10 +75,10 @@ def pair() -> Iterator[tuple[PatientSocket, socket.socket]]:
 
 
 @pytest.mark.parametrize("wait", [lambda s: s.recv(1), lambda s: s.sendall(bytes(64 << 20))], ids=["recv", "sendall"])
-def test_who_is_waited_for_in_vain_has_reset_the_connection(
+def test_timeout_of_a_client_is_a_connection_reset(
     pair: tuple[PatientSocket, socket.socket], wait: Callable[[socket.socket], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gunicorn knows that, and makes no error of it."""
+    """gunicorn closes the connection silently on this error."""
     monkeypatch.setattr("mgpu.serving.patience.PATIENCE_SECONDS", 0.05)
     pair[0].setblocking(True)
     with pytest.raises(ConnectionResetError) as caught:
@@ -94,7 +87,7 @@ def test_who_is_waited_for_in_vain_has_reset_the_connection(
 
 
 @pytest.mark.parametrize(("port", "sent"), [(1, HALF_A_LINE), (0, HALF_A_HANDSHAKE)], ids=["plain", "TLS"])
-def test_an_address_with_many_of_them_keeps_no_other_waiting(
+def test_many_unfinished_clients_of_one_address_do_not_delay_another(
     server: Server, ca: Path, held: ExitStack, port: int, sent: bytes
 ) -> None:
     for _ in range(MANY):
@@ -102,7 +95,7 @@ def test_an_address_with_many_of_them_keeps_no_other_waiting(
     assert {got(server, ca, tls=port == 1) for _ in range(20)} == {b"ok\n"}
 
 
-def test_connections_made_for_later_need_no_threads(server: Server, ca: Path, held: ExitStack) -> None:
+def test_idle_connections_need_no_threads(server: Server, ca: Path, held: ExitStack) -> None:
     made = [held.enter_context(connect(server, ca, tls=True)) for _ in range(3 * THREADS)]
     assert {client.request(review({"a": 1}), "/review")[0] for client in made} == {200}
 
@@ -122,7 +115,7 @@ HALVES = {
 }
 
 
-def test_who_does_not_finish_is_hung_up_on(impatient: Server, ca: Path) -> None:
+def test_client_that_does_not_finish_is_disconnected(impatient: Server, ca: Path) -> None:
     def is_hung_up_on(what: str) -> bool:
         sent, port, encrypted, more = HALVES[what]
         ends = time.monotonic() + DEADLINE
@@ -145,27 +138,27 @@ def test_who_does_not_finish_is_hung_up_on(impatient: Server, ca: Path) -> None:
         assert dict(zip(HALVES, pool.map(is_hung_up_on, HALVES), strict=True)) == dict.fromkeys(HALVES, True)
 
 
-def test_who_has_his_answer_and_stays_is_not_said_to_have_been_waited_for(ca: Path, held: ExitStack) -> None:
-    server = held.enter_context(contextmanager(serving)(ca, "impatient"))  # no other test's clients
+def test_answered_client_that_stays_connected_is_not_logged(folder: CertificateFolder, held: ExitStack) -> None:
+    server = held.enter_context(sample(folder, "impatient"))  # without clients of other tests
     answered = held.enter_context(Client(server.ports[1]))
     assert answered.request(review({"a": 1}, name="later"), "/review")[0] == 503
-    told = ""
+    logged = ""
     for _ in range(3):  # a second each; gunicorn lingers for two
         half = held.enter_context(Client(server.ports[1])).wire
         half.sendall(HALF_A_LINE)
-        while str(half.getsockname()) not in told:
-            told += server.wait_for(b"not waited for: ").decode()
-    assert str(answered.wire.getsockname()) not in told
+        while str(half.getsockname()) not in logged:
+            logged += server.wait_for(b"not waited for: ").decode()
+    assert str(answered.wire.getsockname()) not in logged
 
 
-def test_who_does_not_read_his_answer_holds_a_thread_for_a_while(impatient: Server, ca: Path, held: ExitStack) -> None:
+def test_client_that_does_not_read_its_answer_is_disconnected(impatient: Server, ca: Path, held: ExitStack) -> None:
     for tls in (True, False) * THREADS:
         with suppress(ConnectionError, ssl.SSLError):
             held.enter_context(connect(impatient, ca, tls=tls)).send(b"", "/large", method="GET")
     assert {got(impatient, ca, tls=tls) for tls in (True, False)} == {b"ok\n"}
 
 
-def test_an_address_with_silent_connections_leaves_room_for_those_of_others(
+def test_silent_connections_of_one_address_leave_connections_for_another(
     impatient: Server, ca: Path, held: ExitStack
 ) -> None:
     for _ in range(MANY):
@@ -173,6 +166,6 @@ def test_an_address_with_silent_connections_leaves_room_for_those_of_others(
     assert {got(impatient, ca, tls=True) for _ in range(20)} == {b"ok\n"}
 
 
-def test_an_answer_that_takes_its_time_is_not_cut(impatient: Server, ca: Path) -> None:
-    """The server's own time is none that it waits."""
+def test_slow_answer_is_complete(impatient: Server, ca: Path) -> None:
+    """The time that the server takes does not count."""
     assert got(impatient, ca, tls=True, path="/slow") == b"first last"

@@ -50,7 +50,7 @@ def size_of(body: bytes) -> int:
 
 
 @pytest.mark.parametrize("body", SHAPES.values(), ids=SHAPES)
-def test_decoded_body_takes_no_more_than_estimated(body: bytes) -> None:
+def test_decoded_body_is_not_larger_than_estimated(body: bytes) -> None:
     assert size_of(body) <= estimate_decoded_size(body) + 1024
 
 
@@ -65,7 +65,7 @@ def node(i: int) -> dict[str, Any]:
     return {"metadata": meta, "status": {"images": images}}
 
 
-def test_the_nodes_of_a_large_cluster_fit_into_a_call_of_the_extender() -> None:
+def test_nodes_of_a_large_cluster_fit_into_a_call_of_the_extender() -> None:
     """`nodeCacheCapable: false`. kube-scheduler does not split a call that is refused as too large."""
     few = orjson.dumps({"Nodes": {"items": [node(i) for i in range(50)]}}).replace(b"&", b"\\u0026")
     assert 19_000 > len(few) / 50 > 14_000
@@ -74,19 +74,19 @@ def test_the_nodes_of_a_large_cluster_fit_into_a_call_of_the_extender() -> None:
 
 @given(st.lists(JSON, min_size=1, max_size=5))
 @examples(50)
-def test_property_decoded_body_takes_no_more_than_estimated(parts: list[Any]) -> None:
+def test_property_decoded_body_is_not_larger_than_estimated(parts: list[Any]) -> None:
     body = orjson.dumps(parts * 50, option=orjson.OPT_NON_STR_KEYS)
     assert size_of(body) <= estimate_decoded_size(body) + 1024
 
 
-def test_body_that_is_larger_than_any_is_not_read_on() -> None:
+def test_body_above_the_limit_is_not_read_further() -> None:
     stream = io.BytesIO(b"x" * (3 * LIMITS.body))
     with pytest.raises(TooLarge), RequestMemory(LIMITS).read(stream):
         pass
     assert stream.tell() <= LIMITS.body + (64 << 10)
 
 
-def test_body_that_takes_more_than_there_is_when_it_is_decoded_is_refused() -> None:
+def test_body_above_the_decoded_limit_is_too_large() -> None:
     with (
         pytest.raises(TooLarge, match="when it is decoded"),
         RequestMemory(LIMITS).read(io.BytesIO(b"[" + b"{}," * 300_000 + b"0]")),
@@ -94,7 +94,7 @@ def test_body_that_takes_more_than_there_is_when_it_is_decoded_is_refused() -> N
         pass
 
 
-def test_bodies_that_together_hold_too_much_are_refused_until_one_has_gone() -> None:
+def test_second_body_is_busy_until_the_first_is_released() -> None:
     there = RequestMemory(LIMITS)
     with there.read(io.BytesIO(LARGE)), pytest.raises(RetryLater), there.read(io.BytesIO(LARGE)):
         pass
@@ -102,13 +102,13 @@ def test_bodies_that_together_hold_too_much_are_refused_until_one_has_gone() -> 
         assert bytes(body) == LARGE
 
 
-def test_ordinary_request_is_read_while_large_ones_hold_all_that_there_is_for_them() -> None:
+def test_ordinary_request_is_read_while_large_requests_use_their_limit() -> None:
     there = RequestMemory(Limits(body=4 * MIB, bodies=3 * MIB, ordinary=ORDINARY, large=7 * MIB))
     with there.read(io.BytesIO(LARGE)), there.read(io.BytesIO(b"{}")) as body:
         assert bytes(body) == b"{}"
 
 
-def test_request_waits_for_room_that_comes_free() -> None:
+def test_request_waits_until_memory_is_free() -> None:
     there, held, done = RequestMemory(LIMITS), threading.Event(), threading.Event()
     heavy = b"[" + b"{}," * 160_000 + b"0]"  # 18 of 20 MiB
 
@@ -126,7 +126,7 @@ def test_request_waits_for_room_that_comes_free() -> None:
     thread.join()
 
 
-def test_request_that_fails_gives_back_what_it_held() -> None:
+def test_failed_request_releases_its_memory() -> None:
     there = RequestMemory(LIMITS)
     for _ in range(20):
         with pytest.raises(ZeroDivisionError), there.read(io.BytesIO(LARGE)):

@@ -14,14 +14,14 @@ def parsed(tree: Any) -> Any:
     return parse_review(orjson.dumps(tree))
 
 
-def test_a_review_is_read() -> None:
+def test_review_of_an_update_is_parsed() -> None:
     got = parsed(review({"a": 1}, "UPDATE", old={"a": 0}, user="bob", subresource="status", dryRun=True))
     assert (got.uid, got.operation, got.kind, got.resource) == ("review-1", "UPDATE", "Pod", "pods/status")
     assert (got.user, got.groups, got.dry_run) == ("bob", ("system:authenticated",), True)
     assert (got.object, got.old) == ({"a": 1}, {"a": 0})
 
 
-def test_a_delete_has_only_the_old_object() -> None:
+def test_review_of_a_delete_has_only_the_old_object() -> None:
     got = parsed(review(None, "DELETE", old={"a": 0}))
     assert (got.object, got.old) == (None, {"a": 0})
 
@@ -50,7 +50,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("body", "says"), WRONG.values(), ids=WRONG)
-def test_what_is_no_review_is_a_bad_request_that_says_why(body: bytes, says: str) -> None:
+def test_body_that_is_no_review_is_a_bad_request_with_the_reason(body: bytes, says: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_review(body)
     assert caught.value.status == 400
@@ -58,18 +58,18 @@ def test_what_is_no_review_is_a_bad_request_that_says_why(body: bytes, says: str
     assert "\n" not in str(caught.value)
 
 
-def test_an_allowance_carries_patch_and_warnings() -> None:
+def test_allow_returns_patch_and_warnings() -> None:
     patch = [{"op": "add", "path": json_pointer("metadata", "annotations", "a/b~c"), "value": "x"}]
     answer = allow(parsed(review({"a": 1})), patch, ["mind"]).body
     assert answer["response"] == answer["response"] | {"uid": "review-1", "allowed": True, "warnings": ["mind"]}
     assert patch_of(answer) == [{"op": "add", "path": "/metadata/annotations/a~1b~0c", "value": "x"}]
 
 
-def test_an_allowance_without_changes_has_no_patch() -> None:
+def test_allow_without_changes_has_no_patch() -> None:
     assert allow(parsed(review({"a": 1}))).body["response"] == {"uid": "review-1", "allowed": True}
 
 
-def test_a_denial_names_every_problem_in_the_message_and_as_causes() -> None:
+def test_deny_returns_every_problem_in_message_and_causes() -> None:
     answer = deny(parsed(review({"a": 1})), [Problem("spec.a", "is odd"), Problem("spec.b", "is even")])
     status = answer.body["response"]["status"]
     assert not answer.allowed
@@ -78,6 +78,6 @@ def test_a_denial_names_every_problem_in_the_message_and_as_causes() -> None:
     assert [c["field"] for c in status["details"]["causes"]] == ["spec.a", "spec.b"]
 
 
-def test_a_denial_may_be_one_sentence_with_a_code() -> None:
+def test_deny_with_a_text_returns_its_code() -> None:
     status = deny(parsed(review({"a": 1})), "no card fits", 409).body["response"]["status"]
     assert (status["code"], status["reason"], status["message"]) == (409, "Conflict", "no card fits")

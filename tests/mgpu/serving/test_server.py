@@ -1,4 +1,4 @@
-"""gunicorn as we run it: a real process, real sockets, real TLS."""
+"""The server in a process of its own, with real sockets and real TLS."""
 
 import json
 import os
@@ -20,33 +20,16 @@ from mgpu.serving.request_head import HEAD_BYTES
 from mgpu.serving.server import Listen, serve
 from mgpu.serving.tls_context import ReloadingContext
 from playground.processes import free_port
-from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate
+from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate, sample
 from tests.mgpu.serving.reviews import review
 
 NAMES = {"127.0.0.1", "localhost"}
-SAMPLE = ("-m", "tests.mgpu.serving.sample")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
-    folder = CertificateFolder(tmp_path_factory.mktemp("certs"))
-    ensure_certificate(folder, NAMES, datetime.now(UTC))
-    return folder
 
 
 @pytest.fixture(scope="module")
 def server(folder: CertificateFolder) -> Iterator[Server]:
-    server = Server(*SAMPLE, str(folder.path), addresses=3)
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def vouched(folder: CertificateFolder, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """With a certificate that the server's own CA has signed."""
-    context = ssl.create_default_context(cafile=str(folder.path / CA))
-    context.load_cert_chain(client_certificate(folder, tmp_path_factory.mktemp("client")))
-    return context
+    with sample(folder) as server:
+        yield server
 
 
 def connect(server: Server, folder: CertificateFolder, *, tls: bool) -> Client:
@@ -54,40 +37,36 @@ def connect(server: Server, folder: CertificateFolder, *, tls: bool) -> Client:
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_reply_leaves_in_one_segment(server: Server, folder: CertificateFolder, tls: bool) -> None:
+def test_reply_is_sent_in_one_segment(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
-        client.request(review({"a": 1}), "/review")  # and what a handshake sends after itself
+        client.request(review({"a": 1}), "/review")  # the handshake may send segments after it
         before = client.data_segments()
         for _ in range(20):
             assert client.request(review({"a": 1}), "/review")[1]["response"]["allowed"]
         assert client.data_segments() - before == 20
 
 
-def test_an_address_is_its_app_s_alone(server: Server, vouched: ssl.SSLContext) -> None:
-    assert _healthz(server.ports[2], vouched) == 200
-    with Client(server.ports[2], context=vouched) as client:
+def test_each_address_serves_its_own_app(server: Server, client_context: ssl.SSLContext) -> None:
+    assert _healthz(server.ports[2], client_context) == 200
+    with Client(server.ports[2], context=client_context) as client:
         assert client.request(review({"a": 1}), "/review")[0] == 404
 
 
-def test_addresses_of_one_port_are_told_apart(folder: CertificateFolder) -> None:
+def test_two_addresses_with_one_port_serve_their_own_apps(folder: CertificateFolder) -> None:
     port = free_port()
-    server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
-    try:
-        with Client(port) as client:
-            assert client.request(review({"a": 1}), "/review")[0] == 200
-    finally:
-        server.close()
+    with sample(folder, str(port), addresses=2), Client(port) as client:
+        assert client.request(review({"a": 1}), "/review")[0] == 200
 
 
 def workers_of(server: Server) -> list[int]:
-    """The process ids of gunicorn's workers."""
+    """Return the process ids of gunicorn's workers."""
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     return [int(pid) for pid in children.read_text().split()]
 
 
 def test_workers_end_and_free_the_port_at_once_when_only_their_parent_is_killed(folder: CertificateFolder) -> None:
     port = free_port()
-    server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
+    server = sample(folder, str(port), addresses=2)
     with Client(port) as client, select.epoll() as ended:
         assert client.request(review({"a": 1}), "/review")[0] == 200
         (worker,) = workers_of(server)
@@ -116,12 +95,12 @@ def test_port_of_another_process_is_an_error_after_a_while(monkeypatch: pytest.M
             serve([listen])
 
 
-@pytest.mark.parametrize("signed", ["by nobody", "by another CA"])
-def test_who_asks_for_certificates_answers_nobody_without(
+@pytest.mark.parametrize("signed", ["no certificate", "another CA"])
+def test_client_without_a_trusted_certificate_is_not_answered(
     server: Server, folder: CertificateFolder, tmp_path: Path, signed: str
 ) -> None:
     context = ssl.create_default_context(cafile=str(folder.path / CA))
-    if signed == "by another CA":
+    if signed == "another CA":
         other = CertificateFolder(tmp_path)
         ensure_certificate(other, NAMES, datetime.now(UTC))
         context.load_cert_chain(client_certificate(other, tmp_path))
@@ -135,14 +114,14 @@ def _healthz(port: int, context: ssl.SSLContext) -> int:
         return client.receive()[0]
 
 
-def test_start_runs_in_the_worker_before_its_first_request(server: Server) -> None:
+def test_start_is_called_before_the_first_request(server: Server) -> None:
     with Client(server.ports[1]) as client:
         client.send(b"", "/readyz", method="GET")
         assert client.receive()[0] == 200
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_retry_later_closes_the_connection(server: Server, folder: CertificateFolder, tls: bool) -> None:
+def test_reply_to_retry_later_closes_the_connection(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
         client.send(json.dumps(review({"a": 1}, name="later")).encode(), "/review")
         status, headers, _ = client.receive()
@@ -151,7 +130,7 @@ def test_retry_later_closes_the_connection(server: Server, folder: CertificateFo
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_head_within_its_bound_is_read(server: Server, folder: CertificateFolder, tls: bool) -> None:
+def test_header_lines_within_the_limit_are_read(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
         client.wire.sendall(
             b"GET /healthz HTTP/1.1\r\n" + b"".join(b"x%d: %s\r\n" % (i, 8000 * b"a") for i in range(3))
@@ -161,7 +140,7 @@ def test_head_within_its_bound_is_read(server: Server, folder: CertificateFolder
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_head_beyond_its_bound_is_refused_before_it_ends(server: Server, folder: CertificateFolder, tls: bool) -> None:
+def test_header_lines_above_the_limit_are_431_at_once(server: Server, folder: CertificateFolder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
         client.wire.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD_BYTES * b"a" + b"a")
         assert client.receive()[0] == 431
@@ -169,7 +148,7 @@ def test_head_beyond_its_bound_is_refused_before_it_ends(server: Server, folder:
 
 @pytest.mark.parametrize("request_line", [b"GET /healthz", b"POST /nothing", b"POST /healthz"])
 @pytest.mark.parametrize("header", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
-def test_request_whose_body_nobody_reads_is_answered_and_hung_up_on(
+def test_request_with_an_unread_body_is_answered_and_its_connection_closed(
     server: Server, folder: CertificateFolder, request_line: bytes, header: bytes
 ) -> None:
     with connect(server, folder, tls=False) as client:
@@ -179,7 +158,7 @@ def test_request_whose_body_nobody_reads_is_answered_and_hung_up_on(
         assert headers["Connection"] == "close"
 
 
-def test_request_whose_body_is_read_leaves_its_connection_open(server: Server, folder: CertificateFolder) -> None:
+def test_request_with_a_read_body_keeps_its_connection(server: Server, folder: CertificateFolder) -> None:
     with connect(server, folder, tls=False) as client:
         text = json.dumps(review({"a": 1})).encode()
         headers = b"Host: here\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
@@ -191,7 +170,7 @@ def test_request_whose_body_is_read_leaves_its_connection_open(server: Server, f
             assert client.request(review({"a": 1}), "/review")[0] == 200
 
 
-def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
+def test_clients_that_stay_connected_do_not_delay_others(server: Server) -> None:
     began = time.monotonic()
     rude = [Client(server.ports[1]) for _ in range(8)]
     for client in rude:
@@ -204,9 +183,8 @@ def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
         client.wire.close()
 
 
-def test_a_request_under_way_is_answered_before_the_server_ends(folder: CertificateFolder) -> None:
-    server = Server(*SAMPLE, str(folder.path), addresses=3)
-    try:
+def test_request_in_progress_is_answered_before_the_server_ends(folder: CertificateFolder) -> None:
+    with sample(folder) as server:
         for _ in range(5):
             with Client(server.ports[0]) as gone:
                 gone.wire.sendall(b"\x16\x03\x01\x02\x00\x01")  # half a handshake; gunicorn counts it out twice
@@ -222,33 +200,26 @@ def test_a_request_under_way_is_answered_before_the_server_ends(folder: Certific
             assert client.receive()[0] == 200
         assert server.wait_for(b"stopped")
         assert server.join() == 0
-    finally:
-        server.close()
 
 
-def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: CertificateFolder) -> None:
+def test_server_accepts_connections_until_end_returns(folder: CertificateFolder) -> None:
     done = folder.path / "ended"
-    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3)
-    try:
+    with sample(folder, "ends") as server:
         server.terminate()
         server.wait_for(b"ends")
         (worker,) = workers_of(server)
-        os.kill(worker, signal.SIGTERM)  # those who tell a whole group tell it twice
+        os.kill(worker, signal.SIGTERM)  # as a signal to the whole process group does
         for _ in range(2):
             with connect(server, folder, tls=True) as client:
                 assert client.request(review({"a": 1}), "/review")[0] == 200
         done.touch()
         assert server.wait_for(b"stopped")
         assert server.join() == 0
-    finally:
-        done.touch()
-        server.close()
 
 
-def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_ending(folder: CertificateFolder) -> None:
+def test_idle_connection_does_not_delay_the_end_of_the_server(folder: CertificateFolder) -> None:
     (folder.path / "ended").touch()
-    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3)
-    try:
+    with sample(folder, "ends") as server:
         with Client(server.ports[1]) as idle:
             for _ in range(10):
                 with Client(server.ports[1]) as client:
@@ -257,28 +228,22 @@ def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_end
             assert server.wait_for(b"stopped")
             assert idle.wire.recv(1) == b""
         assert server.join() == 0
-    finally:
-        server.close()
 
 
-def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
+def test_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
     folder = CertificateFolder(tmp_path)
     first = ensure_certificate(folder, NAMES, datetime.now(UTC))
-    server = Server(*SAMPLE, str(tmp_path), addresses=3)
-    try:
-        with Client(server.ports[0], tmp_path / CA) as old:
-            serial = old.serial()
-            other = renew_if_due({CA: first[CA], "ca.key": first["ca.key"]}, NAMES, datetime.now(UTC))
-            replace(folder.chain, other[CHAIN])
-            with Client(server.ports[0], tmp_path / CA) as torn:
-                assert torn.serial() == serial  # half of it is there: the last good one
-            replace(folder.key, other[KEY])
-            with Client(server.ports[0], tmp_path / CA) as new:
-                assert new.serial() != serial
-                assert new.request(review({"a": 1}), "/review")[0] == 200
-            assert old.request(review({"a": 1}), "/review")[0] == 200
-    finally:
-        server.close()
+    with sample(folder) as server, Client(server.ports[0], tmp_path / CA) as old:
+        serial = old.serial()
+        other = renew_if_due({CA: first[CA], "ca.key": first["ca.key"]}, NAMES, datetime.now(UTC))
+        replace(folder.chain, other[CHAIN])
+        with Client(server.ports[0], tmp_path / CA) as torn:
+            assert torn.serial() == serial  # half of it is there: the last good one
+        replace(folder.key, other[KEY])
+        with Client(server.ports[0], tmp_path / CA) as new:
+            assert new.serial() != serial
+            assert new.request(review({"a": 1}), "/review")[0] == 200
+        assert old.request(review({"a": 1}), "/review")[0] == 200
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -287,5 +252,5 @@ def replace(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def test_old_versions_of_tls_are_refused(folder: CertificateFolder) -> None:
+def test_tls_before_1_2_is_rejected(folder: CertificateFolder) -> None:
     assert ReloadingContext(folder.chain, folder.key).current().minimum_version is ssl.TLSVersion.TLSv1_2
