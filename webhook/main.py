@@ -47,15 +47,15 @@ Examples:
 @click.option("--port", type=int, help="Port; 0: any free one.  [default: 8443]")
 @click.option("--metrics-port", type=int, help="Port of /metrics and probes, plain HTTP; -1: none.  [default: -1]")
 @click.option("--workers", type=int, help="Processes.  [default: 2]")
-@click.option("--cert-dir", help="Serve tls.crt and tls.key from here, and follow them.")
-@click.option("--self-signed-dir", help="Keep the self-made certificate here.  [default: a private directory]")
-@click.option("--names", help="More DNS names and addresses for the self-made certificate, with commas between.")
-@click.option("--identities", help="Users that may write placement annotations, with commas between.")
-@click.option("--scheduler-name", help="Set this schedulerName on every new GPU pod.  [default: leave it]")
+@click.option("--cert-dir", help="Serve tls.crt and tls.key from this directory, and reload them when they change.")
+@click.option("--self-signed-dir", help="Store the self-signed certificate here.  [default: a private directory]")
+@click.option("--names", help="More DNS names and addresses for the self-signed certificate, separated by commas.")
+@click.option("--identities", help="Users that may write placement annotations, separated by commas.")
+@click.option("--scheduler-name", help="Set this schedulerName on every new GPU pod.  [default: unchanged]")
 @click.option(
-    "--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="What one gpu-mem is.  [default: GiB]"
+    "--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="The unit of gpu-mem.  [default: GiB]"
 )
-@click.option("--kubeconfig", default="", help="Serve this cluster from outside.  [default: the one this runs in]")
+@click.option("--kubeconfig", default="", help="Serve this cluster from outside.  [default: the own cluster]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
     """Serve the admission webhook: /mutate, /rebuild and /validate.

@@ -49,7 +49,7 @@ def mtgpupods(api: Api) -> Iterator[Raw]:
     except ApiError as error:
         if error.status != 403:
             raise
-        click.echo(f"MtgpuPods are not shown, only what their Pods hold: {one_line(error.message)}", err=True)
+        click.echo(f"MtgpuPods are omitted; the holdings of their Pods are shown: {one_line(error.message)}", err=True)
 
 
 def unhealthy_lists(api: Api) -> Iterator[Raw]:

@@ -26,7 +26,7 @@ from mgpu.presentation.overview import GroupView, Overview, make_overview
 from mgpu.presentation.plain_text import join_names, one_line
 from mgpu.presentation.terminal import show, show_json
 
-_MOST_SEATS = 4  # that are listed one by one
+_MOST_GROUP_CARDS = 4  # that are listed one by one
 _MOST_PODS = 20
 
 EXAMPLES = """
@@ -96,7 +96,7 @@ def _json(cluster: Overview) -> dict[str, Any]:
                 "namespace": view.group.namespace,
                 "name": view.group.name,
                 "pods": list(view.pods),
-                "cards": [seat._asdict() for seat in view.seats],
+                "cards": [card._asdict() for card in view.cards],
             }
             for view in cluster.groups
         ],
@@ -160,10 +160,8 @@ def _group(view: GroupView) -> str:
     """Return a line such as `same-card-group team/pair: 2 pods on card 0 of n1`."""
     constraint, namespace, name = view.group
     pods = f"{len(view.pods)} pod{'' if len(view.pods) == 1 else 's'}"
-    nodes = len({seat.node for seat in view.seats})
-    cards = (
-        format_group_cards(view.seats)
-        if len(view.seats) <= _MOST_SEATS
-        else f"{len(view.seats)} cards of {nodes} nodes"
-    )
+    nodes = len({card.node for card in view.cards})
+    cards = f"{len(view.cards)} cards of {nodes} nodes"
+    if len(view.cards) <= _MOST_GROUP_CARDS:
+        cards = format_group_cards(view.cards)
     return f"{constraint} {namespace}/{name}: {pods} on {cards}"

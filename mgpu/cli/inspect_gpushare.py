@@ -60,7 +60,8 @@ def main(
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
         with report_api_errors(), cluster_objects.paused_garbage_collection():
             api = Api.connect(kubeconfig)
-            nodes, pods = list(cluster_objects.nodes(api)), list(cluster_objects.pods(api))
+            nodes = list(cluster_objects.nodes(api))
+            pods = list(cluster_objects.pods(api))
             if not memory_unit:
                 settings = in_unit(settings, unit_of_nodes(nodes))
             rows = node_rows(nodes, cluster_objects.devices(api), pods, settings, cluster_objects.mtgpupods(api))
@@ -118,7 +119,8 @@ def _node_row(view: NodeView, address: str, requested: Mapping[str, int], unit: 
     pending = dict(requested)
     cards = []
     for card_view in view.cards:
-        card, used = card_view.state.card, 0
+        card = card_view.state.card
+        used = 0
         for use in card_view.uses:
             if use.certain or use.pod not in requested:
                 held.setdefault(use.pod, {})[card.index] = gpushare.held_units(use.memory, card, unit)

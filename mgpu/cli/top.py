@@ -73,7 +73,8 @@ def _render(found: Overview, sort: str, limit: int) -> Group:
     total = _cluster(found)
     if not total.cards:
         return Group(Text("No node has GPU cards (no Device, and no aliyun.com/gpu-mem with gpu-count)."))
-    models, nodes = utilization.by_model(found.nodes), sorted(utilization.by_node(found.nodes), key=SORTS[sort])
+    models = utilization.by_model(found.nodes)
+    nodes = sorted(utilization.by_node(found.nodes), key=SORTS[sort])
     parts: list[RenderableType] = [
         *(Text(line) for line in _summary(total, len(found.pending))),
         Text(free_line(utilization.fragmentation(found.nodes)), style="cyan"),

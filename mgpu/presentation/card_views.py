@@ -142,9 +142,11 @@ def _partitioned_card(ledger: Ledger, node: str, card: Card, node_slices: NodeSl
 
 
 def _slice(ledger: Ledger, node: str, s: Slice, device: Card) -> SliceView:
-    uses, holder = _uses(ledger, node, [device]), _holder(ledger, node, device)
+    uses = _uses(ledger, node, [device])
+    holder = _holder(ledger, node, device)
     if not uses and s.pod:
-        uses, holder = (CardUse(s.pod, (), device.core, device.memory),), s.pod
+        uses = (CardUse(s.pod, (), device.core, device.memory),)
+        holder = s.pod
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
     return SliceView(s, CardState(device, core, memory, len(uses)), uses, holder)
 

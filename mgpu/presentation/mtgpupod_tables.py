@@ -99,9 +99,8 @@ def by_container(holding: Holding, pod: Pod) -> Holding:
     """Return the holding with a share for each container. All use the amounts together; the first share has them."""
     if not pod.containers:
         return holding
-    first, rest = holding.shares[0], pod.containers[1:]
-    named = replace(first, container=pod.containers[0].name)
-    return replace(holding, shares=(named, *(Share(c.name, first.card) for c in rest)))
+    first = replace(holding.shares[0], container=pod.containers[0].name)
+    return replace(holding, shares=(first, *(Share(c.name, first.card) for c in pod.containers[1:])))
 
 
 def _view(pod: mtgpu.MtgpuPod, raw: Raw) -> MtgpuView:

@@ -35,7 +35,7 @@ class GroupView:
 
     group: Group
     pods: tuple[str, ...]
-    seats: tuple[GroupCard, ...]
+    cards: tuple[GroupCard, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ def divide_bar(card: CardView, width: int) -> Iterator[Section]:
 
 
 def _positions(card: CardView, width: int) -> Iterator[tuple[SliceView, int, int]]:
-    gpu, taken = card.state.card, 0
+    gpu = card.state.card
+    taken = 0
     layout = layout_of(gpu.model, gpu.memory) if card.mode == MIG else None
     for view in card.slices:
         profile = layout.profile(view.slice.name) if layout else None

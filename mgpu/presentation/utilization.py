@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -94,28 +94,24 @@ SORTS: Mapping[str, Callable[[Figures], tuple[Any, ...]]] = MappingProxyType(
 
 def sum_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
     """Return the figures of these cards, which are given as pairs of node name and card."""
-    nodes: set[str] = set()
-    models: set[str] = set()
-    found = Figures(name)
-    for node, view in rows:
-        state, card = view.state, view.state.card
-        nodes.add(node)
-        models.add(card.model or _UNKNOWN_MODEL)
-        found = replace(
-            found,
-            cards=found.cards + 1,
-            idle=found.idle + (state.idle and card.healthy),
-            unhealthy=found.unhealthy + (not card.healthy),
-            core_used=found.core_used + min(state.core_used, card.core),
-            core=found.core + card.core,
-            memory_used=found.memory_used + min(state.memory_used, card.memory),
-            memory=found.memory + card.memory,
-        )
-    return replace(found, nodes=len(nodes), models=tuple(sorted(models)))
+    rows = list(rows)
+    states = [view.state for _, view in rows]
+    return Figures(
+        name,
+        nodes=len({node for node, _ in rows}),
+        cards=len(states),
+        idle=sum(s.idle and s.card.healthy for s in states),
+        unhealthy=sum(not s.card.healthy for s in states),
+        core_used=sum(min(s.core_used, s.card.core) for s in states),
+        core=sum(s.card.core for s in states),
+        memory_used=sum(min(s.memory_used, s.card.memory) for s in states),
+        memory=sum(s.card.memory for s in states),
+        models=tuple(sorted({s.card.model or _UNKNOWN_MODEL for s in states})),
+    )
 
 
 def by_node(nodes: Iterable[NodeView]) -> list[Figures]:
-    """Return the figures of each node that has cards, in the order given."""
+    """Return the figures of each node with cards, in the order of `nodes`."""
     return [sum_cards(node.name, ((node.name, card) for card in node.cards)) for node in nodes if node.cards]
 
 
@@ -130,28 +126,24 @@ def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
 
 def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
     """Return the distribution of the free capacity over the cards of these nodes."""
-    found = Fragmentation()
-    for view in (view for node in nodes for view in node.cards if view.state.card.healthy):
-        state = view.state
-        core, memory = state.core_free, state.memory_free
-        if view.mode:
-            found = replace(found, partitioned=found.partitioned + 1)
-        elif state.idle:
-            idle_core, idle_memory = found.idle_core + core, found.idle_memory + memory
-            found = replace(found, idle=found.idle + 1, idle_core=idle_core, idle_memory=idle_memory)
-        elif core and memory:
-            found = replace(
-                found,
-                part=found.part + 1,
-                part_core=found.part_core + core,
-                part_memory=found.part_memory + memory,
-                most_core=max(found.most_core, core),
-                most_memory=max(found.most_memory, memory),
-            )
-        else:
-            useless_core, useless_memory = found.useless_core + core, found.useless_memory + memory
-            found = replace(found, useless_core=useless_core, useless_memory=useless_memory)
-    return found
+    views = [view for node in nodes for view in node.cards if view.state.card.healthy]
+    whole = [view.state for view in views if not view.mode]
+    idle = [s for s in whole if s.idle]
+    part = [s for s in whole if not s.idle and s.core_free and s.memory_free]
+    useless = [s for s in whole if not s.idle and not (s.core_free and s.memory_free)]
+    return Fragmentation(
+        idle=len(idle),
+        idle_core=sum(s.core_free for s in idle),
+        idle_memory=sum(s.memory_free for s in idle),
+        part=len(part),
+        part_core=sum(s.core_free for s in part),
+        part_memory=sum(s.memory_free for s in part),
+        most_core=max((s.core_free for s in part), default=0),
+        most_memory=max((s.memory_free for s in part), default=0),
+        useless_core=sum(s.core_free for s in useless),
+        useless_memory=sum(s.memory_free for s in useless),
+        partitioned=len(views) - len(whole),
+    )
 
 
 def holders(nodes: Iterable[NodeView]) -> list[Holder]:
@@ -160,24 +152,24 @@ def holders(nodes: Iterable[NodeView]) -> list[Holder]:
     A pod with an unreadable allocation record is not included: it is held on every card of its node, so its sum has no
     meaning.
     """
-    found: dict[str, Holder] = {}
+    uses: dict[str, list[tuple[str, CardUse]]] = {}
     for node in nodes:
         for view in node.cards:
             for use in view.uses:
                 if use.certain:
-                    before = found.get(use.pod) or Holder(use.pod, use.dialect, (), 0, 0, 0)
-                    found[use.pod] = _with(before, use, node.name)
-    return sorted(found.values(), key=lambda row: (-row.core, -row.memory, row.pod))
-
-
-def _with(holder: Holder, use: CardUse, node: str) -> Holder:
-    return replace(
-        holder,
-        nodes=tuple(sorted({*holder.nodes, node})),
-        cards=holder.cards + 1,
-        core=holder.core + use.core,
-        memory=holder.memory + use.memory,
+                    uses.setdefault(use.pod, []).append((node.name, use))
+    rows = (
+        Holder(
+            pod,
+            held[0][1].dialect,
+            tuple(sorted({node for node, _ in held})),
+            len(held),
+            sum(use.core for _, use in held),
+            sum(use.memory for _, use in held),
+        )
+        for pod, held in uses.items()
     )
+    return sorted(rows, key=lambda row: (-row.core, -row.memory, row.pod))
 
 
 def figures_json(row: Figures) -> dict[str, Any]:

@@ -59,20 +59,20 @@ class Admissions:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
             "mgpu_admission_seconds",
-            "Time that the review of one object took, by the path where it was asked for.",
+            "Duration of the review of one object, by path.",
             ["path"],
             registry=registry,
             buckets=SECONDS,
         )
         self._reviews = Counter(
             "mgpu_admission_reviews",
-            "Reviews by result: allowed as it is, changed, denied, or unavailable (another replica is to be asked).",
+            "Reviews by result: allowed unchanged, changed, denied, or unavailable (the API server must call again).",
             ["path", "kind", "result"],
             registry=registry,
         )
         self._denials = Counter(
             "mgpu_admission_denials",
-            "Rules of admission that objects broke; each once per review (docs/metrics.md names them).",
+            "Admission rules that objects broke, each once per review (docs/metrics.md lists them).",
             ["path", "rule"],
             registry=registry,
         )

@@ -10,7 +10,7 @@ from tests.mgpu.serving.process import Server
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where it keeps its certificate."""
+    """Return the folder of the certificate."""
     return tmp_path_factory.mktemp("webhook") / "certs"
 
 

@@ -1,4 +1,4 @@
-"""The webhook's answers, through Flask."""
+"""The answers of the webhook, through Flask."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the webhook counts, over both of its workers."""
+"""The metrics of the webhook, over both of its workers."""
 
 import os
 import signal
@@ -33,13 +33,13 @@ def scrape(server: Server) -> dict[str, float]:
 
 
 def authority(folder: Path) -> Path:
-    """The CA of the certificate that the process has made for itself."""
+    """Return the CA of the certificate that the process has created."""
     (found,) = folder.glob("mgpu-*/ca.crt")
     return found
 
 
 def counting(folder: Path) -> dict[int, Path]:
-    """The workers that have counted a review, and where."""
+    """Return the file of each worker that has counted a review, by process id."""
     files = folder.glob("mgpu-metrics-*/counter_*.db")
     return {int(file.stem.partition("_")[2]): file for file in files if b"validate" in file.read_bytes()}
 
@@ -50,7 +50,7 @@ def ask_until_both_have_counted(server: Server, folder: Path) -> int:
     def both() -> int | None:
         nonlocal asked
         asked += 1
-        with Client(server.ports[0], authority(folder)) as client:  # it stays with the worker that took it
+        with Client(server.ports[0], authority(folder)) as client:  # one connection has one worker
             for raw in (share(), pod("p", container("c", 120))):
                 client.request(review(raw), "/validate")
         return asked if len(counting(folder)) == 2 else None
@@ -67,7 +67,7 @@ def test_counts_of_all_workers_are_served_by_each_and_outlive_a_worker(server: S
         'mgpu_admission_seconds_count{path="validate"}': 2 * asked,
         f'mgpu_build_info{{part="webhook",version="{own_version()}"}}': 1,
     }
-    for _ in range(6):  # whichever answers
+    for _ in range(6):  # any worker may answer
         found = scrape(server)
         assert {name: found[name] for name in wanted} == wanted
     gone, certificate = min(counting(tmp_path)), authority(tmp_path).read_bytes()
@@ -76,7 +76,7 @@ def test_counts_of_all_workers_are_served_by_each_and_outlive_a_worker(server: S
     for _ in range(6):
         found = scrape(server)
         assert {name: found[name] for name in wanted} == wanted
-    assert authority(tmp_path).read_bytes() == certificate  # nor does it take that along
+    assert authority(tmp_path).read_bytes() == certificate  # an ended worker must not remove the certificate
     assert len(list(tmp_path.glob("mgpu-*"))) == 2
     server.terminate()
     assert server.join() == 0

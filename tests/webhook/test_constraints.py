@@ -1,4 +1,4 @@
-"""Wishes at admission: any vocabulary, on creation and later."""
+"""Constraints at admission, in every vocabulary, on creation and on updates."""
 
 from typing import Any
 

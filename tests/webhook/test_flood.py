@@ -1,4 +1,4 @@
-"""`mgpu webhook` under more large reviews at once than it has threads."""
+"""`mgpu webhook` with more concurrent large reviews than it has threads."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ def memory_limit() -> int:
 
 
 def memory(server: Server) -> int:
-    """What the process and its workers take, in bytes; pages that they share count once."""
+    """Return the bytes of memory of the process and its workers. Shared pages count once."""
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True)
     found = 0
     for pid in (server.process.pid, *map(int, children.stdout.split())):

@@ -24,7 +24,7 @@ def asking(name: str = "c", /, **kinds: dict[str, str]) -> dict[str, Any]:
 
 
 def verdict(*containers: dict[str, Any], **more: Any) -> list[str]:
-    """The problems that a pod is denied for, after its mutation; [] for one that is admitted."""
+    """Return the problems for which the mutated pod is denied; [] if it is admitted."""
     raw, client = pod("p", *containers, **more), make_app(SETTINGS).test_client()
     mutated: Any = client.post("/mutate", json=review(raw)).json
     answer: Any = client.post("/validate", json=review(patched(raw, patch_of(mutated)))).json
@@ -60,7 +60,7 @@ def test_containers_with_different_forms_of_request_are_admitted() -> None:
     "amounts", [{}, {CORE: "50", "vke.volcengine.com/mgpu-memory": "512"}, {"aliyun.com/gpu-mem": "4"}, {GPU: "50"}]
 )
 def test_zero_whole_cards_are_no_request_in_any_vocabulary(amounts: dict[str, str]) -> None:
-    """A LimitRange of the namespace writes such a zero into each of its containers, Ray into its heads."""
+    """A LimitRange sets such a zero in each container of its namespace; Ray sets it in its head pods."""
     none = {NVIDIA: "0"}
     assert verdict(asking("a", requests=amounts | none, limits=amounts | none), asking("b", limits=none)) == []
 
@@ -69,7 +69,7 @@ def test_zero_whole_cards_are_no_request_in_any_vocabulary(amounts: dict[str, st
 def test_pod_with_two_vocabularies_is_denied(first: str, other: str) -> None:
     found = verdict(asking("a", limits={first: "100"}), asking("b", limits={other: "100"}))
     mixing = [text.split(": ")[0] for text in found if "a pod uses one vocabulary" in text]
-    assert mixing == [f"spec.containers[1].resources.requests[{other}]"]  # the name that the user wrote
+    assert mixing == [f"spec.containers[1].resources.requests[{other}]"]  # the resource as in the user's pod
 
 
 def test_koordinator_pod_is_denied_with_all_problems() -> None:

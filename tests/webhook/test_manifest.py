@@ -1,4 +1,4 @@
-"""The configurations that the API server gets agree with what the code knows."""
+"""The webhook configurations in manifests/ agree with the code."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ CONFIGURATIONS = pytest.mark.parametrize("configuration", [MUTATING, VALIDATING]
 
 
 def hook(configuration: Any) -> Any:
-    """The one of pods."""
+    """Return the webhook for pods."""
     return configuration["webhooks"][0]
 
 
@@ -37,7 +37,7 @@ def hook(configuration: Any) -> Any:
 def test_match_conditions_select_pods_with_a_resource_of_a_vocabulary(configuration: Any, resource: str) -> None:
     expression = hook(configuration)["matchConditions"][0]["expression"]
     (pattern,) = re.findall(r"name[.]matches\( '(.+?)'\)", expression)
-    own = configuration is VALIDATING and resource == SHARE  # denied where it stands alone
+    own = configuration is VALIDATING and resource == SHARE  # the validation denies it alone
     assert bool(re.search(pattern, resource)) == (own or vocabulary_of(resource) is not None)
 
 
@@ -61,7 +61,7 @@ def test_match_conditions_select_pods_with_a_resource_of_a_vocabulary(configurat
     ],
 )
 def test_match_conditions_select_pods_with_a_reserved_annotation(configuration: Any, key: str, asked: bool) -> None:
-    """A record on a pod that asks for nothing reaches it too: what a pod asks for can be claimed away."""
+    """A record on a pod without request reaches the webhook too, because an update could remove the request."""
     patterns = set(re.findall(r"key[.]matches\( '(.+?)'\)", hook(configuration)["matchConditions"][0]["expression"]))
     (pattern,) = patterns
     assert bool(re.search(pattern, key)) == asked

@@ -1,4 +1,4 @@
-"""The Pod of an MtgpuPod comes from the MtgpuPod, whatever the creator of the Pod sends."""
+"""The Pod of an MtgpuPod is built from the MtgpuPod, whatever its creator sends."""
 
 import json
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ def with_meta(raw: dict[str, Any], **meta: Any) -> dict[str, Any]:
 
 
 def held(**meta: Any) -> dict[str, Any]:
-    """An MtgpuPod that has its card."""
+    """Return an MtgpuPod with a card."""
     return with_meta(mtgpupod("m", bound=CARD), **{"labels": {"app": "tenant"}, **meta})
 
 
 def sent(card: str = CARD, index: str = "1", **meta: Any) -> dict[str, Any]:
-    """What somebody with the scheduler's token sends as the Pod of `held()`."""
+    """Return a Pod for `held()` as an attacker with the scheduler's token would create it."""
     env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": card}, {"name": "MGPU_CARDS", "value": index}]
     raw = pod("m", container(image="attackers", env=env), node="n1", annotations={"mgpu.io/seal": SEAL, "a": "b"})
     raw["spec"]["serviceAccountName"] = "administrator"

@@ -1,4 +1,4 @@
-"""MtgpuPods at admission, and Pods that look as if they were an MtgpuPod's (the rules of a share: test_mtgpu.py)."""
+"""MtgpuPods at admission, and Pods that look like the Pod of an MtgpuPod. test_mtgpu.py has the rules of a request."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_mtgpupod_has_no_problem_if_mtgpupods_are_disabled() -> None:
 
 
 def test_pod_like_that_of_an_mtgpupod_is_denied_if_mtgpupods_are_disabled() -> None:
-    """Such a Pod would hold a card: those that were made for MtgpuPods before hold theirs still."""
+    """Such a Pod would hold a card: the Pods of earlier MtgpuPods still hold their cards."""
     plain, marked = pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations=SAID)
     (problem,) = validate_create(marked, OFF, "alice")
     assert (problem.field, problem.message) == (
@@ -104,7 +104,7 @@ def test_annotations_of_the_request_of_an_mtgpupod_are_immutable(key: str) -> No
 
 
 def test_amount_of_an_mtgpupod_in_another_notation_is_a_change() -> None:
-    """Others read the text: the Pod has a copy of it."""
+    """The Pod has a copy of the text, which other programs read."""
     assert changed(mtgpupod(), mtgpupod({REQUEST: "0.20"})) != []
 
 
@@ -186,7 +186,7 @@ def test_status_update_and_deletion_of_an_mtgpupod_are_admitted(client: FlaskCli
 
 
 def made(user_env: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The Pod that the controller makes for `mtgpupod()`."""
+    """Return the Pod that the controller creates for `mtgpupod()`."""
     given = mtgpu.environment(mtgpu.read_mtgpupod(mtgpupod()), card().uuid, 0)
     env = [{"name": k, "value": v} for k, v in given.items()]
     mine = {"name": "c", "env": [*({"name": name, "value": "x"} for name in user_env), *env]}

@@ -1,4 +1,4 @@
-"""What admission changes in a new pod."""
+"""Changes that admission makes to a new pod."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ ASSUMED = "vke.volcengine.com/assumed"
 
 
 def after(raw: dict[str, Any]) -> dict[str, Any]:
-    """The pod after admission, which changes it no further."""
+    """Return the pod after mutation. A second mutation must change nothing."""
     result = patched(raw, mutate(raw, SETTINGS).patch)
     assert mutate(result, SETTINGS) == Mutation()
     return result
@@ -67,7 +67,7 @@ def test_pod_of_a_disabled_vocabulary_is_only_completed(resource: str) -> None:
 
 
 def test_exported_pod_of_a_disabled_vocabulary_keeps_its_node() -> None:
-    """Its node and its record make it look like one that has its cards."""
+    """With its node and its record, the pod seems to have its cards."""
     amounts = {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}
     key = "scheduling.koordinator.sh/device-allocated"
     record = (
@@ -148,7 +148,7 @@ def test_visible_devices_of_a_gpu_container_are_removed_with_a_warning() -> None
 
 
 def test_visible_devices_of_a_container_without_cards_stay() -> None:
-    """Its image may say `all`: what the pod says against that must stay."""
+    """The image may set the variable to `all`, which the pod's own variable overrides."""
     void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
     amounts = {"koordinator.sh/rdma": "100"}
     assert (

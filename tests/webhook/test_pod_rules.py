@@ -1,4 +1,4 @@
-"""The rules that admission holds GPU pods to (those of an ask itself: tests/mgpu/dialects)."""
+"""The admission rules for all GPU pods. The rules of each vocabulary are tested in tests/mgpu/dialects."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_pod_with_two_vocabularies_is_denied(other: str) -> None:
 def test_share_resource_without_request_is_denied() -> None:
     carrier = {"resources": {"limits": {"mgpu.io/share": "1"}}}
     assert fields(pod("p", {"name": "a", **carrier})) == ["spec.containers[0].resources.limits[mgpu.io/share]"]
-    assert fields(pod("p", container("a", 50, 1024), {"name": "b", **carrier})) == []  # removed at admission
+    assert fields(pod("p", container("a", 50, 1024), {"name": "b", **carrier})) == []  # the mutation removes it
 
 
 def test_annotation_of_another_vocabulary_is_denied() -> None:
@@ -160,5 +160,5 @@ def test_update_of_a_pod_with_too_many_containers_reads_none() -> None:
     wide = pod("p", *(container(f"c{i}", 50, 1024) for i in range(budget.MAX_CONTAINERS + 1)))
     changed = {**wide, "metadata": {**wide["metadata"], "annotations": {MULTIPLE: "2"}}}
     old, new = ({**raw, "spec": {"containers": raw["spec"]["containers"][:1]}} for raw in (wide, changed))
-    assert changes(wide, changed) == []  # no process gives it cards: the annotation of its request has no meaning
+    assert changes(wide, changed) == []  # such a pod gets no cards, so its request has no meaning
     assert changes(old, new) != []

@@ -1,4 +1,4 @@
-"""`mgpu webhook` as a process: TLS, hostile input over the wire, bad arguments."""
+"""`mgpu webhook` as a process: TLS, hostile requests, invalid arguments."""
 
 from collections.abc import Iterator
 from pathlib import Path

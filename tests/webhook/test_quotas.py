@@ -1,4 +1,4 @@
-"""Under which names a ResourceQuota counts a GPU pod: docs/quotas.md. Quota is charged after the webhooks."""
+"""The resources for which a ResourceQuota charges a GPU pod, after the webhooks (docs/quotas.md)."""
 
 from fractions import Fraction
 from typing import Any
@@ -85,7 +85,7 @@ ASKS = st.sampled_from(
 
 @given(ASKS)
 def test_property_charged_memory_limits_the_cards_of_shares(amounts: dict[str, int]) -> None:
-    """As docs/quotas.md has it: no more cards than the quota's memory divided by the least amount of a share."""
+    """The quota's memory divided by the least memory of a share limits the number of cards (docs/quotas.md)."""
     asked = {name: str(amount) for name, amount in amounts.items()}
     raw = pod("p", {"name": "c", "resources": {"requests": asked}})
     if "koordinator" not in str(asked) and amounts.get(MGPU + "core", 0) > 100:
@@ -106,7 +106,7 @@ def test_property_charged_memory_limits_the_cards_of_shares(amounts: dict[str, i
 
 
 def test_four_bytes_on_four_cards_are_denied() -> None:
-    """They were, and no other tenant's pod got a whole card of that node."""
+    """Otherwise such a pod would prevent whole cards on a node for all other tenants."""
     raw = pod(
         "p", {"name": "c", "resources": {"requests": {KOORDINATOR + ".shared": "4", KOORDINATOR + "-memory": "4"}}}
     )

@@ -1,4 +1,4 @@
-"""The seed's eight invalid pods ("Webhook Admission") go through /mutate and /validate, each denied by its rule."""
+"""The eight invalid pods of the specification ("Webhook Admission"): each is denied by its rule."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LIST_PATH = f"metadata.annotations[{MULTIPLE}]"
 
 
 def normal(**amounts: str) -> dict[str, Any]:
-    """As the seed writes it: requests only."""
+    """Return a container with requests only, as in the specification."""
     requests = {{"core": CORE, "memory": MEMORY}[name]: amount for name, amount in amounts.items()}
     return pod("normal-mgpu-pod", {"name": "c", "resources": {"requests": requests}})
 

@@ -1,4 +1,4 @@
-"""Pods that ask for slices of cards, at admission."""
+"""Pods that request slices, at admission."""
 
 from typing import Any
 

@@ -67,7 +67,8 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
     services = (settings.webhook.service, settings.scheduler.service)
     secrets = {name: _secret(api, namespace, name, workloads.get(name, {}), read_if_allowed) for name in services}
     leases = listing("/apis/coordination.k8s.io/v1/leases")
-    nodes, devices = listing("/api/v1/nodes"), listing(f"/apis/{DEVICE_API}/devices")
+    nodes = listing("/api/v1/nodes")
+    devices = listing(f"/apis/{DEVICE_API}/devices")
     pods: list[Raw] = read_if_allowed("pods", lambda: list(cluster_objects.pods(api)), [])
     keys_path = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
     keys: Raw = read_if_allowed(f"configmap {CONFIG_MAP}", lambda: api.get(keys_path), {})

@@ -1,4 +1,4 @@
-"""An installation that is well, as objects of an API server, with the real webhook behind it."""
+"""An installation without faults: objects in an API server, and the real webhook."""
 
 import base64
 import ssl
@@ -49,7 +49,7 @@ NAMES = ("127.0.0.1",)
 
 @cache
 def _manifests() -> tuple[dict[str, Any], ...]:
-    """Read once: that takes longer than all else here."""
+    """Read the manifests once, because it is slow."""
     return tuple(manifests())
 
 
@@ -59,14 +59,14 @@ class _Silent(WSGIRequestHandler):
 
 
 def _behind(app: Any, callers: Callers) -> Any:
-    """The door as gunicorn has it; werkzeug calls the connection otherwise."""
+    """Return the app with limited callers. werkzeug has another name for the connection than gunicorn."""
     door = restrict_callers(app, callers)
     return lambda environ, start: door({**environ, "gunicorn.socket": environ["werkzeug.socket"]}, start)
 
 
 @contextmanager
 def webhook(files: Files, folder: Path, api: Api, callers: Callers | None = None) -> Iterator[int]:
-    """The port on which the real app, and the scheduler's admission of Bindings, are served with this certificate."""
+    """Serve the webhook's app and the scheduler's admission of Bindings with this certificate, and return the port."""
     kept = CertificateFolder(folder)
     kept.put(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -91,7 +91,7 @@ def certificate(folder: Path, *, days_old: int = 0) -> Files:
 
 
 def keep_in_secret(api: Api, name: str, files: Files) -> None:
-    """Create the Secret or replace what is in it, as an installation does."""
+    """Create or replace the Secret, as an installation does."""
     path = f"/api/v1/namespaces/{SYSTEM}/secrets"
     data = {key: base64.b64encode(content).decode() for key, content in files.items()}
     secret = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": data}
@@ -104,7 +104,7 @@ def keep_in_secret(api: Api, name: str, files: Files) -> None:
 
 
 def trust(api: Api, kind: str, name: str, ca: bytes) -> None:
-    """Put a CA bundle into every webhook of a configuration."""
+    """Set the CA bundle of every webhook of a configuration."""
     found = api.get(f"{COLLECTIONS}/{kind}/{name}")
     for hook in found["webhooks"]:
         hook["clientConfig"]["caBundle"] = base64.b64encode(ca).decode()
@@ -113,7 +113,7 @@ def trust(api: Api, kind: str, name: str, ca: bytes) -> None:
 
 @dataclass
 class Installation:
-    """`api` of an administrator, after `install`."""
+    """The objects of an installation. api: of an administrator."""
 
     api: Api
 
@@ -143,7 +143,7 @@ class Installation:
             self.pod(f"mgpu-deviceplugin-{name}", "deviceplugin", name)
 
     def trust(self, files: Files) -> None:
-        """The Secrets, and what webhook configurations say of them."""
+        """Set the Secrets and the CA bundles of the webhook configurations."""
         for name in ("mgpu-webhook", "mgpu-scheduler"):
             keep_in_secret(self.api, f"{name}-tls", files)
             trust(self.api, MUTATING, name, files[CA])
@@ -175,7 +175,7 @@ class Installation:
         self.api.replace(f"{PODS}/{name}/status", {**made, "status": {"phase": "Running", "conditions": [row]}})
 
     def leads(self, pod: str, value: str | None = "true") -> None:
-        """What the Service is told by the Pod's label."""
+        """Set the label of the Pod by which the Service selects the leader."""
         self.api.patch(f"{PODS}/{pod}", {"metadata": {"labels": {LABEL: value}}})
 
     def node(self, name: str, *, gpus: int = 2) -> None:
@@ -192,6 +192,6 @@ class Installation:
         self.api.create(DEVICES, write_device(read_node(raw), made["metadata"]["uid"], own))
 
     def says(self, name: str, **changes: Any) -> None:
-        """The agent of this node says something else of itself."""
+        """Change the report of the node's agent."""
         said = AgentReport(own_version(), True, 2, "mgpu")._replace(**changes)
         self.api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {AGENT_ANNOTATION: write_agent_report(said)}}})

@@ -1,4 +1,4 @@
-"""A playground's API server that commands for people look at."""
+"""A playground API server for tests of commands."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from playground.apiserver import ApiServer, User, running, self_signed, write_ku
 
 @contextmanager
 def served(folder: Path, *fill: Callable[[Api], object]) -> Iterator[str]:
-    """An administrator's kubeconfig, once the cluster is filled."""
+    """Run an API server, create its objects with `fill`, and yield an administrator's kubeconfig."""
     tls, kubeconfig = self_signed(folder), folder / "kubeconfig"
     with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
         write_kubeconfig(kubeconfig, url, Path(tls[0]).read_bytes(), "admin")

@@ -1,4 +1,4 @@
-"""What `mgpu doctor` takes for given out twice, and what not."""
+"""The check of `mgpu doctor` that no card is over its capacity."""
 
 from datetime import UTC, datetime
 
@@ -52,7 +52,7 @@ def test_card_above_its_capacity_is_reported(uses: tuple[CardUse, ...], amounts:
 
 
 def test_slice_with_two_holders_is_reported() -> None:
-    """And not two that have one each, whatever these come to."""
+    """Two pods with one slice each are not reported, whatever the sum of their amounts is."""
     both = (use("a/a", 428, 41), use("a/b", 428, 41))
     first, second = (Slice(0, start, "3g.40gb") for start in (0, 4))
     state = CardState(card(0))
@@ -64,7 +64,7 @@ def test_slice_with_two_holders_is_reported() -> None:
 
 @pytest.mark.parametrize("what", ["nodes", "pods", "devices"])
 def test_capacity_without_the_right_to_read_has_no_finding(what: str) -> None:
-    """Without the Devices no card is known: then every record names one that its node seems not to have."""
+    """Without Devices, every record would seem to name a missing card."""
     shown = Overview((), unclear={"Pod a/a": "its record names card 0, which n1 does not have"})
     hidden = {what: "no"}
     installation = Installation(

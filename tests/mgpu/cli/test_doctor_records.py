@@ -1,11 +1,11 @@
-"""Which pods doctor reports as pods with a record that mgpu did not decide."""
+"""The pods that `mgpu doctor` reports because mgpu did not decide their records."""
 
 from mgpu.cli.doctor.records import verify_records
 from tests.mgpu.dialects.test_record_verification import AGENT, RECORDS, own, with_seal
 
 
 def test_genuine_pod_of_an_mtgpupod_is_proven() -> None:
-    """Its seal names the MtgpuPod; judged as the seal of a record it would be one of another pod."""
+    """The seal names the MtgpuPod. As the seal of a record it would be that of another pod."""
     assert verify_records(AGENT, [with_seal(own())]).unproven == ()
     orphan = with_seal(own())
     del orphan["metadata"]["ownerReferences"]

@@ -81,7 +81,7 @@ def test_inspect_prints_the_card_map_and_the_pods_that_wait(kubeconfig: str) -> 
 
 
 def test_inspect_shortens_long_lists() -> None:
-    """Thousands of nodes have no GPUs, and thousands of pods may have run before mgpu came."""
+    """There may be thousands of nodes without GPUs, and of pods from before mgpu was installed."""
     pods = tuple(f"default/p{i:03}" for i in range(30))
     nodes = tuple(NodeView(f"n{i:03}", ()) for i in range(30))
     found = Overview(nodes, pods, unclear={f"Pod {pod}": "no record" for pod in pods})
@@ -155,7 +155,7 @@ def test_inspect_shows_mtgpupods_and_the_rest_of_their_cards(kubeconfig: str) ->
 
 
 class Guarded(Api):
-    """For a user who may not list MtgpuPods."""
+    """The API of a user who may not list MtgpuPods."""
 
     def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
         if path == mtgpu.COLLECTION:
@@ -169,7 +169,7 @@ def test_inspect_without_the_right_to_list_mtgpupods_shows_the_others(
     monkeypatch.setattr("mgpu.cli.inspect.Api", Guarded)
     result = inspect(kubeconfig, "n1", "-o", "json")
     assert json.loads(result.stdout)["nodes"]["n1"]["cards"]
-    wanted = 'MtgpuPods are not shown, only what their Pods hold: User "u" cannot list resource "mtgpupods"'
+    wanted = 'MtgpuPods are omitted; the holdings of their Pods are shown: User "u" cannot list resource "mtgpupods"'
     assert (result.exit_code, result.stderr.startswith(wanted)) == (0, True)
 
 

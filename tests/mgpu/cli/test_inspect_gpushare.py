@@ -63,7 +63,7 @@ def seed_node(api: Api, name: str, cards: int, mib: int) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Api]]:
-    """The seed's: four cards of 22,919 MiB, seven of 12,196 MiB, and one pod."""
+    """Return the cluster of the specification: four cards of 22,919 MiB, seven of 12,196 MiB, and one pod."""
     folder = tmp_path_factory.mktemp("api")
     tls = self_signed(folder)
     with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
@@ -88,7 +88,7 @@ def inspect_gpushare(cluster: tuple[str, Api]) -> Inspect:
 
 @pytest.fixture
 def create(cluster: tuple[str, Api]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A pod for one test."""
+    """Return a pod for one test."""
     made: list[str] = []
 
     def one(raw: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def test_pod_of_another_vocabulary_counts_in_whole_units(
 def test_small_shares_add_up_to_at_most_their_card(
     inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Rounded up one by one they would; the extender's `/inspect` says the same of the card."""
+    """Rounding up each share would exceed the card. The extender's `/inspect` returns the same sum."""
     for i in range(5):
         record = {"vke.volcengine.com/assumed": "true", INDEX_OF_MGPU: "3"}
         create(pod(f"small-{i}", container("c", 10, 256), node=FIRST, annotations=record))

@@ -1,4 +1,4 @@
-"""Settings from a file and flags, as every command reads them."""
+"""The settings of a process from a file and flags."""
 
 from pathlib import Path
 

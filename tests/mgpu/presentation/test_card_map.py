@@ -1,4 +1,4 @@
-"""The card map as text: what a terminal without colour shows."""
+"""The card map on a terminal without colour."""
 
 import pytest
 from rich.console import Console
@@ -73,7 +73,7 @@ def shown(node: NodeView) -> str:
 
 
 def cut(kind: str, index: int, *made: Slice, held: str = "") -> CardView:
-    """A card of 80 GiB with these slices, of which `held` has the first."""
+    """Return a card of 80 GiB with these slices; `held` holds the first."""
     uses = (CardUse(held, ("c",), 142, 10 << 30),) if held else ()
     slices = [SliceView(s, CardState(Card(s.index, "", "", 20 << 30)), () if i else uses) for i, s in enumerate(made)]
     core, memory = (142, 10 << 30) if held else (0, 0)
@@ -87,7 +87,7 @@ def test_mig_instances_are_drawn_at_their_position() -> None:
     assert "0 MIG 14.2% 10 GiB" in head
     assert "1 MIG idle" in head
     bar, line = mem[9:43], names[9:43]
-    assert (bar.index("A"), bar.count("A")) == (17, 8)  # half of 34 cells before it, a quarter its own
+    assert (bar.index("A"), bar.count("A")) == (17, 8)  # it begins after half of 34 cells and has a quarter
     assert (line.strip(), line.index("▏")) == ("▏2g.20gb", 17)
     for part in ("A a · 2g.20gb of card 0 · 14.2% 10 GiB", "plan 5 is under way"):
         assert part in text

@@ -1,4 +1,4 @@
-"""MtgpuPods as `mgpu inspect` shows them, and the seed's accounting."""
+"""MtgpuPods as `mgpu inspect` shows them, and their accounting."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -89,7 +89,7 @@ def test_mtgpupod_is_degraded_only_if_the_condition_is_true() -> None:
 
 
 def own_pod(card: str = "", **more: Any) -> Raw:
-    """Of the MtgpuPod `m`."""
+    """Return the view of the MtgpuPod `m`."""
     raw = {**mtgpupod(uid="of-its-pod", **more), "kind": "Pod"}
     raw["metadata"]["ownerReferences"] = [owned()]
     raw["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": card}] if card else []
@@ -169,7 +169,7 @@ def test_pod_without_amount_is_not_in_a_coloured_bar() -> None:
 
 
 def seeds_accounting(cards: int, pods: Iterable[Raw], mtgpupods: Iterable[Raw]) -> tuple[int, dict[str, int]]:
-    """The pseudo-code of the seed ("Cluster resources accounting") for one node, in milli; ended pods left out."""
+    """Compute the accounting of one node by the pseudo-code of K8sGPUSharing, in thousandths, without ended pods."""
     available = cards
     allocated: dict[str, int] = {}
     for raw in pods:
@@ -190,7 +190,7 @@ def seeds_accounting(cards: int, pods: Iterable[Raw], mtgpupods: Iterable[Raw]) 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[Raw], list[Raw]]:
-    """Per card: nobody, a pod that has it whole, or up to four MtgpuPods with an occupy pod or without."""
+    """Each card has no pod, one pod that holds all of it, or up to four MtgpuPods with or without an occupy pod."""
     phases = st.sampled_from(["Running", "Running", "Succeeded", "Failed"])
     pods: list[Raw] = []
     named: list[Raw] = []

@@ -1,4 +1,4 @@
-"""Who holds what, from the API's objects."""
+"""The snapshot of a cluster from API objects."""
 
 import json
 from typing import Any
@@ -67,7 +67,7 @@ def test_overview_has_constraints_and_groups() -> None:
     }
     (group,) = found.groups
     assert str(group.group) == "same-card-group pair"
-    assert (group.pods, [str(seat) for seat in group.seats]) == (("default/a", "default/b"), ["card 1 of n1"])
+    assert (group.pods, [str(seat) for seat in group.cards]) == (("default/a", "default/b"), ["card 1 of n1"])
     assert found.pending == ("default/bad", "default/waits")
     assert list(found.unclear) == ["Pod default/bad"]
     assert [str(use.constraints) for use in found.nodes[0].cards[1].uses] == ["same-card-group pair"] * 2
@@ -150,7 +150,7 @@ def test_other_devices_of_a_checkpoint_are_no_missing_cards() -> None:
 
 
 def test_unrecorded_pod_holds_its_share_on_every_card() -> None:
-    """As the scheduler counts it: no card there may look free."""
+    """The scheduler counts in the same way: no card of the node may seem free."""
     found = make_overview([node()], [DEVICE], [share("before", node="n1", phase="Running")], load_settings())
     assert [card.state.core_used for card in found.nodes[0].cards] == [500, 500]
     assert not any(use.certain for card in found.nodes[0].cards for use in card.uses)
@@ -168,7 +168,7 @@ def test_cards_of_an_unhealthy_list_are_unhealthy() -> None:
 
 
 def test_pod_with_an_invalid_constraint_keeps_its_cards() -> None:
-    """Written before the rule was there: the pod keeps the cards that it has."""
+    """A pod from before the rule keeps its cards."""
     odd = share("odd", node="n1", annotations={**ON_CARD_1, "mgpu.io/card-models": ",", "mgpu.io/spread-group": "web"})
     found = make_overview([node()], [DEVICE], [odd], load_settings())
     assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]

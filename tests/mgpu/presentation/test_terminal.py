@@ -1,4 +1,4 @@
-"""Whatever others have written into the cluster's objects is text in a terminal, and no command or markup."""
+"""Text from the cluster is printed without control characters and without interpretation as markup."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def harmless(text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cluster in which whatever can hold any text does."""
+    """Create objects with control characters wherever the API allows them."""
     with served(tmp_path_factory.mktemp("api"), fill, spoil) as kubeconfig:
         yield kubeconfig
 
@@ -98,7 +98,7 @@ def spoil(api: Api) -> None:
 def test_commands_print_no_control_characters(
     kubeconfig: str, command: tuple[str, ...], shown: bool, form: str, width: str
 ) -> None:
-    """shown: as text, what was meant as markup too. In 80 columns a line may break anywhere."""
+    """Check the output of a command. shown: a text that looks like markup; in 80 columns a line may break anywhere."""
     arguments = [*command, "--kubeconfig", kubeconfig, "-o", form]
     result = CliRunner().invoke(plugin if command else inspect_gpushare, arguments, env={"COLUMNS": width})
     assert (result.exit_code in (0, 1), isinstance(result.exception, Exception)) == (True, False), result.output
@@ -118,7 +118,7 @@ def test_api_errors_are_printed_without_control_characters(kubeconfig: str) -> N
 
 
 class Long:
-    """What takes long to draw to its end; `seen`: what was shown by then."""
+    """A renderable with many lines. seen: the output at its end."""
 
     seen = ""
 

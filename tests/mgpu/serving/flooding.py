@@ -1,4 +1,4 @@
-"""An anonymous process that keeps hundreds of unfinished connections open and replaces each one that is closed."""
+"""An attacker that keeps hundreds of unfinished connections open and replaces each closed one."""
 
 import selectors
 import socket
@@ -13,7 +13,7 @@ MANY = 400
 
 
 class Flood(threading.Thread):
-    """Keeps MANY connections open, each of which has sent these bytes and nothing more."""
+    """A thread that keeps MANY connections open. Each has sent only these bytes."""
 
     def __init__(self, port: int, sent: bytes, source: str) -> None:
         super().__init__(daemon=True)

@@ -25,7 +25,7 @@ from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import CA, CA_KEY
 from tests import warm
 
-DEADLINE = 60.0  # far above what anything here takes: a bound for hung processes, no measurement
+DEADLINE = 60.0  # only a limit for processes that hang
 
 
 class Server:

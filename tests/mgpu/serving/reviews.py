@@ -8,7 +8,7 @@ import orjson
 
 
 def review(obj: Any, operation: str = "CREATE", **over: Any) -> dict[str, Any]:
-    """A review of a pod. `old`, `user`, `subresource`, and any field of the request as keyword."""
+    """Return a review of a pod. Keywords: `old`, `user`, `subresource`, and any field of the request."""
     old, user, subresource = over.pop("old", None), over.pop("user", "alice"), over.pop("subresource", "")
     request = {
         "uid": "review-1",
@@ -28,12 +28,12 @@ def review(obj: Any, operation: str = "CREATE", **over: Any) -> dict[str, Any]:
 
 
 def patch_of(answer: Any) -> list[dict[str, Any]]:
-    """The JSON Patch in an answer; [] where there is none."""
+    """Return the JSON Patch in an answer, or []."""
     response = answer["response"]
     return orjson.loads(base64.b64decode(response["patch"])) if "patch" in response else []
 
 
 def patched(raw: dict[str, Any], patch: Any) -> dict[str, Any]:
-    """A copy of `raw` with the patch applied."""
+    """Return a copy of `raw` with the patch applied."""
     result: dict[str, Any] = jsonpatch.apply_patch(raw, list(patch))
     return result

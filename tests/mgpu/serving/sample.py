@@ -1,13 +1,16 @@
-"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT | MODE]`, one worker.
+"""A server for the tests, with one worker: `python -m tests.mgpu.serving.sample DIRECTORY [PORT | MODE]`.
 
-Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
-With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the other app.
-Impatient: the three, with little time and room for clients; it says whom it has hung up on.
-Ends: the three; told to end it says so, and goes on until the file `ended` is in the directory. Its threads hardly wait
-for requests, and it hardly lingers.
-Strangers: two addresses: TLS for clients with a certificate, and plain on all addresses of this host.
-Door: two addresses, TLS and plain, that only 127.0.0.5 may call. Open: one with TLS that every address may call; its
-warnings go to stdout.
+Without PORT and MODE it has three addresses: TLS, plain, and another app over TLS for clients whose certificate the
+server's own CA has signed. With PORT it has two plain addresses with this port: 127.0.0.1, and 127.0.0.2 for the other
+app. The modes are:
+
+- impatient: the three addresses, with little time and few connections for clients. It prints the clients that it
+  disconnects.
+- ends: the three addresses. On SIGTERM it prints `ends` and waits for the file `ended` in the directory. Its threads
+  hardly wait for requests or lingering clients.
+- strangers: two addresses: TLS for clients with a certificate, and plain on all addresses of this host.
+- door: two addresses, TLS and plain, that only 127.0.0.5 may call.
+- open: one address with TLS that every address may call. It logs warnings to stdout.
 """
 
 import logging
@@ -28,7 +31,7 @@ from mgpu.serving.callers import Callers
 from mgpu.serving.review import Reply, Review, allow
 from mgpu.serving.server import Listen, serve
 
-LARGE = bytes(64 << 20)  # more than the kernel holds for a client that does not read
+LARGE = bytes(64 << 20)  # more than the kernel buffers for a client that does not read
 
 
 def answer(review: Review) -> Reply:
@@ -56,7 +59,7 @@ def main(directory: Path, port: int = 0, end: Callable[[], None] | None = None) 
     beside = Listen("127.0.0.2", port, other.wsgi_app, tls=False)
     serve(
         [plain, beside] if port else [Listen("127.0.0.1", 0, app.wsgi_app), plain, vouched],
-        threads=8,  # so few that a test can take them all
+        threads=8,  # so few that a test can occupy all of them
         certificate=(directory / "tls.crt", directory / "tls.key"),
         start=lambda: started.append("started"),
         end=end,
@@ -89,7 +92,7 @@ def ends(directory: Path) -> None:
 
 
 def slow() -> Iterator[bytes]:
-    """For longer than the impatient one waits for clients."""
+    """Yield an answer that takes longer than the impatient server waits for clients."""
     yield b"first "
     time.sleep(1.3)
     yield b"last"

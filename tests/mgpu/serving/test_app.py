@@ -1,4 +1,4 @@
-"""Errors become HTTP in one place."""
+"""The HTTP answers of reviews, errors and probes."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""A process renews its certificate under the installation's CA, and makes no CA where the installation makes it."""
+"""The renewal of certificates under the installation's CA, which no process creates."""
 
 import base64
 import logging
@@ -35,7 +35,7 @@ PATH = "/api/v1/namespaces/mgpu-system/secrets/mgpu-webhook-tls"
 
 
 class Cluster:
-    """One Secret as the API has it, with a resourceVersion that must match on replace. It cannot be created here."""
+    """An API server with one Secret, which can be replaced if the resourceVersion matches, but not created."""
 
     def __init__(self, files: Files | None) -> None:
         self.writes = 0

@@ -1,4 +1,4 @@
-"""Self-made certificates: made, renewed, repaired, shared."""
+"""Creating, renewing, repairing and sharing certificates."""
 
 import ssl
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def authorities(files: Files) -> list[x509.Certificate]:
 
 
 def trusted(files: Files) -> bool:
-    """Whether one of the bundle's authorities signed the serving certificate."""
+    """Return whether a CA of the bundle has signed the serving certificate."""
     chain = x509.load_pem_x509_certificate(files[CHAIN])
     for authority in authorities(files):
         with suppress(ValueError, InvalidSignature):
@@ -146,7 +146,7 @@ def leaf(
     more_names: Sequence[x509.GeneralName] = (),
     identifier: bytes = b"",
 ) -> Files:
-    """The files with another leaf, which the same CA has signed: whoever reads its key can make it."""
+    """Return the files with another leaf that the same CA has signed, as an attacker with its key could."""
     authority, authority_key = authorities(files)[0], load_pem_private_key(files[CA_KEY], None)
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(curve or ec.SECP256R1())
@@ -253,7 +253,7 @@ def test_concurrent_processes_use_one_certificate(tmp_path: Path) -> None:
 
 
 class Contested:
-    """A store in which somebody else always writes first."""
+    """A store in which another process always writes first."""
 
     def read(self) -> tuple[Files, str]:
         return {}, "1"
@@ -279,7 +279,7 @@ def test_mounted_certificate_must_exist_and_fit_its_key(tmp_path: Path, files: F
 
 
 def test_encoding_of_the_ca_of_the_installation_is_not_changed() -> None:
-    """openssl encodes keys in another way; the API server refuses a process that changes the CA in its Secret."""
+    """openssl encodes keys differently, and an admission policy denies a change of the CA in the Secret."""
     made = create_authority(NOW)
     key = load_pem_private_key(made[CA_KEY], None)
     own_form = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())

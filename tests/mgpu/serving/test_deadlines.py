@@ -1,4 +1,4 @@
-"""Whether the client of a request still waits, over real sockets."""
+"""Detecting clients that no longer wait, over real sockets."""
 
 import socket
 from collections.abc import Iterator

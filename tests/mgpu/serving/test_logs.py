@@ -1,4 +1,4 @@
-"""Log lines are JSON, one per event."""
+"""Log lines in JSON."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What requests may hold in memory together."""
+"""Limits of the memory that requests use together."""
 
 import io
 import threading
@@ -38,7 +38,7 @@ SHAPES = {
 
 
 def size_of(body: bytes) -> int:
-    """What the decoded body takes, as Python counts."""
+    """Return the memory of the decoded body, as tracemalloc counts it."""
     tracemalloc.start()
     try:
         held = orjson.loads(body)
@@ -55,7 +55,7 @@ def test_decoded_body_is_not_larger_than_estimated(body: bytes) -> None:
 
 
 def node(i: int) -> dict[str, Any]:
-    """As large as a Node becomes: 50 images, which is what a kubelet reports at most."""
+    """Return a Node of the largest usual size: a kubelet reports at most 50 images."""
     names = [f"registry.example/team/image-{j}@sha256:{'ab' * 32}" for j in range(50)]
     images = [{"names": [name, f"registry.example/team/image-{j}:v1"], "sizeBytes": j} for j, name in enumerate(names)]
     labels = {f"feature.node.kubernetes.io/cpu-cpuid.FEATURE{j}": "true" for j in range(60)}
@@ -66,7 +66,7 @@ def node(i: int) -> dict[str, Any]:
 
 
 def test_nodes_of_a_large_cluster_fit_into_a_call_of_the_extender() -> None:
-    """`nodeCacheCapable: false`. kube-scheduler does not split a call that is refused as too large."""
+    """With `nodeCacheCapable: false`. kube-scheduler does not split a call that is too large."""
     few = orjson.dumps({"Nodes": {"items": [node(i) for i in range(50)]}}).replace(b"&", b"\\u0026")
     assert 19_000 > len(few) / 50 > 14_000
     assert 100 * estimate_decoded_size(few) < EXTENDER.large

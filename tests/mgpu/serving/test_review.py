@@ -1,4 +1,4 @@
-"""The admission protocol, without HTTP."""
+"""Parsing AdmissionReviews and building replies."""
 
 from typing import Any
 
