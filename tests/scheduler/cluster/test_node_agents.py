@@ -75,9 +75,10 @@ def test_node_is_announced_only_once_its_agent_is_ready_again(two: Replica) -> N
     assert (filtered(two, "n1").passed, two.freed) == (["n1"], ["n1"])
 
 
-def test_filter_when_the_agents_pod_is_deleted_passes_the_node(two: Replica) -> None:
+@pytest.mark.parametrize("others", [[], [agent("n1", name="new")]], ids=["the only agent", "a rolling update"])
+def test_filter_when_an_agents_pod_is_deleted_passes_the_node(two: Replica, others: list[Raw]) -> None:
     """Without a Pod, the agent may run elsewhere or belong to another project."""
-    put(two, agent("n1", ready=False))
+    put(two, agent("n1", ready=False), *others)
     two.api.remove("pods", "agent-n1", "mgpu-system")
     two.deliver()
     assert filtered(two, "n1").passed == ["n1"]

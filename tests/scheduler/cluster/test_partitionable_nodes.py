@@ -1,4 +1,4 @@
-"""What the scheduler takes from a node's slices: what is offered, what is held, and what it does not take."""
+"""What the cluster cache offers and holds of partitioned nodes, and which cards it lets the planner partition."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ ONE, TWO = slices((0, 0, "1g.10gb"), (0, 2, "2g.20gb"))
 
 @pytest.fixture
 def made() -> tuple[Replica, Agent]:
-    """A node whose one card has both."""
+    """Return a node whose only card has both slices."""
     replica, agents = cluster(("n1", MIG, 1))
     agents["n1"].make(ONE, TWO)
     replica.deliver()
@@ -25,13 +25,13 @@ def made() -> tuple[Replica, Agent]:
 
 
 def offered(replica: Replica, node: str = "n1") -> dict[str, bool]:
-    """Device → whether it is free."""
-    view = replica.state.node_snapshot(node, "")
-    return {f"{s.card.type} {s.card.index}": s.idle for s in (*view.cards, *view.other_devices)}
+    """Return by device whether it is free."""
+    snapshot = replica.state.node_snapshot(node, "")
+    return {f"{s.card.type} {s.card.index}": s.idle for s in (*snapshot.cards, *snapshot.other_devices)}
 
 
 def bind(replica: Replica, raw: dict[str, Any], node: str = "n1") -> Reservation:
-    """As the API server does it, with the decision's record."""
+    """Decide a pod and bind it with its allocation record, as the API server does."""
     (pod,) = submit(replica, raw)
     decision = replica.decider.decide(pod, node)
     assert isinstance(decision, Reservation), str(decision)
@@ -47,7 +47,7 @@ def relabel(agent: Agent, **labels: str) -> None:
     agent.api.put("nodes", {**raw, "metadata": {**raw["metadata"], "labels": labels}})
 
 
-def test_a_divided_card_is_its_slices_and_no_card(made: tuple[Replica, Agent]) -> None:
+def test_partitioned_card_is_offered_only_as_slices(made: tuple[Replica, Agent]) -> None:
     replica, _ = made
     assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": True}
     (share,) = submit(replica, b.share("p"))
@@ -55,7 +55,7 @@ def test_a_divided_card_is_its_slices_and_no_card(made: tuple[Replica, Agent]) -
     assert reason == "node n1 has no whole GPU cards: its cards are partitioned into slices (gpu.partitioning=mig)"
 
 
-def test_under_mps_cards_that_are_whole_are_for_all() -> None:
+def test_card_without_mps_shares_is_offered_whole() -> None:
     replica, agents = cluster(("n1", MPS, 2))
     agents["n1"].make(*slices((1, 0, "4gb")))
     replica.deliver()
@@ -63,22 +63,22 @@ def test_under_mps_cards_that_are_whole_are_for_all() -> None:
 
 
 def planned(replica: Replica, agent: Agent) -> set[int]:
-    """The cards that the node is to cut, after a pod asked for slices."""
+    """Return the cards that the plan of the node partitions after a pod has requested a slice."""
     (pod,) = submit(replica, wants("p", {"gpu-4gb": 1}))
     replica.filter.filter(pod, ["n1"])
     turn(replica)
     return {s.card for s in agent.found.planned or ()}
 
 
-def test_a_card_with_a_gpuid_is_not_cut() -> None:
+def test_card_with_a_gpuid_is_not_partitioned() -> None:
     replica, agents = cluster(("n1", MPS, 2))
     replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
     replica.deliver()
     assert planned(replica, agents["n1"]) == {1}
 
 
-def test_a_plan_that_a_gpuid_has_crossed_is_followed_by_one_that_leaves_its_card() -> None:
-    """Another replica led, and bound the MtgpuPod."""
+def test_planned_card_that_gets_a_gpuid_cannot_be_partitioned_again() -> None:
+    """Another replica has led, and bound the MtgpuPod."""
     replica, agents = cluster(("n1", MPS, 2))
     assert planned(replica, agents["n1"]) == {0}
     replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
@@ -88,7 +88,7 @@ def test_a_plan_that_a_gpuid_has_crossed_is_followed_by_one_that_leaves_its_card
     assert [index for index, _ in target.cards.cards] == [1]
 
 
-def test_a_divided_card_is_no_gpuids() -> None:
+def test_partitioned_card_is_not_offered_to_mtgpupods() -> None:
     replica, agents = cluster(("n1", MPS, 2))
     agents["n1"].make(*slices((0, 0, "4gb")))
     replica.deliver()
@@ -96,14 +96,14 @@ def test_a_divided_card_is_no_gpuids() -> None:
     assert [s.card.index for s in replica.state.node_snapshot("n1", "", "zxcvb").cards] == [1]
 
 
-def test_what_a_pod_was_decided_is_held_and_given_to_no_other(made: tuple[Replica, Agent]) -> None:
+def test_slice_in_an_allocation_record_is_held(made: tuple[Replica, Agent]) -> None:
     replica, _ = made
     bind(replica, wants("p", {"mig-2g.20gb": 1}))
     assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": False}
     assert offered(Replica(replica.api)) == offered(replica)
 
 
-def test_a_slice_is_not_free_until_the_node_says_so(made: tuple[Replica, Agent]) -> None:
+def test_slice_is_held_until_the_node_reports_it_free(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
     bind(replica, wants("p", {"mig-2g.20gb": 1}))
     agent.give("uid-p", TWO)
@@ -120,7 +120,7 @@ def test_a_slice_is_not_free_until_the_node_says_so(made: tuple[Replica, Agent])
     assert "n1" in replica.freed
 
 
-def test_what_the_node_gave_a_pod_is_held_beside_its_record(made: tuple[Replica, Agent]) -> None:
+def test_slice_that_the_node_gave_is_held_in_addition_to_the_record(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
     bind(replica, wants("p", {"mig-2g.20gb": 1}))
     agent.give("uid-p", ONE)
@@ -128,7 +128,7 @@ def test_what_the_node_gave_a_pod_is_held_beside_its_record(made: tuple[Replica,
     assert not any(offered(replica).values())
 
 
-def test_a_reservation_moves_from_a_slice_that_somebody_else_has() -> None:
+def test_reservation_moves_from_a_slice_that_another_pod_was_given() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     agents["n1"].make(*slices((0, 0, "1g.10gb"), (0, 4, "1g.10gb")))
     (pod,) = submit(replica, wants("p", {"mig-1g.10gb": 1}))
@@ -152,7 +152,7 @@ def test_a_reservation_moves_from_a_slice_that_somebody_else_has() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_told_and_the_last_good_state_stays(
+def test_unreadable_annotation_leaves_the_last_slices_in_force_with_a_warning(
     made: tuple[Replica, Agent], annotation: str, text: str, path: str
 ) -> None:
     replica, agent = made
@@ -166,10 +166,12 @@ def test_what_cannot_be_read_is_told_and_the_last_good_state_stays(
     assert replica.filter.filter(pod, ["n1"]).failed["n1"].startswith("the node's report of its slices cannot be read")
     replica.planning.work()
     assert replica.state.partitions.plans() == ()
-    assert offered(Replica(agent.api)) == {}  # who has never read it knows of no card that is whole
+    assert (
+        offered(Replica(agent.api)) == {}
+    )  # A scheduler that has never read the annotation cannot tell which cards are whole.
 
 
-def test_a_label_that_nobody_knows_is_told_and_the_node_skipped(made: tuple[Replica, Agent]) -> None:
+def test_unknown_label_rejects_the_node_with_a_warning(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
     relabel(agent, **{LABEL: "mps,mig"})
     (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
@@ -178,7 +180,7 @@ def test_a_label_that_nobody_knows_is_told_and_the_node_skipped(made: tuple[Repl
     assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": True}
 
 
-def test_without_the_label_a_card_is_whole_unless_a_pod_has_a_slice_of_it(made: tuple[Replica, Agent]) -> None:
+def test_card_of_a_node_without_label_is_whole_once_no_pod_holds_a_slice_of_it(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
     bind(replica, wants("p", {"mig-2g.20gb": 1}))
     relabel(agent)
@@ -189,7 +191,7 @@ def test_without_the_label_a_card_is_whole_unless_a_pod_has_a_slice_of_it(made: 
     assert offered(replica) == {"gpu 0": True}
 
 
-def test_a_card_with_another_kind_of_slices_is_not_cut() -> None:
+def test_card_with_slices_of_another_mode_is_not_partitioned() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     agents["n1"].make(TWO)
     bind(replica, wants("p", {"mig-2g.20gb": 1}))
@@ -201,7 +203,7 @@ def test_a_card_with_another_kind_of_slices_is_not_cut() -> None:
     assert offered(replica) == {"gpu 0": False}
 
 
-def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared() -> None:
+def test_card_is_either_shared_or_partitioned() -> None:
     replica, _ = cluster(("n1", MPS, 1))
     (pod, share) = submit(replica, wants("p", {"gpu-4gb": 1}), b.share("q"))
     target = replica.state.partitions.get("n1")
@@ -218,7 +220,7 @@ def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared(
     assert not isinstance(replica.decider.decide(share, "n1"), Reservation)
 
 
-def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> None:
+def test_node_that_is_created_again_has_no_plan(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
     target = replica.state.partitions.get("n1")
     assert target
@@ -233,7 +235,7 @@ def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> Non
 
 
 @pytest.mark.parametrize(("theirs", "helps"), [(("uid-low",), True), ((), False)])
-def test_eviction_helps_where_what_is_left_can_be_cut_anew(
+def test_preemption_evicts_pods_only_if_their_slices_can_be_repartitioned(
     made: tuple[Replica, Agent], theirs: tuple[str, ...], helps: bool
 ) -> None:
     replica, agent = made
