@@ -27,7 +27,10 @@ _RETRY_SECONDS = 2.0
 
 
 class AdvertisedResources:
-    """Used on one event loop; `registrations` and `required` may be called from any thread."""
+    """The plugins and registrations of all resources.
+
+    Used on one event loop; `registrations` and `required` may be read from any thread.
+    """
 
     def __init__(self, state: NodeState, plugin_set: PluginSet, slices: PartitionService) -> None:
         self._state = state

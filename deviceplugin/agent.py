@@ -51,7 +51,9 @@ class _Part(Protocol):
 
 
 class Agent:
-    """Call `run` once, on an event loop; everything else may be called from any thread.
+    """One agent, from its start until it is stopped or has handed the node over.
+
+    Call `run` once, on an event loop. All other methods may be called from any thread.
 
     Args:
         settings: `settings.deviceplugin` must name the node.

@@ -1,4 +1,4 @@
-"""Runs the agents of one process one after the other, since an agent that has handed the node over runs no more.
+"""Runs one agent after the other in one process: a new one after each handover, since an agent runs only once.
 
 `deviceplugin.main` runs an `AgentProcess`; probes and metrics read the present agent through it. The process does not
 end after a handover, because a rolling update may be reverted half-way. Then the node comes back to this process.
@@ -13,7 +13,9 @@ from mgpu.kube.reflector import Reflector
 
 
 class AgentProcess:
-    """Call `run` once; everything else may be called from any thread, and concerns the present agent.
+    """A sequence of agents.
+
+    Call `run` once. All other methods concern the present agent, and may be called from any thread.
 
     Args:
         make_agent: creates a new agent at each call, since an agent runs only once.

@@ -25,7 +25,10 @@ class Change(Enum):
 
 
 class Changes:
-    """Subscribe before any part is started; publish from any thread. Listeners run on the publisher's thread."""
+    """The listeners of each kind of event.
+
+    Subscribe before any part is started. `publish` may be called from any thread, and listeners run on that thread.
+    """
 
     def __init__(self) -> None:
         self._listeners: dict[Change, list[Callable[[], None]]] = {}

@@ -63,7 +63,7 @@ class Wakeup:
 
 
 class Heartbeat:
-    """Measures how long the event loop has been blocked. Run `run` on the loop; read `silence` from any thread.
+    """A measure of how long the event loop has been blocked. Run `run` on the loop; call `silence` from any thread.
 
     The probes are answered on threads, so without a heartbeat an agent with a blocked loop would look healthy. The
     kubelet would hang too, because its Allocate call has no timeout.

@@ -58,7 +58,7 @@ _METRICS_SECONDS = 1.0
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection, and a bounded number of connections."""
+    """A server with one thread for each connection, and a limited number of connections."""
 
     daemon_threads = True
     request_queue_size = 2048  # with the default of 5 the kernel drops new connections during a flood
@@ -85,7 +85,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _CachedPage:
-    """Caches what `make` returns for `_METRICS_SECONDS`. Callers wait while it is being made."""
+    """A cache of the result of `make` for `_METRICS_SECONDS`. Concurrent callers wait for the same result."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -102,7 +102,7 @@ class _CachedPage:
 
 
 class _Everywhere(_Server):
-    """Listens on all IPv4 and IPv6 addresses, since some clusters have IPv6 only."""
+    """A server that listens on all IPv4 and IPv6 addresses, since some clusters have IPv6 only."""
 
     address_family = AF_INET6
 
@@ -112,7 +112,7 @@ class _Everywhere(_Server):
 
 
 class HealthServer:
-    """Serves on threads, from `start` to `stop`.
+    """The agent's HTTP server, which serves from `start` to `stop`.
 
     Args:
         port: 0 selects a free port.

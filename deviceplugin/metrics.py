@@ -85,7 +85,7 @@ class Agent(Protocol):
 
 
 class NodeCards(Collector):
-    """Collects the state of the agent and its cards at each scrape."""
+    """A collector that reads the state of the agent and its cards at each scrape."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

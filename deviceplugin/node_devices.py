@@ -18,7 +18,7 @@ class CardReader(Protocol):
 
 
 class NodeDevices:
-    """Combines the cards with the partitions. Thread-safe."""
+    """The GPUs of the card watch, combined with the partitions. Thread-safe."""
 
     def __init__(self, cards: CardReader, partitions: NodePartitions) -> None:
         self._cards = cards

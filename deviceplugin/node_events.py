@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeEvents:
-    """Writes Events in the background. Thread-safe."""
+    """A writer of Events, which works in the background. Thread-safe."""
 
     def __init__(self, recorder: Recorder, node: str) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""What the agent knows about its node: the parts that follow the cards, the pods, the kubelet and the API server.
+"""The parts of the agent that follow its node: its cards, its pods, the kubelet and the API server.
 
 `deviceplugin.agent` creates one `NodeState` and passes it to `Reconciler` and `AdvertisedResources`. The order of
 construction follows the dependencies, so no part refers to one that is created later. A part publishes its changes
@@ -36,7 +36,9 @@ from mgpu.settings import Settings
 
 
 class NodeState:
-    """The parts of one agent that follow its node. Each of them says from which threads it may be used.
+    """The parts of one agent that follow its node.
+
+    The class of each part says from which threads it may be used.
 
     Attributes:
         plugin_folder: the kubelet's device-plugins folder.

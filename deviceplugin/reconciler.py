@@ -1,7 +1,7 @@
-"""What the agent does whenever its pods, or the server of whole cards, change.
+"""Brings receipts, acknowledgements and device lists up to date whenever pods or the server of whole cards change.
 
-`deviceplugin.agent` runs these coroutines while the agent serves the node. Each one compares the present state with
-what has been done and then waits for a change, so an event that is missed is made up for by the next pass.
+`deviceplugin.agent` runs the coroutines while the agent serves the node. Each of them reads the present state, acts on
+it, and waits for the next change, so no single event is important.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from mgpu.model.ledger import Share
 
 
 class Reconciler:
-    """Used on one event loop."""
+    """The coroutines that follow pods and whole cards. Used on one event loop."""
 
     def __init__(
         self, state: NodeState, records: RecordWriter, plugin_set: PluginSet, resources: AdvertisedResources

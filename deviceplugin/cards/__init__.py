@@ -10,7 +10,7 @@ from mgpu.model.cards import Card
 
 
 class CardSource(Protocol):
-    """Reads the cards of the node. `CardWatch` calls it on one thread.
+    """A source of cards. `CardWatch` calls it on one thread.
 
     Attributes:
         driver: the driver's version; "" if there is none.

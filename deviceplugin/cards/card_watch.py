@@ -21,7 +21,9 @@ _STALLED_SECONDS = 90.0
 
 
 class CardWatch:
-    """Reads a card source again and again, from `start` to `stop`. The attributes may be read from any thread.
+    """A thread that reads a card source again and again, from `start` to `stop`.
+
+    The attributes may be read from any thread.
 
     Args:
         source: used on the thread of this object only.

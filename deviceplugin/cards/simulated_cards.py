@@ -1,4 +1,4 @@
-"""Simulated cards for clusters without GPUs: a file lists them (setting `deviceplugin.cards`).
+"""The card source of simulated cards, which reads a file (setting `deviceplugin.cards`), for clusters without GPUs.
 
 `deviceplugin.main` uses this module if the setting is set. The production image has these cards too, but not the
 playground, which simulates their MIG mode and instances. `simulated_mig` finds the playground by the entry point group

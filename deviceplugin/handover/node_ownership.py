@@ -74,7 +74,7 @@ class NodeLock:
 
 
 class Outcome(Enum):
-    """Why an agent has ended."""
+    """The reason why an agent has ended."""
 
     STOPPED = auto()
     HANDED_OVER = auto()
@@ -96,7 +96,9 @@ class Phase(Enum):
 
 
 class NodeOwnership:
-    """Call `acquire`, `serve` and `release` once each, in this order, on one event loop; `stop` from any thread.
+    """The part of an agent that acquires its node, serves it and hands it over.
+
+    Call `acquire`, `serve` and `release` once each, in this order, on one event loop, and `stop` from any thread.
 
     Args:
         folder: the kubelet's device-plugins folder.

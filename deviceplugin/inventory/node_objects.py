@@ -27,7 +27,7 @@ _NODE_SECONDS = 5.0
 
 
 class NodeObjects:
-    """Thread-safe.
+    """The watched Node and Device of this agent. Thread-safe.
 
     Args:
         node: the name of the node, and of its Device.

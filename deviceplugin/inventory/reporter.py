@@ -153,8 +153,8 @@ class NodeFacts:
         driver: the driver's version; "" if there is none.
         whole: the GPUs that are not partitioned.
         whole_cards_server: which plugin serves whole cards.
-        given: the annotation with the cards of pods without records; "" if there are none, None if that cannot be said
-            yet.
+        given: the annotation with the cards of pods without records; "" if there are none, None if it is
+            not certain yet.
         has_cdi: whether the container runtime has CDI; None if it does not say.
         toolkit: which requests NVIDIA's container toolkit follows; None if its configuration cannot be read.
         mps_unbounded: whether containers can write to MPS directories on the node's own file system.
@@ -171,7 +171,9 @@ class NodeFacts:
 
 
 class Reporter:
-    """Writes from its own thread, from `start` to `stop`. Call `update` whenever facts may have changed.
+    """A thread that writes the Node and the Device, from `start` to `stop`.
+
+    Call `update` whenever facts may have changed.
 
     Args:
         facts: returns the present facts. It raises RetryLater while too little has been read: a capacity that is

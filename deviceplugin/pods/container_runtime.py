@@ -37,7 +37,7 @@ _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 
 class ContainerRuntime:
-    """Used on one event loop; `has_cdi` may be read from any thread.
+    """A client of the CRI API. Used on one event loop; `has_cdi` may be read from any thread.
 
     Args:
         socket: the CRI socket. If it is None or does not exist, every call raises RetryLater.

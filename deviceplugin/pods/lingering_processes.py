@@ -39,7 +39,7 @@ class CardReader(Protocol):
 
 
 class LingeringProcesses:
-    """Used on one event loop.
+    """The check for processes of vanished pods. Used on one event loop.
 
     Args:
         pods: the pods of the node. Those that vanished while they ran may have left processes behind.

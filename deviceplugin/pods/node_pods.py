@@ -36,7 +36,7 @@ class Presence(NamedTuple):
 
 
 class NodePods:
-    """Thread-safe.
+    """The pods of the node, and what the agent stores about those that have gone. Thread-safe.
 
     Args:
         changed: called after every change of a field that the agent reads, without holding the lock.

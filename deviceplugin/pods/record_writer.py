@@ -57,9 +57,10 @@ class Pods(Protocol):
 
 
 class RecordWriter:
-    """Writes of one pod take effect in the order of the calls; waiting ones are merged. Thread-safe.
+    """A queue of annotations with two threads that write them. Thread-safe.
 
-    Annotations that are not written when it stops need not be stored: the next agent derives them again.
+    Writes of one pod take effect in the order of the calls, and waiting ones are merged. Annotations that are not
+    written before `stop` need not be stored, since the next agent derives them again.
     """
 
     def __init__(self, api: Api, pods: Pods) -> None:

@@ -48,7 +48,9 @@ class Runtime(Protocol):
 
 
 class Remnants:
-    """Used on one event loop; `holdings`, `rows` and `is_remnant` may be called from any thread.
+    """The remnants of the node, found by receipts.
+
+    Used on one event loop; `holdings`, `rows` and `is_remnant` may be called from any thread.
 
     Args:
         changed: woken when remnants may have appeared or ended.
@@ -230,7 +232,7 @@ class PodList(Protocol):
 
 
 class ForcedStops:
-    """Kills the containers of remnants through CRI. Used on one event loop.
+    """The stops of remnants' containers through CRI. Used on one event loop.
 
     Args:
         pods: the watch of the node's pods.

@@ -69,7 +69,9 @@ class _Answer:
 
 
 class UnrecordedPods:
-    """Used on one event loop; the attributes may be read from any thread.
+    """The pods that run without a record, and their cards.
+
+    Used on one event loop; the attributes may be read from any thread.
 
     A pod is examined until its cards are found, and again when another of its containers has run. The result is stored
     while the pod has no record.
