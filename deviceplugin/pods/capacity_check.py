@@ -69,31 +69,33 @@ def _by_index(share: Share, cards: Sequence[Card]) -> Share:
     return replace(share, card=next((card.index for card in cards if share.is_on(card)), share.card))
 
 
-def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str | None:
-    """Return which card is too full for `wanted` in addition to `others`; None if no card is.
+def excess(added: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str | None:
+    """Return which card is too full for `added` in addition to `others`; None if no card is.
 
     The text becomes part of Events and of the pod's status, which its tenant reads, so it names no pods of other
     namespaces.
     """
     others = [_on_their_cards(other, cards) for other in others]
     for card in cards:
-        own = wanted.uses(card)
+        own = added.uses(card)
         if not own.shares:
             continue
         uses = [(other, use) for other in others if (use := other.uses(card)).shares]
         used = Amount(*map(sum, zip(*(use for _, use in uses), strict=True))) if uses else Amount()
         short = [
-            f"{what} {show(asked)} asked, {show(max(0, size - taken))} free"
-            for what, show, asked, taken, size in (
+            f"{what} {show(amount)} requested, {show(max(0, size - taken))} free"
+            for what, show, amount, taken, size in (
                 ("core", format_core, own.core, used.core, card.core),
                 ("memory", format_bytes, own.memory, used.memory, card.memory),
                 ("memory ratio", _percent, own.ratio, used.ratio, WHOLE_RATIO),
             )
-            if asked and taken + asked > size
+            if amount and taken + amount > size
         ]
         if short:
-            holders = f"; held by {names_visible_to(wanted.namespace, _names(uses))}" if uses else ""
-            return f"{noun(card.type)} {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
+            holders = f"; held by {names_visible_to(added.namespace, _names(uses))}" if uses else ""
+            return (
+                f"{noun(card.type)} {card.index} ({card.uuid}) has insufficient capacity: {', '.join(short)}{holders}"
+            )
     return None
 
 
@@ -169,22 +171,22 @@ class Grants:
                     self._granted[uid] = held
                 elif uid != gpu_pod.pod.uid:
                     before.append(held)  # counts on every card until `UnrecordedPods` has found out which cards it has
-        wanted = holding(gpu_pod, cards)
+        added = holding(gpu_pod, cards)
         for uid, granted in self._granted.items():
             if uid == gpu_pod.pod.uid:
                 # A grant of the same cards takes precedence over all later grants, so these are not counted.
-                if granted == wanted:
+                if granted == added:
                     break
             elif uid in active:
                 before.append(granted)
-        return excess(wanted, before, cards)
+        return excess(added, before, cards)
 
     def grant(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> None:
         """Record that the pod starts with the cards of its record. A repeated grant keeps its place in the order."""
-        wanted = holding(gpu_pod, cards)
-        if self._granted.get(gpu_pod.pod.uid) != wanted:
+        held = holding(gpu_pod, cards)
+        if self._granted.get(gpu_pod.pod.uid) != held:
             self._granted.pop(gpu_pod.pod.uid, None)
-            self._granted[gpu_pod.pod.uid] = wanted
+            self._granted[gpu_pod.pod.uid] = held
 
     def keep_only(self, uids: Collection[str]) -> None:
         """Remove the grants of all other pods."""

@@ -2,7 +2,7 @@
 
 If a pod is deleted and then deleted by force, its object disappears at once, but the kubelet lets the containers run
 for the grace period of the first deletion, which may be years. A stolen token can set a final phase on a running pod.
-So not the API decides when a card is free, but the container runtime. If the runtime does not answer, such a pod holds
+So the container runtime, and not the API, decides when a card is free. If the runtime does not answer, such a pod holds
 its cards for its grace period, at most `LONGEST_SECONDS`.
 
 `Remnants` finds these pods by their receipts. `ForcedStops` kills their containers `STOP_SECONDS` after the object has
@@ -31,7 +31,7 @@ LONGEST_SECONDS = 3600.0
 """The limit if the runtime does not answer. A pod's author chooses its grace period, and the containers may have ended
 already. With a longer limit, one second of use could hold a card for days."""
 STOP_SECONDS = 60.0
-"""Counted from the end of the object. Force deletion promises a pod no time; this time is for writing checkpoints."""
+"""Counted from the removal of the object. Force deletion guarantees no time; this time is for writing checkpoints."""
 _POLL_SECONDS = 1.0
 _MAX_QUERIES = 8
 """Concurrent queries to the runtime."""
@@ -232,7 +232,7 @@ class PodList(Protocol):
 
 
 class ForcedStops:
-    """The stops of remnants' containers through CRI. Used on one event loop.
+    """A loop that stops the containers of remnants through CRI. Used on one event loop.
 
     Args:
         pods: the watch of the node's pods.

@@ -1,4 +1,4 @@
-"""Finds out which cards pods have that run without an allocation record.
+"""Finds out which cards the pods without an allocation record have.
 
 Such a pod may have cards from another plugin, from the time before mgpu was installed, or from this agent if its record
 was lost later. Or it is a bare pod, which has none: the kubelet starts a container whose resource no plugin offers
@@ -106,7 +106,7 @@ class UnrecordedPods:
         self.possible_rows: tuple[CheckpointEntry, ...] = ()
 
     def has_unchecked(self, given: Collection[str]) -> bool:
-        """Return whether there is such a pod that has not been examined yet.
+        """Return whether a pod without a record has not been examined yet.
 
         Args:
             given: as in `update`.
@@ -131,7 +131,7 @@ class UnrecordedPods:
     async def update(
         self, missing: Mapping[str, GpuPod], given: Collection[str], sliced: Collection[str] | None
     ) -> None:
-        """Find out the cards of such pods.
+        """Examine the pods without a record, and publish the result in the attributes.
 
         Args:
             missing: the result of `pods_without_record` before the kubelet's checkpoint was read.
@@ -172,7 +172,7 @@ class UnrecordedPods:
         self.bare = self._grants.bare = frozenset(bare)
 
     def _possible_shares(self, gpu_pod: GpuPod) -> tuple[Share, ...]:
-        """Return what a pod may hold whose cards could not be found out: a share on any card."""
+        """Return a share on any card, for a pod whose cards could not be found out."""
         if gpu_pod.request is None or (self._slices.reports_users and not gpu_pod.request.containers):
             return ()
         if not gpu_pod.request.containers:

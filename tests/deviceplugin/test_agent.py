@@ -303,7 +303,7 @@ def test_start_beyond_the_capacity_of_a_card_is_refused(node: Node) -> None:
         node.runs("p")
         node.create(decided("q", core=60))
         why = until(lambda: node.waits("q"))
-        assert "card 1 (GPU-n1-1) has no room: core 60% asked, 40% free; held by default/p" in why
+        assert "card 1 (GPU-n1-1) has insufficient capacity: core 60% requested, 40% free; held by default/p" in why
         assert events(node, "MgpuStartRefused")[0]["involvedObject"]["name"] == "q"
         node.api.delete(f"{PODS}/p")
         node.runs("q")

@@ -233,7 +233,9 @@ def test_pod_that_exceeds_the_capacity_of_a_card_waits(fake_node: FakeNode) -> N
     fake_node.admit(A, "uid-young")
     refused = fake_node.admit(B, "uid-old")
     fake_node.start(A)
-    with pytest.raises(Refused, match=r"card 1 \(GPU-n1-1\) has no room: core 60% asked, 40% free; held by default/y"):
+    with pytest.raises(
+        Refused, match=r"card 1 \(GPU-n1-1\) has insufficient capacity: core 60% requested, 40% free; held by default/y"
+    ):
         fake_node.start(B)
     assert [name for name, _ in fake_node.refusals] == ["old"]
     with pytest.raises(Unresolvable):

@@ -165,13 +165,13 @@ def test_capacity_of_a_card_counts_all_vocabularies_together(fake_node: FakeNode
     fake_node.admit(A, "uid-r", resource=CORE)
     fake_node.start(["1"], resource=SHARE)
     fake_node.start(A, resource=GPU_MEM)
-    with pytest.raises(Refused, match=r"memory 19\.0 GiB asked, 18\.0 GiB free; held by default/g, default/k"):
+    with pytest.raises(Refused, match=r"memory 19\.0 GiB requested, 18\.0 GiB free; held by default/g, default/k"):
         fake_node.start(A)
     fake_node.pods.drop(recorded(pod("g", requesting("c", {GPU_MEM: 2})), {"c": 1}))
     fake_node.start(A, resource=CORE)
     fake_node.deploy(recorded(pod("s", requesting("c", {CORE: 2, RATIO: 1})), {"c": 1}), B, resource=CORE)
     fake_node.admit(["9"], "uid-s", resource=RATIO)
-    with pytest.raises(Refused, match="memory ratio 1% asked, 0% free; held by default/k, default/r"):
+    with pytest.raises(Refused, match="memory ratio 1% requested, 0% free; held by default/k, default/r"):
         fake_node.start(B, resource=CORE)
 
 

@@ -344,7 +344,7 @@ def test_agent_leaves_whole_cards_to_nvidias_plugin_and_reports_its_cards(node: 
                     {"c": index},
                 )
             )
-            assert "has no room" in until(lambda: node.waits("q"))
+            assert "has insufficient capacity" in until(lambda: node.waits("q"))
             node.api.delete(f"{PODS}/p")
             node.runs("q")
             until(lambda: not listed(node))

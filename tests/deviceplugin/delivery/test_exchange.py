@@ -149,7 +149,10 @@ def test_cards_of_a_deleted_pod_that_others_hold_are_refused(fake_node: FakeNode
     fake_node.deploy(at(1, decided("q", "1")), A)
     fake_node.pods.drop(decided("gone", "0"))
     fake_node.pods.take(at(2, decided("full", "0", core=99)))
-    with pytest.raises(Refused, match=r"card 0 \(GPU-n1-0\) has no room: core 2% asked, 1% free; held by default/full"):
+    with pytest.raises(
+        Refused,
+        match=r"card 0 \(GPU-n1-0\) has insufficient capacity: core 2% requested, 1% free; held by default/full",
+    ):
         fake_node.start(A)
 
 

@@ -49,7 +49,7 @@ def test_occupy_pod_gets_the_card_of_its_record(node: Node) -> None:
         # No other pod may use the card.
         node.create(recorded(share("q", node="n1"), {"c": 1}))
         why = until(lambda: node.waits("q"))
-        assert "GPU-n1-1) has no room" in why
+        assert "GPU-n1-1) has insufficient capacity" in why
         assert why.endswith("held by a pod of another namespace")
 
 
@@ -68,7 +68,7 @@ def test_card_of_an_occupy_pod_from_nvidias_plugin_is_reported(node: Node) -> No
             node.runs("a")
             wait_for_limits(node, "1\n" + line("a"), card)
             node.create(recorded(share("q", node="n1"), {"c": int(card[-1])}))
-            assert "has no room" in until(lambda: node.waits("q"))
+            assert "has insufficient capacity" in until(lambda: node.waits("q"))
             assert [row["podUID"] for row in listed(node)] == [uid], "the Pod of the MtgpuPod holds no card"
     finally:
         nvidia.stop()

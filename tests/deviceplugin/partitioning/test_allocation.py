@@ -87,7 +87,7 @@ def test_first_of_two_pods_with_the_same_slice_runs(fake_node: FakeNode) -> None
         fake_node.pods.take(slice_pod(name, mig("2g.20gb@2"), phase="Pending"))
         fake_node.admit([i], f"uid-{name}", resource=TWO)
     fake_node.start(["0"], resource=TWO)
-    with pytest.raises(Refused, match=r"mig-2g.20gb slice 2 .* has no room: .* held by default/p"):
+    with pytest.raises(Refused, match=r"mig-2g.20gb slice 2 .* has insufficient capacity: .* held by default/p"):
         fake_node.start(["1"], resource=TWO)
     fake_node.restart(*(slice_pod(name, mig("2g.20gb@2"), phase="Pending") for name in ("q", "p")))
     fake_node.cards = made(mig("2g.20gb@2"))

@@ -31,9 +31,9 @@ def test_pods_that_fit_on_a_card_have_no_excess() -> None:
 
 def test_excess_names_the_dimension_and_the_holders() -> None:
     assert over(decided("p", mib=50 << 10, core=10), decided("q", mib=40 << 10, core=10)) == (
-        "card 0 (GPU-n1-0) has no room: memory 50.0 GiB asked, 40.0 GiB free; held by default/q"
+        "card 0 (GPU-n1-0) has insufficient capacity: memory 50.0 GiB requested, 40.0 GiB free; held by default/q"
     )
-    assert "core 60% asked, 40% free; held by default/q" in str(over(decided("p"), decided("q", "GPU-n1-0")))
+    assert "core 60% requested, 40% free; held by default/q" in str(over(decided("p"), decided("q", "GPU-n1-0")))
 
 
 def test_excess_names_only_pods_of_the_same_namespace() -> None:
@@ -47,14 +47,14 @@ def test_excess_names_only_pods_of_the_same_namespace() -> None:
 
 def test_whole_card_leaves_no_room_for_a_share() -> None:
     whole = read(pod("w", container("c", 100), annotations={ASSUMED: "true", RECORD + "c": "0"}))
-    assert "core 100% asked, 90% free" in str(over(whole, decided("q", core=10)))
+    assert "core 100% requested, 90% free" in str(over(whole, decided("q", core=10)))
 
 
 def test_slice_of_an_unpartitioned_card_holds_the_whole_card() -> None:
     """The node's label was removed while the pod runs."""
     sliced = read(slice_pod("s", place("4gb@0")))
     assert over(decided("p", core=10), sliced) == (
-        "card 0 (GPU-n1-0) has no room: core 10% asked, 0% free, memory 1.0 GiB asked, 0 B free; held by default/s"
+        "card 0 (GPU-n1-0) has insufficient capacity: core 10% requested, 0% free, memory 1.0 GiB requested, 0 B free; held by default/s"
     )
     assert over(decided("p", "1", core=10), sliced) is None
 

@@ -61,7 +61,7 @@ def test_pod_that_ran_before_the_agent_registered_holds_what_the_runtime_shows(n
         cri.environments[uid] = {"c": {"NVIDIA_VISIBLE_DEVICES": "GPU-n1-1"}}
         until(lambda: device_ids(node, uid) == [["GPU-n1-1"]])
         node.create(recorded(share("q", node="n1"), {"c": 1}))
-        assert "has no room" in until(lambda: node.waits("q"))
+        assert "has insufficient capacity" in until(lambda: node.waits("q"))
         node.create(recorded(share("r", node="n1"), {"c": 0}))
         node.runs("r")
 
@@ -71,7 +71,7 @@ def test_pod_holds_every_card_if_the_runtime_does_not_answer(node: Node) -> None
     with node.agent():
         until(lambda: device_ids(node, uid) == [["GPU-n1-0", "GPU-n1-1"]])
         node.create(recorded(share("q", node="n1"), {"c": 1}))
-        assert "has no room" in until(lambda: node.waits("q"))
+        assert "has insufficient capacity" in until(lambda: node.waits("q"))
 
 
 def test_pod_that_lost_its_record_keeps_the_delivered_card(node: Node) -> None:
@@ -85,7 +85,7 @@ def test_pod_that_lost_its_record_keeps_the_delivered_card(node: Node) -> None:
         (row,) = until(lambda: [row for row in rows(node) if row["podUID"] == uid])
         assert (row["deviceIDs"], row["share"]["core"]) == (["GPU-n1-1"], 700)
         node.create(recorded(share("q", node="n1"), {"c": 1}))
-        assert "has no room" in until(lambda: node.waits("q"))
+        assert "has insufficient capacity" in until(lambda: node.waits("q"))
 
 
 def test_receipt_of_a_bare_pod_is_removed(node: Node, folder: Path) -> None:
