@@ -1,4 +1,4 @@
-"""A node with two 80 GiB cards."""
+"""Fixtures: a node with two 80 GiB cards."""
 
 import tempfile
 from collections.abc import Iterator
@@ -14,16 +14,14 @@ CARDS = [{"count": 2, "model": "A100-SXM4-80GB", "memory": "80Gi"}]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short: a unix socket's path has at most 107 bytes."""
+    """Return a folder with a short path, since a unix socket's path has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as path:
         yield Path(path)
 
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start that waits for cards is refused after a second. The kubelet tries again, so nothing depends on how long
-    that is.
-    """
+    """Refuse a start that waits for cards after a second. The kubelet repeats it, so no test depends on the time."""
     monkeypatch.setattr("deviceplugin.allocation.allocator.WAIT_SECONDS", 1.0)
 
 

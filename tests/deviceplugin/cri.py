@@ -1,4 +1,4 @@
-"""A container runtime for tests: the calls of CRI by which an agent learns whether a pod still runs, and stops it."""
+"""A container runtime for tests, which serves the part of the CRI API that the agent calls."""
 
 import json
 from collections.abc import Iterator
@@ -16,10 +16,14 @@ UID = "io.kubernetes.pod.uid"
 
 
 class Cri(cri_pb2_grpc.RuntimeServiceServicer):
-    """running: UIDs of pods with a container that runs. ready: of pods with a sandbox, between two containers.
+    """The service.
 
-    stopped: containers that were stopped, with the time-out. failing: whether it refuses to stop any.
-    environments: UID → container → environment, of pods whose containers it can tell of one by one.
+    Attributes:
+        running: the UIDs of pods with a running container.
+        ready: the UIDs of pods with a ready sandbox, between two containers.
+        stopped: the containers that were stopped, with the timeout.
+        failing: whether it refuses to stop containers.
+        environments: pod UID → container → environment.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class FixedGpus:
 
 @dataclass
 class FixedCards:
-    """The cards of a node as `CardWatch` has them; None: not known yet."""
+    """The cards of a node as `CardWatch` has them; None if they have not been read."""
 
     cards: tuple[Card, ...] | None
 
@@ -89,13 +89,16 @@ class FakeNode(NoHolders):
         records: RecordVerifier = UNSEALED,
     ) -> None:
         self._records = records
-        self.folder, self._cdi, self._wait = folder, cdi, wait_seconds
+        self.folder = folder
+        self._cdi = cdi
+        self._wait = wait_seconds
         self._exposure = exposure or Exposure()
         self.cards: tuple[Card, ...] = cards(2)
         self.all_gpus: tuple[Card, ...] = ()
         self.entries: list[device_checkpoint.Entry] = []
         self.owned: list[Owner] = []
-        self.silent = self.resent = 0
+        self.silent = 0
+        self.resent = 0
         self.budget = WaitBudget(1e6, wait_seconds, lambda: 0.0)
         self.on_resend: Callable[[], None] = lambda: None
         self.refusals: list[tuple[str, str]] = []
@@ -137,8 +140,8 @@ class FakeNode(NoHolders):
     def make_mps(self, files: CdiFiles) -> Mps | None:  # noqa: ARG002
         return None
 
-    def _write(self, known: GpuPod, annotations: Any) -> None:
-        self.written.append((known.pod.name, dict(annotations)))
+    def _write(self, gpu_pod: GpuPod, annotations: Any) -> None:
+        self.written.append((gpu_pod.pod.name, dict(annotations)))
 
     def _allocator(self, resource: str, context: AllocationContext) -> Allocator:
         if self._cdi:
@@ -172,7 +175,7 @@ class FakeNode(NoHolders):
         return self.owned
 
     def admit(self, ids: list[str], uid: str, container: str = "c", resource: str = CORE) -> Answer:
-        """The kubelet allocates for a container and writes it down."""
+        """Allocate for a container as the kubelet does, and write the checkpoint."""
         answer = self.allocate(ids, resource=resource)
         self.note(answer, ids, uid, container, resource)
         return answer
@@ -200,7 +203,7 @@ class FakeNode(NoHolders):
         return self._run(lambda: self.allocators[resource].allocate(ids), meanwhile)
 
     def start(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None, resource: str = CORE) -> None:
-        """PreStartContainer; `meanwhile` happens while it waits."""
+        """Call PreStartContainer; `meanwhile` is called while it waits."""
         self._run(lambda: self.allocators[resource].pre_start(ids), meanwhile)
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, T]], meanwhile: Callable[[], None]) -> T:

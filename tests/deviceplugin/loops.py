@@ -1,4 +1,4 @@
-"""Coroutines on a loop and a thread of their own, so that tests can call them as the kubelet does: from outside."""
+"""Runs a coroutine on another thread, so that a test can call it from outside."""
 
 import asyncio
 import threading
@@ -9,10 +9,10 @@ from typing import Any
 
 @contextmanager
 def running(work: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[asyncio.AbstractEventLoop]:
-    """`work` runs until the end of the block, then it is cancelled; what it raises is raised here."""
+    """Run `work` until the end of the block, and then cancel it. Its errors are raised here."""
     loop = asyncio.new_event_loop()
-    asyncio_thread = threading.Thread(target=loop.run_forever, name="loop")
-    asyncio_thread.start()
+    thread = threading.Thread(target=loop.run_forever, name="loop")
+    thread.start()
     task = asyncio.run_coroutine_threadsafe(work(), loop)
     try:
         yield loop
@@ -20,7 +20,7 @@ def running(work: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[asyncio.A
         task.cancel()
         asyncio.run_coroutine_threadsafe(_others_done(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        asyncio_thread.join(60)
+        thread.join(60)
         loop.close()
     if not task.cancelled():
         task.result()

@@ -1,4 +1,4 @@
-"""What the scheduler's controller makes for MtgpuPods: their Pods, and the occupy pods that keep their cards."""
+"""The pods that the scheduler creates for MtgpuPods: their Pods, and occupy pods."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ def pod_of(
     memory: int = GIB,
     **more: Any,
 ) -> dict[str, Any]:
-    """The Pod of an MtgpuPod of this name, on the card with this UUID."""
-    said = dict(zip(mtgpu.ANNOTATIONS, (request, limit, str(memory), "zxcvb"), strict=True))
+    """Return the Pod of the MtgpuPod of this name, on the card with this UUID."""
+    share = dict(zip(mtgpu.ANNOTATIONS, (request, limit, str(memory), "zxcvb"), strict=True))
     raw = pod(name, {"name": "c", "image": "cuda", "env": [{"name": mtgpu.VISIBLE, "value": card}]}, **more)
-    raw["metadata"]["annotations"] = said
+    raw["metadata"]["annotations"] = share
     owner = {"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND, "name": name, "uid": f"mtgpu-{name}"}
     raw["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
     return raw
 
 
 def occupy_pod(gpuid: str = "zxcvb", node: str = "n1") -> dict[str, Any]:
-    """Without a record, as it is where NVIDIA's plugin serves whole cards."""
+    """Return an occupy pod without a record, as on a node with NVIDIA's plugin."""
     raw = pod(mtgpu.occupy_name(node, gpuid), requesting("c", {WHOLE: 1}), namespace="kube-system", node=node)
     raw["metadata"]["labels"] = {mtgpu.OCCUPY_LABEL: gpuid, "app.kubernetes.io/managed-by": "mgpu"}
     return raw

@@ -45,13 +45,13 @@ CRD = {
 
 
 def api_of(url: str, timeout: float = 60.0) -> Api:
-    """timeout: an API server in this process may answer late on a busy machine."""
+    """Return a client. The timeout is long, since the API server in this process may be slow on a busy machine."""
     return Api(client.Configuration(host=url, api_key={"authorization": "Bearer admin"}), timeout=timeout)
 
 
 @contextmanager
 def served(agent: Agent) -> Iterator[None]:
-    """The agent on a loop and a thread of its own; ended as SIGTERM does."""
+    """Run the agent on its own loop and thread, and stop it at the end as SIGTERM does."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -73,11 +73,14 @@ def served(agent: Agent) -> Iterator[None]:
 
 
 class Node:
-    """Node `n1` with simulated cards. `with node.agent(): …` runs the agent, as often as wanted."""
+    """The node `n1` with simulated cards. `with node.agent(): …` runs an agent."""
 
     def __init__(self, url: str, folder: Path, cards: object) -> None:
-        self.url, self.folder, self.api = url, folder, api_of(url)
-        self.file, self.limits = folder / "cards.yaml", folder / "limits"
+        self.url = url
+        self.folder = folder
+        self.api = api_of(url)
+        self.file = folder / "cards.yaml"
+        self.limits = folder / "limits"
         self.set_cards(cards)
         self.runtime = Runtime(folder / "cdi")
         config = KubeletConfig("n1", folder, retry_seconds=0.2, status_seconds=0.2)
@@ -91,20 +94,24 @@ class Node:
 
     @contextmanager
     def agent(self, **settings: Any) -> Iterator[Agent]:
-        """settings: of the block `deviceplugin`, or by their whole path."""
+        """Run an agent, and wait until it is ready.
+
+        Args:
+            settings: keys of the block `deviceplugin`, or whole paths.
+        """
         with self.starting(**settings) as agent:
             until(lambda: not agent.not_ready_reason() and self.healthy_ids())
             yield agent
 
     @contextmanager
     def starting(self, **settings: Any) -> Iterator[Agent]:
-        """The same, without waiting until it is ready."""
+        """Run an agent without waiting until it is ready."""
         with self.made(**settings) as agent, served(agent):
             yield agent
 
     @contextmanager
     def made(self, **settings: Any) -> Iterator[Agent]:
-        """The agent, which does not run yet."""
+        """Create an agent that does not run yet."""
         folders = {"kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), "limitsDir": str(self.limits)}
         own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
         api = api_of(self.url, timeout=10.0)
@@ -116,14 +123,14 @@ class Node:
         api.close()
 
     def healthy_ids(self) -> int:
-        """How many the kubelet can give out; its node status follows later."""
+        """Return how many core ids the kubelet can allocate. The node status follows later."""
         return self.kubelet.devices.capacity()[1].get(CORE, 0)
 
     def allocatable(self) -> Mapping[str, str]:
         return dict(self.api.get(NODE)["status"]["allocatable"])
 
     def create(self, pod: Mapping[str, Any]) -> Json:
-        """The pod as `tests.builders.pod` makes it; its UID is the API server's."""
+        """Create a pod of `tests.builders.pod`; the API server chooses its UID."""
         meta = {k: v for k, v in pod["metadata"].items() if k != "uid"}
         return self.api.create(PODS, {**pod, "metadata": meta})
 
@@ -134,12 +141,12 @@ class Node:
         return until(lambda: pod if (pod := self.pod(name))["status"]["phase"] == "Running" else None)
 
     def waits(self, name: str) -> str:
-        """Why the pod's container does not start."""
+        """Return why the pod's container does not start."""
         rows = self.pod(name)["status"].get("containerStatuses") or [{}]
         return str((rows[0].get("state", {}).get("waiting") or {}).get("message", ""))
 
     def decide(self, name: str, **cards: str) -> None:
-        """Write a record: container → card indexes."""
+        """Write an allocation record: container → card indexes."""
         record = {f"vke.volcengine.com/gpu-index-container-{c}": value for c, value in cards.items()}
         patch = {"metadata": {"annotations": {"vke.volcengine.com/assumed": "true", **record}}}
         self.api.patch(f"{PODS}/{name}", patch)

@@ -103,7 +103,7 @@ def test_card_of_a_running_pod_with_an_invalid_record_stays_held(fake_node: Fake
     fake_node._records = ELSEWHERE
     fake_node.restart(running(raw), sealed(of_node("later", "1"), ELSEWHERE))
     fake_node.admit(["3", "4"], "uid-later")
-    with pytest.raises(Refused, match="no room"):
+    with pytest.raises(Refused, match="insufficient capacity"):
         fake_node.start(["3", "4"])
 
 

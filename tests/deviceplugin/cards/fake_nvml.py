@@ -1,4 +1,4 @@
-"""NVML as it behaves: errors by code, handles that stay lost, numbers that shift when a card is pulled out."""
+"""A fake NVML: errors by code, handles that stay lost, and indexes that shift when a card is pulled out."""
 
 import queue
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class FakeCard:
 
 @dataclass
 class FakeNvml:
-    """`cards` is what is plugged in; what nvmlInit found stays so until it is called again. `driver`: error code."""
+    """The functions of `pynvml`. `cards` are plugged in, nvmlInit has `found` some; `driver` is an error code."""
 
     cards: list[FakeCard]
     driver: int = 0
@@ -54,7 +54,7 @@ class FakeNvml:
         return "570.86.15"
 
     def nvmlDeviceGetMigMode(self, handle: FakeCard) -> list[int]:  # noqa: N802
-        """None: the card knows no MIG."""
+        """Return the mode; raise if the card has no MIG."""
         self._check(handle)
         if handle.mig is None:
             raise pynvml.NVMLError(self.no_mig)
@@ -105,7 +105,7 @@ class FakeNvml:
         self._check()
 
     def nvmlEventSetWait(self, events: object, milliseconds: int) -> Any:  # noqa: N802, ARG002
-        """Nobody waits in a test: no event is a time-out at once."""
+        """Return the next event, or time out at once."""
         self._check()
         try:
             uuid, xid = self.events.get_nowait()

@@ -1,4 +1,4 @@
-"""Cards from NVML, through every state that a driver and a card can be in."""
+"""Cards from NVML, in all states of the driver and the cards."""
 
 import threading
 from pathlib import Path
@@ -174,7 +174,7 @@ def test_card_that_is_put_into_mig_mode_becomes_unhealthy(source: NvmlCards, nvm
     clock.now += RESTART_SECONDS
     assert health(source) == {"GPU-a": False, "GPU-b": True}
     source.read()
-    assert nvml.starts == 1, "it is not missing"
+    assert nvml.starts == 1, "the card is not missing"
 
 
 def test_card_in_mig_mode_is_kept_on_a_mig_node(nvml: FakeNvml, host: Host, clock: Clock) -> None:
@@ -183,7 +183,7 @@ def test_card_in_mig_mode_is_kept_on_a_mig_node(nvml: FakeNvml, host: Host, cloc
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
     assert health(source) == {"GPU-a": True, "GPU-b": True}
     mode = ""
-    assert health(source) == {"GPU-a": False, "GPU-b": True}, "its index is not given away"
+    assert health(source) == {"GPU-a": False, "GPU-b": True}, "its index stays reserved"
     mode = "mig"
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
@@ -191,7 +191,7 @@ def test_card_in_mig_mode_is_kept_on_a_mig_node(nvml: FakeNvml, host: Host, cloc
 def test_card_in_mig_mode_is_unhealthy_on_an_mps_node(nvml: FakeNvml, host: Host, clock: Clock) -> None:
     source = NvmlCards(nvml, host, clock, partition_mode=lambda: "mps")
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
-    assert health(source) == {"GPU-a": False, "GPU-b": True}, "the MIG manager must know it, to switch it off"
+    assert health(source) == {"GPU-a": False, "GPU-b": True}, "the mode manager must see the card, to switch MIG off"
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_DISABLE
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
@@ -202,7 +202,7 @@ def test_driver_older_than_mig_has_cards(source: NvmlCards, nvml: FakeNvml) -> N
 
 
 def test_indexes_of_an_earlier_agent_stay(nvml: FakeNvml, host: Host, clock: Clock) -> None:
-    """A card was pulled out while no agent ran, and another came."""
+    """A card was replaced while no agent ran."""
     before = {"GPU-gone": 0, "GPU-b": 1, "GPU-a": 2}
     nvml.cards.append(FakeCard("GPU-new"))
     found = NvmlCards(nvml, host, clock, lambda: before).read()

@@ -1,4 +1,4 @@
-"""The inventory on a machine with an NVIDIA GPU, field by field against what `nvidia-smi` prints."""
+"""The inventory on a machine with an NVIDIA GPU, compared with the output of `nvidia-smi`."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ _MINOR = re.compile(r"<uuid>(?P<uuid>[^<]+)</uuid>.*?<minor_number>(?P<minor>\d+
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """What it prints; skips the test where it, the driver or a GPU is missing."""
+    """Return its output. Skip the test if nvidia-smi, the driver or a GPU is missing."""
     path = shutil.which("nvidia-smi")
     if path is None:
         pytest.skip("no NVIDIA GPU: nvidia-smi is not installed")
@@ -23,7 +23,7 @@ def nvidia_smi(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_inventory_is_what_nvidia_smi_prints() -> None:
+def test_inventory_equals_the_output_of_nvidia_smi() -> None:
     table = nvidia_smi(f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
     printed = [tuple(cell.strip() for cell in line.split(",")) for line in table.splitlines()]
     source = NvmlCards()

@@ -1,4 +1,4 @@
-"""Cards from a file."""
+"""Simulated cards from a file."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_yaml_and_json_are_read_and_read_again_when_they_change(file: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "cards.yaml: must be a list of cards"),
         ("[{", "cards.yaml: is not YAML"),
@@ -34,9 +34,9 @@ def test_yaml_and_json_are_read_and_read_again_when_they_change(file: Path) -> N
         ("[{memory: 1Gi, color: red}]", r"cards.yaml\[0\].color: unknown"),
     ],
 )
-def test_invalid_card_list_is_refused_with_its_path(file: Path, text: str, said: str) -> None:
+def test_invalid_card_list_is_refused_with_its_path(file: Path, text: str, message: str) -> None:
     file.write_text(text)
-    with pytest.raises(BadObject, match=said):
+    with pytest.raises(BadObject, match=message):
         SimulatedCards(file, "n1").read()
 
 

@@ -1,4 +1,4 @@
-"""One agent at a time serves a node."""
+"""The lock of a node."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ HOLD = "import sys, time; from pathlib import Path; from deviceplugin.handover.n
 HOLD += "print(NodeLock(Path(sys.argv[1])).try_acquire(), flush=True); time.sleep(60)"
 
 
-def test_lock_held_second_one_does_not_get_it(tmp_path: Path) -> None:
+def test_held_lock_cannot_be_acquired(tmp_path: Path) -> None:
     first, second = NodeLock(tmp_path / "device-plugins"), NodeLock(tmp_path / "device-plugins")
     assert first.try_acquire()
     assert first.try_acquire()
@@ -26,7 +26,7 @@ def test_lock_held_second_one_does_not_get_it(tmp_path: Path) -> None:
     second.release()
 
 
-def test_lock_held_by_a_process_that_is_killed_is_free(tmp_path: Path) -> None:
+def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"True\n"
@@ -38,7 +38,7 @@ def test_lock_held_by_a_process_that_is_killed_is_free(tmp_path: Path) -> None:
         lock.release()
 
 
-def test_lock_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadObject, match="Not a directory"):
         NodeLock(tmp_path / "file" / "device-plugins").try_acquire()

@@ -1,4 +1,4 @@
-"""The node agent without gRPC, threads or time: its own allocations, pod cache, CDI files and service."""
+"""An agent without gRPC, threads or time: its allocators, pod cache, CDI files and plugins."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ RESOURCES = tuple(resource.name for resource in id_resources((), SETTINGS))
 
 
 class Listing(PodResources):
-    """PodResources of a kubelet in the same process; `busy`: so many queries are refused."""
+    """PodResources of a kubelet in this process. It refuses the next `busy` queries."""
 
     def __init__(self, query: Callable[[], podresources_pb2.ListPodResourcesResponse]) -> None:
         super().__init__(Path())
@@ -49,7 +49,7 @@ class Context:
 
 
 class Agent(NoHolders):
-    """One life of the agent. It sees the pods late: `sync` is its list, `see` one event of its watch."""
+    """An agent from its start to its end. It reads pods late: `sync` lists them, `see` delivers events of the watch."""
 
     def __init__(
         self,
@@ -59,9 +59,13 @@ class Agent(NoHolders):
         cdi: CdiFiles,
         checkpoint: Path,
     ) -> None:
-        self.alive, self.synced, self.queue = True, False, list[tuple[str, Raw]]()
-        self.listing, self._cdi, self._cards = listing, cdi, cards
-        self._known: dict[str, Raw] = {}
+        self.alive = True
+        self.synced = False
+        self.queue: list[tuple[str, Raw]] = []
+        self.listing = listing
+        self._cdi = cdi
+        self._cards = cards
+        self._stored: dict[str, Raw] = {}
         self._changed = Wakeup()
         self._pods = NodePods(SETTINGS, self._changed.wake)
         self._grants = Grants(read_delivered(cdi.environments()))
@@ -94,7 +98,7 @@ class Agent(NoHolders):
             task.cancel()
 
     def serve(self, resource: str, update: Callable[[dict[str, bool]], None]) -> None:
-        """A stream of device lists."""
+        """Open a stream of device lists."""
         self._tasks.append(self._loop.create_task(self._stream(self.plugins[resource], update)))
         self._loop.let_pass(0)
 
@@ -110,13 +114,13 @@ class Agent(NoHolders):
         self._loop.let_pass(0)
 
     def sync(self, pods: Sequence[Raw]) -> None:
-        """A list, as the Reflector hands it over."""
+        """Deliver a list of pods as the Reflector does."""
         self.queue.clear()
         present = {raw["metadata"]["uid"] for raw in pods}
         for raw in pods:
             self._take("put", raw)
-        for uid in [uid for uid in self._known if uid not in present]:
-            self._take("gone", self._known[uid])
+        for uid in [uid for uid in self._stored if uid not in present]:
+            self._take("gone", self._stored[uid])
         self.synced = True
         self._changed.wake()
 
@@ -126,14 +130,14 @@ class Agent(NoHolders):
 
     def _take(self, what: str, raw: Raw) -> None:
         if what == "put":
-            self._known[raw["metadata"]["uid"]] = raw
+            self._stored[raw["metadata"]["uid"]] = raw
             self._pods.take(raw)
         else:
-            self._known.pop(raw["metadata"]["uid"], None)
+            self._stored.pop(raw["metadata"]["uid"], None)
             self._pods.drop(raw)
 
     async def _clean_up(self) -> None:
-        """As `Agent` has it."""
+        """Remove gone pods, as `deviceplugin.reconciler` does."""
         self._changed.bind()
         while not self.synced:
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""The API server of the state machine: pods by name, every change handed to whoever watches; no HTTP."""
+"""The API server of the state machine, without HTTP: it stores pods by name, and calls watchers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,9 +10,9 @@ Watcher = Callable[[str, Raw], None]
 
 
 class Cluster:
-    """`patch` and `delete` are what the playground's pod workers call. `last`: each UID's pod as it last was.
+    """The stored pods. The playground's pod workers call `patch` and `delete`.
 
-    A pod is replaced, never edited in place: who got an event keeps what it was then.
+    Pods are replaced and never changed in place, so that events keep their content. `last` has the last state by UID.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Cluster:
         self._tell("gone", self.pods.pop(name))
 
     def patch(self, path: str, patch: Mapping[str, Any], _kind: str) -> None:
-        """The status of a pod, with its UID as a precondition."""
+        """Change the status of a pod, with its UID as a precondition."""
         name = path.removesuffix("/status").rpartition("/")[2]
         self._check(name, patch["metadata"]["uid"])
         raw = self.pods[name]

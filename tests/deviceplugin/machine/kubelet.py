@@ -1,4 +1,4 @@
-"""The playground's kubelet without threads, sockets or time: its device manager and pod workers, moved by hand."""
+"""The playground's kubelet without threads, sockets or time: the test moves its device manager and pod workers."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.deviceplugin.machine.cluster import Cluster, Raw
 
 
 class Killed(BaseException):
-    """The kubelet ends in the middle of what it does; what it asked a plugin is cancelled."""
+    """The kubelet is killed; its calls to plugins are cancelled."""
 
 
 class NoEvents:
@@ -28,7 +28,7 @@ class NoEvents:
 
 
 class Kubelet:
-    """`waiting`: pods that wait for admission. `failed`: why pods were rejected, by UID."""
+    """The kubelet. `waiting` has the pods that wait for admission, `failed` the reasons of rejected pods by UID."""
 
     def __init__(self, folder: Path, cluster: Cluster, runtime: Runtime, rng: random.Random) -> None:
         self.folder, self._cluster, self.runtime, self._rng = folder, cluster, runtime, rng
@@ -39,7 +39,7 @@ class Kubelet:
         self.start()
 
     def start(self) -> None:
-        """Once more too: the checkpoint and the containers stay, everything else is new."""
+        """Start or restart: only the checkpoint and the containers stay."""
         for worker in self.workers.values():
             worker.stop()
         self._pods = {raw["metadata"]["uid"]: raw for raw in self._cluster.pods.values()}
@@ -60,7 +60,7 @@ class Kubelet:
         return [uid for uid, worker in self.workers.items() if not worker.ended]
 
     def admit(self, position: int) -> None:
-        """One of the waiting pods; what was there when the kubelet started goes first, oldest first."""
+        """Admit a waiting pod. Pods from before the start of the kubelet come first, the oldest one first."""
         if self.admitting or not self.waiting:
             return
         uid = self.waiting.pop(position % len(self.waiting) if self._found.isdisjoint(self.waiting) else 0)
@@ -85,7 +85,7 @@ class Kubelet:
                 worker.update(latest)
 
     def work(self, uid: str) -> None:
-        """Bring a pod one step further, unless that is under way."""
+        """Sync a pod, unless that is in progress."""
         worker = self.workers.get(uid) or self._leaving.get(uid)
         if worker is None or uid in self._busy:
             return
@@ -105,7 +105,7 @@ class Kubelet:
                 self.devices.allocate(raw, container, running=running)
                 asked = {name for name in container.get("resources", {}).get("limits", {}) if name in RESOURCES}
                 if not running and (missing := asked - self.devices.ids(uid, container["name"]).keys()):
-                    # Without a checkpoint it knows no such resource, and has set the node's amount of it to 0.
+                    # Without a checkpoint it has set the capacity of the resource to 0.
                     return f"OutOf{min(missing)}"
         except AdmissionError as error:
             return str(error)

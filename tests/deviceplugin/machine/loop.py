@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when nothing else is left to do: what waits five seconds waits none."""
+"""An event loop with virtual time, which advances only when nothing else can run, so that no test waits."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Driven from outside, a bit at a time: several calls can be under way while the test does something else."""
+    """A loop that the test runs in steps, so that it can act while calls are in progress."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Whatever happens on a node, in whatever order: every container runs on exactly the cards of its own record."""
+"""A state machine of a node with faults: every container runs on exactly the cards of its record."""
 
 import shutil
 import tempfile
@@ -21,8 +21,8 @@ def small(name: str, **more: Any) -> dict[str, Any]:
     return container(name, 2, 30 * GIB, **more)
 
 
-def asking(name: str, **amounts: object) -> dict[str, Any]:
-    """A container that asks for `koordinator.sh/` and other resources; `_` stands for `-`."""
+def requesting(name: str, **amounts: object) -> dict[str, Any]:
+    """Return a container that requests these resources, by their names in `NAMES`."""
     named = {NAMES[key]: str(amount) for key, amount in amounts.items()}
     return {"name": name, "image": "cuda", "resources": {"requests": named, "limits": dict(named)}}
 
@@ -47,16 +47,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "inits": {"init": [small("i"), container("j", 3, 20 * GIB)], "app": [small("c"), container("d", 1, 10 * GIB)]},
     "sidecar": {"init": [small("s", restartPolicy="Always"), container("i", 3, 10 * GIB)], "app": [small("c")]},
     "whole": {"app": [container("c", 100)]},
-    "two ids": {"app": [asking("c", core=3, ratio=30)]},
-    "two ids beside one": {"app": [asking("c", core=3, ratio=20), asking("d", ratio=20)]},
+    "two ids": {"app": [requesting("c", core=3, ratio=30)]},
+    "two ids beside one": {"app": [requesting("c", core=3, ratio=20), requesting("d", ratio=20)]},
     "one id, then two": {
-        "init": [asking("i", ratio=30), asking("j", core=3, memory=20 << 30)],
-        "app": [asking("c", core=2, ratio=30), asking("d", ratio=10)],
+        "init": [requesting("i", ratio=30), requesting("j", core=3, memory=20 << 30)],
+        "app": [requesting("c", core=2, ratio=30), requesting("d", ratio=10)],
     },
-    "two ids, then one": {"init": [asking("i", mgpu=2, mib=20 * GIB, share=1)], "app": [small("c")]},
-    "a share alone": {"app": [asking("c", memory=30 << 30, share=1)]},
-    "gpushare": {"init": [asking("i", mem=3)], "app": [asking("c", mem=2), asking("d", mem=3)]},
-    "whole card": {"app": [asking("c", gpu=1)]},
+    "two ids, then one": {"init": [requesting("i", mgpu=2, mib=20 * GIB, share=1)], "app": [small("c")]},
+    "a share alone": {"app": [requesting("c", memory=30 << 30, share=1)]},
+    "gpushare": {"init": [requesting("i", mem=3)], "app": [requesting("c", mem=2), requesting("d", mem=3)]},
+    "whole card": {"app": [requesting("c", gpu=1)]},
 }
 shapes, places = st.sampled_from(sorted(SHAPES)), st.integers(0, 15)
 names = st.sampled_from(["p", "q", "r", "s"])
@@ -90,8 +90,8 @@ class NodeMachine(RuleBasedStateMachine):
         raw = pod(name, *spec["app"], init=tuple(spec.get("init", ())), uid=f"{name}-{self.created}", node="n1")
         raw["spec"]["restartPolicy"] = spec.get("restartPolicy", "Always")
         raw["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{self.created // 2:02}Z"
-        asking = [c["name"] for c in (*spec.get("init", ()), *spec["app"]) if c.get("resources")]
-        return raw, {c: where >> i & 1 for i, c in enumerate(asking)}
+        requesting_gpus = [c["name"] for c in (*spec.get("init", ()), *spec["app"]) if c.get("resources")]
+        return raw, {c: where >> i & 1 for i, c in enumerate(requesting_gpus)}
 
     @rule(
         name=names,
@@ -100,7 +100,7 @@ class NodeMachine(RuleBasedStateMachine):
         kind=st.sampled_from(["bound", "bound", "bound", "late", "forged"]),
     )
     def a_pod_is_bound(self, name: str, shape: str, where: int, kind: str) -> None:
-        """Or created anew under its name, where there is one."""
+        """Create a pod; replace the pod of this name if there is one."""
         if name in self.world.cluster.pods:
             self.world.delete(name, force=True)
         self.create(name, shape, where, kind)
@@ -118,14 +118,14 @@ class NodeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.kubelet.working())
     @rule(which=numbers, fates=fates)
     def a_pod_goes_on(self, which: int, fates: list[str]) -> None:
-        """Its containers start, or end where it is deleted."""
+        """Start its containers, or end them if it is deleted."""
         working = self.world.kubelet.working()
         with self.world.fated(fates):
             self.world.work(working[which % len(working)])
 
     @rule(fates=fates, soon=soon)
     def all_pods_go_on(self, fates: list[str], soon: bool) -> None:
-        """`soon`: after whatever had failed is back."""
+        """With `soon`, recover from faults before."""
         if soon:
             self.world.recover()
         with self.world.fated(fates):
@@ -191,7 +191,7 @@ class NodeMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def finish(self) -> None:
-        """All faults end: what can run runs. All pods end: nothing is left of them, and all ids can be had again."""
+        """End all faults: pods run if they can. Delete all pods: all their data is removed, and all ids are free."""
         world = self.world
         world.settle()
         world.check_settled()
@@ -201,7 +201,7 @@ class NodeMachine(RuleBasedStateMachine):
         assert not world.cluster.pods
         world.check_settled()
         raw, _ = self.make("last", "whole", 0)
-        raw["spec"]["containers"] = [asking(name, mgpu=100, share=16) for name in "cd"]
+        raw["spec"]["containers"] = [requesting(name, mgpu=100, share=16) for name in "cd"]
         world.create(raw, {"c": 0, "d": 1})
         world.settle()
         assert world.cluster.pods["last"]["status"]["phase"] == "Running", world.kubelet.failed

@@ -30,7 +30,7 @@ _MEANWHILE = ("die", "sync", "event", "decide", "delete")
 
 
 class World:
-    """`fates`: what happens inside the next calls of the kubelet to the agent, one after the other."""
+    """A node with API server, kubelet and agent. `fates` has the events inside the next calls of the agent."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.loop, self.rng = folder, VirtualLoop(), Lowest(seed)
@@ -59,9 +59,12 @@ class World:
     # Pods
 
     def create(self, raw: Raw, record: Mapping[str, int], *, late: bool = False, forged: bool = False) -> None:
-        """Bind a pod here, unless it does not fit. `record`: container → card.
+        """Bind a pod to the node, unless it does not fit.
 
-        `late`: its record comes later; `forged`: fits or not, by hand.
+        Args:
+            record: container → card.
+            late: write the record later.
+            forged: bind the pod even if it does not fit.
         """
         uid, decided = raw["metadata"]["uid"], recorded(raw, record, CARDS)
         known = read_gpu_pod(decided, SETTINGS)
@@ -90,7 +93,7 @@ class World:
             self.cluster.edit(name, deletionTimestamp="now")
 
     def over(self, held: Sequence[Sequence[Share]]) -> list[int]:
-        """The cards that these pods put over their size."""
+        """Return the cards whose capacity these pods exceed."""
         found = []
         for card in CARDS:
             uses = [Holding("", "", "", "", "", tuple(shares)).uses(card) for shares in held]
@@ -151,7 +154,7 @@ class World:
 
     def restart_kubelet(self) -> None:
         if self.stale:
-            devices = self.kubelet.devices  # writes it once more: a kubelet that forgets is another story
+            devices = self.kubelet.devices  # writes the checkpoint again
             known = devices.all_ids().get(CORE, ())
             devices.update(CORE, {i: devices.health(CORE, i) == "Healthy" for i in known})
         self.stale = False
@@ -159,7 +162,7 @@ class World:
         self.registered = set()
 
     def reboot(self, *, keep_checkpoint: bool) -> None:
-        """What lies in memory is gone, /var/run too, and on some nodes the kubelet's folder."""
+        """Reboot the node. /var/run is lost, and on some nodes the kubelet's folder too."""
         self.kill_agent()
         self.runtime.reboot()
         for file in [*([] if keep_checkpoint else [self.folder / FILE]), *self.cdi_folder.iterdir()]:
@@ -172,7 +175,7 @@ class World:
             self._offer(resource)
 
     def fate(self, *, writing: bool = False) -> None:
-        """The next of the fates, in the middle of a call; `writing`: while the agent writes a CDI file."""
+        """Let the next event happen inside a call, or with `writing` while the agent writes a CDI file."""
         if writing and self.fates and self.fates[0] not in _MEANWHILE:
             return
         what = self.fates.pop(0) if self.fates else ""
@@ -202,7 +205,7 @@ class World:
         self.late = True
 
     def _be_stale(self) -> None:
-        """Of two writers of the kubelet the later one was overtaken: its checkpoint is as before the last answer."""
+        """Restore the checkpoint from before the last answer, as if one writer of the kubelet had overtaken another."""
         if self.before_answer and self.registered:
             (self.folder / FILE).write_bytes(self.before_answer)
             self.stale = True
@@ -266,7 +269,7 @@ class World:
         assert not self.over(started), "a card is over its size"
 
     def _check_exact(self) -> None:
-        """Every container that was started since the last look got the cards of its own record, all of them."""
+        """Check that each container that has started since the last check has exactly the cards of its record."""
         containers = self.runtime.containers()
         for container in containers[self._checked :]:
             own = self._cards_of(container.uid, container.name)
@@ -280,7 +283,7 @@ class World:
         self._checked = len(containers)
 
     def recover(self) -> None:
-        """What happens by itself soon after every fault."""
+        """Let everything happen that happens by itself after a fault."""
         if not self.agent.alive:
             self.start_agent()
         if not self.agent.synced:
@@ -290,7 +293,7 @@ class World:
             self.register()
 
     def settle(self) -> None:
-        """No faults any more, and time enough."""
+        """End all faults, and let time pass."""
         self.set_health(0, healthy=True)
         self.set_health(1, healthy=True)
         self.recover()
@@ -305,7 +308,7 @@ class World:
         self.check()
 
     def check_settled(self) -> None:
-        """Whoever can run runs, and the CDI files are those of pods that are there."""
+        """Check that all pods run that can run, and that all CDI files are those of existing pods."""
         crowded = self.over(list(self._held()))
         for raw in self.live():
             uid = raw["metadata"]["uid"]
@@ -318,14 +321,14 @@ class World:
 
 
 class Lowest(random.Random):
-    """Mostly the first ones, so that ids of pods that have gone come back at once."""
+    """A generator that mostly samples the first values, so that ids of deleted pods are used again at once."""
 
     def sample(self, population: Sequence[Any], k: int, **_: Any) -> list[Any]:
         return super().sample(population, k) if self.random() < 0.2 else list(population[:k])
 
 
 class Cdi(CdiFiles):
-    """Other threads (the watch) go on while a file is written."""
+    """CDI files with events while a file is written, as on other threads."""
 
     def __init__(self, folder: Path, meanwhile: Callable[[], None]) -> None:
         super().__init__(folder)
@@ -337,7 +340,7 @@ class Cdi(CdiFiles):
 
 
 class Endpoint:
-    """The kubelet's client of one life of the agent; each call meets its fate."""
+    """The kubelet's client of one agent. Events happen inside its calls (`World.fate`)."""
 
     pre_start_required = True
 

@@ -54,7 +54,8 @@ def test_slice_of_an_unpartitioned_card_holds_the_whole_card() -> None:
     """The node's label was removed while the pod runs."""
     sliced = read(slice_pod("s", place("4gb@0")))
     assert over(decided("p", core=10), sliced) == (
-        "card 0 (GPU-n1-0) has insufficient capacity: core 10% requested, 0% free, memory 1.0 GiB requested, 0 B free; held by default/s"
+        "card 0 (GPU-n1-0) has insufficient capacity: core 10% requested, 0% free, "
+        "memory 1.0 GiB requested, 0 B free; held by default/s"
     )
     assert over(decided("p", "1", core=10), sliced) is None
 

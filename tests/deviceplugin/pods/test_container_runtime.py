@@ -1,4 +1,4 @@
-"""What a container runtime says of a pod's containers."""
+"""The client of the container runtime."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ ENV = {
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may be busy."""
+    """Allow slow answers, since the machine may be busy."""
     monkeypatch.setattr("deviceplugin.pods.container_runtime._QUERY_SECONDS", 60.0)
 
 
 class Cri(cri_pb2_grpc.RuntimeServiceServicer):
-    """Two pods; of the first one `c` runs and `init` has ended."""
+    """A runtime with two pods. In the first one `c` runs and `init` has ended."""
 
     def __init__(self, info: dict[str, str], name: str = "containerd") -> None:
         self._info, self._name = info, name
@@ -70,7 +70,7 @@ def serving(socket: Path, info: dict[str, str], name: str = "containerd") -> Ite
         server.stop(None).wait()
 
 
-def ask(socket: Path | None, uid: str = "u") -> Any:
+def environments(socket: Path | None, uid: str = "u") -> Any:
     async def run() -> Any:
         runtime = ContainerRuntime(socket)
         try:
@@ -84,8 +84,8 @@ def ask(socket: Path | None, uid: str = "u") -> Any:
 def test_environments_are_those_of_containers_that_run_or_have_run(folder: Path) -> None:
     shown = {"A": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
     with serving(folder / "cri.sock", ENV):
-        assert ask(folder / "cri.sock") == {"c": shown, "init": shown}
-        assert ask(folder / "cri.sock", "w") == {}
+        assert environments(folder / "cri.sock") == {"c": shown, "init": shown}
+        assert environments(folder / "cri.sock", "w") == {}
 
 
 NODES = [{"path": path} for path in ("/dev/nvidia3", "/dev/nvidiactl", "/dev/null", "/dev/nvidia-uvm")]
@@ -108,7 +108,7 @@ def test_cards_by_mounts_or_device_nodes_are_found(
 ) -> None:
     info = {"info": json.dumps({"runtimeSpec": {"process": {"env": env}, **spec}})}
     with serving(folder / "cri.sock", info):
-        assert ask(folder / "cri.sock")["c"]["NVIDIA_VISIBLE_DEVICES"] == cards
+        assert environments(folder / "cri.sock")["c"]["NVIDIA_VISIBLE_DEVICES"] == cards
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,16 @@ def test_cards_by_mounts_or_device_nodes_are_found(
 )
 def test_report_in_another_form_raises_retry_later(folder: Path, info: dict[str, str]) -> None:
     with serving(folder / "cri.sock", info), pytest.raises(RetryLater, match="not readable"):
-        ask(folder / "cri.sock")
+        environments(folder / "cri.sock")
 
 
 def test_missing_runtime_raises_retry_later(folder: Path) -> None:
     for socket in (None, folder / "none.sock"):
         with pytest.raises(RetryLater, match="there is no container runtime"):
-            ask(socket)
+            environments(socket)
     (folder / "dead.sock").touch()
     with pytest.raises(RetryLater, match="container runtime: UNAVAILABLE"):
-        ask(folder / "dead.sock")
+        environments(folder / "dead.sock")
 
 
 @pytest.mark.parametrize(
