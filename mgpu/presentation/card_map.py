@@ -350,10 +350,8 @@ def _models(node: NodeView) -> Iterator[str]:
 def _share(node: NodeView, what: str) -> str:
     """Return how much of all cards of the node, including unhealthy cards, is held, in percent."""
     states = [card.state for card in node.cards]
-    if what == "core":
-        used, total = sum(s.core_used for s in states), sum(s.card.core for s in states)
-    else:
-        used, total = sum(s.memory_used for s in states), sum(s.card.memory for s in states)
+    used = sum(s.core_used if what == "core" else s.memory_used for s in states)
+    total = sum(s.card.core if what == "core" else s.card.memory for s in states)
     return f"{100 * used / total:.0f}%" if total else "0%"
 
 

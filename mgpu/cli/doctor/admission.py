@@ -79,7 +79,7 @@ def _check_dry_run(installation: Installation) -> Iterator[Finding]:
 
 
 def check_bindings(installation: Installation, failed: Collection[str]) -> Iterator[Finding]:
-    """Check that Bindings reach mgpu. With failurePolicy Ignore all Bindings pass if they do not.
+    """Check that Bindings reach mgpu. If they do not, all of them pass, because failurePolicy is Ignore.
 
     failed: the checks that have failed. If one of them is the cause, nothing more is reported.
     """

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mgpu.cli import cluster_objects
 from mgpu.cli.doctor.callers import ENDPOINTS, environment_variables
 from mgpu.cli.doctor.installation import COMPONENT, DryRun, Installation, Raw, Sealing, Secret, is_nvidia_plugin
-from mgpu.cli.doctor.records import CONFIG_MAP, texts_of, verify_records
+from mgpu.cli.doctor.records import CONFIG_MAP, verify_records
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
@@ -106,9 +106,8 @@ def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealin
     if not config_map:
         return None
     try:
-        return verify_records(
-            RecordVerifier(read_public_keys(CONFIG_MAP, texts_of(config_map)), frozenset(settings.records.peers)), pods
-        )
+        keys = read_public_keys(CONFIG_MAP, config_map.get("data") or {})
+        return verify_records(RecordVerifier(keys, frozenset(settings.records.peers)), pods)
     except BadObject as error:
         return error
 

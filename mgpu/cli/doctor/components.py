@@ -54,7 +54,9 @@ def check_custom_resources(installation: Installation) -> Iterator[Finding]:
 
 def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
     """Check that exactly one scheduler decides. Two would allocate the same card twice: each has its own ledger."""
-    problems = list(_several(installation)) or list(_none(installation)) or list(_wrong_label(installation))
+    problems = (
+        list(_several_schedulers(installation)) or list(_no_scheduler(installation)) or list(_wrong_label(installation))
+    )
     for text, remedy in problems:
         yield Finding(SINGLE_SCHEDULER, Level.FAILED, text, remedy)
     leases = _own_leases(installation)
@@ -64,7 +66,7 @@ def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
         yield Finding(SINGLE_SCHEDULER, Level.OK, "one scheduler found (leader election is off)")
 
 
-def _none(installation: Installation) -> Iterator[tuple[str, str]]:
+def _no_scheduler(installation: Installation) -> Iterator[tuple[str, str]]:
     """Report that no scheduler decides, unless it may have been started by hand, without a Deployment."""
     if _DEPLOYMENT in installation.workloads:
         remedy = f"{installation.kubectl} get lease,pods; {installation.kubectl} logs deployment/{_DEPLOYMENT}"
@@ -101,7 +103,7 @@ def _own_leases(installation: Installation) -> list[Raw]:
     return [lease for lease in installation.held_leases() if lease["metadata"]["namespace"] == installation.namespace]
 
 
-def _several(installation: Installation) -> Iterator[tuple[str, str]]:
+def _several_schedulers(installation: Installation) -> Iterator[tuple[str, str]]:
     """Report that several schedulers decide."""
     namespaces = sorted(lease["metadata"]["namespace"] for lease in installation.held_leases())
     configurations = installation.configurations.get("mutatingwebhookconfigurations", ())

@@ -3,7 +3,7 @@
 `collection` calls `verify_records` with all pods; `command.diagnose` calls `check_records`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mgpu.cli.doctor.installation import Finding, Installation, Level, Raw, Sealing
@@ -66,7 +66,3 @@ def check_records(installation: Installation) -> Iterator[Finding]:
         keys = sealing.records.keys
         count = f"{len(keys.public)} key{'' if len(keys.public) == 1 else 's'}"
         yield Finding(CHECK, Level.OK, f"records are sealed since {keys.since} ({count})")
-
-
-def texts_of(config_map: Raw) -> Mapping[str, str]:
-    return {str(name): str(text) for name, text in (config_map.get("data") or {}).items()}

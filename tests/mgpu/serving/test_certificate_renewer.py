@@ -71,23 +71,23 @@ def subjects(files: Files) -> list[x509.Name]:
     return [ca.subject for ca in x509.load_pem_x509_certificates(files[CA])]
 
 
-@pytest.mark.parametrize("found", [None, {}, {CA: b""}, {CA_KEY: b"x"}], ids=["no Secret", "empty", "no CA", "noise"])
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        {},
+        {CA: b""},
+        {CA_KEY: b"x"},
+        {CA: create_authority(NOW)[CA]},
+        create_authority(NOW - CA_LIFETIME - timedelta(days=1)),
+    ],
+    ids=["no Secret", "empty", "no CA", "noise", "no key", "expired"],
+)
 def test_missing_ca_is_an_error_and_nothing_is_written(found: Files | None) -> None:
     cluster = Cluster(found)
     with pytest.raises(NoAuthority):
         ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
     assert cluster.writes == 0
-
-
-def test_ca_without_key_is_an_error() -> None:
-    cluster = Cluster({CA: create_authority(NOW)[CA]})
-    with pytest.raises(NoAuthority):
-        ensure_certificate(store_of(cluster), NAMES, NOW, Authority.GIVEN)
-
-
-def test_expired_ca_is_an_error() -> None:
-    with pytest.raises(NoAuthority):
-        renew_if_due(create_authority(NOW), NAMES, NOW + CA_LIFETIME + timedelta(days=1), Authority.GIVEN)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.7, 0.99])
