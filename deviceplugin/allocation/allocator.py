@@ -90,7 +90,7 @@ class UnrecordedHoldings(Protocol):
 
 
 class StartListener(Protocol):
-    """Receives the decisions about starts, on the event loop. The methods must not block."""
+    """The receiver of decisions about starts, which are made on the event loop. The methods must not block."""
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
         """Report that a container of this pod may not start now. The kubelet will try again."""

@@ -14,7 +14,7 @@ _WAS_PRESENT = float("-inf")
 
 
 class CheckpointPods:
-    """Not thread-safe.
+    """The pods that the kubelet's checkpoint names. Not thread-safe.
 
     The checkpoint runs ahead of the watch for a new pod, and keeps the ids of an ended pod until the next allocation.
     """

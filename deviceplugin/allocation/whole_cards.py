@@ -32,7 +32,9 @@ _NVIDIA_SOCKETS = ("nvidia-gpu.sock", "nvidia.sock")
 
 
 class WholeCards:
-    """Used on one event loop; attributes may be read from any thread.
+    """The server of whole cards, and the cards that pods have without an allocation record of mgpu.
+
+    Used on one event loop. The attributes may be read from any thread.
 
     Args:
         setting: `deviceplugin.wholeCards`.

@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 class RecordExchange:
-    """Used on one event loop.
+    """The exchange of allocation records on one node. Used on one event loop.
 
     Args:
         gpus: returns the GPUs of the node.

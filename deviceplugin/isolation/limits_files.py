@@ -25,7 +25,7 @@ _INTERVAL_SECONDS = 10.0
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def content(rows: Iterable[LimitedPod]) -> bytes:
+def format_limits(rows: Iterable[LimitedPod]) -> bytes:
     """Return the content of a card's file, ordered by namespace, name and UID. Decimals are as short as possible."""
     lines = [f"{r.namespace}/{r.name} {r.request / 1000:g} {r.limit / 1000:g} {r.memory}" for r in sorted(rows)]
     return "\n".join([str(len(lines)), *lines, ""]).encode()
@@ -46,7 +46,7 @@ class LimitedPods(Protocol):
 
 
 class LimitsFiles:
-    """Keeps the files current on a thread of its own, from `start` to `stop`. The files stay afterwards, as Pods do.
+    """A thread that keeps the files current, from `start` to `stop`. The files stay afterwards, as Pods do.
 
     Args:
         folder: the setting `deviceplugin.limitsDir`. If it is empty, nothing is written.
@@ -117,7 +117,7 @@ class LimitsFiles:
 def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
     """Write the file of a card unless it is current. It is created for the card's first Pod. Raises OSError."""
     old = _read(file)
-    new = content(pods)
+    new = format_limits(pods)
     if old == new or (old is None and not pods):
         return
     size = len(old or b"")

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, existing, usable
+from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, existing_instances, usable_instances
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, invalid_reason
 
@@ -21,6 +21,8 @@ class RollbackFailed(MigRefused):
 
 
 class _Step(NamedTuple):
+    """The creation or destruction of one instance."""
+
     create: bool
     instance: Instance
 
@@ -56,7 +58,7 @@ def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: C
     if lost := sorted(_used(card, in_use) - planned):
         raise MigRefused(f"{uuid}: {_listed(lost)} in use, but not in the plan")
     _check(card, planned)
-    _run(driver, uuid, sorted(existing(card) - planned), sorted(planned - usable(card)))
+    _run(driver, uuid, sorted(existing_instances(card) - planned), sorted(planned - usable_instances(card)))
 
 
 def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> None:
@@ -64,12 +66,12 @@ def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> N
 
     Raises the first error at the end.
     """
-    missing = sorted(in_use - usable(card))
+    missing = sorted(in_use - usable_instances(card))
     if not missing:
         return
     log.warning("creating missing MIG instances that are in use", extra={"card": card.uuid, "made": _listed(missing)})
     _check(card, _used(card, in_use))
-    free, errors = set(existing(card) - _used(card, in_use)), []
+    free, errors = set(existing_instances(card) - _used(card, in_use)), []
     for instance in missing:
         staying, in_the_way = _used(card, in_use), []
         for other in sorted(free):

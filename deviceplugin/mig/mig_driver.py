@@ -74,7 +74,10 @@ class MigCard:
 
 
 class MigDriver(Protocol):
-    """Reads and changes cards. Thread-safe. Every call may raise MigRefused, and RetryLater if there is no answer."""
+    """Access to the MIG state of cards. Thread-safe.
+
+    Every call may raise MigRefused, and RetryLater if there is no answer.
+    """
 
     def read(self) -> tuple[MigCard, ...]:
         """Return the cards that answer, in NVML's order."""
@@ -89,12 +92,12 @@ class MigDriver(Protocol):
         """Switch the MIG mode. Return why the new mode is not in force yet, or None if it is."""
 
 
-def existing(card: MigCard) -> frozenset[Instance]:
+def existing_instances(card: MigCard) -> frozenset[Instance]:
     """Return all MIG instances of the card, including incomplete ones."""
     return frozenset(one.instance for one in card.instances)
 
 
-def usable(card: MigCard) -> frozenset[Instance]:
+def usable_instances(card: MigCard) -> frozenset[Instance]:
     """Return the MIG instances of the card that pods can use: the complete ones."""
     return frozenset(one.instance for one in card.instances if one.uuid)
 
@@ -114,19 +117,19 @@ class NvmlMig:
     def create(self, uuid: str, instance: Instance) -> MigInstance:
         with self._session(f"creating {instance} on {uuid}"):
             card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            profiles = mig_nvml.profiles(self._nvml, card)
+            profiles = mig_nvml.list_profiles(self._nvml, card)
             if instance.profile not in profiles:
                 raise MigRefused(f"{uuid} has no profile {instance.profile}; it has {', '.join(profiles)}")
             gpu_instance = self._find(card, profiles, instance)
             if gpu_instance and not gpu_instance.complete:
                 self._complete(gpu_instance.handle, profiles[instance.profile].profile)
             id_ = gpu_instance.id if gpu_instance else self._create(card, profiles[instance.profile], instance)
-            return MigInstance(instance, *self._device(mig_nvml.devices(self._nvml, card).get(id_, [])))
+            return MigInstance(instance, *self._device(mig_nvml.list_devices(self._nvml, card).get(id_, [])))
 
     def destroy(self, uuid: str, instance: Instance) -> None:
         with self._session(f"destroying {instance} on {uuid}"):
             card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            if gpu_instance := self._find(card, mig_nvml.profiles(self._nvml, card), instance):
+            if gpu_instance := self._find(card, mig_nvml.list_profiles(self._nvml, card), instance):
                 mig_nvml.destroy_computes(self._nvml, gpu_instance.handle)
                 self._nvml.nvmlGpuInstanceDestroy(gpu_instance.handle)
 
@@ -176,14 +179,14 @@ class NvmlMig:
                 if error.value not in NO_MIG:
                     raise
                 return MigCard(uuid, capable=False, busy=self._busy(card))
-            profiles = mig_nvml.profiles(self._nvml, card)
+            profiles = mig_nvml.list_profiles(self._nvml, card)
             on = current == pynvml.NVML_DEVICE_MIG_ENABLE
             return MigCard(
                 uuid,
                 capable=True,
                 current=on,
                 pending=pending == pynvml.NVML_DEVICE_MIG_ENABLE,
-                layout=mig_nvml.layout(uuid, profiles),
+                layout=mig_nvml.make_layout(uuid, profiles),
                 instances=self._instances(card, profiles) if on else (),
                 busy=self._busy(card),
             )
@@ -194,14 +197,14 @@ class NvmlMig:
             return None
 
     def _instances(self, card: Any, profiles: Mapping[str, CardProfile]) -> tuple[MigInstance, ...]:
-        devices, instances = mig_nvml.devices(self._nvml, card), []
-        for gpu_instance in mig_nvml.gpu_instances(self._nvml, card, profiles):
+        devices, instances = mig_nvml.list_devices(self._nvml, card), []
+        for gpu_instance in mig_nvml.list_gpu_instances(self._nvml, card, profiles):
             uuid, busy = self._device(devices.get(gpu_instance.id, []))
             instances.append(MigInstance(gpu_instance.instance, uuid if gpu_instance.complete else "", busy))
         return tuple(sorted(instances, key=lambda one: one.instance))
 
     def _find(self, card: Any, profiles: Mapping[str, CardProfile], instance: Instance) -> GpuInstance | None:
-        listed = mig_nvml.gpu_instances(self._nvml, card, profiles)
+        listed = mig_nvml.list_gpu_instances(self._nvml, card, profiles)
         return next((one for one in listed if one.instance == instance), None)
 
     def _create(self, card: Any, profile: CardProfile, instance: Instance) -> int:
@@ -222,7 +225,7 @@ class NvmlMig:
     def _complete(self, gpu: Any, profile: Profile) -> None:
         """Create the compute instance that takes all of a GPU instance. Smaller ones are destroyed first."""
         mig_nvml.destroy_computes(self._nvml, gpu)
-        whole = mig_nvml.whole_profile(self._nvml, gpu, profile)
+        whole = mig_nvml.find_whole_profile(self._nvml, gpu, profile)
         if whole is None:
             raise MigRefused(f"no compute instance takes all of {profile.name}")
         self._nvml.nvmlGpuInstanceCreateComputeInstance(gpu, whole.id)

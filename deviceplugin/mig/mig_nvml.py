@@ -102,7 +102,7 @@ class GpuInstance(NamedTuple):
     complete: bool
 
 
-def profiles(nvml: Nvml, card: Any) -> dict[str, CardProfile]:
+def list_profiles(nvml: Nvml, card: Any) -> dict[str, CardProfile]:
     """Return the card's profiles by name.
 
     Version 1 of the query is used because NVML answers it whether or not the card is in MIG mode.
@@ -128,25 +128,25 @@ def profiles(nvml: Nvml, card: Any) -> dict[str, CardProfile]:
     return card_profiles
 
 
-def layout(name: str, card_profiles: Mapping[str, CardProfile]) -> Layout:
+def make_layout(name: str, card_profiles: Mapping[str, CardProfile]) -> Layout:
     """Return the layout of a card with these profiles."""
     listed = tuple(one.profile for one in card_profiles.values())
     slices = max((start + p.size for p in listed for start in p.starts), default=0)
     return Layout(name, slices, max((p.compute for p in listed), default=0), listed)
 
 
-def gpu_instances(nvml: Nvml, card: Any, card_profiles: Mapping[str, CardProfile]) -> Iterator[GpuInstance]:
+def list_gpu_instances(nvml: Nvml, card: Any, card_profiles: Mapping[str, CardProfile]) -> Iterator[GpuInstance]:
     """Yield the GPU instances of a card in MIG mode."""
     for name, (id_, profile) in card_profiles.items():
         get = nvml.nvmlDeviceGetGpuInstances
         for handle in _list(pynvml.c_nvmlGpuInstance_t, get, card, id_, most=profile.most):
             info = nvml.nvmlGpuInstanceGetInfo(handle)
-            whole = whole_profile(nvml, handle, profile)
+            whole = find_whole_profile(nvml, handle, profile)
             is_complete = whole is not None and bool(_computes(nvml, handle, whole))
             yield GpuInstance(info.id, handle, Instance(info.placement.start, name), is_complete)
 
 
-def whole_profile(nvml: Nvml, gpu: Any, profile: Profile) -> Any:
+def find_whole_profile(nvml: Nvml, gpu: Any, profile: Profile) -> Any:
     """Return the profile of the compute instance that takes all of a GPU instance, or None."""
     return next((info for info in _compute_profiles(nvml, gpu) if info.sliceCount == profile.compute), None)
 
@@ -158,7 +158,7 @@ def destroy_computes(nvml: Nvml, gpu: Any) -> None:
             nvml.nvmlComputeInstanceDestroy(compute)
 
 
-def devices(nvml: Nvml, card: Any) -> dict[int, list[Any]]:
+def list_devices(nvml: Nvml, card: Any) -> dict[int, list[Any]]:
     """Return the handles of the MIG devices of each GPU instance, by its id."""
     handles: dict[int, list[Any]] = {}
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):

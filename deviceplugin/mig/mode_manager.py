@@ -34,7 +34,7 @@ class _FailedAttempt:
 
 
 class ModeManager:
-    """Keeps the cards in the desired MIG mode. Used by the partition worker's thread alone."""
+    """The manager of the cards' MIG modes. Used by the partition worker's thread alone."""
 
     def __init__(self, driver: MigDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._driver = driver

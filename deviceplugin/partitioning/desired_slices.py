@@ -1,8 +1,8 @@
 """Computes the slices that the cards of a node should have, from the plan, the existing slices and those in use. Pure.
 
-`mig_partitioner` calls `planned_instances` and `placeable`, `mps_partitioner` calls `configured_slices`. A slice in use
-is never removed: a plan that lacks one raises PlanNotApplicable. If a plan gives counts but no placements, existing
-slices stay as far as the counts allow, so that no instance is destroyed only to be created again in the same place.
+`mig_partitioner` calls `planned_instances` and `placeable_instances`, `mps_partitioner` calls `configured_slices`. A
+slice in use is never removed: a plan that lacks one raises PlanNotApplicable. If a plan gives counts but no placements,
+existing slices stay as far as the counts allow, so that no instance is destroyed and created again in the same place.
 """
 
 from collections import Counter
@@ -115,7 +115,7 @@ def _arrange(
     return in_use.union(new)
 
 
-def placeable(layout: Layout | None, instances: Sequence[Instance]) -> frozenset[Instance]:
+def placeable_instances(layout: Layout | None, instances: Sequence[Instance]) -> frozenset[Instance]:
     """Return those of `instances` that can exist together; earlier ones take precedence. Without a layout none can."""
     if layout is None:
         return frozenset()

@@ -8,9 +8,9 @@ at all: if one card refuses its part, all cards are rolled back. `deviceplugin.m
 from collections.abc import Collection, Mapping, Sequence
 
 from deviceplugin.mig.instance_changes import apply
-from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, existing, usable
+from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, existing_instances, usable_instances
 from deviceplugin.mig.mode_manager import ModeManager
-from deviceplugin.partitioning.desired_slices import PlanNotApplicable, placeable, planned_instances
+from deviceplugin.partitioning.desired_slices import PlanNotApplicable, placeable_instances, planned_instances
 from deviceplugin.partitioning.partitioner import ObservedPartitions, PartitionContext
 from deviceplugin.pods.slice_usage import Users
 from mgpu.model.cards import Card
@@ -26,7 +26,7 @@ Instances = dict[int, frozenset[Instance]]
 
 
 class MigPartitioner:
-    """Used by the partition worker's thread alone.
+    """The partitioner of MIG nodes. Used by the partition worker's thread alone.
 
     Args:
         driver: reads and changes the cards.
@@ -65,7 +65,9 @@ class MigPartitioner:
             if is_applied:
                 self._refused = None
                 self._last_good = {**self._last_good, **desired}
-                is_done = not self._retry_reasons and all(desired.get(i) == usable(card) for i, card in cards.items())
+                is_done = not self._retry_reasons and all(
+                    desired.get(i) == usable_instances(card) for i, card in cards.items()
+                )
                 return self._observed(context, cards, is_done=is_done)
         # Other cards may already be as planned, but a plan is applied as a whole or not at all.
         self._apply(context, cards, self._rollback_state(cards, in_use), in_use, is_rollback=True)
@@ -104,7 +106,7 @@ class MigPartitioner:
         plan in the meantime.
         """
         if context.plan is None:
-            return {index: existing(card) | in_use[index] for index, card in cards.items()}
+            return {index: existing_instances(card) | in_use[index] for index, card in cards.items()}
         circumstances = _circumstances(context.reported, cards, in_use)
         if self._refused and (self._refused[0] != context.plan or self._refused_circumstances != circumstances):
             self._refused = None
@@ -116,7 +118,7 @@ class MigPartitioner:
             return None
         # A card whose MIG mode is still pending has no instances yet, so no plan for it can be applied.
         layouts = {index: card.layout for index, card in cards.items() if card.current and card.layout}
-        current = {index: existing(card) for index, card in cards.items()}
+        current = {index: existing_instances(card) for index, card in cards.items()}
         try:
             desired = planned_instances(context.reported, layouts, current, self._last_good or {}, in_use)
         except PlanNotApplicable as error:
@@ -136,7 +138,7 @@ class MigPartitioner:
         """Change the cards. Return False, and refuse the plan, if a card refuses its part of a new plan."""
         healthy = {gpu.index for gpu in context.gpus if gpu.healthy}
         for index, card in sorted(cards.items()):
-            if desired[index] == usable(card) == existing(card):
+            if desired[index] == usable_instances(card) == existing_instances(card):
                 continue
             try:
                 self._change(index, card, desired[index], in_use.get(index, frozenset()), healthy=index in healthy)
@@ -168,7 +170,9 @@ class MigPartitioner:
         """Return the instances in use and, beside them, those of the last good state, or else of the current state."""
         good = self._last_good or {}
         return {
-            index: placeable(card.layout, [*in_use.get(index, ()), *sorted(good.get(index, existing(card)))])
+            index: placeable_instances(
+                card.layout, [*in_use.get(index, ()), *sorted(good.get(index, existing_instances(card)))]
+            )
             for index, card in cards.items()
         }
 
@@ -222,7 +226,7 @@ def _initial_state(reported: NodeSlices, cards: Cards) -> Instances:
     good: Instances = {}
     for index, card in cards.items():
         of_card = sorted(s.instance for s in reported.existing if s.card == index)
-        good[index] = placeable(card.layout, [*of_card, *sorted(existing(card))])
+        good[index] = placeable_instances(card.layout, [*of_card, *sorted(existing_instances(card))])
     return good
 
 
@@ -234,7 +238,7 @@ def _in_use(reported: NodeSlices, cards: Cards, users: Users) -> Instances:
     """
     in_use: Instances = {}
     for index, card in cards.items():
-        current = existing(card)
+        current = existing_instances(card)
         planned = {s.instance for s in reported.planned or () if s.card == index}
         busy = {one.instance for one in card.instances if one.busy}
         with_pod = {place.instance for place in users if place.card == index}
@@ -242,5 +246,5 @@ def _in_use(reported: NodeSlices, cards: Cards, users: Users) -> Instances:
         if card.layout is not None:
             missing = sorted(with_pod - current)
             order += [i for i in missing if i in planned or not invalid_reason(card.layout, {*current, i})]
-        in_use[index] = placeable(card.layout, order)
+        in_use[index] = placeable_instances(card.layout, order)
     return in_use

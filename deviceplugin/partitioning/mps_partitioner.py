@@ -77,7 +77,7 @@ class MpsDaemons(Protocol):
 
 
 class MpsPartitioner:
-    """Used by the partition worker's thread alone.
+    """The partitioner of MPS nodes. Used by the partition worker's thread alone.
 
     Args:
         config: the configuration of the node.

@@ -11,7 +11,7 @@ from mgpu.model.node_slices import NO_SLICES, NodeSlices, slice_devices, unparti
 
 
 class NodePartitions:
-    """Thread-safe: a state is immutable, and is replaced as a whole.
+    """The observed partitions of the node. Thread-safe: a state is immutable, and is replaced as a whole.
 
     Args:
         enabled: whether the dialect of slices is enabled. If not, all cards are whole.

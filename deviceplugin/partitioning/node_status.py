@@ -37,7 +37,7 @@ class SliceReport:
     refused: tuple[int, str] | None = None
 
 
-def annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
+def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
     """Return the annotations of the Node that differ from the report; None stands for an annotation to remove.
 
     A plan is reported as applied or refused only if it is still the Node's plan: the scheduler may have written another
@@ -79,7 +79,7 @@ class NodeWatch(Protocol):
 
 
 class NodeStatusWriter:
-    """Writes the annotations of one Node. Used by the partition worker's thread."""
+    """The writer of one Node's annotations. Used by the partition worker's thread."""
 
     def __init__(self, api: Api, name: str, watch: NodeWatch) -> None:
         self._api = api
@@ -90,7 +90,7 @@ class NodeStatusWriter:
         """Write the report into the Node. Read the Node again after a conflict. Raises ApiError and Unreachable."""
         node = watched = self._watch.node
         for attempt in range(_ATTEMPTS):
-            if node is None or not (changed := annotations(node, report)):
+            if node is None or not (changed := changed_annotations(node, report)):
                 return
             meta = {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": changed}
             try:
@@ -106,7 +106,7 @@ class NodeStatusWriter:
                 return
 
 
-def reportable(
+def reportable_slices(
     slices: Collection[Slice], unhealthy: Collection[int], is_registered: Callable[[str], bool]
 ) -> tuple[tuple[Slice, ...], bool]:
     """Return the slices that may be reported, and whether these are all.

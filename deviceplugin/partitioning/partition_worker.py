@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.partitioning.node_partitions import NodePartitions
-from deviceplugin.partitioning.node_status import NodeStatusWriter, NodeWatch, SliceReport, reportable
+from deviceplugin.partitioning.node_status import NodeStatusWriter, NodeWatch, SliceReport, reportable_slices
 from deviceplugin.partitioning.partitioner import ObservedPartitions, PartitionContext, Partitioner
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
@@ -123,7 +123,7 @@ class PartitionInputs:
 
 
 class PartitionWorker:
-    """Reconciles on a thread of its own, from `start` to `stop`.
+    """A thread that reconciles the partitions, from `start` to `stop`.
 
     Args:
         inputs: the parts of the agent that a reconciliation reads.
@@ -274,7 +274,7 @@ class PartitionWorker:
         unhealthy = {gpu.index for gpu in gpus if not gpu.healthy} | observed.unhealthy
         self._plugins.offer(slices, {s for s in slices if s.card in unhealthy})
         self._has_offered = True
-        reported, is_complete = reportable(slices, observed.unhealthy, self._plugins.is_registered)
+        reported, is_complete = reportable_slices(slices, observed.unhealthy, self._plugins.is_registered)
         applied = observed.applied if is_complete else None
         self._report = SliceReport(reported, observed.cards, applied, observed.refused)
         self._status.write(self._report)

@@ -81,7 +81,7 @@ class ObservedPartitions:
 
 
 class Partitioner(Protocol):
-    """Used by the partition worker's thread alone."""
+    """The interface of partitioners. Used by the partition worker's thread alone."""
 
     def reset(self) -> None:
         """Forget the cards because the node has another mode now, and release what this mode needs on the node."""

@@ -24,7 +24,7 @@ from mgpu.settings import Settings
 
 
 class PartitionService:
-    """Does nothing if the dialect of slices is not enabled.
+    """The partitioning of one node. It does nothing if the dialect of slices is not enabled.
 
     Args:
         inputs: the parts of the agent that the worker reads.

@@ -25,7 +25,9 @@ Ids = Mapping[str, bool]
 
 
 class SlicePlugins:
-    """The worker's thread calls `entries`, `offer` and `is_registered`; `run` belongs to the event loop.
+    """The device plugins of all types of slices.
+
+    The worker's thread calls `entries`, `offer` and `is_registered`; `run` belongs to the event loop.
 
     A resource without slices is served without ids. If its plugin ended instead, the kubelet would keep reporting the
     resource, as unhealthy, for minutes.

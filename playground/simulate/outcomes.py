@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.isolation.mps.limits import Unenforceable, client_of, edits
+from deviceplugin.isolation.mps.limits import Unenforceable, client_edits, client_of
 from mgpu import dialects
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
@@ -141,4 +141,4 @@ class Delivery:
             client = client_of(shares, self.gpus, enforce=own.enforce == "mps")
         except Unenforceable:
             return env  # the node agent refuses to start the container; its placement is the same
-        return {**env, **(edits(client, Path(own.mps_dir)).env if client else {})}
+        return {**env, **(client_edits(client, Path(own.mps_dir)).env if client else {})}

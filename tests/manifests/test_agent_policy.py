@@ -133,7 +133,7 @@ def test_own_node_patched_as_the_agent_does_is_accepted() -> None:
         capacity_patch(node, cards, settings, lambda _: 0),
         labels_patch(node, cards, "580.1", "mgpu"),
         agent_patch(node, AgentReport("1", True, 2, "mgpu")),
-        {"metadata": {"annotations": node_status.annotations(cut, report)}},
+        {"metadata": {"annotations": node_status.changed_annotations(cut, report)}},
     ]
     for patch in patches:
         assert patch

@@ -14,7 +14,7 @@ from deviceplugin.delivery.cdi import CdiFiles, Edits
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.daemons import Daemons
 from deviceplugin.isolation.mps.folders import KernelMounts
-from deviceplugin.isolation.mps.limits import Client, Unenforceable, client_of, daemon_of, edits
+from deviceplugin.isolation.mps.limits import Client, Unenforceable, client_edits, client_of, find_daemon
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import NodePods
@@ -71,7 +71,7 @@ class Mps:
 
     def recover(self) -> None:
         """Find the clients of an earlier agent in the CDI files."""
-        cards = {key: daemon_of(env, self._folder) for key, env in self._files.environments().items()}
+        cards = {key: find_daemon(env, self._folder) for key, env in self._files.environments().items()}
         self._clients = {key: card for key, card in cards.items() if card is not None}
         self._started = {*self._clients}
 
@@ -106,7 +106,7 @@ class Mps:
                     await self._daemons.ready(clients[target.key].card, deadline)
                 except Refused as error:
                     raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from None
-        return {key: edits(client, self._folder) for key, client in clients.items()}
+        return {key: client_edits(client, self._folder) for key, client in clients.items()}
 
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Record that these containers may start, so that their daemons are not killed while they run."""

@@ -266,7 +266,7 @@ class _Node:
 
 
 class Daemons:
-    """Used on one event loop, except for the methods that are documented as thread-safe.
+    """The MPS daemons of all cards. Used on one event loop, except for methods that are documented as thread-safe.
 
     Args:
         folder: the setting `deviceplugin.mpsDir`.

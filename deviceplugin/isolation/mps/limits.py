@@ -1,8 +1,8 @@
 """Computes the environment and mounts of a container that is the client of an MPS daemon, with its limits. Pure.
 
-`clients.Mps` calls `client_of` and `edits` before a container starts, and `daemon_of` after a restart of the agent;
-`mgpu simulate` calls the former too. A program can change the variables of its own environment, so the limits only hold
-for cooperative programs (docs/mps.md).
+`clients.Mps` calls `client_of` and `client_edits` before a container starts, as `mgpu simulate` does, and `find_daemon`
+after a restart of the agent. A program can change the variables of its own environment, so the limits only hold for
+cooperative programs (docs/mps.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,9 +65,9 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     for share in shares:
         if is_mps(share.type) and isinstance(share.card, int):
             name, parent = slice_of_resource(RESOURCE_PREFIX + share.type) or "", place_of(share.card)[0]
-            clients += (of_slice(name, card) for card in gpus if card.index == parent)
+            clients += (slice_client(name, card) for card in gpus if card.index == parent)
         elif enforce and share.type == GPU and not share.whole:
-            clients += (of_share(share, card) for card in gpus if share.is_on(card))
+            clients += (share_client(share, card) for card in gpus if share.is_on(card))
     if len(clients) > 1:
         cards = len({client.card for client in clients})
         shares_text = f"shares of {cards} cards" if cards > 1 else f"{len(clients)} shares of a card"
@@ -75,13 +75,13 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     return clients[0] if clients else None
 
 
-def of_slice(name: str, card: Card) -> Client:
+def slice_client(name: str, card: Card) -> Client:
     """Return the client with the MPS slice `name` (`4gb`): its GiB, and the same fraction of the card's threads."""
     size = gigabytes(name)
     return Client(card.uuid, f"{size}G", _percent(100 * size, max(1, card.memory // _GIB)))
 
 
-def of_share(share: Share, card: Card) -> Client:
+def share_client(share: Share, card: Card) -> Client:
     """Return the client with this share of `card`. An amount that the share does not mention has no limit.
 
     Raises Unenforceable if another system's record only gives the amounts of all containers of the pod together.
@@ -97,7 +97,7 @@ def _percent(hundredfold: int, whole: int) -> int:
     return min(100, max(1, hundredfold // whole))
 
 
-def edits(client: Client, folder: Path) -> Edits:
+def client_edits(client: Client, folder: Path) -> Edits:
     """Return the environment and mounts of the client's container. It sees only this card, so CUDA numbers it 0."""
     pipe = str(pipe_dir(folder, client.card))
     env = {PIPE: pipe}
@@ -108,7 +108,7 @@ def edits(client: Client, folder: Path) -> Edits:
     return Edits(env, ((pipe, pipe), (str(shm_dir(folder)), _SHM)))
 
 
-def daemon_of(env: Mapping[str, str], folder: Path) -> str | None:
+def find_daemon(env: Mapping[str, str], folder: Path) -> str | None:
     """Return the card whose daemon serves a container with this environment; None if it is no daemon of the agent."""
     pipe = Path(env.get(PIPE, ""))
     return pipe.parent.name if pipe == pipe_dir(folder, pipe.parent.name) else None

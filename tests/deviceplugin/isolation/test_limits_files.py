@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.isolation import limits_files
-from deviceplugin.isolation.limits_files import LimitsFiles, content
+from deviceplugin.isolation.limits_files import LimitsFiles, format_limits
 from deviceplugin.pods.gpu_pod import LimitedPod, read_limited
 from tests.builders import card, cards
 from tests.deviceplugin.mtgpu import GIB, pod_of
@@ -59,13 +59,13 @@ def place(tmp_path: Path) -> Place:
 def test_content_is_the_count_and_a_line_for_each_pod_in_total_order() -> None:
     rows = [limited("b"), limited("a", request="0.30", limit="1", memory=1), limited("c", namespace="a", request="0")]
     expected = f"3\na/c 0 1 {GIB}\ndefault/a 0.3 1 1\ndefault/b 0.2 1 {GIB}\n"
-    assert {content(rows), content(rows[::-1])} == {expected.encode()}
-    assert content([]) == b"0\n"
+    assert {format_limits(rows), format_limits(rows[::-1])} == {expected.encode()}
+    assert format_limits([]) == b"0\n"
 
 
 @pytest.mark.parametrize("text", ["0.001", "0.125", "0.2", "0.999", "1"])
 def test_decimals_are_as_short_as_possible(text: str) -> None:
-    assert content([limited("p", request=text, limit="1.000")]).split()[2:4] == [text.encode(), b"1"]
+    assert format_limits([limited("p", request=text, limit="1.000")]).split()[2:4] == [text.encode(), b"1"]
 
 
 def test_file_stays_and_has_zero_lines_after_the_last_pod(place: Place) -> None:
@@ -228,7 +228,7 @@ def test_reader_in_the_middle_of_a_change_finds_all_counted_lines(
 
     monkeypatch.setattr(limits_files, "open", lambda fd, _: io.BufferedWriter(Raw(fd, "w")), raising=False)
     place.write(*after)
-    whole = [content(rows).decode().split("\n")[1:-1] for rows in (before, after)]
+    whole = [format_limits(rows).decode().split("\n")[1:-1] for rows in (before, after)]
     assert seen
     assert all(lines in whole for lines in seen)
     assert seen[-1] == whole[1]

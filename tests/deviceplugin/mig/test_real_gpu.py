@@ -31,7 +31,7 @@ def test_built_in_layout_equals_the_cards_own() -> None:
         if built_in is None:
             continue
         try:
-            found = mig_nvml.profiles(pynvml, card)
+            found = mig_nvml.list_profiles(pynvml, card)
         except pynvml.NVMLError as error:
             pytest.skip(f"{model} does not say into what it can be cut: {error}")
         checked.append(model)

@@ -12,7 +12,7 @@ import pytest
 from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.isolation.mps.daemons import Daemons, Times
-from deviceplugin.isolation.mps.limits import Client, edits
+from deviceplugin.isolation.mps.limits import Client, client_edits
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
 from mgpu.dialects.slices import GIVEN
@@ -212,7 +212,7 @@ async def test_mps_slice_is_a_client_whatever_the_setting(mps_node: MpsNode) -> 
         assert known is not None
         deadline = asyncio.get_running_loop().time() + 20
         found = await mps_node.mps.ready([Target(known, "c")], deadline)
-        assert found["uid-p", "c"] == edits(Client(OTHER, "4G", 5), mps_node.folder)
+        assert found["uid-p", "c"] == client_edits(Client(OTHER, "4G", 5), mps_node.folder)
         assert lives(pid_of(mps_node.folder, OTHER))
 
 

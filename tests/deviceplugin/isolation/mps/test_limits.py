@@ -8,11 +8,11 @@ from deviceplugin.delivery.cdi import Edits
 from deviceplugin.isolation.mps.limits import (
     Client,
     Unenforceable,
+    client_edits,
     client_of,
-    daemon_of,
-    edits,
-    of_share,
-    of_slice,
+    find_daemon,
+    share_client,
+    slice_client,
 )
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Minor, Share
@@ -42,7 +42,7 @@ def shared(on: object = 0, core: int = 500, mib: int = 1024, **more: object) -> 
 def test_slice_has_its_gib_and_the_same_fraction_of_the_threads(
     name: str, memory: int, limits: tuple[str, int]
 ) -> None:
-    assert of_slice(name, Card(0, "GPU-0", "A", memory)) == Client("GPU-0", *limits)
+    assert slice_client(name, Card(0, "GPU-0", "A", memory)) == Client("GPU-0", *limits)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_slice_has_its_gib_and_the_same_fraction_of_the_threads(
     ],
 )
 def test_share_is_limited_to_what_it_requests(share: Share, limits: tuple[str | None, int | None]) -> None:
-    assert of_share(share, card()) == Client("GPU-n1-0", *limits)
+    assert share_client(share, card()) == Client("GPU-n1-0", *limits)
 
 
 @pytest.mark.parametrize("on", [1, "GPU-n1-1", Minor(1)])
@@ -102,7 +102,7 @@ def test_record_without_amounts_per_container_is_unenforceable() -> None:
 def test_environment_and_mounts_of_a_client() -> None:
     pipe = "/run/mgpu/mps/GPU-n1-0/pipe"
     mounts = ((pipe, pipe), ("/run/mgpu/mps/shm", "/dev/shm"))
-    assert edits(Client("GPU-n1-0", "4G", 5), FOLDER) == Edits(
+    assert client_edits(Client("GPU-n1-0", "4G", 5), FOLDER) == Edits(
         {
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4G",
@@ -110,12 +110,12 @@ def test_environment_and_mounts_of_a_client() -> None:
         },
         mounts,
     )
-    assert edits(Client("GPU-n1-0"), FOLDER) == Edits({"CUDA_MPS_PIPE_DIRECTORY": pipe}, mounts)
+    assert client_edits(Client("GPU-n1-0"), FOLDER) == Edits({"CUDA_MPS_PIPE_DIRECTORY": pipe}, mounts)
 
 
 def test_environment_names_the_card_of_the_daemon() -> None:
-    env = dict(edits(Client("GPU-n1-0", "4G", 5), FOLDER).env)
-    assert daemon_of(env, FOLDER) == "GPU-n1-0"
-    assert daemon_of(env, Path("/elsewhere")) is None
-    assert daemon_of({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}, FOLDER) is None
-    assert daemon_of({}, FOLDER) is None
+    env = dict(client_edits(Client("GPU-n1-0", "4G", 5), FOLDER).env)
+    assert find_daemon(env, FOLDER) == "GPU-n1-0"
+    assert find_daemon(env, Path("/elsewhere")) is None
+    assert find_daemon({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}, FOLDER) is None
+    assert find_daemon({}, FOLDER) is None
