@@ -166,9 +166,8 @@ def test_unreadable_annotation_leaves_the_last_slices_in_force_with_a_warning(
     assert replica.filter.filter(pod, ["n1"]).failed["n1"].startswith("the node's report of its slices cannot be read")
     replica.planning.work()
     assert replica.state.partitions.plans() == ()
-    assert (
-        offered(Replica(agent.api)) == {}
-    )  # A scheduler that has never read the annotation cannot tell which cards are whole.
+    # A scheduler that has never read the annotation cannot tell which cards are whole.
+    assert offered(Replica(agent.api)) == {}
 
 
 def test_unknown_label_rejects_the_node_with_a_warning(made: tuple[Replica, Agent]) -> None:
