@@ -11,7 +11,9 @@ import deviceplugin.metrics
 import scheduler.metrics
 import webhook.admission_metrics
 from deviceplugin.metrics import NodeCards
+from mgpu.settings import load_settings
 from scheduler.api.collector import ClusterCollector
+from scheduler.cluster.cache import ClusterCache
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 _NAME = re.compile(r"\bmgpu_\w+")
@@ -20,10 +22,17 @@ _NAME = re.compile(r"\bmgpu_\w+")
 def metrics(process: str) -> Iterator[Metric]:
     """process: webhook, scheduler or deviceplugin. Those of the process itself, of the client library, are left out."""
     nothing: Any = None
-    replica: Any = SimpleNamespace(state=None)
+    replica: Any = SimpleNamespace(
+        state=ClusterCache(load_settings()),
+        leading=True,
+        labelled=True,
+        not_ready_reason=lambda: None,
+        not_deciding_reason=lambda: None,
+        watches=dict,
+    )
     sources: Mapping[str, tuple[CollectorRegistry, Any]] = {
         "webhook": (webhook.admission_metrics.REGISTRY, ()),
-        "scheduler": (scheduler.metrics.REGISTRY, ClusterCollector(replica).describe()),
+        "scheduler": (scheduler.metrics.REGISTRY, ClusterCollector(replica).collect()),
         "deviceplugin": (deviceplugin.metrics.REGISTRY, NodeCards(nothing).describe()),
     }
     registry, described = sources[process]

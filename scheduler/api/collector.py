@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from mgpu.model.card_use import card_uses, held_amounts
 from mgpu.model.ledger import Ledger
 from mgpu.presentation.card_views import list_allocatable
+from mgpu.serving.metrics import Watch
 from scheduler.api.replica import Replica
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
@@ -125,49 +126,57 @@ class ClusterCollector(Collector):
         self._replica = replica
         self._totals = Totals(replica.state, Pace(pause_ratio=1))
 
-    def describe(self) -> Iterator[Metric]:
-        """Yield the metrics without values. The registry and the test of docs/metrics.md take the names from them."""
-        yield from _of_cards(Counter())
-        yield from _of_replica(None)
-        yield from _of_mtgpupods(())
-        yield _undecided(0)
-        yield _without_agent(0)
-
     def collect(self) -> Iterator[Metric]:
-        cache = self._replica.state
-        yield from _of_cards(self._totals.sums())
-        yield from _of_replica(self._replica)
-        yield from _of_mtgpupods(cache.mtgpupods.objects())
-        yield _undecided(len(cache.undecided_pods()))
-        yield _without_agent(cache.nodes_without_agent())
+        """Yield all metrics."""
+        sums = self._totals.sums()
+        yield from _gauges(self._replica, sums)
+        yield from _of_models(sums)
+        yield from _of_dialects(sums)
+        yield from _of_watches(self._replica.watches())
+        yield from _of_mtgpupods(self._replica.state.mtgpupods.objects())
 
 
-def _undecided(count: int) -> Metric:
-    text = "Pods that are bound without cards and wait for a late binding decision."
-    return GaugeMetricFamily("mgpu_undecided_pods", text, value=count)
-
-
-def _without_agent(count: int) -> Metric:
-    text = "Nodes that get no new GPU pods because the Pod of their mgpu agent is not ready."
-    return GaugeMetricFamily("mgpu_nodes_without_agent", text, value=count)
-
-
-def _of_cards(sums: Figures) -> Iterator[Metric]:
-    yield from _by_model(sums)
-    yield from _by_dialect(sums)
+def _gauges(replica: Replica, sums: Figures) -> Iterator[Metric]:
+    """Yield the metrics without labels."""
     free = sums[Figure.FREE, ""]
-    text = (
-        "Fraction of the free compute of healthy cards that is on cards in use, and so in no whole card; 0 if nothing "
-        "is free. Partitioned cards and cards with a GPUID do not count."
-    )
-    ratio = sums[Figure.STRANDED, ""] / free if free else 0.0
-    yield GaugeMetricFamily("mgpu_fragmentation_ratio", text, value=ratio)
-    yield GaugeMetricFamily("mgpu_nodes", "Nodes with cards.", value=sums[Figure.NODES, ""])
-    text = "Nodes whose cards are being partitioned: a plan is made and not in force yet."
-    yield GaugeMetricFamily("mgpu_plan_barriers", text, value=sums[Figure.BARRIERS, ""])
+    is_ready = replica.not_ready_reason() is None
+    decides = replica.not_deciding_reason() is None
+    for name, value, text in (
+        (
+            "mgpu_fragmentation_ratio",
+            sums[Figure.STRANDED, ""] / free if free else 0.0,
+            "Fraction of the free compute of healthy cards that is on cards in use, and so in no whole card; 0 if "
+            "nothing is free. Partitioned cards and cards with a GPUID do not count.",
+        ),
+        ("mgpu_nodes", sums[Figure.NODES, ""], "Nodes with cards."),
+        (
+            "mgpu_plan_barriers",
+            sums[Figure.BARRIERS, ""],
+            "Nodes whose cards are being partitioned: a plan is made and not in force yet.",
+        ),
+        ("mgpu_leader", replica.leading, "1 if this replica leads, else 0."),
+        ("mgpu_ready", is_ready, "1 if this replica is in sync (/readyz), else 0."),
+        ("mgpu_decides", decides, "1 if this replica leads and decides (/leads), else 0."),
+        (
+            "mgpu_labelled",
+            replica.labelled,
+            "1 if this replica decides and its pod has the label that the Service selects, else 0.",
+        ),
+        (
+            "mgpu_undecided_pods",
+            len(replica.state.undecided_pods()),
+            "Pods that are bound without cards and wait for a late binding decision.",
+        ),
+        (
+            "mgpu_nodes_without_agent",
+            replica.state.nodes_without_agent(),
+            "Nodes that get no new GPU pods because the Pod of their mgpu agent is not ready.",
+        ),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
 
 
-def _by_model(sums: Figures) -> Iterator[Metric]:
+def _of_models(sums: Figures) -> Iterator[Metric]:
     models = sorted({key for figure, key in sums if figure in (Figure.HEALTHY, Figure.UNHEALTHY)})
     cards = GaugeMetricFamily("mgpu_cards", "Cards (GPUs) by model and health.", labels=["model", "health"])
     for model in models:
@@ -181,51 +190,37 @@ def _by_model(sums: Figures) -> Iterator[Metric]:
         ("mgpu_memory_capacity_bytes", Figure.MEMORY, 1, "Memory of all cards."),
         ("mgpu_memory_used_bytes", Figure.MEMORY_USED, 1, "Memory of cards that pods hold."),
     ):
-        family = GaugeMetricFamily(name, text, labels=["model"])
-        for model in models:
-            family.add_metric([model], sums[figure, model] / unit)
-        yield family
+        yield _family(name, text, "model", {model: sums[figure, model] / unit for model in models})
 
 
-def _by_dialect(sums: Figures) -> Iterator[Metric]:
+def _of_dialects(sums: Figures) -> Iterator[Metric]:
     dialects = sorted({key for figure, key in sums if figure == Figure.PODS})
     for name, figure, unit, text in (
         ("mgpu_dialect_pods", Figure.PODS, 1, "Pods that hold cards or slices, by vocabulary."),
-        (
-            "mgpu_dialect_core_cards",
-            Figure.HELD_CORE,
-            _MILLI,
-            "Compute that pods hold; a whole card counts as 1.",
-        ),
-        ("mgpu_dialect_memory_bytes", Figure.HELD_MEMORY, 1, "Memory of cards that pods hold."),
+        ("mgpu_dialect_core_cards", Figure.HELD_CORE, _MILLI, "Compute that pods hold, in cards, by vocabulary."),
+        ("mgpu_dialect_memory_bytes", Figure.HELD_MEMORY, 1, "Memory of cards that pods hold, by vocabulary."),
     ):
-        family = GaugeMetricFamily(name, text, labels=["dialect"])
-        for dialect in dialects:
-            family.add_metric([dialect], sums[figure, dialect] / unit)
-        yield family
+        yield _family(name, text, "dialect", {dialect: sums[figure, dialect] / unit for dialect in dialects})
 
 
-def _of_replica(replica: Replica | None) -> Iterator[Metric]:
-    leader = GaugeMetricFamily("mgpu_leader", "1 if this replica leads, else 0.")
-    ready = GaugeMetricFamily("mgpu_ready", "1 if this replica is in sync (/readyz), else 0.")
-    decides = GaugeMetricFamily("mgpu_decides", "1 if this replica leads and decides (/leads), else 0.")
-    text = "1 if this replica decides and its pod has the label that the Service selects, else 0."
-    labelled = GaugeMetricFamily("mgpu_labelled", text)
-    synced = GaugeMetricFamily("mgpu_watch_synced", "1 once the first list has been read.", labels=["watch"])
+def _of_watches(watches: Mapping[str, Watch]) -> Iterator[Metric]:
+    synced = {name: watch.synced for name, watch in watches.items()}
+    broken = {name: watch.broken_for for name, watch in watches.items()}
+    yield _family("mgpu_watch_synced", "1 once the first list has been read.", "watch", synced)
     text = "Seconds since the API server last answered on this watch; 0 while the watch runs."
-    broken = GaugeMetricFamily("mgpu_watch_broken_seconds", text, labels=["watch"])
+    yield _family("mgpu_watch_broken_seconds", text, "watch", broken)
     text = "How often the watch broke and everything was listed again."
     restarts = CounterMetricFamily("mgpu_watch_restarts", text, labels=["watch"])
-    if replica is not None:
-        leader.add_metric([], replica.leading)
-        ready.add_metric([], replica.not_ready_reason() is None)
-        decides.add_metric([], replica.not_deciding_reason() is None)
-        labelled.add_metric([], replica.labelled)
-        for name, watch in replica.watches().items():
-            synced.add_metric([name], watch.synced)
-            broken.add_metric([name], watch.broken_for)
-            restarts.add_metric([name], watch.restarts)
-    yield from (leader, ready, decides, labelled, synced, broken, restarts)
+    for name, watch in watches.items():
+        restarts.add_metric([name], watch.restarts)
+    yield restarts
+
+
+def _family(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
 
 
 _PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
@@ -241,11 +236,9 @@ def _of_mtgpupods(items: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         phases[phase if phase in _PHASES else "Pending"] += 1
         for row in status.get("conditions") or ():
             reasons[str(row.get("type")), str(row.get("status")), str(row.get("reason"))] += 1
-    by_phase = GaugeMetricFamily("mgpu_mtgpupods", "MtgpuPods by phase.", labels=["phase"])
-    for phase in _PHASES:
-        by_phase.add_metric([phase], phases[phase])
+    yield _family("mgpu_mtgpupods", "MtgpuPods by phase.", "phase", {phase: phases[phase] for phase in _PHASES})
     text = "Conditions of MtgpuPods by type, status and reason (docs/mtgpu.md)."
     by_reason = GaugeMetricFamily("mgpu_mtgpupod_conditions", text, labels=["type", "status", "reason"])
     for labels, count in sorted(reasons.most_common(_CONDITIONS)):
         by_reason.add_metric(labels, count)
-    yield from (by_phase, by_reason)
+    yield by_reason

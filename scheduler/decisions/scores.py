@@ -20,7 +20,7 @@ from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budgets import Call, unlimited
 from scheduler.engine.card_constraints import shares_card_with_group
 from scheduler.engine.learning.node_board import DEMOTION, UNFIT, BoardByName, Judge, extender_scores
-from scheduler.engine.learning.shapes import Ints, Shape, class_of, free_milli, node_rows
+from scheduler.engine.learning.shapes import Shape, class_of, free_milli, node_rows
 from scheduler.engine.node_assessment import assess
 
 _SHAPES_RENEWED = 64
@@ -66,15 +66,23 @@ class Ranking:
         Args:
             call: The budget; None if it is unlimited.
         """
-        if self._judge is None or gpu_pod.request is None or not gpu_pod.request.containers:
+        request = gpu_pod.request
+        if self._judge is None or request is None or not request.containers:
             return None
-        shape = self._state.forecast.shape(gpu_pod.pod, gpu_pod.request)
+        call = call or unlimited()
+        shape = self._state.forecast.shape(gpu_pod.pod, request)
         with self._lock:
             self._update_board()
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
-            wide = tuple(self._field.wide)
-        self._judge_one_by_one(gpu_pod, gpu_pod.request, judge, shape, names, keys, wide, call or unlimited())
+            # The board cannot judge nodes with more cards than it has columns, nor the nodes on which this pod or the
+            # pods of its groups hold cards.
+            excluded = {*self._field.wide, *self._state.group_nodes(request)}
+        reservation = self._state.reservation(gpu_pod.pod.uid)
+        if reservation is not None:
+            excluded.add(reservation.node)
+        for i in [i for i, name in enumerate(names) if name in excluded] if excluded else ():
+            keys[i] = self._key(gpu_pod, request, names[i], judge, shape, call)
         return extender_scores(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
@@ -103,53 +111,16 @@ class Ranking:
             else:
                 self._field.put(snapshot.node, snapshot.cards, snapshot.free_resources)
 
-    def _judge_one_by_one(
-        self,
-        gpu_pod: GpuPod,
-        request: GpuRequest,
-        judge: Judge,
-        shape: Shape,
-        names: Sequence[str],
-        keys: Ints,
-        wide: Iterable[str],
-        call: Call,
-    ) -> None:
-        """Set the keys of the nodes that the board cannot judge.
-
-        These are the nodes with a reservation of this pod or with pods of its groups, and the nodes with more cards
-        than the board has columns.
-        """
-        uid = gpu_pod.pod.uid
-        nodes = {*self._state.group_nodes(request), *wide}
-        decision = self._state.reservation(uid)
-        if decision is not None:
-            nodes.add(decision.node)
-        for i in [i for i, name in enumerate(names) if name in nodes] if nodes else ():
-            keys[i] = self._key(
-                request,
-                judge,
-                shape,
-                self._state.node_snapshot(names[i], uid),
-                self._state.group_cards(request, uid),
-                call,
-            )
-
-    def _key(
-        self,
-        request: GpuRequest,
-        judge: Judge,
-        shape: Shape,
-        snapshot: NodeSnapshot,
-        seats: Sequence[GroupCard],
-        call: Call,
-    ) -> int:
+    def _key(self, gpu_pod: GpuPod, request: GpuRequest, name: str, judge: Judge, shape: Shape, call: Call) -> int:
+        """Return the key of a node that the engine judges by itself."""
+        snapshot = self._state.node_snapshot(name, gpu_pod.pod.uid)
         limits = call.next_limits()
         if snapshot.node is None or limits is None:
             return UNFIT
-        available_cards = (*snapshot.available_cards, *snapshot.available_other_devices)
-        found = assess(
-            request, snapshot.node, available_cards, self._settings, seats=seats, limits=limits, effort=call.effort
-        )
+        seats = self._state.group_cards(request, gpu_pod.pod.uid)
+        cards = (*snapshot.available_cards, *snapshot.available_other_devices)
+        effort = call.effort
+        found = assess(request, snapshot.node, cards, self._settings, seats=seats, limits=limits, effort=effort)
         if not isinstance(found, Placement):
             return UNFIT
         rows = node_rows(class_of(snapshot.node, snapshot.cards), snapshot.free_resources, [free_milli(snapshot.cards)])

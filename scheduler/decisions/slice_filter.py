@@ -4,8 +4,6 @@
 search; nodes with equal cards share its result.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu.model.gpu_requests import GpuRequest, Rejection, RejectionKind
@@ -30,8 +28,7 @@ class SliceFilter:
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
         self._cache = state
         self._settings = settings.dialects.slices
-        self._lock = threading.Lock()
-        self._rejections: OrderedDict[object, NodeFit] = OrderedDict()
+        self._rejections: dict[object, NodeFit] = {}
 
     def answers(
         self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, *, scoring: bool = False
@@ -55,14 +52,12 @@ class SliceFilter:
     def _rejection(self, target: PartitionableNode, slices: Mapping[str, int], budget: Budget) -> NodeFit:
         """Return the answer for a node that does not have the slices free now: whether a partitioning gives them."""
         key = (target.cards, tuple(sorted(slices.items())))
-        with self._lock:
-            answer = self._rejections.get(key)
+        answer = self._rejections.get(key)
         if answer is None:
             answer = rejection_of_slices(target, slices, budget)
-            if not answer.proven:
-                return answer
-            with self._lock:
+            if answer.proven:
+                # Without a lock: two threads may store the same answer, which is harmless.
+                if len(self._rejections) >= _MAX_REJECTIONS:
+                    self._rejections.clear()
                 self._rejections[key] = answer
-                while len(self._rejections) > _MAX_REJECTIONS:
-                    self._rejections.popitem(last=False)
         return answer

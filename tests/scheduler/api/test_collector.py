@@ -118,9 +118,3 @@ def test_undecided_metric_counts_pods_bound_without_cards(replica: Replica) -> N
     replica.api.put("pods", b.share("p", 60, node="n1"))
     replica.deliver()
     assert samples(replica).get_sample_value("mgpu_undecided_pods") == 1
-
-
-def test_described_metrics_are_the_collected_ones(replica: Replica) -> None:
-    process: Any = replica
-    collector = ClusterCollector(process)
-    assert {metric.name for metric in collector.describe()} == {metric.name for metric in collector.collect()}
