@@ -136,7 +136,10 @@ class Mps:
         self._daemons.set_needed({*clients.values(), *self._partitioned}, used)
 
     def _client(self, target: Target) -> Client | None:
-        """Return the client that the container is; None if it is none, or if its share cannot be limited."""
+        """Return the client that the container is, or None. A share that cannot be enforced is reported.
+
+        Raises Refused if the container has slices that cannot be enforced.
+        """
         shares = [share for share in target.gpu_pod.shares or () if share.container == target.container]
         try:
             return client_of(shares, self._node.gpus, enforce=self._enforce)

@@ -56,7 +56,7 @@ class _Daemon:
         healthy: set while it answers.
     """
 
-    def __init__(self, card: str, control: Control, node: "_Node") -> None:
+    def __init__(self, card: str, control: Control, node: "Daemons") -> None:
         self._card = card
         self._control = control
         self._node = node
@@ -249,22 +249,6 @@ class _Daemon:
             os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """What the daemons of one node share.
-
-    Attributes:
-        is_shared_memory_used: returns whether a daemon or its clients may use the node's shared memory.
-        folders: is held while a daemon changes the shared memory.
-    """
-
-    warn: Callable[[str], None]
-    changed: Callable[[], None]
-    times: Times
-    is_shared_memory_used: Callable[[], bool]
-    folders: asyncio.Lock
-
-
 class Daemons:
     """The MPS daemons of all cards. Used on one event loop, except for methods that are documented as thread-safe.
 
@@ -274,6 +258,9 @@ class Daemons:
         warn: reports a problem in an Event of the node.
         changed: is called when a daemon becomes healthy or unhealthy.
         mounts: mounts a tmpfs at the folders that containers can write to; None if these may be plain folders.
+
+    Attributes:
+        folders: is held while a daemon changes the shared memory.
     """
 
     def __init__(
@@ -288,7 +275,10 @@ class Daemons:
         self._folder = folder
         self._command = command
         self._mounts = mounts
-        self._node = _Node(warn, changed, times or Times(), self._is_shared_memory_used, asyncio.Lock())
+        self.warn = warn
+        self.changed = changed
+        self.times = times or Times()
+        self.folders = asyncio.Lock()
         self._cards: dict[str, _Daemon] = {}
         self._needs_changed = asyncio.Event()
 
@@ -336,10 +326,11 @@ class Daemons:
     def _daemon(self, card: str) -> _Daemon:
         if card not in self._cards:
             control = Control(self._command, self._folder, card, self._mounts)
-            self._cards[card] = _Daemon(card, control, self._node)
+            self._cards[card] = _Daemon(card, control, self)
         return self._cards[card]
 
-    def _is_shared_memory_used(self) -> bool:
+    def is_shared_memory_used(self) -> bool:
+        """Return whether a daemon or its clients may use the node's shared memory."""
         return any(daemon.may_use_shared_memory for daemon in self._cards.values())
 
 
