@@ -6,13 +6,12 @@ as any user. Only the address of the connection counts; headers such as X-Forwar
 """
 
 import logging
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mgpu.model.addresses import LOOPBACK, Block, cover_everything, is_within
+from mgpu.serving.logs import RateLimit
 from mgpu.settings import SchedulerSettings, WebhookSettings
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _log = logging.getLogger(__name__)
 REFUSES = "does not accept calls from"
 """A part of the answer to a stranger, by which `mgpu doctor` and manifests/deploy.sh recognize it."""
 _PROBES = frozenset({"/healthz", "/readyz", "/leads"})
-_LOG_EVERY_SECONDS = 60.0
+
 _LISTED_BLOCKS = 8
 
 
@@ -70,14 +69,19 @@ def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplicati
     Probes are answered for all peers: they take no input and reveal only that the process runs. The answer to a
     stranger is plain text, because the API server copies it into its own error.
     """
-    log = _StrangerLog(callers)
+    limit = RateLimit()  # strangers choose how many requests they send
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         peer = _peer_of(environ)
         is_probe = environ["REQUEST_METHOD"] in ("GET", "HEAD") and environ.get("PATH_INFO") in _PROBES
         if is_probe or callers.admits(peer):
             return app(environ, start_response)
-        log.add(peer)
+        suppressed = limit.try_pass()
+        if suppressed is not None:
+            _log.warning(
+                "Refused calls from an address that is not among the API servers",
+                extra={"client": peer, "setting": callers.setting, "refused": suppressed + 1},
+            )
         text = f"{callers.refusal(peer)}\n".encode()
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(text)))]
         start_response("403 Forbidden", [*headers, ("Connection", "close")])
@@ -92,30 +96,6 @@ def _peer_of(environ: "WSGIEnvironment") -> str:
         return str(environ["gunicorn.socket"].getpeername()[0])
     except OSError:
         return "a closed connection"
-
-
-class _StrangerLog:
-    """A log of strangers' requests with at most one line a minute, because strangers choose how many they send."""
-
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
-        self._lock = threading.Lock()
-        self._next = 0.0
-        self._count = 0
-
-    def add(self, peer: str) -> None:
-        with self._lock:
-            self._count += 1
-            now = time.monotonic()
-            if now < self._next:
-                return
-            count = self._count
-            self._count = 0
-            self._next = now + _LOG_EVERY_SECONDS
-        _log.warning(
-            "Refused calls from an address that is not among the API servers",
-            extra={"client": peer, "setting": self._callers.setting, "refused": count},
-        )
 
 
 def warn_if_open(callers: Iterable[Callers]) -> None:

@@ -32,6 +32,30 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
+class RateLimit:
+    """A limit of one event a minute. Thread-safe."""
+
+    SECONDS = 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next = -math.inf
+        self._suppressed = 0
+
+    def try_pass(self) -> int | None:
+        """Return the number of events that were suppressed before this one, or None if this one is suppressed too."""
+        with self._lock:
+            now = self._clock()
+            if now < self._next:
+                self._suppressed += 1
+                return None
+            suppressed = self._suppressed
+            self._suppressed = 0
+            self._next = now + self.SECONDS
+            return suppressed
+
+
 class RateLimitFilter(logging.Filter):
     """A filter that passes one record a minute, shortened to 300 characters, and every record from ERROR on.
 
@@ -39,27 +63,19 @@ class RateLimitFilter(logging.Filter):
     out of the few log files that the kubelet keeps for a container.
     """
 
-    SECONDS = 60.0
     CHARACTERS = 300
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._next = -math.inf
-        self._left_out = 0
+        self._limit = RateLimit(clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.ERROR:
             return True
-        with self._lock:
-            now = self._clock()
-            if now < self._next:
-                self._left_out += 1
-                return False
-            record.left_out = self._left_out
-            self._left_out = 0
-            self._next = now + self.SECONDS
+        suppressed = self._limit.try_pass()
+        if suppressed is None:
+            return False
+        record.left_out = suppressed
         record.msg = record.getMessage()[: self.CHARACTERS]
         record.args = ()
         return True

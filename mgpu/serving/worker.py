@@ -32,6 +32,7 @@ from gunicorn.workers import gthread
 from mgpu.model.addresses import LOOPBACK, Block, is_within
 from mgpu.serving import patience
 from mgpu.serving.connection_limit import ConnectionLimit
+from mgpu.serving.logs import RateLimit
 from mgpu.serving.patience import PatientSocket
 from mgpu.serving.request_head import Parser
 
@@ -55,7 +56,7 @@ _DISTRUST = frozenset(
         "TLSV1_ALERT_UNKNOWN_CA",
     }
 )
-_DISTRUST_LOG_SECONDS = 60.0
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -116,7 +117,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         _end_with_parent(self.ppid)
         self._addresses = {s.getsockname(): self._make_address(s.getsockname()) for s in self.sockets}
         self._is_ending = False
-        self._distrust_logged = -_DISTRUST_LOG_SECONDS
+        self._distrust_limit = RateLimit()
         super().init_process()
 
     def _make_address(self, server: tuple[Any, ...]) -> _Address:
@@ -268,11 +269,9 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         address = self._addresses[conn.server]
         reason = getattr(error, "reason", "")
         may_call = conn.lane is address.callers or address.blocks is None
-        now = time.monotonic()
-        if not may_call or reason not in _DISTRUST or now < self._distrust_logged + _DISTRUST_LOG_SECONDS:
+        if not may_call or reason not in _DISTRUST or self._distrust_limit.try_pass() is None:
             _log.debug("handshake failed: %s", error)
             return
-        self._distrust_logged = now
         _log.error(
             "A client does not trust the serving certificate. If it is the API server, the CA bundle of the webhook "
             "configuration is missing or wrong: run manifests/certificates.sh (make deploy does)",

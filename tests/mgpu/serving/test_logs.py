@@ -3,7 +3,7 @@
 import json
 import logging
 
-from mgpu.serving.logs import JsonLines, RateLimitFilter
+from mgpu.serving.logs import JsonLines, RateLimit, RateLimitFilter
 
 
 def line(message: str, *args: object, error: Exception | None = None, **extra: object) -> dict[str, object]:
@@ -43,7 +43,7 @@ def test_rate_limit_passes_one_short_record_a_minute_with_the_number_of_the_othe
     assert len(first.getMessage()) == RateLimitFilter.CHARACTERS
     assert [passes(logging.WARNING, "again") for _ in range(3)] == [None] * 3
     assert passes(logging.ERROR, "an error")
-    now = RateLimitFilter.SECONDS
+    now = RateLimit.SECONDS
     later = passes(logging.WARNING, "later")
     assert later is not None
     assert vars(later)["left_out"] == 3
