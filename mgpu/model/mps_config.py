@@ -1,8 +1,9 @@
-"""The ConfigMap that says how a node's cards are partitioned under MPS. Pure.
+"""Reads and writes the ConfigMap with the MPS partitions of nodes.
 
-The scheduler writes it and the node's agent reads it: NVIDIA's device plugin configuration v1 with
-`sharing.mps.resources[]` (docs/design/slices.md, "MPS"). A card that is not listed is served whole. Reading bounds the
-work that a short text can cause, since other writers of the ConfigMap would choose the work of all nodes.
+The scheduler (`scheduler.partitioning`) writes it, and the agents (`deviceplugin.partitioning`) read it. The format is
+NVIDIA's device plugin configuration v1 with `sharing.mps.resources[]` (docs/design/slices.md, "MPS"); a card that is
+not listed is not partitioned. Other writers may change the ConfigMap, so reading limits the work that a short text can
+cause.
 """
 
 import re
@@ -18,29 +19,31 @@ from mgpu.model.raw_objects import is_integer
 from mgpu.model.slice_names import MAX_MPS_CLIENTS, SliceCounts, device_type, gigabytes, slice_of_resource
 
 DEFAULT_KEY = "default"
-"""The key for all nodes without a key of their own."""
+"""The key in the ConfigMap for all nodes without a key of their own."""
 _VERSION = "v1"
 _NAME = "nvidia.com/gpu"
 _SHARING = "sharing.mps.resources"
 
 MAX_CHARACTERS = 64 << 10
-"""Bytes of one node's configuration. 16 cards of ten sizes each take 18 KiB, and YAML 100 ms for each 8 KiB."""
+"""The most characters of one node's configuration. 16 cards with ten sizes each need 18 KiB, and parsing YAML takes
+100 ms for each 8 KiB."""
 _NODES = 8192
-"""Values in one configuration; each entry has 12."""
+"""The most values of one configuration; each entry has 12."""
 _LEVELS = 16
-"""Levels of objects and lists; an entry's devices are on the sixth."""
+"""The most levels of objects and lists; the devices of an entry are on the sixth."""
 _SCALAR = 256
-"""Characters of one value; the longest valid one is a resource name. Parsing a long number takes quadratic time."""
+"""The most characters of one value; resource names are the longest. Parsing a long number takes quadratic time."""
 
 Json = Mapping[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases and within limits, so that a short text cannot become large."""
+    """A YAML loader that rejects aliases and limits the result, so that a short text cannot become a large object."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._nodes = self._level = 0
+        self._nodes = 0
+        self._level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -60,12 +63,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def config_of(data: Mapping[str, str], node: str) -> tuple[str, str] | None:
-    """Return (key, text) of the ConfigMap's `data` for a node, or None where it has neither its key nor the default."""
+    """Return the key and the text in the ConfigMap's `data` that apply to a node, or None if there are none."""
     return next(((key, data[key]) for key in (node, DEFAULT_KEY) if key in data), None)
 
 
 def write_config(spec: SliceCounts) -> str:
-    """Return the configuration with one entry per card and size above 0, in order."""
+    """Return the configuration with one entry per card and size, in order."""
     rows = [
         {
             "devices": [str(card)],
@@ -84,10 +87,12 @@ def write_config(spec: SliceCounts) -> str:
 
 
 def read_config(text: str, source: str = "configuration") -> dict[int, dict[str, int]]:
-    """Return card index → slice (`4gb`) → number of shares. Ignores unknown keys, and whether cards have the memory.
+    """Return the number of shares by card index and slice (`4gb`).
+
+    Unknown keys are ignored, and the memory of the cards is not checked.
 
     Args:
-        source: begins the paths in errors.
+        source: the start of the paths in errors.
     Raises:
         BadObject: with the path of every invalid value.
     """
@@ -102,8 +107,8 @@ def read_config(text: str, source: str = "configuration") -> dict[int, dict[str,
                 names[f"{size}gb"] = names.get(f"{size}gb", 0) + replicas
     for card, names in sorted(found.items()):
         if sum(names.values()) > MAX_MPS_CLIENTS:
-            most = f"card {card} is cut into {sum(names.values())}, a card has at most {MAX_MPS_CLIENTS} MPS clients"
-            problems.append(Problem(_SHARING, most))
+            text = f"card {card} has {sum(names.values())} shares, a card has at most {MAX_MPS_CLIENTS} MPS clients"
+            problems.append(Problem(_SHARING, text))
     if problems:
         raise BadObject(Problem(f"{source}: {p.field}" if p.field else source, p.message) for p in problems)
     return found
@@ -129,16 +134,16 @@ def _rows(config: Json, problems: list[Problem]) -> Iterator[tuple[str, Json]]:
     if problems:
         return
     if config.get("version") != _VERSION:
-        problems.append(Problem("version", f"must be {_VERSION}, not {_shown(config.get('version'))}"))
+        problems.append(Problem("version", f"must be {_VERSION}, not {_repr(config.get('version'))}"))
         return
     flags, sharing = (_object(config, key, key, problems) for key in ("flags", "sharing"))
     mps = _object(sharing, "mps", "sharing.mps", problems)
     if flags.get("migStrategy", "none") != "none":
-        text = f"must be none, not {_shown(flags['migStrategy'])}: a card is cut by MIG or by MPS"
+        text = f"must be none, not {_repr(flags['migStrategy'])}: a card is partitioned by MIG or by MPS"
         problems.append(Problem("flags.migStrategy", text))
     if mps.get("failRequestsGreaterThanOne", True) is not True:
         problems.append(
-            Problem("sharing.mps.failRequestsGreaterThanOne", "must be true: a container has one MPS slice")
+            Problem("sharing.mps.failRequestsGreaterThanOne", "must be true: a container can have one MPS share only")
         )
     rows = mps.get("resources") or []
     if not isinstance(rows, list):
@@ -160,33 +165,33 @@ def _object(of: Json, key: str, path: str, problems: list[Problem]) -> Json:
 
 
 def _integer(row: Json, key: str, path: str, problems: list[Problem]) -> int:
-    """Return an integer of at least 1; or 0, and add a problem."""
+    """Return the integer at a key. If it is not at least 1, append a problem and return 0."""
     value = row.get(key)
     if is_integer(value, 1, MAX_QUANTITY):
         return value
-    problems.append(Problem(f"{path}.{key}", f"must be an integer of at least 1, not {_shown(value)}"))
+    problems.append(Problem(f"{path}.{key}", f"must be an integer of at least 1, not {_repr(value)}"))
     return 0
 
 
 def _misnamed(path: str, row: Json, size: int) -> Iterator[Problem]:
     if row.get("name") != _NAME:
-        yield Problem(f"{path}.name", f"must be {_NAME}, not {_shown(row.get('name'))}")
+        yield Problem(f"{path}.name", f"must be {_NAME}, not {_repr(row.get('name'))}")
     resource = f"nvidia.com/gpu-{size}gb"
     if size and slice_of_resource(resource) is None:
         yield Problem(f"{path}.memoryGB", f"{size} GiB is more than any card has")
     elif size and row.get("rename") not in (device_type(f"{size}gb"), resource):
         yield Problem(
-            f"{path}.rename", f"must be {device_type(f'{size}gb')}, as memoryGB says, not {_shown(row.get('rename'))}"
+            f"{path}.rename", f"must be {device_type(f'{size}gb')}, as memoryGB says, not {_repr(row.get('rename'))}"
         )
 
 
-def _shown(value: object) -> str:
-    """Return a value for a message, shortened: it may be a whole tree."""
+def _repr(value: object) -> str:
+    """Return a value for a message, shortened since it may be a large object."""
     return reprlib.repr(value)
 
 
 def _devices(path: str, row: Json, problems: list[Problem]) -> Iterator[int]:
-    """Yield the indexes of cards, each once."""
+    """Yield the indexes of the cards of an entry, and append a problem for each invalid or repeated one."""
     devices = row.get("devices")
     if not isinstance(devices, list) or not devices:
         problems.append(Problem(f"{path}.devices", "must be a list of card indexes"))
@@ -195,7 +200,7 @@ def _devices(path: str, row: Json, problems: list[Problem]) -> Iterator[int]:
     for i, device in enumerate(devices):
         index = int(device) if re.fullmatch(r"\d{1,3}", str(device), re.ASCII) else None
         if index is None or index in seen:
-            text = f"{_shown(device)} is no index of a card" if index is None else f"card {index} stands there twice"
+            text = f"{_repr(device)} is not a card index" if index is None else f"card {index} is listed twice"
             problems.append(Problem(f"{path}.devices[{i}]", text))
         else:
             seen.add(index)

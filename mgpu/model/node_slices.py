@@ -1,9 +1,10 @@
-"""The slices of a node, in the annotations of its Node object. Pure.
+"""Reads and writes the slices of a node in the annotations of its Node object.
 
-The scheduler writes the partition plan (`spec-…`), the node's agent what exists (`status-…`), both into the one
-annotation `dynamicgpuslice`, whose format comes from nos. Each also has an annotation of mgpu's own beside it, since
-what can still be created depends on where the instances lie (docs/design/slices.md, "Node annotation"). Neither trusts
-the other's sizes.
+The scheduler (`scheduler.partitioning`) writes the partition plan (`spec-…`) and the node's agent
+(`deviceplugin.partitioning`) writes the existing slices (`status-…`), both into the annotation `dynamicgpuslice`, whose
+format comes from nos. Each also writes an annotation of mgpu's own with the positions of the slices, since these decide
+what can be created (docs/design/slices.md, "Node annotation"). Both, `mgpu.presentation` and the playground read them.
+The formats are API, and each reader must limit what the other writes.
 """
 
 import json
@@ -41,13 +42,13 @@ EXISTING = "mgpu.io/slices"
 PLANNED = "mgpu.io/slices-planned"
 """The scheduler's annotation: `{"plan": 5, "cards": {"0": [{"profile", "start", "standing"}]}}`."""
 _MOST_SLICES = 1024
-"""Slices of one node; 16 cards under MPS have 768. The scheduler reads all of them whenever the annotation changes."""
+"""The most slices of one node; 16 cards under MPS have 768. The scheduler reads all of them after each change."""
 _MOST_TEXT = 256
-"""Characters of a slice's UUID and of a pod's UID."""
+"""The most characters of a slice's UUID and of a pod's UID."""
 _MOST_REASON = 1024
-"""Characters of the reason for which an agent refuses a plan."""
+"""The most characters of the reason why an agent rejects a plan."""
 UNKNOWN_POD = "?"
-"""Stands for an unknown pod: an agent that writes only counts does not say which pod has a slice."""
+"""The UID of an unknown pod. An agent that writes only counts does not report which pod uses a slice."""
 
 _GIB = 1 << 30
 _PATH = annotation_path(ANNOTATION)
@@ -58,11 +59,11 @@ _SPEC_PLAN, _STATUS_PLAN = "spec-partitioning-plan", "status-partitioning-plan"
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The annotation `dynamicgpuslice`.
+    """The content of the annotation `dynamicgpuslice`.
 
     Attributes:
-        plan: the id of the plan in the spec; None for none.
-        applied: the id of the plan in force; None for none.
+        plan: the id of the plan in the spec; None if there is none.
+        applied: the id of the plan that the agent applied last; None if there is none.
     """
 
     spec: SliceCounts = field(default_factory=dict)
@@ -74,16 +75,17 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class NodeSlices:
-    """What a node with the label `gpu.partitioning` reports.
+    """The slices of a node, and its partition plan.
 
     Attributes:
-        mode: MIG, MPS, or "" without the label.
+        mode: the label `gpu.partitioning` of the node: MIG, MPS, or "" without the label.
         existing: the slices that exist.
         cards: the cards that can be partitioned now: under MIG those in MIG mode, under MPS those with slices.
-        planned: where the slices of the plan lie; None where another writer of the plan gave only counts.
-        refused: the plan that the agent could not apply, and the reason; None for none.
-        has_positions: whether it is known where instances lie. An agent that writes only counts does not say.
-        preexisting: slices of the plan that existed before any plan of mgpu's.
+        planned: the positions of the slices of the plan; None if another writer of the plan gave only counts.
+        refused: the id of the plan that the agent could not apply, and the reason; None if there is none.
+        has_positions: whether the positions of the slices are known. An agent that writes only counts does not report
+            them.
+        preexisting: the slices of the plan that existed before the first plan of mgpu.
     """
 
     mode: str = ""
@@ -97,29 +99,29 @@ class NodeSlices:
 
     @property
     def has_pending_plan(self) -> bool:
-        """Whether the agent still has to apply a plan. A refused plan is not waited for."""
+        """Whether the agent still has to apply the plan. A plan that the agent rejected is not pending."""
         plan = self.partitioning.plan
         return plan is not None and plan != self.partitioning.applied and not (self.refused and self.refused[0] == plan)
 
     @property
     def available(self) -> tuple[Slice, ...]:
-        """The slices that exist and stay under the plan: those that pods can get now."""
+        """The slices that pods can get now: those that exist and remain under the plan."""
         if self.partitioning.plan in (None, self.partitioning.applied):
             return self.existing
         if self.planned is not None:
-            kept = {s.place for s in self.planned}
-            return tuple(s for s in self.existing if s.place in kept)
-        left = {(card, name): n for card, names in self.partitioning.spec.items() for name, n in names.items()}
+            remaining = {s.place for s in self.planned}
+            return tuple(s for s in self.existing if s.place in remaining)
+        counts = {(card, name): n for card, names in self.partitioning.spec.items() for name, n in names.items()}
         found = []
-        for s in sorted(self.existing, key=lambda s: (not s.pod, s)):  # Slices in use stay before idle ones.
-            if left.get((s.card, s.name), 0) > 0:
-                left[s.card, s.name] -= 1
+        for s in sorted(self.existing, key=lambda s: (not s.pod, s)):  # keep slices in use rather than idle ones
+            if counts.get((s.card, s.name), 0) > 0:
+                counts[s.card, s.name] -= 1
                 found.append(s)
         return tuple(sorted(found))
 
     @property
     def foreign_slices(self) -> frozenset[Slice]:
-        """The places of slices that no plan of mgpu created, as far as that is known."""
+        """The positions of the slices that are known not to come from a plan of mgpu."""
         made = frozenset(s.place for s in self.existing)
         if self.planned is None:
             return made
@@ -131,10 +133,10 @@ NO_SLICES = NodeSlices()
 
 
 def read_slices(node: Node) -> NodeSlices:
-    """Return the slices of a node; `NO_SLICES` without the label, whatever its annotations contain.
+    """Return the slices of a node, or `NO_SLICES` if it does not have the label.
 
-    Slices of the other mode are ignored: they date from before a change of the label. Raises BadObject with the path of
-    every invalid value: the annotations are read as a whole or not at all.
+    Slices of the other mode are ignored, since they date from before a change of the label. Raises BadObject with the
+    path of every invalid value; no part of an invalid annotation is used.
     """
     mode = node.labels.get(LABEL, "")
     if not mode:
@@ -164,7 +166,7 @@ def _of_mode(found: Partitioning, mode: str) -> Partitioning:
 
 
 def _counted(found: Partitioning) -> tuple[Slice, ...]:
-    """Return the slices of an agent that writes only counts: numbered, those in use first."""
+    """Return the slices of an agent that writes only counts. They are numbered, slices in use first."""
     applied = found.plan is not None and found.plan == found.applied
     slices = []
     for card in sorted({*found.used, *found.free, *(found.spec if applied else ())}):
@@ -179,39 +181,42 @@ def _counted(found: Partitioning) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-# The annotation that both write.
+# The annotation that the scheduler and the agent write.
 
 
 def read_partitioning(text: str | None) -> Partitioning:
-    """Return the annotation's content without unknown keys. Raises BadObject with the path of every invalid value."""
+    """Return the content of the annotation, ignoring unknown keys. Raises BadObject with the path of each problem."""
     problems: list[Problem] = []
     spec: dict[int, dict[str, int]] = {}
     used: dict[int, dict[str, int]] = {}
     free: dict[int, dict[str, int]] = {}
     plans: dict[str, int] = {}
     for key, value in _parse(text).items():
-        wanted, there = _SPEC.fullmatch(key), _STATUS.fullmatch(key)
-        if key not in (_SPEC_PLAN, _STATUS_PLAN) and not wanted and not there:
+        in_spec = _SPEC.fullmatch(key)
+        in_status = _STATUS.fullmatch(key)
+        if key not in (_SPEC_PLAN, _STATUS_PLAN) and not in_spec and not in_status:
             continue
         if not is_integer(value, 0, MAX_QUANTITY):
             problems.append(Problem(f"{_PATH}[{key}]", f"must be an integer of at least 0, not {value!r}"))
-        elif match := wanted or there:
+        elif match := in_spec or in_status:
             name = read_name(match[2])
             if name is None:
-                problems.append(Problem(f"{_PATH}[{key}]", f"{match[2]!r} is no slice such as 2g.20gb or 4gb"))
-            elif value or (there and match[3] == "free"):  # A count of 0 free slices is information too.
-                counts = spec if wanted else used if match[3] == "used" else free
+                problems.append(
+                    Problem(f"{_PATH}[{key}]", f"{match[2]!r} is not the name of a slice such as 2g.20gb or 4gb")
+                )
+            elif value or (in_status and match[3] == "free"):  # 0 free slices of a name is information too
+                counts = spec if in_spec else {"used": used, "free": free}[match[3]]
                 card = counts.setdefault(int(match[1]), {})
                 card[name] = card.get(name, 0) + value
         else:
             plans[key] = value
-    problems += (*_crowded("spec", spec), *_crowded("status", used, free))
+    problems += (*_excess("spec", spec), *_excess("status", used, free))
     raise_if_any(problems)
     return Partitioning(spec, plans.get(_SPEC_PLAN), used, free, plans.get(_STATUS_PLAN))
 
 
-def _crowded(what: str, *counts: SliceCounts) -> Iterator[Problem]:
-    """Yield a problem for more cards or slices than a node has, and for each card with more slices than a card has."""
+def _excess(what: str, *counts: SliceCounts) -> Iterator[Problem]:
+    """Yield a problem for too many cards or slices of the node, and for each card with too many slices."""
     cards = sorted({card for of in counts for card in of})
     if len(cards) > MAX_GPUS:
         text = f"names {len(cards)} cards in its {what}, a node has at most {MAX_GPUS}"
@@ -230,18 +235,16 @@ def _crowded(what: str, *counts: SliceCounts) -> Iterator[Problem]:
 
 
 def with_spec(text: str | None, spec: SliceCounts, plan: int) -> str:
-    """Return the annotation with this spec and the rest unchanged. Raises BadObject for an invalid annotation."""
+    """Return the annotation with its spec replaced. Raises BadObject if the annotation is invalid."""
     written = {f"spec-gpu-{card}-{name}": n for card, names in spec.items() for name, n in names.items() if n}
     return _rewritten(text, _SPEC, _SPEC_PLAN, written | {_SPEC_PLAN: plan})
 
 
 def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) -> str:
-    """Return the annotation with the status of these slices and everything else unchanged.
+    """Return the annotation with its status replaced. Raises BadObject if the annotation is invalid.
 
     Args:
-        applied: the plan in force; None leaves it as it is.
-    Raises:
-        BadObject: for an invalid annotation.
+        applied: the id of the plan that is applied; None leaves it unchanged.
     """
     counts = Counter((s.card, s.name, "used" if s.pod else "free") for s in slices)
     written = {f"status-gpu-{card}-{name}-{what}": n for (card, name, what), n in counts.items()}
@@ -251,24 +254,24 @@ def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) 
 
 
 def next_plan(before: int | None, now: int) -> int:
-    """Return the id of the next plan. Ids grow with time (seconds since 1970), and always exceed the one before."""
+    """Return the id of the next plan: the time in seconds since 1970, but at least one more than the id before."""
     return max((before or 0) + 1, now)
 
 
 def _rewritten(text: str | None, owned: re.Pattern[str], plan: str, written: Mapping[str, int]) -> str:
-    kept = {key: value for key, value in _parse(text).items() if key != plan and not owned.fullmatch(key)}
-    return json.dumps(dict(sorted({**kept, **written}.items())))
+    others = {key: value for key, value in _parse(text).items() if key != plan and not owned.fullmatch(key)}
+    return json.dumps(dict(sorted({**others, **written}.items())))
 
 
 def _parse(text: str | None) -> dict[str, Any]:
     return parse_json_object(text, _PATH) if text else {}
 
 
-# mgpu's own annotations.
+# The annotations with the positions of the slices.
 
 
 def write_existing(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int, str] | None) -> str:
-    """Return the value of `MADE`: the slices that exist, and the cards that can be partitioned."""
+    """Return the value of `EXISTING`: the existing slices, and the cards that can be partitioned."""
     rows: dict[str, list[dict[str, Any]]] = {str(card): [] for card in sorted({*cards})}
     for s in sorted(slices):
         row = {"profile": s.name, "start": s.start, "uuid": s.uuid, "pod": s.pod}
@@ -279,11 +282,12 @@ def write_existing(slices: Iterable[Slice], cards: Iterable[int], refused: tuple
     return json.dumps(value)
 
 
-def write_planned(slices: Iterable[Slice], plan: int, standing: Collection[Slice] = ()) -> str:
+def write_planned(slices: Iterable[Slice], plan: int, preexisting: Collection[Slice] = ()) -> str:
+    """Return the value of `PLANNED`: the slices of the plan, and which of them existed before the first plan."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for s in sorted(slices):
         row: dict[str, Any] = {"profile": s.name, "start": s.start}
-        rows.setdefault(str(s.card), []).append({**row, "standing": True} if s.place in standing else row)
+        rows.setdefault(str(s.card), []).append({**row, "standing": True} if s.place in preexisting else row)
     return json.dumps({"plan": plan, "cards": rows})
 
 
@@ -301,9 +305,10 @@ def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[in
 
 
 def _read_planned(text: str | None, plan: int | None) -> tuple[tuple[Slice, ...] | None, frozenset[Slice]]:
-    """Return the slices of a plan, and which of them existed before any plan.
+    """Return the slices of a plan, and those of them that existed before the first plan.
 
-    None where the annotation belongs to another plan: another writer of `dynamicgpuslice` writes only counts.
+    The slices are None if the annotation is about another plan, since other writers of `dynamicgpuslice` write only
+    counts.
     """
     found = {} if text is None or plan is None else parse_json_object(text, annotation_path(PLANNED))
     if not found or found.get("plan") != plan:
@@ -318,7 +323,7 @@ def _read_planned(text: str | None, plan: int | None) -> tuple[tuple[Slice, ...]
 def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], frozenset[int]]:
     path = f"metadata.annotations[{annotation}].cards"
     if not isinstance(rows, dict) or not all(re.fullmatch(r"\d{1,3}", str(card), re.ASCII) for card in rows):
-        raise BadObject([Problem(path, "must be an object with the indexes of cards")])
+        raise BadObject([Problem(path, "must be an object whose keys are card indexes")])
     if len(rows) > MAX_GPUS:
         raise BadObject([Problem(path, f"has {len(rows)} cards, a node has at most {MAX_GPUS}")])
     total = sum(len(listed) for listed in rows.values() if isinstance(listed, list))
@@ -334,7 +339,7 @@ def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], froze
         for i, row in enumerate(listed if isinstance(listed, list) else [None]):
             read = _read_row(int(card), row)
             if read is None:
-                text = f"must have profile, a slice, and start, an integer below {PLACES}"
+                text = f"must have a profile (the name of a slice) and a start (an integer below {PLACES})"
                 problems.append(Problem(f"{path}[{card}][{i}]", text))
             else:
                 found.append(read)
@@ -360,14 +365,11 @@ def _read_row(card: int, row: object) -> Slice | None:
     return Slice(card, start, named, uuid, pod) if named else None
 
 
-# Slices as devices.
+# Slices as devices of the ledger.
 
 
 def slice_devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the slices that pods can get, as devices of their types.
-
-    Each has a share of its card's core and memory: under MIG by its slices, under MPS by its name.
-    """
+    """Return the slices that pods can get as devices, each with its part of the card's core and memory."""
     by_index = {card.index: card for card in gpus}
     return tuple(
         _device(s, card, found)
@@ -386,8 +388,8 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
         memory = card.memory * profile.size // layout.slices if layout and profile else 0
         core = WHOLE_CORE * profile.compute // layout.compute if layout and profile else 0
     uuid = s.uuid or f"{card.uuid}/{s.name}/{s.start}"
-    # Devices are taken in the order of their minors. The instance with the highest start comes first, which leaves more
-    # ways to partition the rest of the card: 96 % of arrival orders are served so, 79 % from the lowest start
+    # The placement engine takes devices in the order of their minors. Taking the instance with the highest start first
+    # leaves more ways to partition the rest of the card: 96 % of arrival orders fit, against 79 % from the lowest start
     # (docs/design/slices.md, "Choosing a geometry").
     last_first = found.mode == MIG and found.has_positions
     minor = s.card * PLACES + (PLACES - 1 - s.start if last_first else s.start)
@@ -395,22 +397,21 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
 
 
 def unpartitioned_cards(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
-    """Return the cards that are not partitioned, which other vocabularies can use.
+    """Return the cards that are not partitioned, so that other vocabularies can use them.
 
-    Under MIG no card that supports MIG is among them, whether its MIG mode is on or not. Under MPS no card with slices
-    or with planned slices is.
+    Under MIG these are the cards that do not support MIG, under MPS the cards without existing or planned slices.
     """
     if not found.mode:
         return tuple(gpus)
-    cut = {*found.cards, *(s.card for s in found.existing), *found.partitioning.spec}
+    partitioned = {*found.cards, *(s.card for s in found.existing), *found.partitioning.spec}
     mig = found.mode == MIG
-    return tuple(c for c in gpus if c.index not in cut and not (mig and layout_of(c.model, c.memory)))
+    return tuple(c for c in gpus if c.index not in partitioned and not (mig and layout_of(c.model, c.memory)))
 
 
 def shares_by_pod(found: NodeSlices) -> dict[str, tuple[Share, ...]]:
-    """Return the slices that the node handed out, as its agent reports them, by the pod's UID."""
+    """Return the slices that pods have according to the node's agent, as shares by the pod's UID."""
     shares: dict[str, list[Share]] = {}
     for s in found.existing:
         if s.pod not in ("", UNKNOWN_POD):
             shares.setdefault(s.pod, []).append(Share("", s.index, whole=True, type=device_type(s.name)))
-    return {uid: tuple(held) for uid, held in shares.items()}
+    return {uid: tuple(slices) for uid, slices in shares.items()}

@@ -1,7 +1,8 @@
-"""Names and places of slices, which are MIG instances and MPS shares. Pure.
+"""Translates between the names, resources and device types of slices, which are MIG instances and MPS shares.
 
-A slice has a name (`2g.20gb`, `4gb`), a resource (`nvidia.com/mig-2g.20gb`, `nvidia.com/gpu-4gb`), and is a device of
-its own type (`mig-2g.20gb`, `gpu-4gb`) for the ledger and the placement engine. These functions translate between them.
+A slice has a name (`2g.20gb`, `4gb`), a resource (`nvidia.com/mig-2g.20gb`, `nvidia.com/gpu-4gb`) and a device type of
+its own in the ledger and the placement engine (`mig-2g.20gb`, `gpu-4gb`). The dialect of slices, the partition planner,
+the agent and `mgpu.presentation` use it. Names and resources are API.
 """
 
 import re
@@ -14,9 +15,9 @@ MIG, MPS = "mig", "mps"
 """The modes in which a node's cards are partitioned: values of the node label `gpu.partitioning`."""
 RESOURCE_PREFIX = "nvidia.com/"
 PLACES = 100
-"""A number above the slices of any card, which has at most 48 (under MPS). The index of a slice is made with it."""
+"""The factor in the device index of a slice (`Slice.index`), more than the slices of any card (48 under MPS)."""
 MAX_MPS_CLIENTS = 48
-"""Clients of MPS per card (Volta and later)."""
+"""The most clients of MPS per card (Volta and later)."""
 
 _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-([1-9]\d?g\.[1-9]\d{0,3}gb)(\.me)?", re.ASCII)
 _MPS_RESOURCE = re.compile(r"nvidia\.com/gpu-([1-9]\d{0,4}gb)", re.ASCII)
@@ -24,11 +25,11 @@ _MIG_NAME = re.compile(r"[1-9]\d?g\.[1-9]\d{0,3}gb(\+me)?", re.ASCII)
 _MPS_NAME = re.compile(r"([1-9]\d{0,4})gb", re.ASCII)
 
 SliceCounts = Mapping[int, Mapping[str, int]]
-"""Card index → slice (`2g.20gb`, `4gb`) → how many."""
+"""Card index → name of a slice (`2g.20gb`, `4gb`) → number of slices."""
 
 
 def slice_of_resource(resource: str) -> str | None:
-    """Return the slice of an extended resource (`1g.10gb+me` for `nvidia.com/mig-1g.10gb.me`), or None."""
+    """Return the name of the slice that a resource requests (`1g.10gb+me` for `nvidia.com/mig-1g.10gb.me`), or None."""
     if match := _MIG_RESOURCE.fullmatch(resource):
         return match[1] + ("+me" if match[2] else "")
     match = _MPS_RESOURCE.fullmatch(resource)
@@ -46,7 +47,7 @@ def is_mps(type: str) -> bool:
 
 
 def device_type(slice_: str) -> str:
-    """Return the type of the devices that slices of this name are."""
+    """Return the device type of slices of this name."""
     return f"gpu-{slice_}" if _MPS_NAME.fullmatch(slice_) else f"mig-{slice_.replace('+', '.')}"
 
 
@@ -61,7 +62,7 @@ def mode_of(slice_: str) -> str:
 
 
 def gigabytes(slice_: str) -> int:
-    """Return the GiB of an MPS share."""
+    """Return the memory of an MPS share in GiB."""
     return int(slice_.removesuffix("gb"))
 
 
@@ -71,10 +72,10 @@ class Slice:
 
     Attributes:
         card: the index of the card.
-        start: the first memory slice of a MIG instance; MPS shares of a card are numbered.
-        name: as in annotations (`2g.20gb`, `4gb`).
-        uuid: of the MIG device; "" before there is one.
-        pod: the UID of the pod that the node handed it to; "" for none.
+        start: the first memory slice of a MIG instance, or the number of an MPS share on its card.
+        name: the name in annotations (`2g.20gb`, `4gb`).
+        uuid: the UUID of the MIG device; "" before it exists.
+        pod: the UID of the pod that uses the slice; "" for none.
     """
 
     card: int
@@ -90,7 +91,7 @@ class Slice:
 
     @property
     def place(self) -> "Slice":
-        """The slice without what changes: uuid and pod."""
+        """The slice without its UUID and pod, which change."""
         return Slice(self.card, self.start, self.name)
 
     @property
@@ -99,12 +100,12 @@ class Slice:
 
 
 def place_of(index: int) -> tuple[int, int]:
-    """Return (card, start) of the slice with this device index."""
+    """Return the card and the start of the slice with this device index."""
     return divmod(index, PLACES)
 
 
 def read_name(text: str) -> str | None:
-    """Return the name in mgpu's spelling, or None. The spelling of resources is accepted too: `1g.10gb.me`."""
+    """Return the name of a slice, or None. The spelling in resources (`1g.10gb.me`) is accepted too."""
     name = canonical(text.removesuffix(".me") + "+me" if text.endswith(".me") else text)
     return name if _MIG_NAME.fullmatch(name) or _MPS_NAME.fullmatch(name) else None
 

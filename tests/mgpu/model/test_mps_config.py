@@ -119,11 +119,11 @@ ROW = "sharing.mps.resources[0]"
         (config(entry(name="nvidia.com/mig-1g.5gb")), f"{ROW}.name: must be nvidia.com/gpu"),
         (config(entry(devices="all")), f"{ROW}.devices: must be a list"),
         (config(entry(devices=[])), f"{ROW}.devices: must be a list"),
-        (config(entry(devices=["0", "GPU-1"])), f"{ROW}.devices[1]: 'GPU-1' is no index"),
-        (config(entry(devices=[-1])), f"{ROW}.devices[0]: -1 is no index"),
-        (config(entry(devices=[True])), f"{ROW}.devices[0]: True is no index"),
-        (config(entry(devices=[0, "0"])), f"{ROW}.devices[1]: card 0 stands there twice"),
-        (config(entry(replicas=30), entry(replicas=20)), "sharing.mps.resources: card 0 is cut into 50"),
+        (config(entry(devices=["0", "GPU-1"])), f"{ROW}.devices[1]: 'GPU-1' is not a card index"),
+        (config(entry(devices=[-1])), f"{ROW}.devices[0]: -1 is not a card index"),
+        (config(entry(devices=[True])), f"{ROW}.devices[0]: True is not a card index"),
+        (config(entry(devices=[0, "0"])), f"{ROW}.devices[1]: card 0 is listed twice"),
+        (config(entry(replicas=30), entry(replicas=20)), "sharing.mps.resources: card 0 has 50 shares"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(text: str, said: str) -> None:

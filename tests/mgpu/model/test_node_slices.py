@@ -88,10 +88,13 @@ def test_nothing_said(text: str | None) -> None:
         ('{"spec-gpu-0-2gb": "2"}', "metadata.annotations[dynamicgpuslice][spec-gpu-0-2gb]: must be an integer of at"),
         ('{"spec-gpu-0-2gb": true}', "metadata.annotations[dynamicgpuslice][spec-gpu-0-2gb]: must be an integer of at"),
         ('{"spec-gpu-0-2gb": -1}', "metadata.annotations[dynamicgpuslice][spec-gpu-0-2gb]: must be an integer of at"),
-        ('{"spec-gpu-0-foo": 1}', "metadata.annotations[dynamicgpuslice][spec-gpu-0-foo]: 'foo' is no slice such as"),
+        (
+            '{"spec-gpu-0-foo": 1}',
+            "metadata.annotations[dynamicgpuslice][spec-gpu-0-foo]: 'foo' is not the name of a slice such as",
+        ),
         (
             '{"status-gpu-0-2g-used": 1}',
-            "metadata.annotations[dynamicgpuslice][status-gpu-0-2g-used]: '2g' is no slice such as 2g.20gb or 4gb",
+            "metadata.annotations[dynamicgpuslice][status-gpu-0-2g-used]: '2g' is not the name of a slice",
         ),
         (
             '{"spec-partitioning-plan": 1.5}',
@@ -235,32 +238,32 @@ ROW = '{"cards": {"0": [{"profile": "4gb", "start": 0}]}}'
     ("mode", "text", "problem"),
     [
         ("mig", "nonsense", f"metadata.annotations[{EXISTING}]: is not JSON"),
-        ("mig", "{}", f"metadata.annotations[{EXISTING}].cards: must be an object with the indexes of cards"),
+        ("mig", "{}", f"metadata.annotations[{EXISTING}].cards: must be an object whose keys are card indexes"),
         (
             "mig",
             '{"cards": []}',
-            f"metadata.annotations[{EXISTING}].cards: must be an object with the indexes of cards",
+            f"metadata.annotations[{EXISTING}].cards: must be an object whose keys are card indexes",
         ),
-        ("mig", '{"cards": {"a": []}}', f"metadata.annotations[{EXISTING}].cards: must be an object with the indexes"),
+        ("mig", '{"cards": {"a": []}}', f"metadata.annotations[{EXISTING}].cards: must be an object whose keys"),
         (
             "mig",
             '{"cards": {"0": 7}}',
-            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile, a slice, and",
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have a profile (the name of a slice) and",
         ),
         (
             "mps",
             ROW.replace(": 0}", ": 100}"),
-            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile, a slice",
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have a profile (the name of a slice)",
         ),
         (
             "mps",
             ROW.replace(": 0}", ": true}"),
-            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile, a slice",
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have a profile (the name of a slice)",
         ),
         (
             "mps",
             ROW.replace(": 0}", ': 0, "uuid": 7}'),
-            f"metadata.annotations[{EXISTING}].cards[0][0]: must have profile",
+            f"metadata.annotations[{EXISTING}].cards[0][0]: must have a profile",
         ),
         (
             "mps",
@@ -278,7 +281,9 @@ def test_what_the_agent_cannot_have_said_is_named_by_its_path(mode: str, text: s
 def test_a_bad_plan_is_named_by_its_path() -> None:
     planned = '{"plan": 5, "cards": {"0": [{"profile": "4g", "start": 0}]}}'
     (found,) = problems(lambda: read_slices(node("mig", shared=with_spec(None, {}, 5), planned=planned)))
-    assert found.startswith(f"metadata.annotations[{PLANNED}].cards[0][0]: must have profile, a slice, and")
+    assert found.startswith(
+        f"metadata.annotations[{PLANNED}].cards[0][0]: must have a profile (the name of a slice) and"
+    )
 
 
 def test_what_is_of_before_the_label_was_changed_means_nothing() -> None:
