@@ -1,9 +1,9 @@
-"""The `Device` object of a node: its cards and other devices, for all vocabularies.
+"""Reads and writes the `Device` object of a node, which lists its cards and other devices.
 
-Source: docs/design/koordinator.md, "Device CRD".
-
-The agent writes it, and the scheduler and the command line read it. Koordinator's older spellings are read too
-(`deviceType`, `resource`, `kubernetes.io/gpu-*`). Card lists of simulated nodes are read here as well.
+Source: docs/design/koordinator.md, "Device CRD". The agent (`deviceplugin.inventory`) writes it; the scheduler, the
+command line and the playground read it. Koordinator's older spellings are read too (`deviceType`, `resource`,
+`kubernetes.io/gpu-*`). The module also reads the card lists of simulated nodes. Readers limit the size of a Device,
+since they do not trust the node that writes it.
 """
 
 import re
@@ -20,40 +20,38 @@ DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
 INDEX_LABEL = "mgpu.io/index"
 MODEL_LABEL = "node.koordinator.sh/gpu-model"
 WHOLE_CARDS_LABEL = "mgpu.io/whole-cards"
-"""The label of a Node that says who serves `nvidia.com/gpu`: `nvidia` for NVIDIA's device plugin, `mgpu` or absent for
-mgpu."""
+"""The label of a Node with the device plugin that serves `nvidia.com/gpu`: `nvidia` for NVIDIA's, `mgpu` or no label
+for mgpu's."""
 _PREFIXES = ("koordinator.sh/", "kubernetes.io/")
 _TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
-_MOST_MEMORY = MAX_QUANTITY // 1000
-"""Bytes of one card: more than any has, and sums and percents of it stay within 2^63."""
+_MAX_MEMORY = MAX_QUANTITY // 1000
+"""The most bytes of one card. Sums and percentages of it stay below 2^63."""
 
 MAX_GPUS = 64
-"""GPUs of one node. The largest servers have 16 to 20; the scheduler's cost of one node grows with their number."""
+"""The most GPUs of one node. The largest servers have 16 to 20, and the scheduler's work grows with their number."""
 
-_MOST_DEVICES = 1024
-"""Devices of one node, virtual functions of network cards among them. Only pods that request such devices pay for
-them."""
+_MAX_DEVICES = 1024
+"""The most devices of one node, including virtual functions of network cards."""
 
-_MOST_TEXT = 128
-"""Characters of a device's UUID and of its model, which the scheduler keeps of every device. UUIDs have 40."""
+_MAX_TEXT = 128
+"""The most characters of a device's UUID and of its model. UUIDs have 40."""
 
 
 def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     """Return the devices in a Device object: GPUs by index, then other devices by type and index.
 
-    A device of another type than `gpu` has 1000 milli and no memory. Numbers and lengths are limited, so that one
-    node's agent cannot fill the scheduler's memory.
+    A device of another type than `gpu` has 1000 milli and no memory.
 
     Raises:
-        BadObject: an inventory is read as a whole or not at all.
+        BadObject: with every problem; no part of an invalid object is used.
     """
     spec = raw.get("spec")
     rows = spec.get("devices") if isinstance(spec, dict) else None
     if rows is not None and not isinstance(rows, list):
         raise BadObject([Problem("spec.devices", "must be a list")])
-    if rows and len(rows) > _MOST_DEVICES:
-        raise BadObject([Problem("spec.devices", f"has {len(rows)} devices, a node has at most {_MOST_DEVICES}")])
+    if rows and len(rows) > _MAX_DEVICES:
+        raise BadObject([Problem("spec.devices", f"has {len(rows)} devices, a node has at most {_MAX_DEVICES}")])
     cards, problems = [], []
     for i, row in enumerate(rows or ()):
         path = f"spec.devices[{i}]"
@@ -73,28 +71,28 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
 def _read_card(row: Mapping[str, Any], path: str) -> Card:
     type_ = row.get("type", row.get("deviceType"))
     if not isinstance(type_, str) or not _TYPE.fullmatch(type_):
-        raise BadObject([Problem(f"{path}.type", f"must be gpu or the name of another type of devices, not {type_!r}")])
+        raise BadObject([Problem(f"{path}.type", f"must be gpu or the name of another device type, not {type_!r}")])
     resources = row.get("resources", row.get("resource")) or {}
     labels, topology = row.get("labels") or {}, row.get("topology") or {}
     for part, name in ((resources, "resources"), (labels, "labels"), (topology, "topology")):
         if not isinstance(part, dict):
             raise BadObject([Problem(f"{path}.{name}", "must be an object")])
-    minor = row.get("minor", 0)  # Koordinator leaves out a minor of 0.
+    minor = row.get("minor", 0)  # Koordinator omits a minor of 0
     if not is_integer(minor, 0, MAX_QUANTITY):
         raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {str(minor)[:80]}")])
     uuid = row.get("id", "" if type_ == GPU else f"{type_}-{minor}")
-    if not isinstance(uuid, str) or not 0 < len(uuid) <= _MOST_TEXT:
-        text = f"must be the UUID of the {noun(type_)}, at most {_MOST_TEXT} characters"
+    if not isinstance(uuid, str) or not 0 < len(uuid) <= _MAX_TEXT:
+        text = f"must be the UUID of the {noun(type_)}, at most {_MAX_TEXT} characters"
         raise BadObject([Problem(f"{path}.id", text)])
     model = str(labels.get(MODEL_LABEL, ""))
-    if len(model) > _MOST_TEXT:
-        raise BadObject([Problem(f"{path}.labels[{MODEL_LABEL}]", f"has more than {_MOST_TEXT} characters")])
+    if len(model) > _MAX_TEXT:
+        raise BadObject([Problem(f"{path}.labels[{MODEL_LABEL}]", f"has more than {_MAX_TEXT} characters")])
     for name, amount in resources.items():
         _amount(whole_bytes, amount, f"{path}.resources[{name}]", least=0)
     name = next((p + "gpu-memory" for p in _PREFIXES if p + "gpu-memory" in resources), _PREFIXES[0] + "gpu-memory")
     memory = 0
     if type_ == GPU:
-        memory = _amount(whole_bytes, resources.get(name), f"{path}.resources[{name}]", least=1, most=_MOST_MEMORY)
+        memory = _amount(whole_bytes, resources.get(name), f"{path}.resources[{name}]", least=1, most=_MAX_MEMORY)
     index = _amount(whole_number, labels.get(INDEX_LABEL, minor), f"{path}.labels[{INDEX_LABEL}]", least=0)
     numa = topology.get("nodeID")
     return Card(
@@ -102,7 +100,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         uuid=uuid,
         model=model,
         memory=memory,
-        healthy=row.get("health", "deviceType" not in row) is not False,  # Koordinator's older writer leaves out false.
+        healthy=row.get("health", "deviceType" not in row) is not False,  # Koordinator's older writer omits false
         numa=numa if isinstance(numa, int) and 0 <= numa <= MAX_QUANTITY else None,
         minor=minor,
         type=type_,
@@ -122,14 +120,14 @@ def _amount(read: Callable[[object], int], value: object, path: str, *, least: i
 
 
 def has_gained_capacity(before: Iterable[Card], after: Iterable[Card]) -> bool:
-    """Return whether a card has become able to take what it could not take before."""
+    """Return whether a card has become healthy or larger, so that more may fit on it than before."""
     usable = {(card.type, card.uuid): (card.core, card.memory) for card in before if card.healthy}
     after = [card for card in after if card.healthy]
     return any((card.core, card.memory) > usable.get((card.type, card.uuid), (-1, -1)) for card in after)
 
 
 def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
-    """Return the Device object of a node, one entry per card. The Node owns it, so both are deleted together."""
+    """Return the Device object of a node. The Node owns the object, so that the garbage collector deletes it."""
     meta: dict[str, Any] = {"name": node.name}
     if node_uid:
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node_uid}
@@ -159,14 +157,14 @@ def _write_card(card: Card) -> dict[str, Any]:
 
 
 def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
-    """Return hand-written cards: from a simulated agent's file, or the annotation `mgpu.io/cards` of simulations.
+    """Return the cards in the file of a simulated agent, or in the annotation `mgpu.io/cards` of a simulated Node.
 
     Args:
         rows: a list of `{"index": 0, "uuid": "GPU-0", "model": "A100-SXM4-80GB", "memory": "80Gi", "healthy": true}`.
-            `"count": 8` stands for that many equal cards. Index and UUID have defaults (`GPU-<node>-<index>`).
-        path: begins the paths in errors.
+            `"count": 8` lists 8 equal cards. Index and UUID have defaults (`GPU-<node>-<index>`).
+        path: the start of the paths in errors.
     Raises:
-        BadObject: with the path (`<path>[0].memory`) of everything that is wrong.
+        BadObject: with the path of each problem (`<path>[0].memory`).
     """
     if not isinstance(rows, list):
         raise BadObject([Problem(path, "must be a list of cards")])
@@ -207,12 +205,12 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
             problems.append(Problem(f"{path}.{key}", f"must be a {'string' if kind is str else 'boolean'}"))
     try:
         memory = whole_bytes(row.get("memory"))
-        if not 0 < memory <= _MOST_MEMORY:
-            problems.append(Problem(f"{path}.memory", "must be positive, and no more than any card has"))
+        if not 0 < memory <= _MAX_MEMORY:
+            problems.append(Problem(f"{path}.memory", "must be greater than 0, and not more than any card has"))
     except QuantityError as error:
         problems.append(Problem(f"{path}.memory", str(error)))
     problems += (
-        Problem(f"{path}.{key}", "cannot stand beside count: every card has its own")
+        Problem(f"{path}.{key}", "cannot be combined with count, since each card has its own")
         for key in ("uuid", "minor")
         if row.get(key) is not None and numbers["count"] != 1
     )

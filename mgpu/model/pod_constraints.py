@@ -1,7 +1,8 @@
-"""Constraints: what a pod of any vocabulary may demand of its cards beside its request, as annotations `mgpu.io/…`.
+"""Reads the constraints on cards that a pod of any vocabulary may set in annotations `mgpu.io/…`.
 
-Admission checks them (`constraint_problems` of `mgpu.dialects`), the placement engine applies them. They count until
-the pod's cards are decided. Annotations, their syntax and the matching of models are API (docs/constraints.md).
+`mgpu.dialects` calls it for admission and for each GPU request, and the placement engine applies the constraints. They
+have no effect once the pod's cards are decided. The annotations, their syntax and the matching of models are API
+(docs/constraints.md).
 """
 
 import re
@@ -25,12 +26,12 @@ SAME_CARD_GROUP = PREFIX + "same-card-group"
 CONSTRAINT_ANNOTATIONS = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, SAME_CARD_GROUP)
 
 MAX_ENTRIES = 100
-"""Entries of a list, which a filter over thousands of nodes can afford."""
+"""The most entries of a list. The filter compares each of them with the cards of thousands of nodes."""
 MAX_ENTRY_LENGTH = 128
-"""Characters of an entry. A UUID has 40, a model name 30. `_words` caches entries."""
+"""The most characters of an entry, since `_words` caches entries. A UUID has 40, a model name 30."""
 
 NOT_LISTED = "not among card-uuids"
-"""The reason against a card that is not in the list."""
+"""The reason against a card that is not in the list `card-uuids`."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -40,12 +41,12 @@ class Constraints:
     """The constraints of one pod.
 
     Attributes:
-        card_policy: how cards are chosen for this pod; "" for the policy of the settings.
-        models: allowed models as the user spells them (`matches`); () for all.
-        excluded_models: spelt likewise.
+        card_policy: the card policy for this pod; "" for the policy in the settings.
+        models: the allowed models as the user writes them (`matches_model`); () for all.
+        excluded_models: the excluded models as the user writes them.
         uuids: the allowed cards; () for all.
-        spread: the group whose pods take different cards while there are any.
-        same_card: the group whose pods share one card, or wait.
+        spread: the group whose pods get different cards if possible.
+        same_card: the group whose pods must share one card.
     """
 
     card_policy: str = ""
@@ -61,7 +62,7 @@ class Constraints:
 
     @property
     def limits_cards(self) -> bool:
-        """Whether the constraints exclude some cards regardless of what is free on them."""
+        """Whether the constraints exclude cards regardless of their free capacity."""
         return bool(self.models or self.excluded_models or self.uuids)
 
     def allows_model(self, model: str) -> bool:
@@ -69,13 +70,13 @@ class Constraints:
         return self.reason_against_model(model) is None
 
     def reason_against(self, card: Card) -> str | None:
-        """Return the reason against this card by its model and UUID, or None. Equal reasons are counted together."""
+        """Return the reason against a card because of its model or UUID, or None. Messages count equal reasons."""
         if self.uuids and card.uuid not in self.uuids:
             return NOT_LISTED
         return self.reason_against_model(card.model)
 
     def reason_against_model(self, model: str) -> str | None:
-        """Return the reason against cards of this model, or None."""
+        """Return the reason against cards of a model, or None."""
         if self.models and not any(matches_model(allowed, model) for allowed in self.models):
             return f"model {model or 'unknown'} not among card-models"
         if any(matches_model(excluded, model) for excluded in self.excluded_models):
@@ -83,7 +84,7 @@ class Constraints:
         return None
 
     def texts(self) -> dict[str, str]:
-        """Return the equivalent annotations without prefix: `{"card-models": "A100,H100"}`."""
+        """Return the equivalent annotations without their prefix: `{"card-models": "A100,H100"}`."""
         texts = {
             CARD_POLICY: self.card_policy,
             CARD_MODELS: ",".join(self.models),
@@ -95,7 +96,7 @@ class Constraints:
         return {key.removeprefix(PREFIX): text for key, text in texts.items() if text}
 
     def __str__(self) -> str:
-        """Return `card-models A100,H100; spread-group web`."""
+        """Return a text such as `card-models A100,H100; spread-group web`."""
         return "; ".join(f"{key} {text}" for key, text in self.texts().items())
 
 
@@ -103,10 +104,11 @@ NO_CONSTRAINTS = Constraints()
 
 
 def matches_model(name: str, model: str) -> bool:
-    """Return whether a user's name for a model means the `model` that a card reports.
+    """Return whether the name in a constraint matches the `model` that a card reports.
 
-    Both are split into words at spaces, dashes, slashes and underscores. The words of the name must occur in the model
-    in a row, in any case: `A100` and `a100-sxm4` match `NVIDIA A100-SXM4-80GB`, but `H100` does not match `GH100`.
+    Both are split into words at spaces, dashes, slashes and underscores. The words of the name must be consecutive
+    words of the model, ignoring case: `A100` and `a100-sxm4` match `NVIDIA A100-SXM4-80GB`, but `H100` does not match
+    `GH100`.
     """
     words = _words(name)
     return bool(words) and words in _words(model)
@@ -114,10 +116,10 @@ def matches_model(name: str, model: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _words(model: str) -> str:
-    """Return the words in lower case with a space before and after each; "" for none.
+    """Return the words in lower case with a space before and after each; "" if there are none.
 
-    Words in a row are then a substring, which is found in linear time. A user can evict entries from the cache with
-    many names, so computing one again has to be cheap too.
+    Consecutive words are then a substring, which is found in linear time. This must be cheap without the cache too,
+    since a user can evict entries with many names.
     """
     words = " ".join(model.lower().replace("_", " ").replace("/", " ").replace("-", " ").split())
     return f" {words} " if words else ""
@@ -126,7 +128,7 @@ def _words(model: str) -> str:
 def read_constraints(
     annotations: Mapping[str, str], namespace: str, policies: Collection[str]
 ) -> tuple[Constraints, tuple[Problem, ...]]:
-    """Return the constraints in a pod's annotations as far as they can be read, and what is wrong with them.
+    """Return the readable constraints in a pod's annotations, and a problem for each unreadable one.
 
     Args:
         policies: the names of all card policies.
@@ -137,7 +139,7 @@ def read_constraints(
     models = _listed(annotations, CARD_MODELS, problems)
     excluded = _listed(annotations, EXCLUDE_CARD_MODELS, problems)
     for key, names in ((CARD_MODELS, models), (EXCLUDE_CARD_MODELS, excluded)):
-        problems += (_malformed(key, f"{name!r} names no model") for name in names if not _words(name))
+        problems += (_malformed(key, f"{name!r} is not the name of a model") for name in names if not _words(name))
     constraints = Constraints(
         _policy(annotations, policies, problems),
         models,
@@ -147,7 +149,9 @@ def read_constraints(
         _group(annotations, SAME_CARD_GROUP, namespace, problems),
     )
     if constraints.spread and constraints.same_card and constraints.spread.name == constraints.same_card.name:
-        text = f"{constraints.same_card.name!r} is the spread-group too; pods cannot both share a card and avoid it"
+        text = (
+            f"{constraints.same_card.name!r} is also the spread-group; pods cannot share a card and get different cards"
+        )
         problems.append(_malformed(SAME_CARD_GROUP, text))
     return constraints, tuple(problems)
 
@@ -167,11 +171,11 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
     count = annotations[key].count(",") + 1
     entries = [entry.strip() for entry in annotations[key].split(",", MAX_ENTRIES)]
     if not any(entries):
-        problems.append(_malformed(key, "must name at least one; leave it out to allow any"))
+        problems.append(_malformed(key, "must have at least one entry; leave it out to allow any"))
         return ()
     if count > MAX_ENTRIES:
-        problems.append(_malformed(key, f"may name at most {MAX_ENTRIES}, not {count}"))
-        return ()  # Each entry would be compared with each of the other list.
+        problems.append(_malformed(key, f"may have at most {MAX_ENTRIES} entries, not {count}"))
+        return ()  # no further checks, whose time grows with the length of the list
     problems += (_malformed(key, f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
     long = [i for i, entry in enumerate(entries) if len(entry) > MAX_ENTRY_LENGTH]
     if long:
@@ -182,11 +186,11 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
 
 
 def find_contradictions(constraints: Constraints) -> Iterator[Problem]:
-    """Yield a problem for each model that is allowed and excluded at the same time.
+    """Yield a problem for each excluded model that matches an allowed one.
 
-    Only admission calls this. Where such a pod exists all the same, no card fits it. Users choose the length of the
-    lists, so they are not compared pair by pair. An excluded name matches an allowed one exactly where its words are a
-    prefix of some suffix of the other's words. Among all suffixes in order, bisection finds the first candidate.
+    Only admission calls this; if such a pod exists nevertheless, no card fits. Users choose the length of the lists, so
+    comparing all pairs would be too slow. An excluded name matches an allowed one exactly if its words are a prefix of
+    a suffix of the other's words. Bisection finds the first candidate among all suffixes in order.
     """
     suffixes: dict[str, str] = {}
     for model in constraints.models if constraints.excluded_models else ():
@@ -197,7 +201,7 @@ def find_contradictions(constraints: Constraints) -> Iterator[Problem]:
         words = _words(other)
         at = bisect_left(in_order, words)
         if words and at < len(in_order) and in_order[at].startswith(words):
-            text = f"{other!r} excludes {suffixes[in_order[at]]!r}, which {CARD_MODELS} wants"
+            text = f"{other!r} excludes {suffixes[in_order[at]]!r}, which {CARD_MODELS} allows"
             yield _malformed(EXCLUDE_CARD_MODELS, text)
 
 
@@ -207,8 +211,8 @@ def _group(annotations: Mapping[str, str], key: str, namespace: str, problems: l
         return None
     if _NAME.fullmatch(name):
         return Group(key.removeprefix(PREFIX), namespace, name)
-    rule = "must be a name of 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    problems.append(_malformed(key, f"{rule}, not {name[:80]!r}"))
+    expected = "must be a name of 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+    problems.append(_malformed(key, f"{expected}, not {name[:80]!r}"))
     return None
 
 

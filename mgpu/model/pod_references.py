@@ -1,4 +1,7 @@
-"""How Events and statuses, which tenants can read, name other pods: never by a name from another namespace."""
+"""Names pods in texts that tenants can read, without names from other namespaces.
+
+The scheduler uses it for Events and for the statuses of MtgpuPods.
+"""
 
 from collections.abc import Iterable
 
@@ -7,7 +10,7 @@ _STRANGERS = "pods of other namespaces"
 
 
 def names_visible_to(namespace: str, pods: Iterable[tuple[str, str]]) -> str:
-    """Return a text for pods as a tenant of `namespace` may see them: its own by name, others without name and number.
+    """Return a text that names the pods of `namespace`, and mentions other pods without their names and number.
 
     Args:
         pods: at least one (namespace, name).

@@ -1,6 +1,7 @@
-"""Kubernetes quantities, read exactly as apimachinery's `resource.Quantity`, and amounts formatted for messages.
+"""Parses Kubernetes quantities exactly as apimachinery's `resource.Quantity` does, and formats amounts for messages.
 
-All amounts in mgpu are integers after this: compute in thousandths of a card, memory in bytes.
+The modules that read objects of the API call it; from then on, all amounts are integers. Values and rounding must agree
+with Kubernetes.
 """
 
 import math
@@ -21,29 +22,29 @@ _FORM = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,3})|([A-Za-z]{0,2
 
 
 class QuantityError(ValueError):
-    """The text is no quantity, or not one that is allowed. The message does not name the field; callers add it."""
+    """The value is not a quantity, or not an allowed one. Callers add the path of the field to the message."""
 
 
 def parse_quantity(value: object) -> Fraction:
     """Return the exact value of a quantity in JSON or YAML: `"500m"`, `"6k"`, `"1Gi"`, `20`.
 
-    Raises QuantityError for anything else, beyond ±(2^63 − 1), and for more than 64 characters.
+    Raises QuantityError for other values, values beyond ±(2^63 − 1), and texts of more than 64 characters.
     """
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    number, possible = _parsed(text) if isinstance(text, str) and len(text) <= _LONGEST else (None, False)
+    number, is_in_range = _parsed(text) if isinstance(text, str) and len(text) <= _LONGEST else (None, False)
     if number is None:
         raise QuantityError(f"{_shortened(value)} is not a quantity such as 50, 6k or 1Gi")
-    if not possible:
+    if not is_in_range:
         raise QuantityError(f"{value!r} is larger than any quantity may be (2^63 - 1)")
     return number
 
 
 @lru_cache(maxsize=10_000)
 def _parsed(text: str) -> tuple[Fraction | None, bool]:
-    """Return the number, and whether it is within the limits of a quantity.
+    """Return the number, and whether it is in the range of quantities.
 
-    Cached: the pods of a cluster repeat a few texts, and making or comparing a Fraction takes microseconds. Callers
-    bound the length of the text, so the cache stays small.
+    Cached, since the pods of a cluster repeat a few texts and operations on a Fraction take microseconds. Callers limit
+    the length of the text, so the cache stays small.
     """
     match = _FORM.fullmatch(text)
     if match is None or (match[4] or "") not in _SUFFIX:
@@ -60,7 +61,7 @@ def _shortened(value: object) -> str:
 
 
 def same_quantity(one: str, other: str) -> bool:
-    """Return whether two quantities have the same value. A text that is no quantity equals only itself."""
+    """Return whether two quantities have the same value. A text that is not a quantity equals only itself."""
     try:
         return parse_quantity(one) == parse_quantity(other)
     except QuantityError:
@@ -68,7 +69,7 @@ def same_quantity(one: str, other: str) -> bool:
 
 
 def whole_number(value: object) -> int:
-    """Return a quantity that must be an integer. Raises QuantityError for fractions such as `500m`."""
+    """Return the value of a quantity. Raises QuantityError if it is not an integer, such as `500m`."""
     number = parse_quantity(value)
     if number.denominator != 1:
         raise QuantityError(f"{value!r} is a fraction; only whole numbers are allowed")
@@ -76,12 +77,12 @@ def whole_number(value: object) -> int:
 
 
 def whole_bytes(value: object) -> int:
-    """Return a quantity of bytes, rounded up to whole bytes as Kubernetes does."""
+    """Return a quantity of bytes, rounded up to whole bytes as in Kubernetes."""
     return math.ceil(parse_quantity(value))
 
 
 def format_bytes(amount: int) -> str:
-    """Return `4.0 GiB`, `256 MiB` or `12 B`: the largest unit that leaves at least 1."""
+    """Return a text such as `4.0 GiB`, `256 MiB` or `12 B`, in the largest unit that is not more than the amount."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(amount) >= 1 << shift:
             value = amount / (1 << shift)
@@ -90,7 +91,7 @@ def format_bytes(amount: int) -> str:
 
 
 def format_core(milli: int) -> str:
-    """Return compute as percent of one card: `50%`, `12.5%`."""
+    """Return compute in percent of one card: `50%`, `12.5%`."""
     return f"{milli / 10:g}%"
 
 

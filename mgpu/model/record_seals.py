@@ -1,8 +1,9 @@
-"""Seals: signatures that prove that mgpu decided an allocation record.
+"""Signs and verifies seals, the signatures that prove that mgpu decided an allocation record.
 
-The scheduler signs what it decides with Ed25519 and writes the signature beside the record, in the same write. A seal
-holds for one object on one node with exactly these annotations: on another pod, on a pod that was created again under
-the same name, or beside a changed, added or removed annotation it does not verify.
+The scheduler signs its decisions with Ed25519 and writes the seal together with the record;
+`mgpu.dialects.record_verification` verifies it. A seal is valid for one object on one node with exactly the signed
+annotations. It must not verify on another pod, on a later pod of the same name, or if an annotation was changed, added
+or removed (docs/security.md).
 """
 
 import hmac
@@ -18,17 +19,17 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SEAL = "mgpu.io/seal"
-"""The annotation that authenticates the placement annotations of its pod: `v1.<key id>.<subject's uid>.<signature>`."""
+"""The annotation with the seal of the pod's placement annotations: `v1.<key id>.<subject's uid>.<signature>`."""
 
 _DOMAIN = "mgpu-record-v1"
-"""Begins everything that is signed, so that a signature for another purpose never counts for a record."""
+"""The start of all signed content, so that a signature for another purpose is never valid for a record."""
 _FORM = re.compile(
     r"v1\.(?P<key>[0-9a-f]{16})\.(?P<subject>[0-9A-Za-z-]{1,128})\.(?P<signature>[0-9a-f]{128})", re.ASCII
 )
 
 
 class Subject(NamedTuple):
-    """What a record is about: the object that it was decided for, its pod and its node."""
+    """The object that a record was decided for, its pod and its node."""
 
     uid: str
     namespace: str
@@ -38,12 +39,12 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A seal as an annotation holds it.
+    """The content of the annotation `SEAL`.
 
     Attributes:
         key: the id of the key (`key_id`).
-        subject: the uid of the object that it was made for.
-        signature: in hexadecimal digits.
+        subject: the uid of the object that the record was decided for.
+        signature: the signature in hexadecimal digits.
     """
 
     key: str
@@ -52,7 +53,7 @@ class Seal:
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """Return the seal in a text, or None for a text of another form."""
+        """Return the seal in the text of an annotation, or None if it has another format."""
         match = _FORM.fullmatch(text)
         return cls(match["key"], match["subject"], match["signature"]) if match else None
 
@@ -76,12 +77,12 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys whose seals count.
+    """The keys whose seals are valid.
 
     Attributes:
-        since: when sealing came into force, in the API server's format of times.
-        public: by key id.
-        signer: the private key of one of them; only the scheduler has it.
+        since: the time since which records are sealed, in the format of the API server.
+        public: the public keys by key id.
+        signer: the signer with the private key; None in processes other than the scheduler.
     """
 
     since: str
@@ -89,33 +90,32 @@ class Keys:
     signer: Signer | None = None
 
     def names_known_key(self, text: str) -> bool:
-        """Return whether this is a seal that names one of the keys, valid or not."""
+        """Return whether a text is a seal with the id of one of these keys. The signature is not verified."""
         seal = Seal.read(text)
         return seal is not None and seal.key in self.public
 
     def refusal_reason(self, subject: Subject, record: Mapping[str, str], text: str) -> str | None:
-        """Return why a seal does not authenticate a record of a subject, or None where it does."""
+        """Return the reason why the seal in `text` is not valid for a subject's record, or None if it is valid."""
         seal = Seal.read(text)
         if seal is None:
-            return "it has not the form of a seal"
+            return "it does not have the format of a seal"
         if seal.subject != subject.uid:
             return f"it was made for the object with uid {seal.subject}"
         if self.signer is not None and seal.key == self.signer.id:
-            # Ed25519 is deterministic. A process that can sign compares signatures, in a third of the time of
-            # verifying.
-            mine = self.signer.sign(subject, record)
-            return None if hmac.compare_digest(mine.signature, seal.signature) else _UNLIKE
+            # Ed25519 is deterministic, and signing again takes a third of the time of verifying.
+            expected = self.signer.sign(subject, record)
+            return None if hmac.compare_digest(expected.signature, seal.signature) else _MISMATCH
         public = self.public.get(seal.key)
         if public is None:
-            return f"no key with the id {seal.key} is known here"
+            return f"no key with the id {seal.key} is configured"
         try:
             public.verify(bytes.fromhex(seal.signature), _content(subject, record))
         except InvalidSignature:
-            return _UNLIKE
+            return _MISMATCH
         return None
 
 
-_UNLIKE = "it was made for another record, pod, or node, or the record has been changed"
+_MISMATCH = "it was made for another record, pod, or node, or the record has been changed"
 
 
 def key_id(key: Ed25519PublicKey) -> str:
@@ -124,5 +124,5 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def _content(subject: Subject, record: Mapping[str, str]) -> bytes:
-    """Return what is signed, in a canonical form: JSON text in ASCII, the annotations in the order of their keys."""
+    """Return the signed content in a canonical form: JSON in ASCII, with the annotations in the order of their keys."""
     return json.dumps([_DOMAIN, *subject, sorted(record.items())], separators=(",", ":")).encode()

@@ -69,7 +69,7 @@ def test_constraints_of_a_pod_without_node_may_change_to_valid_ones() -> None:
     assert changes({MODELS: "A100"}, {MODELS: "H100", SPREAD: "web"}) == []
     assert changes({MODELS: "A100"}, {}) == []
     assert changes({}, {MODELS: ","}) == [
-        f"metadata.annotations[{MODELS}]: must name at least one; leave it out to allow any"
+        f"metadata.annotations[{MODELS}]: must have at least one entry; leave it out to allow any"
     ]
 
 

@@ -55,8 +55,8 @@ def test_what_annotations_say(annotations: dict[str, str], constraints: Constrai
 WRONG = {
     "a policy that is none": ({CARD_POLICY: "best"}, CARD_POLICY, "must be one of binpack, spread, not 'best'"),
     "no policy": ({CARD_POLICY: ""}, CARD_POLICY, "must be one of"),
-    "an empty list": ({CARD_MODELS: ""}, CARD_MODELS, "must name at least one"),
-    "only commas": ({CARD_UUIDS: " , "}, CARD_UUIDS, "must name at least one"),
+    "an empty list": ({CARD_MODELS: ""}, CARD_MODELS, "must have at least one entry"),
+    "only commas": ({CARD_UUIDS: " , "}, CARD_UUIDS, "must have at least one entry"),
     "a blank entry": ({EXCLUDE_CARD_MODELS: "T4,,A100"}, EXCLUDE_CARD_MODELS, "entry 1 is empty"),
     "too many": (
         {CARD_UUIDS: ",".join(f"GPU-{i}" for i in range(MAX_ENTRIES + 1))},
@@ -68,19 +68,19 @@ WRONG = {
         CARD_MODELS,
         f"at most {MAX_ENTRIES}, not 30000",
     ),
-    "no word in a model": ({CARD_MODELS: "A100,-"}, CARD_MODELS, "'-' names no model"),
+    "no word in a model": ({CARD_MODELS: "A100,-"}, CARD_MODELS, "'-' is not the name of a model"),
     "wanted and excluded": ({CARD_MODELS: "a100", EXCLUDE_CARD_MODELS: "A100"}, EXCLUDE_CARD_MODELS, "'A100' excludes"),
     "wanted, and excluded with others": (
         {CARD_MODELS: "T4,A100-SXM4", EXCLUDE_CARD_MODELS: "A100"},
         EXCLUDE_CARD_MODELS,
-        "'A100' excludes 'A100-SXM4', which mgpu.io/card-models wants",
+        "'A100' excludes 'A100-SXM4', which mgpu.io/card-models allows",
     ),
     "an empty name": ({SPREAD_GROUP: ""}, SPREAD_GROUP, "must be a name of 1 to 63"),
     "a name with a space": ({SAME_CARD_GROUP: "a b"}, SAME_CARD_GROUP, "must be a name of 1 to 63"),
     "a name that ends with a dash": ({SPREAD_GROUP: "a-"}, SPREAD_GROUP, "must be a name of 1 to 63"),
     "a name that is too long": ({SPREAD_GROUP: "a" * 64}, SPREAD_GROUP, "must be a name of 1 to 63"),
     "a name with a line end": ({SPREAD_GROUP: "a\n"}, SPREAD_GROUP, "must be a name of 1 to 63"),
-    "together and apart": ({SPREAD_GROUP: "x", SAME_CARD_GROUP: "x"}, SAME_CARD_GROUP, "'x' is the spread-group too"),
+    "together and apart": ({SPREAD_GROUP: "x", SAME_CARD_GROUP: "x"}, SAME_CARD_GROUP, "'x' is also the spread-group"),
 }
 
 
