@@ -1,7 +1,7 @@
-"""Pods of every vocabulary: what a pod requests, which cards its record gives it, and what its containers see.
+"""Reads requests and allocation records of pods, whatever vocabulary they use.
 
-The processes call these functions and see no difference between the vocabularies. Each vocabulary is one module of the
-shape `mgpu.dialects.protocol.Dialect`; `mgpu.dialects.registry` lists them. All functions are pure.
+The processes call these functions, which choose the dialect, and import no dialect by name. Each vocabulary is a module
+with the members of `mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry` lists them. All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,18 +65,17 @@ __all__ = [
 ]
 
 _READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS))
-"""The annotations that are read, beside those of records."""
-_MOST_TEXT = 16_384
-"""Characters of an annotation of a request that are read. The longest constraint has 100 entries of 128 characters."""
+"""The annotations that mgpu reads, except those of allocation records."""
+_MAX_TEXT = 16_384
+"""The most characters that are stored of an annotation. The longest constraint has 100 entries of 128 characters."""
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """Return what the pod requests in whichever enabled vocabulary, with its constraints; None for a pod without GPUs.
+    """Return the pod's request in the first enabled vocabulary that it uses, with constraints; None without GPUs.
 
-    A pod that mixes vocabularies is denied at admission (`registry.mixing`); here the first dialect that knows the pod
-    reads it. A pod that has its cards keeps them: constraints count until the cards are decided, a pod that was
-    admitted under other settings (a dialect enabled then, a smaller minimum) is read as it was then, and amounts of 0
-    in a bound pod count as absent. Admission denies these, but the pod may have come before mgpu.
+    A pod that has cards keeps them. So constraints are not checked once the cards are decided, a pod that was admitted
+    under other settings (a dialect that was enabled, a smaller minimum) is read as it was admitted, and amounts of 0 in
+    a bound pod are ignored, since the pod may be older than the installation.
 
     Raises:
         BadObject: with every broken rule.
@@ -103,7 +102,7 @@ def _read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
 
 
 def _without_zeros(pod: Pod) -> Pod:
-    """Return a bound pod without amounts of 0, for which its kubelet gives it nothing; any other pod as it is."""
+    """Return a bound pod without amounts of 0, which the kubelet ignores, and any other pod unchanged."""
     if not pod.node:
         return pod
     containers = [
@@ -118,11 +117,11 @@ def _above_zero(amounts: Mapping[str, str]) -> dict[str, str]:
 
 
 _WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0, "min_gpu_memory_ratio": 1}
-"""Settings of the dialects under which each reads every pod that it has ever admitted."""
+"""Settings under which each dialect can read all pods that it has ever admitted."""
 
 
 def _read_as_admitted(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """Return the request of a bound pod with a readable record, whatever the settings are now; else None."""
+    """Return the request of a bound pod with a readable record, regardless of the settings, or None."""
     if not pod.node or not any(map(is_placement_annotation, pod.annotations)):
         return None
     blocks = {
@@ -138,15 +137,15 @@ def _read_as_admitted(pod: Pod, settings: Settings) -> GpuRequest | None:
 
 
 def read_bare_request(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """Return what the pod requests, without its constraints; None for a pod without GPUs. Raises BadObject."""
+    """Return the pod's request without constraints, or None for a pod without GPUs. Raises BadObject."""
     return next((request for dialect in enabled(settings) if (request := dialect.read_request(pod, settings))), None)
 
 
 def constraint_problems(pod: Pod, request: GpuRequest | None) -> tuple[Problem, ...]:
-    """Return what is wrong with the constraints of a pod.
+    """Return the problems with the constraints of a pod.
 
     Args:
-        request: None where the request cannot be read or its vocabulary is not served.
+        request: the pod's request; None if it cannot be read or its vocabulary is disabled.
     """
     constraints, problems = _constraints(pod, request)
     return (*problems, *find_contradictions(constraints))
@@ -158,10 +157,10 @@ def _constraints(pod: Pod, request: GpuRequest | None) -> tuple[Constraints, tup
 
 
 def _impossible(constraints: Constraints, request: GpuRequest | None) -> Iterator[Problem]:
-    """Yield the constraints that no cluster can meet for this request, at the first container with too many cards."""
+    """Yield a problem for each constraint that no cluster can meet for this request."""
     rule = Rule.CONSTRAINT_IMPOSSIBLE
     if request and not request.containers and device_requests(request):
-        text = "is a constraint on cards, while the pod asks for slices, which are cut from any card; leave it out"
+        text = "is a constraint on cards, but the pod requests slices, which any card can provide; leave it out"
         yield from (Problem(annotation_path(PREFIX + key), text, rule) for key in constraints.texts())
         return
     containers = request.containers if request else ()
@@ -177,11 +176,11 @@ def _impossible(constraints: Constraints, request: GpuRequest | None) -> Iterato
 
 
 def _cards_of(container: ContainerRequest) -> str:
-    return f"container {container.container!r} asks for {container.cards} cards"
+    return f"container {container.container!r} requests {container.cards} cards"
 
 
 def card_policy(request: GpuRequest, settings: Settings) -> str:
-    """Return the name of the card policy for a pod: its own constraint, else as the settings say."""
+    """Return the name of the card policy for a pod: its constraint, or else the policy in the settings."""
     dialect = by_name(request.dialect)
     return request.constraints.card_policy or settings.card_policy_for(
         dialect.card_policy(settings), dialect.DEFAULT_CARD_POLICY
@@ -189,10 +188,10 @@ def card_policy(request: GpuRequest, settings: Settings) -> str:
 
 
 def carrier(container: Container, settings: Settings) -> str | None:
-    """Return the resource whose Allocate call brings the container's cards, or None where it requests none such.
+    """Return the resource whose Allocate call is answered with the container's cards, or None if there is none.
 
-    It is the first resource of the container that is served as device ids, by the order of the dialects and of their
-    resources, then `SHARE`.
+    That is the first resource that the container requests and the agent serves as device ids, in the order of the
+    dialects and of their resources, with `SHARE` as the last.
     """
     served: list[str] = []
     for dialect in enabled(settings):
@@ -205,16 +204,16 @@ def carrier(container: Container, settings: Settings) -> str | None:
 
 
 def is_read_annotation(key: str) -> bool:
-    """Return whether mgpu reads an annotation: part of a request, a constraint, of an MtgpuPod or of a record."""
+    """Return whether mgpu reads an annotation: one of a request, a constraint, an MtgpuPod or a record."""
     return key in _READ or is_placement_annotation(key)
 
 
 def drop_unread_annotations(pod: Pod, *also: str) -> Pod:
-    """Return the pod with those of its annotations that mgpu reads, and `also`.
+    """Return the pod without the annotations that neither mgpu nor the caller (`also`) reads.
 
-    Other annotations may take 256 KiB of every pod. Of a text that is too long to be valid, only the beginning is kept,
-    which is not valid either; records are kept whole. Of unknown annotations with the prefix of MtgpuPods one is kept,
-    which tells that the pod has some.
+    Other annotations may take 256 KiB of every pod. A text that is too long to be valid is truncated, and is invalid
+    then too, but records are never truncated. One unknown annotation with the prefix of MtgpuPods is preserved to show
+    that there are some.
     """
     read: dict[str, str] = {}
     has_mtgpu = False
@@ -223,50 +222,44 @@ def drop_unread_annotations(pod: Pod, *also: str) -> Pod:
             read[key] = text
         elif key in _READ or key in also or (key.startswith(MTGPU_PREFIX) and not has_mtgpu):
             has_mtgpu = has_mtgpu or key.startswith(MTGPU_PREFIX)
-            read[key] = text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT]
+            read[key] = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT]
     return pod if len(read) == len(pod.annotations) and read == pod.annotations else replace(pod, annotations=read)
 
 
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
-    """Return the shares that the pod's annotations record, or None where the pod has no record.
+    """Return the shares in the pod's allocation record, or None if the pod has no record.
 
-    A record says which cards a container has. How much of each it holds follows from the request: a record with other
-    amounts, or with cards for a container that requests none, is refused like an unreadable one.
-
-    Raises:
-        BadObject
+    The record names the cards of each container, and the request determines the amounts. Raises BadObject if the record
+    cannot be read, has other amounts, or names cards for a container that requests none.
     """
     return by_name(request.dialect).read_placement(pod, request)
 
 
 def acknowledgement(pod: Pod, request: GpuRequest) -> dict[str, str]:
-    """Return the annotations that the node writes once it has handed the pod its cards; {} where none are missing."""
+    """Return the annotations that the node adds once the pod has its cards; {} if none are missing."""
     return by_name(request.dialect).acknowledgement(pod)
 
 
 def device_requests(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
-    """Return what of a request the node hands to containers: cards and slices, but no devices of other types.
+    """Return the requests for cards and slices, which the agent makes visible to containers; it ignores other devices.
 
     Args:
-        container: this container alone; None: all.
+        container: return only the requests of this container; None returns all.
     """
     requests = (*request.containers, *(other for other in request.others if is_slice(other.type)))
     return tuple(one for one in requests if container in (None, one.container))
 
 
 def device_containers(request: GpuRequest) -> frozenset[str]:
-    """Return the names of the containers that the node hands something to.
-
-    One set for all of them, since a pod may have hundreds of containers.
-    """
+    """Return the names of the containers that request cards or slices."""
     return frozenset(one.container for one in device_requests(request))
 
 
 def has_run(pod: Pod, request: GpuRequest | None) -> bool:
-    """Return whether a container that needs cards or slices has ever run: then they cannot be chosen any more.
+    """Return whether a container that requests cards or slices has ever run, so that they cannot be decided any more.
 
     Args:
-        request: None for a request that cannot be read; then any container counts.
+        request: None if the request cannot be read; then any container counts.
     """
     return (
         pod.started
@@ -276,19 +269,19 @@ def has_run(pod: Pod, request: GpuRequest | None) -> bool:
 
 
 def has_waiting_container(pod: Pod, request: GpuRequest) -> bool:
-    """Return whether a container that needs cards or slices has not run yet."""
+    """Return whether a container that requests cards or slices has not run yet."""
     return not all(pod.has_run((container,)) for container in device_containers(request))
 
 
 def environment_of(
     pod: Pod, request: GpuRequest, container: str, devices: Sequence[Card], gpus: Sequence[Card]
 ) -> dict[str, str]:
-    """Return the environment of a container; {} where the node hands it nothing.
+    """Return the environment variables of a container; {} if it requests neither cards nor slices.
 
-    `MGPU_MEMORY_BYTES` is per card or slice, the smallest where they differ.
+    `MGPU_MEMORY_BYTES` is the smallest amount of one card or slice.
 
     Args:
-        devices: the container's own cards or slices, by type and index.
+        devices: the container's cards or slices, by type and index.
         gpus: all GPUs of the node.
     """
     requests = device_requests(request, container)
@@ -304,20 +297,20 @@ def environment_of(
 
 
 def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
-    """Return the cards of a node without a Device object, as the capacity of a vocabulary describes them; () for none.
+    """Return the cards of a node without a Device object according to its capacity; () if the capacity shows none.
 
-    Disabled vocabularies count too: the cards are there, whoever advertises them.
+    Disabled vocabularies count too, since the cards exist nevertheless.
     """
     return next(filter(None, (dialect.cards_from_capacity(node, settings) for dialect in ALL)), ())
 
 
 def unhealthy_card_lists(settings: Settings) -> tuple[UnhealthyCardLists, ...]:
-    """Return where the tools of the enabled vocabularies list unhealthy cards."""
+    """Return the lists of unhealthy cards of the enabled vocabularies."""
     return tuple(lists for dialect in enabled(settings) if (lists := dialect.UNHEALTHY_CARD_LISTS))
 
 
 def unhealthy_list_of(raw: Mapping[str, Any]) -> tuple[str, UnhealthyCardLists] | None:
-    """Return the node whose unhealthy cards a ConfigMap lists and how to read it, or None for any other ConfigMap."""
+    """Return the node whose unhealthy cards a ConfigMap lists and the format, or None for any other ConfigMap."""
     for dialect in ALL:
         lists = dialect.UNHEALTHY_CARD_LISTS
         if lists and (node := lists.node_of(raw)) is not None:

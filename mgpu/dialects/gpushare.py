@@ -1,7 +1,8 @@
-"""The vocabulary of Aliyun gpushare (docs/design/gpushare.md): memory of one card per container.
+"""The dialect of Aliyun gpushare: memory of one card per container (docs/design/gpushare.md).
 
-`aliyun.com/gpu-mem` counts in the unit of the setting `memoryUnit`, and so do annotations and environment. Names and
-formats are those that gpushare's own scheduler extender and device plugin read; they cannot change.
+The registry lists it; `scheduler.api.gpushare_compat` and `kubectl inspect gpushare` call it too. `aliyun.com/gpu-mem`,
+the annotations and the environment count in the unit of the setting `memoryUnit`. gpushare's own scheduler extender and
+device plugin read the same names and formats, so they must not change.
 """
 
 import json
@@ -34,12 +35,12 @@ OF_CONTAINER = PREFIX + "CONTAINER"
 ASSUME_TIME = PREFIX + "ASSUME_TIME"
 ASSIGNED = PREFIX + "ASSIGNED"
 UNIT = PREFIX + "UNIT"
-"""The unit of a record, which mgpu adds: a change of `memoryUnit` leaves running pods the bytes that they have."""
+"""The unit of a record. mgpu adds it so that a change of `memoryUnit` does not change the bytes of running pods."""
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 _RECORD = frozenset((INDEX, OF_CARD, OF_POD, ASSUME_TIME, ASSIGNED, UNIT, ALLOCATION))
 
-_MOST = MAX_QUANTITY // 1000
-"""Bytes of one container: far beyond any card, and sums over containers stay within 2^63."""
+_MAX_MEMORY = MAX_QUANTITY // 1000
+"""The most bytes of one container, far more than any card has. Sums over containers stay below 2^63."""
 
 _CARD = re.compile(r"\d{1,9}", re.ASCII)
 _UNITS = re.compile(r"\d{1,19}", re.ASCII)
@@ -72,7 +73,7 @@ def unit_bytes(settings: Settings) -> int:
 
 
 def _unit_of(pod: Pod, settings: Settings) -> int:
-    """Return the bytes of one `gpu-mem` of this pod, which may have got its cards under another setting."""
+    """Return the bytes of one `gpu-mem` of this pod, whose cards may have been decided under another setting."""
     recorded = UNITS.get(pod.annotations.get(UNIT, "")) if pod.node else None
     return recorded or unit_bytes(settings)
 
@@ -99,12 +100,12 @@ def write_placement(
 ) -> dict[str, str]:
     units = _units(pod)
     chosen = {c.container: placement.cards(c.container)[0] for c in request.containers}
-    # gpushare's own readers know one card per pod, so it is the card of what runs longest.
+    # gpushare's own tools read one card per pod, so write the card of the container that runs longest.
     longest = max(request.containers, key=lambda c: c.stage is not Stage.INIT).container
     return {
         INDEX: str(chosen[longest]),
         OF_CARD: str(cards_by_index(cards)[chosen[longest]].memory // _unit_of(pod, settings)),
-        OF_POD: str(_at_once(pod)),
+        OF_POD: str(_peak_units(pod)),
         ASSUME_TIME: str(now_ns),
         ASSIGNED: "false",
         UNIT: next(name for name, of_one in UNITS.items() if of_one == _unit_of(pod, settings)),
@@ -126,7 +127,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
         raise BadObject([Problem(annotation_path(INDEX), text)])
     shares = []
     for one in request.containers:
-        # Other writers record one card for the pod, or cards of the app containers alone.
+        # Other writers record one card for the pod, or only the cards of the app containers.
         card = recorded.get(one.container, index if one.stage is not Stage.APP or not recorded else None)
         if card is None:
             problems.append(Problem(annotation_path(ALLOCATION), f"names no card for container {one.container!r}"))
@@ -141,7 +142,7 @@ def owns_annotation(key: str) -> bool:
 
 
 def acknowledgement(pod: Pod) -> dict[str, str]:
-    """Mark the record as assigned; gpushare's own tools count pods without the mark as waiting."""
+    """Return the mark of an assigned record. gpushare's own tools count pods without it as pending."""
     is_missing = INDEX in pod.annotations and pod.annotations.get(ASSIGNED) != "true"
     return {ASSIGNED: "true"} if is_missing else {}
 
@@ -153,7 +154,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     gpus = [card for card in cards if card.type == GPU]
     memory = tuple((card.index, card.memory // unit_bytes(settings)) for card in gpus)
     return (
-        # One id per MiB would be more than the kubelet handles, so in MiB it is a number.
+        # The kubelet cannot handle one device id per MiB, so in MiB the resource is a number in the node's status.
         NodeResource(MEMORY, memory, as_ids=in_gib, follows_settings=True),
         NodeResource(COUNT, tuple((card.index, 1) for card in gpus), as_ids=False),
     )
@@ -170,10 +171,10 @@ def card_units(node: Node) -> tuple[int, int] | None:
 
 
 def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
-    """Return equal cards with made-up UUIDs: gpushare's own device plugin reports nothing but two numbers."""
+    """Return equal cards with invented UUIDs, since gpushare's own device plugin reports only two numbers."""
     count, units = card_units(node) or (0, 0)
     memory = units * unit_bytes(settings)
-    return tuple(Card(i, f"GPU-{node.name}-{i}", "", memory) for i in range(count)) if memory <= _MOST else ()
+    return tuple(Card(i, f"GPU-{node.name}-{i}", "", memory) for i in range(count)) if memory <= _MAX_MEMORY else ()
 
 
 def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
@@ -181,40 +182,40 @@ def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus
     of_one = request.memory // units  # the unit under which the request was read
     return {
         INDEX: ",".join(str(card.index) for card in cards),
-        OF_POD: str(_at_once(pod)),
+        OF_POD: str(_peak_units(pod)),
         OF_CONTAINER: str(units),
         OF_CARD: ",".join(str(card.memory // of_one) for card in cards),
     }
 
 
 def held_units(held: int, card: Card, of_one: int) -> int:
-    """Return held bytes of a card in units, rounded up; all of a card is the number of units that it has.
+    """Return the held bytes of a card in units, rounded up, but not more than the units of the card.
 
     Args:
-        of_one: bytes of one unit.
+        of_one: the bytes of one unit.
     """
     units = -(-held // of_one)
     return min(units, card.memory // of_one) if held <= card.memory else units
 
 
 def _read_units(container: Container, least: int, of_one: int, problems: list[Problem]) -> int | None:
-    """Return the units that a container requests, or None for none; add to `problems` what is wrong with its request.
+    """Return the units that a container requests, or None; append a problem for each broken rule.
 
     Args:
-        least: the smallest share in bytes.
-        of_one: bytes of one unit.
+        least: the smallest allowed share in bytes.
+        of_one: the bytes of one unit.
     """
     memory = container.requested(MEMORY)
     count = container.requested(COUNT)
     if count and memory is None:
-        text = f"has no effect alone: ask for {MEMORY}, which is memory of one card"
+        text = f"has no effect alone; request {MEMORY}, which is memory of one card"
         problems.append(Problem(count.path, text, Rule.RESOURCE_COMBINATION))
     elif count and count.positive(problems, most=MAX_QUANTITY) not in (None, 1):
         text = f"must be 1 or left out: {MEMORY} is memory of one card"
         problems.append(Problem(count.path, text, Rule.RESOURCE_COMBINATION))
     if memory is None:
         return None
-    units = memory.positive(problems, most=_MOST // of_one, limit="any card has")
+    units = memory.positive(problems, most=_MAX_MEMORY // of_one, limit="any card has")
     if units is not None and units * of_one < least:
         name = next(name for name, size in UNITS.items() if size == of_one)
         text = f"must be at least {-(-least // of_one)} ({name}) for a share of a card, not {memory.text}"
@@ -223,18 +224,18 @@ def _read_units(container: Container, least: int, of_one: int, problems: list[Pr
 
 
 def _units(pod: Pod) -> dict[str, int]:
-    """Return the units of each container that requests some. The pod's request has been read, so they are numbers."""
+    """Return the units of each container that requests some. Call it after the request was read successfully."""
     return {c.name: whole_number(amount.text) for c in pod.containers if (amount := c.requested(MEMORY))}
 
 
-def _at_once(pod: Pod) -> int:
-    """Return the units that the pod needs at its busiest moment; without init containers the sum over containers."""
+def _peak_units(pod: Pod) -> int:
+    """Return the most units that the pod needs at any time. Without init containers it is the sum over containers."""
     units = _units(pod)
     return peak((c.stage, Amount(memory=units[c.name])) for c in pod.containers if c.name in units).memory
 
 
 def _unparsable(pod: Pod) -> list[Problem]:
-    """Return a problem for each number that is none. No scheduler wrote such a record, so no part of it is used."""
+    """Return a problem for each annotation of the record that is not a number; then no part of the record is used."""
     return [
         Problem(annotation_path(key), f"must be {what}, not {pod.annotations[key][:40]!r}")
         for key, form, what in (
@@ -247,29 +248,29 @@ def _unparsable(pod: Pod) -> list[Problem]:
 
 
 def _unequal(pod: Pod) -> list[Problem]:
-    """Return a problem where the recorded total differs from the pod's request.
+    """Return a problem if the recorded total differs from the pod's request.
 
-    mgpu records the units at the pod's busiest moment, gpushare the sum over its app containers.
+    mgpu records the most units that the pod needs at any time, gpushare the sum over its app containers.
     """
     if OF_POD not in pod.annotations:
         return []
     recorded = int(pod.annotations[OF_POD])
     units = _units(pod)
-    requested = {_at_once(pod), sum(units.get(container.name, 0) for container in pod.app_containers)}
+    requested = {_peak_units(pod), sum(units.get(container.name, 0) for container in pod.app_containers)}
     if recorded in requested:
         return []
     return [
         Problem(
             annotation_path(OF_POD),
-            f"records {recorded} units, the pod asks for {' or '.join(map(str, sorted(requested)))}",
+            f"records {recorded} units, the pod requests {' or '.join(map(str, sorted(requested)))}",
         )
     ]
 
 
 def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
-    """Return the card of each container in the record per container; {} where there is none.
+    """Return the card of each container in the annotation `ALLOCATION`; {} without it. Append problems.
 
-    mgpu names containers in it, other writers their positions in `spec.containers`. Adds to `problems`.
+    mgpu writes names of containers into it, other writers their positions in `spec.containers`.
     """
     text = pod.annotations.get(ALLOCATION)
     if text is None:
@@ -285,7 +286,7 @@ def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
     positions = {str(c.position): c.name for c in pod.app_containers}
     for key, row in table.items():
         name = str(key if key in names else positions.get(key, key))
-        card = _one_card(row, units[name]) if name in units else "does not ask for GPU memory"
+        card = _one_card(row, units[name]) if name in units else "does not request GPU memory"
         if isinstance(card, str):
             problems.append(Problem(annotation_path(ALLOCATION), f"container {name[:63]!r}: {card}"))
         else:
@@ -294,12 +295,12 @@ def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
 
 
 def _one_card(row: object, units: int) -> int | str:
-    """Return the index of the card of a container that requests `units`, or what is wrong with its row."""
+    """Return the index of the card of a container that requests `units`, or the problem with its entry."""
     if not isinstance(row, dict) or len(row) != 1:
         return 'must name one card, as in {"0": 4}'
     ((card, recorded),) = row.items()
     if not _CARD.fullmatch(card):
-        return f"{card[:40]!r} is no card index"
+        return f"{card[:40]!r} is not a card index"
     if type(recorded) is not int or recorded != units:
-        return f"records {str(recorded)[:40]!r} units, the container asks for {units}"
+        return f"records {str(recorded)[:40]!r} units, the container requests {units}"
     return int(card)

@@ -1,9 +1,10 @@
-"""The vocabulary of Koordinator's fine-grained device scheduling (docs/design/koordinator.md).
+"""The dialect of Koordinator's fine-grained device scheduling (docs/design/koordinator.md).
 
-GPUs are requested in percent of cards (`gpu`, `gpu-core`, `gpu-memory-ratio`) and bytes (`gpu-memory`), in total over a
-container's cards, whole cards as `nvidia.com/gpu`. Every other `koordinator.sh/<type>` is percent of devices of that
-type, whether any node has such a device or not: types are an open set. Names that begin with `gpu` are never types, nor
-are those of MIG instances. The record is in `koordinator_record`.
+The registry lists it, and `koordinator_record` reads and writes its record. Pods request GPUs in percent of cards
+(`gpu`, `gpu-core`, `gpu-memory-ratio`) and in bytes (`gpu-memory`), in total over a container's cards, and whole cards
+as `nvidia.com/gpu`. Any other `koordinator.sh/<type>` is percent of devices of that type. Types are an open set, but
+names that begin with `gpu` and names of MIG instances are not types. Names and rules are Koordinator's and must not
+change.
 """
 
 import json
@@ -43,11 +44,11 @@ SHARED = PREFIX + "gpu.shared"
 NVIDIA = "nvidia.com/gpu"
 
 _LONGEST = 2 * len(RATIO)
-"""Characters of a misspelt name for which a similar one is looked up."""
+"""The most characters of a misspelt name for which a similar name is suggested."""
 MIB = 1 << 20
 MAX_DEVICES = 1024
 MAX_MEMORY = MAX_QUANTITY // 1000
-"""Bytes of one container; no node has more."""
+"""The most bytes of one container; no node has more."""
 _COMBINATIONS = (
     (NVIDIA,),
     (GPU,),
@@ -74,7 +75,7 @@ UNHEALTHY_CARD_LISTS = None
 
 acknowledgement = nothing_to_acknowledge
 cards_from_capacity = no_cards_from_capacity
-environment = no_variables  # Koordinator sets NVIDIA_VISIBLE_DEVICES alone, which every container gets.
+environment = no_variables  # Koordinator sets only NVIDIA_VISIBLE_DEVICES, which is a common variable
 
 
 def enabled(settings: Settings) -> bool:
@@ -129,12 +130,14 @@ def write_placement(
 
 
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
-    """Return the shares by mgpu's record per container, else by Koordinator's own, one allocation for the whole pod."""
+    """Return the shares in mgpu's record per container, or else in Koordinator's record for the whole pod."""
     text = pod.annotations.get(ALLOCATED)
     per_container = pod.annotations.get(PER_CONTAINER)
     if text is None:
         if per_container is not None:
-            raise BadObject([Problem(annotation_path(PER_CONTAINER), f"is a part of {ALLOCATED}, which is missing")])
+            raise BadObject(
+                [Problem(annotation_path(PER_CONTAINER), f"is a supplement to {ALLOCATED}, which is missing")]
+            )
         return None
     devices = read_allocations(text)
     requests = (*request.containers, *request.others)
@@ -148,7 +151,7 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Types other than GPU are numbers in the node's status: the node hands nothing of them to a container."""
+    """Return the resources of a node. Those of types other than GPU are numbers in its status."""
     if not enabled(settings):
         return ()
     gpus = [card for card in cards if card.type == GPU_TYPE]
@@ -165,9 +168,9 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def normalized(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-    """Replace `koordinator.sh/gpu` by the core and ratio that it stands for, as Koordinator's webhook does.
+    """Replace `koordinator.sh/gpu` by core and ratio, as Koordinator's webhook does.
 
-    Unequal amounts of it, and invalid uses, are left for the validation to refuse.
+    Invalid amounts stay unchanged, so that the validation rejects them.
     """
     if not same_quantity(requests.get(GPU, ""), limits.get(GPU, "")):
         return requests, limits
@@ -189,7 +192,7 @@ def _container_requests(container: Container, own: KoordinatorSettings, hints: i
     """Return the requests of one container, one per type. Raises BadObject.
 
     Args:
-        hints: the number of misspelt names for which a similar one is looked up, which takes 50 µs each.
+        hints: the most misspelt names for which a similar name is suggested, which takes 50 µs each.
     """
     names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
     amounts = {name: amount for name in names if (amount := container.requested(name))}
@@ -198,7 +201,7 @@ def _container_requests(container: Container, own: KoordinatorSettings, hints: i
     misspelt = dict.fromkeys(name for name in amounts if _is_strange(name))
     numbers, problems = _numbers({name: amount for name, amount in amounts.items() if name not in misspelt})
     for i, name in enumerate(misspelt):
-        text = "is no resource of a GPU" + (_similar(name) if i < hints else "")
+        text = "is not a resource of GPUs" + (_similar(name) if i < hints else "")
         problems.append(Problem(amounts[name].path, text, Rule.RESOURCE_NAME))
     problems += (Problem(amounts[name].path, text, rule) for name, text, rule in _broken(amounts, numbers))
     if not problems:
@@ -210,18 +213,18 @@ def _container_requests(container: Container, own: KoordinatorSettings, hints: i
 
 
 def _is_strange(name: str) -> bool:
-    """Return whether no device of any type can have this name."""
+    """Return whether a resource is neither for GPUs nor for a possible device type."""
     return name not in _OF_GPU and not _TYPE.fullmatch(name.removeprefix(PREFIX))
 
 
 def _similar(name: str) -> str:
-    """Return a hint at the resource that a misspelt name may stand for, or nothing."""
+    """Return a suggestion for a misspelt name, or an empty text."""
     close = get_close_matches(name, _OF_GPU, n=1, cutoff=0.8) if len(name) <= _LONGEST else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _numbers(amounts: Mapping[str, RequestedAmount]) -> tuple[dict[str, int], list[Problem]]:
-    """Return the amounts that are within bounds, and what is wrong with the others."""
+    """Return the valid amounts, and a problem for each other amount."""
     numbers: dict[str, int] = {}
     problems: list[Problem] = []
     for name, amount in amounts.items():
@@ -240,13 +243,13 @@ def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tupl
     Source: docs/design/koordinator.md, "Resources".
 
     Args:
-        numbers: those of its amounts that are within bounds.
+        numbers: the valid amounts.
     """
     of_gpu = [name for name in _OF_GPU if name in names]
     known = not of_gpu or frozenset(of_gpu) in _VALID
     if not known:
-        one = "cannot be asked for alone" if len(of_gpu) == 1 else f"cannot stand beside {' and '.join(of_gpu[1:])}"
-        yield of_gpu[0], f"{one}; a container asks for one of {_ALLOWED}", Rule.RESOURCE_COMBINATION
+        one = "cannot be requested alone" if len(of_gpu) == 1 else f"cannot be combined with {' and '.join(of_gpu[1:])}"
+        yield of_gpu[0], f"{one}; a container can request one of {_ALLOWED}", Rule.RESOURCE_COMBINATION
     free = (NVIDIA, MEMORY, SHARED, *((CORE, RATIO) if SHARED in names else ()))
     odd = [name for name, number in numbers.items() if name not in free and number > 100 and number % 100]
     for name in odd:
@@ -264,10 +267,10 @@ def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tupl
 
 
 def _too_little(numbers: Mapping[str, int], own: KoordinatorSettings) -> Iterator[tuple[str, str]]:
-    """Yield (resource, message) for each amount of a share below the minimum of the settings.
+    """Yield (resource, message) for each amount below the minimum in the settings.
 
-    A share of any size keeps whole-card pods off its cards. The minimum is what lets a ResourceQuota bound the number
-    of cards that a namespace can touch (docs/quotas.md).
+    Even a tiny share keeps whole-card pods off a card. With a minimum, a ResourceQuota limits the number of cards that
+    a namespace can use (docs/quotas.md).
     """
     if not {GPU, MEMORY, RATIO} & numbers.keys():
         return

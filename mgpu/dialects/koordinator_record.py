@@ -119,10 +119,10 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
         of_type = [r for r in requests if r.type == type]
         recorded = [d for d in devices if d.type == type]
         if of_type and not recorded:
-            raise _bad(f"names no {type}, container {of_type[0].container!r} asks for it")
+            raise _bad(f"names no {type}, container {of_type[0].container!r} requests it")
         most = sum(request.cards for request in of_type)
         if len(recorded) > most or (len(of_type) == 1 and len(recorded) != most):
-            raise _bad(f"names {len(recorded)} devices of type {type}, the pod asks for {most or 'none'}")
+            raise _bad(f"names {len(recorded)} devices of type {type}, the pod requests {most or 'none'}")
         if len(of_type) == 1:
             for device in recorded:
                 _refuse_unequal(f"minor {device.minor} of {type}", [device], [replace(of_type[0], cards=1)])
@@ -130,7 +130,7 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
             continue
         if len({bool(request.memory) for request in of_type}) > 1:
             raise _bad(
-                f"does not say what each container has of {type}, and they ask for memory in bytes and in percent"
+                f"does not say what each container has of {type}, and they request memory in bytes and in percent"
             )
         _refuse_unequal(type, recorded, of_type)
         if any(d.core > WHOLE_RATIO or d.ratio > WHOLE_RATIO for d in recorded):
@@ -172,7 +172,7 @@ def _refuse_unequal(what: str, devices: Sequence[DeviceAllocation], requests: Se
         compared.append(("memory", memory, busiest.memory, sum(request.cards for request in requests)))
     for name, found, requested, rounding in compared:
         if not requested - rounding <= found <= requested:
-            raise _bad(f"{what} has {found} {name}, its containers ask for {requested}")
+            raise _bad(f"{what} has {found} {name}, its containers request {requested}")
 
 
 def _total(request: ContainerRequest) -> Amount:

@@ -45,7 +45,7 @@ MAX_NAME = 63 - len("gpu-index-container-")
 """Characters of a container's name: it is part of an annotation's name, which has at most 63."""
 MIB = 1 << 20
 
-_NOT_REQUESTED = "gives cards to a container that does not ask for any"
+_NOT_REQUESTED = "gives cards to a container that does not request any"
 _MULTIPLE_PATH = annotation_path(MULTIPLE)
 _CARD = re.compile(r"(?P<index>\d{1,9})|(?P<uuid>(?:GPU|MIG)-[\w.:/-]+)", re.ASCII)
 
@@ -190,7 +190,7 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
     memory = container.requested(MEMORY)
     if core is None and memory is None:
         if cards is not None and cards > 0:
-            text = f"gives {cards} to container {container.name!r}, which asks for no GPU"
+            text = f"gives {cards} to container {container.name!r}, which requests no GPU"
             raise BadObject([Problem(_MULTIPLE_PATH, text, Rule.CONTAINER_LIST)])
         return ()
     core_path, memory_path = _paths(core, memory)
@@ -200,10 +200,10 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
     if core is None:
         problems.append(Problem(core_path, f"must be set where {MEMORY} is", Rule.CORE_WITH_MEMORY))
     if cards == 0:
-        text = f"gives 0 to container {container.name!r}, which asks for GPU"
+        text = f"gives 0 to container {container.name!r}, which requests GPU"
         problems.append(Problem(_MULTIPLE_PATH, text, Rule.CONTAINER_LIST))
     if len(container.name) > MAX_NAME:
-        text = f"must be at most {MAX_NAME} characters long where the container asks for GPU: it names an annotation"
+        text = f"must be at most {MAX_NAME} characters long where the container requests GPU: it names an annotation"
         problems.append(Problem(f"{container.path}.name", text, Rule.CONTAINER_NAME))
     if not problems and cards is not None:
         has_memory = memory is not None
@@ -235,7 +235,7 @@ def _normal(core: int, mib: int, own: MgpuSettings, *, has_memory: bool) -> Iter
             text = f"must not be set for whole cards ({CORE} is {core}, a multiple of 100)"
             yield MEMORY, text, Rule.MEMORY_OF_WHOLE_CARDS
         if core > 100 * MAX_CARDS:
-            yield CORE, f"asks for {core // 100} cards; a container may hold at most {MAX_CARDS}", Rule.TOO_MUCH
+            yield CORE, f"requests {core // 100} cards; a container may hold at most {MAX_CARDS}", Rule.TOO_MUCH
     elif core > 100:
         yield CORE, f"above 100 must be a multiple of 100 (whole cards), not {core}", Rule.WHOLE_CARDS
     if core < 100 and mib < own.min_gpu_memory:
@@ -248,7 +248,7 @@ def _multiple(
 ) -> Iterator[tuple[str, str, Rule]]:
     """Yield (resource, message, rule) for each rule that a container with `cards` cards of a multiple pod breaks."""
     if cards > MAX_CARDS:
-        yield CORE, f"asks for {cards} cards; a container may hold at most {MAX_CARDS}", Rule.TOO_MUCH
+        yield CORE, f"requests {cards} cards; a container may hold at most {MAX_CARDS}", Rule.TOO_MUCH
     if core > 100 * cards:
         yield CORE, f"must be at most 100 per card: {core} over {cards} cards", Rule.AT_MOST_A_CARD
     if core % cards:
@@ -303,5 +303,5 @@ def _read_cards(text: str | None, count: int) -> list[int | str] | str:
     if len(set(found)) != len(found):
         return f"names a card twice: {text}"
     if len(found) != count:
-        return f"names {len(found)} cards, the container asks for {count}"
+        return f"names {len(found)} cards, the container requests {count}"
     return found

@@ -163,7 +163,7 @@ def _problems(pod: Pod) -> Iterator[Problem]:
         for name in dict.fromkeys((*container.requests, *container.limits)):
             amount = container.requested(name)
             if amount and (vocabulary_of(name) or name == SHARE):
-                text = f"asks for GPU a second time; an MtgpuPod's share stands in {REQUEST} and {MEMORY}"
+                text = f"requests GPU a second time; an MtgpuPod's share stands in {REQUEST} and {MEMORY}"
                 yield Problem(amount.path, text, Rule.MTGPU_ONE_REQUEST)
 
 

@@ -67,7 +67,7 @@ def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
     return [
         Problem(
             path,
-            f"belongs to {name}, while the pod already asks for GPU as {first}; a pod uses one vocabulary",
+            f"belongs to {name}, while the pod already requests GPU as {first}; a pod uses one vocabulary",
             Rule.ONE_VOCABULARY,
         )
         for name, path in others

@@ -191,7 +191,7 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
     total = sum(counts[name] for name in shares)
     if total > 1:
         rule = "a container gets one slice of a card at most under MPS (failRequestsGreaterThanOne)"
-        problems.append(Problem(amounts[shares[-1]].path, f"{rule}, this one asks for {total}", Rule.TOO_MUCH))
+        problems.append(Problem(amounts[shares[-1]].path, f"{rule}, this one requests {total}", Rule.TOO_MUCH))
     raise_if_any(problems)
     for resource, count in counts.items():
         type = resource.removeprefix(RESOURCE_PREFIX)
@@ -202,7 +202,7 @@ def _misnamed(resource: str) -> str | None:
     """Return what is wrong with the name of a slice resource, or None."""
     name = slice_of_resource(resource)
     if name is None:
-        return f"is no slice; ask for one such as {_EXAMPLES}"
+        return f"is no slice; request one such as {_EXAMPLES}"
     return None if canonical(name) == name else f"is called {resource_of(canonical(name))} here"
 
 
@@ -215,7 +215,7 @@ def _mixed_modes(pod: Pod) -> Iterator[Problem]:
             mode = mode_of(name) if name else first
             first = first or mode
             if first and mode and mode != first:
-                text = f"is cut by {mode.upper()}, while the pod already asks for slices of {first.upper()}"
+                text = f"is cut by {mode.upper()}, while the pod already requests slices of {first.upper()}"
                 rule = "a node's cards are cut one way, so a pod uses one"
                 yield Problem(amount.path, f"{text}; {rule}", Rule.ONE_PARTITIONING_MODE)
                 return
@@ -234,5 +234,5 @@ def _indexes(places: object, count: int) -> list[int] | str:
     if len(set(found)) != len(found):
         return "names a place twice"
     if len(found) != count:
-        return f"names {len(found)} place{'' if len(found) == 1 else 's'}, the container asks for {count}"
+        return f"names {len(found)} place{'' if len(found) == 1 else 's'}, the container requests {count}"
     return found

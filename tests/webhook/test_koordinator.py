@@ -83,12 +83,12 @@ def test_koordinator_pod_is_denied_with_all_problems() -> None:
     at = "spec.containers[{}].resources.{}[{}]: "
     starts = [
         at.format(0, "requests", GPU) + "above 100 must be a multiple of 100 (whole devices), not 150",
-        at.format(1, "requests", GPU_CORE) + "cannot be asked for alone; a container asks for one of ",
+        at.format(1, "requests", GPU_CORE) + "cannot be requested alone; a container can request one of ",
         at.format(2, "requests", GPU_CORE) + "must be divisible by the number of cards: 75 over 2 cards",
         at.format(2, "requests", RATIO) + "must be at most 100 per card: 300 over 2 cards",
         at.format(2, "requests", RDMA) + "must be greater than 0, not 0",
         at.format(3, "limits", GPU) + "must equal the request, which is 50, not 60",
-        at.format(4, "requests", NVIDIA) + f"cannot stand beside {GPU}; a container asks for one of ",
+        at.format(4, "requests", NVIDIA) + f"cannot be combined with {GPU}; a container can request one of ",
     ]
     assert len(found) == len(starts)
     assert all(text.startswith(start) for text, start in zip(found, starts, strict=True))

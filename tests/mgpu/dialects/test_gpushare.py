@@ -109,7 +109,7 @@ def test_a_pod_of_the_peers_own_scheduler_is_on_its_one_card() -> None:
         assert shares(raw) == [("i", 2, 9), ("c", 2, 3), ("d", 2, 4)]
     for forged in ("3", "8", "16"):
         raw["metadata"]["annotations"][gpushare.OF_POD] = forged
-        with pytest.raises(BadObject, match=f"records {forged} units, the pod asks for 7 or 9"):
+        with pytest.raises(BadObject, match=f"records {forged} units, the pod requests 7 or 9"):
             shares(raw)
 
 
@@ -136,14 +136,14 @@ def test_init_containers_that_another_writer_leaves_out_are_on_the_pods_card() -
         ({"allocation": "[" * 100_000}, "is not JSON"),
         ({"allocation": "[]"}, "must be a JSON object"),
         ({"allocation": "{}"}, "names no card for container 'c'"),
-        ({"allocation": '{"other":{"0":3}}'}, "container 'other': does not ask for GPU memory"),
-        ({"allocation": '{"c":{"0":3},"other":{"1":3}}'}, "container 'other': does not ask for GPU memory"),
+        ({"allocation": '{"other":{"0":3}}'}, "container 'other': does not request GPU memory"),
+        ({"allocation": '{"c":{"0":3},"other":{"1":3}}'}, "container 'other': does not request GPU memory"),
         ({"allocation": '{"c":{}}'}, "container 'c': must name one card"),
         ({"allocation": '{"c":{"0":1,"1":2}}'}, "container 'c': must name one card"),
         ({"allocation": '{"c":3}'}, "container 'c': must name one card"),
-        ({"allocation": '{"c":{"x":3}}'}, "container 'c': 'x' is no card index"),
-        ({"allocation": '{"c":{"0":"3"}}'}, "records '3' units, the container asks for 3"),
-        ({"allocation": '{"c":{"0":0}}'}, "records '0' units, the container asks for 3"),
+        ({"allocation": '{"c":{"x":3}}'}, "container 'c': 'x' is not a card index"),
+        ({"allocation": '{"c":{"0":"3"}}'}, "records '3' units, the container requests 3"),
+        ({"allocation": '{"c":{"0":0}}'}, "records '0' units, the container requests 3"),
         ({"allocation": '{"c":{"0":true}}'}, "records 'True' units"),
         ({"idx": "1", "allocation": '{"c":{"0":3}}'}, "is 1, while"),
         ({"idx": "1", "allocation": "{}"}, None),

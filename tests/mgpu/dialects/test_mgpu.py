@@ -157,8 +157,8 @@ class TestValidation:
     @pytest.mark.parametrize(
         ("entries", "core", "mib", "field", "says"),
         [
-            ("0", 50, 1024, LIST, "gives 0 to container 'c', which asks for GPU"),
-            ("1", None, None, LIST, "gives 1 to container 'c', which asks for no GPU"),
+            ("0", 50, 1024, LIST, "gives 0 to container 'c', which requests GPU"),
+            ("1", None, None, LIST, "gives 1 to container 'c', which requests no GPU"),
             ("1,", 50, 1024, LIST, "entry 1 must be an integer"),
             ("", 50, 1024, LIST, "entry 0 must be an integer"),
             ("1.5", 50, 1024, LIST, "entry 0 must be an integer"),
@@ -361,8 +361,8 @@ class TestRecord:
             ("0,,1", "neither a card index nor a UUID"),
             ("1e0", "neither a card index nor a UUID"),
             ("0,0", "names a card twice"),
-            ("0", "names 1 cards, the container asks for 2"),
-            ("0,1,2", "names 3 cards, the container asks for 2"),
+            ("0", "names 1 cards, the container requests 2"),
+            ("0,1,2", "names 3 cards, the container requests 2"),
         ],
     )
     def test_an_unreadable_record(self, value: str, says: str) -> None:

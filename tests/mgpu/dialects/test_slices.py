@@ -69,14 +69,14 @@ def test_the_node_must_be_cut_the_way_that_is_asked_for(amounts: Any, mode: str,
     [
         (
             pod("p", requests(mig2=1), requests("d", mps4=1)),
-            "is cut by MPS, while the pod already asks for slices of MIG",
+            "is cut by MPS, while the pod already requests slices of MIG",
         ),
-        (pod("p", requests(mps4=3)), "(failRequestsGreaterThanOne), this one asks for 3"),
-        (pod("p", resources({"nvidia.com/gpu-2gb": 1, MPS4: 1})), "(failRequestsGreaterThanOne), this one asks for 2"),
+        (pod("p", requests(mps4=3)), "(failRequestsGreaterThanOne), this one requests 3"),
+        (pod("p", resources({"nvidia.com/gpu-2gb": 1, MPS4: 1})), "(failRequestsGreaterThanOne), this one requests 2"),
         (pod("p", resources({"nvidia.com/mig-7g.79gb": 1})), "is called nvidia.com/mig-7g.80gb here"),
-        (pod("p", resources({"nvidia.com/mig-foo": 1})), "is no slice; ask for one such as nvidia.com/mig-2g.20gb"),
-        (pod("p", resources({"nvidia.com/gpu-0gb": 1})), "is no slice; ask for one such as"),
-        (pod("p", resources({"nvidia.com/mig-2222g.20gb": 1})), "is no slice; ask for one such as"),
+        (pod("p", resources({"nvidia.com/mig-foo": 1})), "is no slice; request one such as nvidia.com/mig-2g.20gb"),
+        (pod("p", resources({"nvidia.com/gpu-0gb": 1})), "is no slice; request one such as"),
+        (pod("p", resources({"nvidia.com/mig-2222g.20gb": 1})), "is no slice; request one such as"),
     ],
 )
 def test_what_is_wrong_says_the_remedy(raw: Any, message: str) -> None:
@@ -91,7 +91,7 @@ def test_other_resources_are_none_of_its_own(name: str) -> None:
 
 def test_a_type_of_koordinators_is_never_a_slice() -> None:
     (message,) = problems(pod("p", resources({"koordinator.sh/mig-2g.20gb": 100})))
-    assert "is no resource of a GPU" in message
+    assert "is not a resource of GPUs" in message
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINT_ANNOTATIONS)
@@ -99,7 +99,7 @@ def test_wishes_are_for_cards(constraint: str) -> None:
     value = "spread" if constraint == "mgpu.io/card-policy" else "x"
     raw = pod("p", requests(mig2=1), annotations={constraint: value})
     assert problems(raw) == [
-        "is a constraint on cards, while the pod asks for slices, which are cut from any card; leave it out"
+        "is a constraint on cards, but the pod requests slices, which any card can provide; leave it out"
     ]
     assert dialects.read_bare_request(read_pod(raw), SETTINGS) is not None
 
@@ -131,7 +131,7 @@ def test_a_record_names_places() -> None:
         ("[" * 100_000, "is not JSON"),
         ('{"c":{}}', "mig-2g.20gb of container 'c' is missing"),
         ('{"c":7}', "mig-2g.20gb of container 'c' is missing"),
-        ('{"c":{"mig-2g.20gb":["0:4"]}}', "names 1 place, the container asks for 2"),
+        ('{"c":{"mig-2g.20gb":["0:4"]}}', "names 1 place, the container requests 2"),
         ('{"c":{"mig-2g.20gb":["0:4","0:4"]}}', "names a place twice"),
         ('{"c":{"mig-2g.20gb":["0:4",4]}}', "has '4', which is no place such as 0:4"),
         ('{"c":{"mig-2g.20gb":["0:4","0:100"]}}', "has '0:100', which is no place"),
