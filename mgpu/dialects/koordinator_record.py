@@ -1,10 +1,8 @@
-"""The allocation record of Koordinator: `device-allocated`, and mgpu's annotation beside it.
+"""Reads and writes Koordinator's allocation record, the annotation `device-allocated`, and mgpu's supplement to it.
 
-Source: docs/design/koordinator.md, "Annotations".
-
-Koordinator records one allocation per pod: for each type a list of devices, with what the pod as a whole has of each.
-mgpu adds which container has which of these devices, where several containers request some. Reading is strict: a record
-is read as a whole or not at all, and it never gives a container more than it requests.
+Source: docs/design/koordinator.md, "Annotations". Only `mgpu.dialects.koordinator` calls it. Koordinator records for
+the whole pod what it has of which device. If several containers request devices, mgpu also records which container has
+which of them. No part of an invalid record is used, and a record must never give a container more than it requests.
 """
 
 import json
@@ -22,21 +20,21 @@ from mgpu.model.raw_objects import annotation_path, is_integer, parse_json_objec
 
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 PER_CONTAINER = "mgpu.io/container-devices"
-"""`{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`: which minors of the pod's allocation each container has."""
+"""The annotation with the minors of each container: `{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`."""
 _PREFIX = "koordinator.sh/"
 _PREFIXES = (_PREFIX, "kubernetes.io/")
-"""Of resource names in the record. The second one is an older spelling of Koordinator's."""
+"""The prefixes of resource names in the record. The second is an older spelling of Koordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAllocation:
-    """What a pod has of one device.
+    """The part of one device that a pod has.
 
     Attributes:
-        id: the device's UUID; "" where the record has none.
-        core: percent of the device.
-        memory: bytes.
-        ratio: percent of the device's memory.
+        id: the UUID of the device; "" if the record has none.
+        core: in percent of the device.
+        memory: in bytes.
+        ratio: the memory in percent of the device.
     """
 
     type: str
@@ -48,7 +46,7 @@ class DeviceAllocation:
 
 
 def write_allocations(devices: Iterable[DeviceAllocation]) -> str:
-    """Return the value of `ALLOCATED`, types and minors in order. Like Koordinator, it leaves out amounts of 0."""
+    """Return the value of `ALLOCATED`, by type and minor. Like Koordinator, omit amounts of 0."""
     by_type: dict[str, list[dict[str, Any]]] = {}
     for device in sorted(devices, key=lambda d: (d.type, d.minor)):
         amounts = [
@@ -64,7 +62,7 @@ def write_allocations(devices: Iterable[DeviceAllocation]) -> str:
 
 
 def read_allocations(text: str) -> tuple[DeviceAllocation, ...]:
-    """Return the devices of the annotation in its order, without unknown resources. Raises BadObject."""
+    """Return the devices in the annotation in its order, ignoring unknown resources. Raises BadObject."""
     devices: list[DeviceAllocation] = []
     for type, rows in parse_json_object(text, annotation_path(ALLOCATED)).items():
         if not isinstance(rows, list):
@@ -81,7 +79,7 @@ def read_allocations(text: str) -> tuple[DeviceAllocation, ...]:
 def recorded_shares(
     requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation], text: str
 ) -> Iterator[Share]:
-    """Yield the shares that mgpu's record per container names. Raises BadObject.
+    """Yield the shares in mgpu's record per container. Raises BadObject.
 
     Args:
         devices: the pod's allocation.
@@ -110,10 +108,10 @@ def recorded_shares(
 
 
 def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation]) -> Iterator[Share]:
-    """Yield the shares of a record that Koordinator itself wrote, for the pod as a whole. Raises BadObject.
+    """Yield the shares in a record that Koordinator itself wrote for the whole pod. Raises BadObject.
 
-    Every container that requests a type may use all of the pod's devices of it, and which container holds how much is
-    not known. The amounts are those of the request; the record says of which devices they are.
+    Every container that requests a type may use all of the pod's devices of that type, and it is unknown how much each
+    uses. The request determines the amounts, the record the devices.
     """
     for type in dict.fromkeys([*(r.type for r in requests), *(d.type for d in devices)]):
         of_type = [r for r in requests if r.type == type]
@@ -139,9 +137,9 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
 
 
 def _joint_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation]) -> Iterator[Share]:
-    """Yield what several containers hold together of each device, as shares of the first one; the others hold 0.
+    """Yield the shares of several containers: the first one holds the amounts of all, the others hold 0.
 
-    Memory is taken in the unit in which the containers request it; the other unit follows from the card (`amount_of`).
+    Memory is in the unit that the containers request. The other unit is computed from the card (`amount_of`).
     """
     first, *others = requests
     in_bytes = any(request.memory for request in requests)
@@ -158,10 +156,10 @@ def _joint_shares(requests: Sequence[ContainerRequest], devices: Sequence[Device
 
 
 def _refuse_unequal(what: str, devices: Sequence[DeviceAllocation], requests: Sequence[ContainerRequest]) -> None:
-    """Raise BadObject where devices together differ from what containers request at their busiest moment.
+    """Raise BadObject if the devices differ in total from the most that the containers request at any time.
 
-    Memory is compared in the unit that all containers use; the other unit depends on the card. Memory that does not
-    divide evenly over cards may be rounded up or down on each.
+    Memory is compared in the unit that all containers use, since the other unit depends on the card. Memory that cannot
+    be divided evenly among cards may be rounded up or down on each card.
     """
     busiest = peak((request.stage, _total(request)) for request in requests)
     core, memory, ratio = (sum(getattr(d, name) for d in devices) for name in ("core", "memory", "ratio"))
@@ -176,7 +174,7 @@ def _refuse_unequal(what: str, devices: Sequence[DeviceAllocation], requests: Se
 
 
 def _total(request: ContainerRequest) -> Amount:
-    """Return what a container requests of all its cards together, as far as that does not depend on the cards."""
+    """Return the request of a container in total over its cards, in the units that do not depend on the cards."""
     ratio = WHOLE_RATIO if request.whole else request.ratio or 0
     return Amount(request.cards * request.core, request.cards * request.memory, 0, request.cards * ratio)
 
@@ -189,7 +187,7 @@ def _read_device(type: str, row: object) -> DeviceAllocation:
     resources = row.get("resources") if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(resources, dict):
         raise _bad(f"every {type} must be an object with minor and resources")
-    minor = row.get("minor", 0)  # Koordinator leaves out a minor of 0.
+    minor = row.get("minor", 0)  # Koordinator omits a minor of 0
     id = row.get("id", "")
     if not is_integer(minor, 0, MAX_QUANTITY):
         raise _bad(f"minor must be an integer of at least 0, not {str(minor)[:80]}")
@@ -211,7 +209,7 @@ def _amount(resources: Mapping[str, object], name: str, *, in_bytes: bool) -> in
 
 
 def _names(type: str) -> Mapping[str, str]:
-    """Return the resources of a device of this type, without prefix, by the amount that each one states."""
+    """Return the resource names for the amounts of a device of this type, without prefix."""
     return {"core": "gpu-core", "memory": "gpu-memory", "ratio": "gpu-memory-ratio"} if type == GPU else {"core": type}
 
 

@@ -1,8 +1,8 @@
-"""The vocabulary of Volcano mGPU (docs/design/mgpu.md): percent of compute and MiB of memory.
+"""The dialect of Volcano mGPU: percent of compute and MiB of memory (docs/design/mgpu.md).
 
-Core is percent of cards and memory is MiB, both in total over a container's cards. A "multiple" pod has the annotation
-`container-multiple-gpu`, which lists the number of cards of each app container; without it, core in whole hundreds
-means whole cards. Names and formats are Volcano's; they cannot change.
+The registry lists it. Core in percent and memory in MiB are totals over a container's cards. A "multiple" pod has the
+annotation `container-multiple-gpu` with the number of cards of each app container. In a normal pod, core in multiples
+of 100 requests whole cards. Names and formats are Volcano's and must not change.
 """
 
 import re
@@ -40,9 +40,9 @@ NATIVE_BURST_SHARE = "native-burst-share"
 COMPUTE_POLICIES = (FIXED_SHARE, "guaranteed-burst-share", NATIVE_BURST_SHARE)
 MAX_CARDS = 16
 NORMAL = -1
-"""Stands for a container's entry in `container-multiple-gpu` where the rules of normal pods hold for the container."""
+"""The number of cards of a container to which the rules of normal pods apply."""
 MAX_NAME = 63 - len("gpu-index-container-")
-"""Characters of a container's name: it is part of an annotation's name, which has at most 63."""
+"""The most characters of a container's name, which is part of the name of an annotation (at most 63 characters)."""
 MIB = 1 << 20
 
 _NOT_REQUESTED = "gives cards to a container that does not request any"
@@ -110,8 +110,8 @@ def write_placement(
     written = {ASSUMED: "true"}
     for container in request.containers:
         chosen = placement.cards(container.container)
-        # A UUID that `read_placement` would refuse is written as the card's index. NVML never reports such a UUID, but
-        # a simulated card list may have any.
+        # Write the index instead of a UUID that `read_placement` would reject. NVML never reports such a UUID, but a
+        # list of simulated cards may contain one.
         names = [known[i].uuid if by_id and _CARD.fullmatch(known[i].uuid) else str(i) for i in chosen]
         written[INDEX_PREFIX + container.container] = ",".join(names)
     return written
@@ -126,7 +126,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     names = {c.name for c in pod.containers}
     positions = {c.name: str(c.position) for c in pod.app_containers}
     requesting = {c.container for c in request.containers}
-    # Volcano's own plugin names a container by its position, unless that is the name of another container.
+    # Volcano's own plugin writes the position of a container instead of its name.
     requesting |= {positions.get(c.container, "") for c in request.containers} - names
     for one in request.containers:
         key = _record_key(pod.annotations, one.container, positions.get(one.container), names)
@@ -156,12 +156,12 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
-    """Return the valid entries of `container-multiple-gpu` by position of the app container, and its problems."""
+    """Return the valid entries of `container-multiple-gpu` by position of the app container, and all problems."""
     text = pod.annotations.get(MULTIPLE)
     if text is None:
         return {}, []
     containers = pod.app_containers
-    # One entry more than there are containers suffices to refuse the list; a text of 256 KiB has 130,000 entries.
+    # Split off one entry more than there are containers, since a text of 256 KiB may have 130,000 entries.
     parts = [part.strip() for part in text.split(",", len(containers) + 1)]
     more = text.count(",") + 1 - len(parts)
     entries = {i: int(part) for i, part in enumerate(parts) if re.fullmatch(r"\d{1,9}", part, re.ASCII)}
@@ -180,11 +180,12 @@ def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
 
 
 def _container_request(container: Container, cards: int | None, own: MgpuSettings) -> Iterable[ContainerRequest]:
-    """Return the request of one container, none or one. Raises BadObject.
+    """Return the request of one container, if any. Raises BadObject.
 
     Args:
-        cards: the container's entry in a multiple pod, or `NORMAL`; None for an invalid entry, where only the amounts
-            are checked.
+        cards: the container's entry in a multiple pod, or `NORMAL`. With None, for an invalid entry, only the amounts
+        are
+            checked.
     """
     core = container.requested(CORE)
     memory = container.requested(MEMORY)
@@ -222,7 +223,7 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
 
 
 def _paths(core: RequestedAmount | None, memory: RequestedAmount | None) -> tuple[str, str]:
-    """Return the paths of core and memory. One that is not set is expected beside the other."""
+    """Return the paths of core and memory. The path of an unset field is derived from that of the other."""
     core_path = core.path if core else ""
     memory_path = memory.path if memory else ""
     return core_path or memory_path.replace(MEMORY, CORE), memory_path or core_path.replace(CORE, MEMORY)
@@ -265,7 +266,7 @@ def _multiple(
 
 
 def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -> tuple[Requirement, ...]:
-    """Return what a node must be. Source: docs/design/mgpu.md, "Filter", rules 1 and 2; `place` checks the others."""
+    """Return the requirements on the node: rules 1 and 2 of docs/design/mgpu.md, "Filter"."""
     serves = Requirement(NODE_LABEL, (NAME,), f"node label {NODE_LABEL} is {{found}}, not {NAME}")
     found = "node's compute policy is {found}"
     if MULTIPLE in pod.annotations:
@@ -280,9 +281,9 @@ def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -
 
 
 def _record_key(annotations: Collection[str], container: str, position: str | None, names: Collection[str]) -> str:
-    """Return the annotation with a container's cards: by its name, else by its position.
+    """Return the annotation with a container's cards, which contains the name or the position of the container.
 
-    Volcano's own plugin writes positions. A position that is also the name of a container means that container.
+    Volcano's own plugin writes positions. A position that is also the name of a container is taken as the name.
     """
     key = INDEX_PREFIX + container
     if key in annotations or position is None or position in names:
@@ -291,7 +292,7 @@ def _record_key(annotations: Collection[str], container: str, position: str | No
 
 
 def _read_cards(text: str | None, count: int) -> list[int | str] | str:
-    """Return the cards that a record's value names, or what is wrong with it."""
+    """Return the cards in the value of a record, or the problem with the value."""
     if text is None:
         return "is missing"
     found: list[int | str] = []

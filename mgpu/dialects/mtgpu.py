@@ -1,10 +1,9 @@
 """The vocabulary of MtgpuPods, which are a kind of their own (docs/design/mtgpu.md).
 
-A user names the card (GPUID) that the pods of a node share, and requests a part of it in annotations. The scheduler's
-controller creates the Pod that runs. That Pod requests nothing of the kubelet: an occupy pod, which requests
-`nvidia.com/gpu: 1`, keeps the card. So this module is no `Dialect` of the registry: a dialect reads what a Pod
-requests, and MtgpuPods have a controller. The processes therefore import it by name (CONTRIBUTING.md, "Adding a
-dialect").
+In annotations of an MtgpuPod, a user names a card of a node by a GPUID and requests a part of that card. The controller
+(`scheduler.mtgpupods`) creates the Pod that runs. This Pod requests no GPU from the kubelet; an occupy pod, which
+requests `nvidia.com/gpu: 1`, keeps the card. So this module is not a `Dialect`, and all processes import it by name
+(CONTRIBUTING.md, "Adding a dialect"). Annotations, kinds and names are API.
 """
 
 import re
@@ -34,7 +33,7 @@ LIMIT = "lsalab.nthu/gpu_limit"
 MEMORY = "lsalab.nthu/gpu_mem"
 GPUID = "lsalab.nthu/GPUID"
 ANNOTATIONS = (REQUEST, LIMIT, MEMORY, GPUID)
-"""The annotations that describe an MtgpuPod's share. All are required, and none ever changes."""
+"""The annotations that describe the share of an MtgpuPod. All of them are required and immutable."""
 
 FINALIZER = "mgpu.io/mtgpupod"
 OCCUPY_NAMESPACE = "kube-system"
@@ -59,12 +58,13 @@ class MtgpuPod:
     """An MtgpuPod.
 
     Attributes:
-        request: milli of its card. limit: the same.
-        memory: bytes.
-        created: its creationTimestamp.
+        request: in milli of its card.
+        limit: in milli of its card.
+        memory: in bytes.
+        created: the creationTimestamp.
         card_uuid: the UUID of its card (`status.BoundDeviceID`); None before it has one.
-        phase: `status.phase`; Pending before it has one.
-        pod_uid: the uid of the Pod that runs for it; "" before there is one.
+        phase: `status.phase`, by default Pending.
+        pod_uid: the uid of the Pod that runs for it; "" before that Pod exists.
     """
 
     namespace: str
@@ -87,7 +87,7 @@ class MtgpuPod:
 
     @property
     def placement_key(self) -> tuple[str, str, str, int, int, int]:
-        """Everything that the choice of its card depends on. None of it ever changes."""
+        """The immutable fields that the choice of its card depends on."""
         return self.uid, self.node, self.gpuid, self.request, self.limit, self.memory
 
     @property
@@ -96,7 +96,7 @@ class MtgpuPod:
 
     @property
     def queue_key(self) -> tuple[str, str, str]:
-        """The sort key of waiting MtgpuPods: first come, first served."""
+        """The sort key of waiting MtgpuPods, by the time of creation."""
         return self.created, self.key, self.uid
 
 
@@ -107,15 +107,14 @@ def enabled(settings: Settings) -> bool:
 def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
     """Return the MtgpuPod in `raw`. Raises BadObject with every broken rule, in the order of the fields.
 
-    An MtgpuPod that has its card was admitted once. Only what its holding consists of is checked then, so that neither
-    a stricter rule nor an annotation that came later makes mgpu forget what it holds.
+    An MtgpuPod with a card was admitted before. Only the fields that describe its holding are checked then, so that
+    neither a stricter rule nor a new annotation makes mgpu forget the holding.
     """
     pod = read_pod(raw)
     status = raw.get("status") or {}
     bound = status.get("BoundDeviceID")
     created_pod = status.get("PodObjectMeta") or {}
-    problems = [*(_holding_problems(pod) if bound else _problems(pod))]
-    raise_if_any(problems)
+    raise_if_any([*(_holding_problems(pod) if bound else _problems(pod))])
     return MtgpuPod(
         pod.namespace,
         pod.name,
@@ -136,13 +135,12 @@ def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
 
     Raises BadObject.
     """
-    problems = [*_share_problems(annotations)]
-    raise_if_any(problems)
+    raise_if_any([*_share_problems(annotations)])
     return parse_milli(annotations[REQUEST]) or 0, parse_milli(annotations[LIMIT]) or 0, int(annotations[MEMORY])
 
 
 def parse_milli(text: str) -> int | None:
-    """Return `0.25` in thousandths, exactly; None for anything but a plain decimal with at most three places."""
+    """Return the exact thousandths of a decimal such as `0.25`; None unless it has at most three places."""
     match = _DECIMAL.fullmatch(text)
     return int(match[1]) * 1000 + int((match[2] or "").ljust(3, "0")) if match else None
 
@@ -150,15 +148,15 @@ def parse_milli(text: str) -> int | None:
 def _problems(pod: Pod) -> Iterator[Problem]:
     yield from _share_problems(pod.annotations)
     for key in sorted(set(CONSTRAINTS) & set(pod.annotations)):
-        text = f"is a constraint on cards, while an MtgpuPod names its card by {GPUID}; leave it out"
+        text = f"is a constraint on cards, but an MtgpuPod names its card by {GPUID}; leave it out"
         yield Problem(annotation_path(key), text, Rule.CONSTRAINT_IMPOSSIBLE)
     yield from _node_problems(pod)
     if not pod.app_containers:
-        text = "is missing; an MtgpuPod runs at least one container"
+        text = "is missing; an MtgpuPod needs at least one container"
         yield Problem("spec.containers", text, Rule.MTGPU_INCOMPLETE)
     for container in pod.containers:
         if container.visible:
-            text = "is set by mgpu to the card of the GPUID; leave it out"
+            text = "must not be set; mgpu sets it to the card of the GPUID"
             yield Problem(f"{container.path}.env[{VISIBLE}]", text, Rule.MTGPU_ONE_REQUEST)
         for name in dict.fromkeys((*container.requests, *container.limits)):
             amount = container.requested(name)
@@ -221,8 +219,8 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
     """Return what an MtgpuPod holds.
 
     Args:
-        card: its card, by UUID or index; None while it is not known which, so that it holds all of every card.
-        bound: whether the API server shows it so.
+        card: the UUID or index of its card; None if the card is unknown, so that it holds every card.
+        bound: whether the API server has stored the binding.
     """
     share = Share("", card, whole=True) if card is None else Share("", card, pod.request, pod.memory)
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, NAME, (share,), bound=bound, gpuid=pod.gpuid)
@@ -258,10 +256,11 @@ def visible_card(raw: Mapping[str, Any]) -> str | None:
 
 
 def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
-    """Return what the MtgpuPod of a Pod holds by the Pod's own account, or None where the Pod is no MtgpuPod's.
+    """Return the holding of a Pod's MtgpuPod according to the Pod alone, or None if it is not the Pod of an MtgpuPod.
 
     Args:
-        pod: the Pod as read. raw: the same as decoded JSON.
+        pod: the Pod in `raw`.
+        raw: the Pod as decoded JSON.
     """
     owner = claimed_mtgpupod(raw)
     card = visible_card(raw)
@@ -276,10 +275,11 @@ def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
 
 
 def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
-    """Return the variables of every container of its Pod, init containers too.
+    """Return the variables of all containers of the Pod, including init containers.
 
     Args:
-        uuid: of its card. index: of its card.
+        uuid: the UUID of its card.
+        index: the index of its card.
     """
     return {
         VISIBLE: uuid,
@@ -294,7 +294,7 @@ def occupy_name(node: str, gpuid: str) -> str:
 
 
 def occupy_target(pod: Pod) -> tuple[str, str] | None:
-    """Return the (node, GPUID) for which an occupy pod keeps a card, or None for any other pod.
+    """Return the node and the GPUID for which an occupy pod keeps a card, or None for any other pod.
 
     An occupy pod has the right namespace, label and exact name (docs/design/mtgpu.md, "Controller").
     """
@@ -312,17 +312,17 @@ def occupy_label(raw: Mapping[str, Any]) -> str | None:
 
 
 def annotations_of(raw: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the annotations of an unchecked object that are strings."""
+    """Return the annotations of an object that are strings. The object has not been validated."""
     return {key: text for key, text in table_at(raw, "metadata", "annotations").items() if isinstance(text, str)}
 
 
 def created(raw: Mapping[str, Any]) -> str:
-    """Return the object's creationTimestamp; "" for an object that is about to be created."""
+    """Return the creationTimestamp of an object; "" before the object exists."""
     return str(table_at(raw, "metadata").get("creationTimestamp") or "")
 
 
 def sealed_content(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the seal of an MtgpuPod's Pod covers: its annotations of the vocabulary, and its card."""
+    """Return the content that the seal of an MtgpuPod's Pod covers: its annotations of the vocabulary, and its card."""
     own = {key: text for key, text in annotations_of(raw).items() if key.startswith(MTGPU_PREFIX)}
     return {**own, VISIBLE: visible_card(raw) or ""}
 

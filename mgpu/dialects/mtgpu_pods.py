@@ -1,7 +1,8 @@
-"""The manifest of the Pod that runs for an MtgpuPod.
+"""Builds the manifest of the Pod that runs for an MtgpuPod.
 
-The scheduler's controller creates it, and the webhook builds it again in place of whatever the controller's account
-sent (`webhook.mtgpupod_rebuild`), so both call this function.
+The controller (`scheduler.mtgpupods`) creates the Pod. The webhook (`webhook.mtgpupod_rebuild`) builds the manifest
+again and replaces what was sent, so that the controller's account cannot create other Pods. Both must get equal
+manifests.
 """
 
 from collections.abc import Mapping
@@ -16,8 +17,10 @@ def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> di
     """Return the Pod of an MtgpuPod for the API server.
 
     Args:
-        raw: the MtgpuPod as decoded JSON. pod: the same as read.
-        uuid: of its card. index: of its card.
+        raw: the MtgpuPod as decoded JSON.
+        pod: the MtgpuPod in `raw`.
+        uuid: the UUID of its card.
+        index: the index of its card.
     """
     meta, spec = raw["metadata"], raw["spec"]
     env = [{"name": name, "value": value} for name, value in environment(pod, uuid, index).items()]
@@ -34,14 +37,14 @@ def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> di
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    made_meta: dict[str, Any] = {"namespace": pod.namespace, "name": pod.name, "ownerReferences": [owner]}
+    new_meta: dict[str, Any] = {"namespace": pod.namespace, "name": pod.name, "ownerReferences": [owner]}
     if meta.get("labels"):
-        made_meta["labels"] = dict(meta["labels"])
-    made_meta["annotations"] = {key: text for key, text in meta["annotations"].items() if key != _NOT_COPIED}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": made_meta, "spec": {**spec, **containers}}
+        new_meta["labels"] = dict(meta["labels"])
+    new_meta["annotations"] = {key: text for key, text in meta["annotations"].items() if key != _NOT_COPIED}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": new_meta, "spec": {**spec, **containers}}
 
 
 def _with_environment(container: Mapping[str, Any], env: list[dict[str, str]]) -> dict[str, Any]:
-    """Return the container with `env` before its own variables, so that these may refer to it."""
+    """Return the container with `env` before its own variables, so that these may refer to variables in `env`."""
     ours = {row["name"] for row in env}
     return {**container, "env": [*env, *(row for row in container.get("env") or () if row.get("name") not in ours)]}

@@ -1,7 +1,8 @@
-"""What a dialect is: the names that each module of a vocabulary offers, and the types that it uses for them.
+"""Defines the protocol of dialects: the members that the module of each vocabulary has, and their types.
 
-The processes call dialects through `mgpu.dialects` and import none by name, so that a vocabulary is one module. Members
-that a vocabulary has no need of are assigned from the functions at the end of this module. Everything here is pure.
+The modules of the dialects implement it, and the processes call them through `mgpu.dialects`. So a new vocabulary needs
+one module and no change of a process. A dialect assigns the functions at the end of this module to members that it does
+not need. All members are pure.
 """
 
 import re
@@ -17,8 +18,8 @@ from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 
 SHARE = "mgpu.io/share"
-"""The resource of a container that requests no other resource served as device ids, so that the kubelet calls Allocate
-for it."""
+"""The resource that admission adds to a container without any resource served as device ids, so that the kubelet calls
+Allocate for the container."""
 
 SHARES_PER_CARD = 16
 
@@ -31,13 +32,13 @@ class NodeResource:
     """An extended resource of a node.
 
     Attributes:
-        amounts: (card index, amount) for every card, unhealthy ones too.
-        as_ids: whether the device plugin serves it, one device id per unit. Otherwise it is a number in the node's
-            status, summed over healthy cards: the kubelet cannot handle ids for resources with very many units
-            (docs/design/kubernetes.md, "Device manager").
-        type: the type of the cards.
+        amounts: (card index, amount) for every card, including unhealthy ones.
+        as_ids: whether the device plugin serves the resource with one device id per unit. Otherwise the resource is a
+            number in the node's status, the sum over healthy cards, since the kubelet cannot handle device ids for
+            very many units (docs/design/kubernetes.md, "Device manager").
+        type: the type of the devices.
         follows_settings: whether `as_ids` depends on the settings. A node changes such a resource only while no running
-            pod holds it in its former form.
+            pod holds it.
     """
 
     name: str
@@ -52,7 +53,7 @@ class UnhealthyCardLists:
     """ConfigMaps by which administrators mark cards as unhealthy, one per node: `data.gpus` is `0,1`.
 
     Attributes:
-        prefix: begins the name of the ConfigMap; the name of the node follows.
+        prefix: the prefix of the ConfigMap's name, before the name of the node.
     """
 
     namespace: str
@@ -66,10 +67,7 @@ class UnhealthyCardLists:
         return node if meta.get("namespace") == self.namespace and node != name else None
 
     def cards_of(self, raw: Mapping[str, Any]) -> frozenset[int]:
-        """Return the card indexes that the ConfigMap lists; an empty list marks none.
-
-        Raises BadObject: a list is read as a whole or not at all.
-        """
+        """Return the card indexes that the ConfigMap lists. Raises BadObject if any of them is invalid."""
         data = raw.get("data")
         text = data.get("gpus", "") if isinstance(data, dict) else ""
         if not isinstance(text, str):
@@ -82,7 +80,7 @@ class UnhealthyCardLists:
 
 
 class Dialect(Protocol):
-    """What the module of a vocabulary offers. All functions are pure."""
+    """The members of the module of a vocabulary. All functions are pure."""
 
     @property
     def NAME(self) -> str: ...  # noqa: N802
@@ -92,19 +90,19 @@ class Dialect(Protocol):
 
     @property
     def RESOURCE_PREFIXES(self) -> tuple[str, ...]:  # noqa: N802
-        """The prefixes of all resource names for which `owns_resource` is true."""
+        """The prefixes of all resource names for which `owns_resource` returns true."""
 
     @property
     def RESOURCES_FOLLOW_CARDS(self) -> bool:  # noqa: N802
-        """Whether a node serves as device ids whatever resource of the vocabulary its cards are cut into."""
+        """Whether the resources of a node depend on how its cards are partitioned."""
 
     @property
     def REQUEST_ANNOTATIONS(self) -> tuple[str, ...]:  # noqa: N802
-        """The annotations that `read_request` reads. It reads no others."""
+        """All annotations that `read_request` reads."""
 
     @property
     def RECORD_KEYS(self) -> tuple[str, ...]:  # noqa: N802
-        """The prefixes of all annotations for which `owns_annotation` is true."""
+        """The prefixes of all annotations for which `owns_annotation` returns true."""
 
     @property
     def ACKNOWLEDGEMENTS(self) -> frozenset[str]:  # noqa: N802
@@ -112,25 +110,25 @@ class Dialect(Protocol):
 
     @property
     def UNHEALTHY_CARD_LISTS(self) -> UnhealthyCardLists | None:  # noqa: N802
-        """The ConfigMaps in which this vocabulary's own tools list unhealthy cards; None where it has none."""
+        """The ConfigMaps in which tools of this vocabulary list unhealthy cards; None if there are none."""
 
     def enabled(self, settings: Settings) -> bool:
-        """Return whether pods of this vocabulary are served."""
+        """Return whether the settings enable this vocabulary."""
 
     def card_policy(self, settings: Settings) -> str | None:
-        """Return the dialect's own setting of the card policy, or None where it is not set."""
+        """Return the card policy in the settings of this dialect, or None if it is not set."""
 
     def owns_resource(self, name: str) -> bool:
         """Return whether a resource belongs to this vocabulary.
 
-        Misspelt names that no other vocabulary claims belong to it too, so that `read_request` can refuse them.
+        Misspelt names should belong to it too, so that `read_request` can reject them.
         """
 
     def normalized(self, requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-        """Return a container's requests and limits as admission rewrites them, in names that a node serves."""
+        """Return a container's requests and limits after admission has replaced names that no node serves."""
 
     def read_request(self, pod: Pod, settings: Settings) -> GpuRequest | None:
-        """Return what the pod requests in this vocabulary, or None. Raises BadObject with every broken rule."""
+        """Return the pod's request in this vocabulary, or None. Raises BadObject with every broken rule."""
 
     def write_placement(
         self,
@@ -155,18 +153,18 @@ class Dialect(Protocol):
         """Return whether `write_placement` or the node writes this annotation, so that users must not set it."""
 
     def acknowledgement(self, pod: Pod) -> dict[str, str]:
-        """Return the annotations that the node writes once it has handed the cards out; {} where none are missing."""
+        """Return the annotations that the node adds once the pod has its cards; {} if none are missing."""
 
     def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-        """Return what a node with these cards offers in this vocabulary."""
+        """Return the resources of a node with these cards in this vocabulary."""
 
     def cards_from_capacity(self, node: Node, settings: Settings) -> tuple[Card, ...]:
-        """Return the cards of a node without a Device object, as its capacity in this vocabulary describes them."""
+        """Return the cards of a node without a Device object according to its capacity in this vocabulary."""
 
     def environment(
         self, pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]
     ) -> dict[str, str]:
-        """Return the dialect's own variables for a container that got `cards`. They override the common ones.
+        """Return the variables of this vocabulary for a container. They override the common variables.
 
         Args:
             gpus: all GPUs of the node.
@@ -194,17 +192,17 @@ def unrequested_problems(
 
 
 def unchanged(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-    """`normalized` of a vocabulary whose names a node serves as they are."""
+    """`normalized` of a vocabulary whose names all nodes serve."""
     return requests, limits
 
 
 def nothing_to_acknowledge(pod: Pod) -> dict[str, str]:  # noqa: ARG001
-    """`acknowledgement` of a vocabulary whose record is complete when the pod is bound."""
+    """`acknowledgement` of a vocabulary in which the node adds nothing to the record."""
     return {}
 
 
 def no_cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:  # noqa: ARG001
-    """`cards_from_capacity` of a vocabulary that says nothing of cards in a node's capacity."""
+    """`cards_from_capacity` of a vocabulary in which a node's capacity does not describe its cards."""
     return ()
 
 
@@ -214,5 +212,5 @@ def no_variables(
     cards: Sequence[Card],  # noqa: ARG001
     gpus: Sequence[Card],  # noqa: ARG001
 ) -> dict[str, str]:
-    """`environment` of a vocabulary for which the common variables suffice."""
+    """`environment` of a vocabulary without variables of its own."""
     return {}

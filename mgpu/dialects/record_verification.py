@@ -1,8 +1,9 @@
-"""Which allocation records count: sealed ones, those from before sealing came into force, and those of named peers.
+"""Decides which allocation records are valid.
 
-The scheduler and the node agent pass every pod with a record through `RecordVerifier.judge`. A record that does not
-count is removed from the pod before anything else reads it, as if it had never been written. docs/security.md describes
-what this prevents; every refusal here has a test.
+The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) call `RecordVerifier.judge` for every pod with
+a record, before anything else reads the record, and ignore invalid records. A record is valid if it has a valid seal,
+if it is older than sealing in this cluster, or if it belongs to a vocabulary in the setting `records.peers`.
+docs/security.md describes the attacks that this prevents.
 """
 
 from collections.abc import Mapping
@@ -17,13 +18,13 @@ from mgpu.model.pods import Pod
 from mgpu.model.record_seals import SEAL, Keys, Subject
 
 _UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
-"""The node writes acknowledgements after the decision, and nothing is derived from them."""
-_MOST = 2 * MAX_CONTAINERS
-"""Annotations of a record. No vocabulary writes more than one for each container and a few for the pod."""
+"""The annotations that seals do not cover: the node writes acknowledgements later, and no decision depends on them."""
+_MAX_RECORD = 2 * MAX_CONTAINERS
+"""The most annotations of a record. Each vocabulary writes at most one for each container and a few for the pod."""
 
 
 class Reason(StrEnum):
-    """Why a record does not count; the reason of the Event on its pod."""
+    """Why a record is invalid. The values are reasons of Events on the pod, and so are API."""
 
     UNSEALED = "UnsealedRecord"
     FORGED = "ForgedRecord"
@@ -31,10 +32,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Why a record does not count.
-
-    It does not hold the annotations of the record: users choose how many these are.
-    """
+    """The reason why a record is invalid. It does not contain the annotations, whose number users choose."""
 
     reason: Reason
     message: str
@@ -42,11 +40,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a verification with all that it depends on, so that an equal record needs no second one.
+    """The result of a verification, and the input that it depends on, so that an equal record is not verified again.
 
     Attributes:
-        record: the digest of the record's annotations, its seal included.
-        finding: why the record does not count; None where it counts.
+        record: the digest of the annotations of the record, including its seal.
+        finding: the reason why the record is invalid; None if it is valid.
     """
 
     subject: Subject
@@ -57,26 +55,26 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RecordVerifier:
-    """Decides which records count. Immutable, and so safe for all threads.
+    """Verifies records. Immutable, and therefore thread-safe.
 
     Attributes:
-        keys: None where records are not sealed in this cluster.
-        peers: vocabularies whose records count without a seal, since another scheduler writes them.
+        keys: the keys of valid seals; None if records are not sealed in this cluster.
+        peers: the vocabularies whose records are valid without a seal, since another scheduler writes them.
     """
 
     keys: Keys | None = None
     peers: frozenset[str] = frozenset()
 
     def judge(self, pod: Pod, before: Verdict | None = None) -> tuple[Pod, Verdict | None]:
-        """Return the pod without a record that does not count, and the verdict; None where there is nothing to verify.
+        """Return the pod without an invalid record, and the verdict, which is None if there was nothing to verify.
 
         Args:
-            before: the verdict when the pod was read the last time.
+            before: the verdict from when the pod was read before.
         """
         if not pod.node or not pod.annotations:
             return pod, None
         record = {key: text for key, text in pod.annotations.items() if dialects.is_placement_annotation(key)}
-        if not record or (self.keys is None and len(record) <= _MOST):
+        if not record or (self.keys is None and len(record) <= _MAX_RECORD):
             return pod, None
         subject = Subject(pod.uid, pod.namespace, pod.name, pod.node)
         judged = Verdict(subject, pod.created, _digest(record), None)
@@ -90,14 +88,16 @@ class RecordVerifier:
         return replace(pod, annotations=kept), judged
 
     def sealed(self, subject: Subject, record: Mapping[str, str]) -> dict[str, str]:
-        """Return the annotations of a decision, with their seal where records are sealed. An empty record has none."""
+        """Return the annotations of a decision, with a seal if records are sealed and there are annotations."""
         if self.keys is None or self.keys.signer is None or not record:
             return dict(record)
         return {**record, SEAL: str(self.keys.signer.sign(subject, _signed(record)))}
 
     def _finding(self, judged: Verdict, record: Mapping[str, str]) -> Finding | None:
-        if len(record) > _MOST:
-            text = f"has {len(record)} annotations, more than the {_MOST} of any that a scheduler writes; it is ignored"
+        if len(record) > _MAX_RECORD:
+            text = (
+                f"has {len(record)} annotations, more than the {_MAX_RECORD} that a scheduler can write; it is ignored"
+            )
             return Finding(Reason.FORGED, f"the record of its cards {text}")
         if self.keys is None:
             return None
@@ -107,12 +107,12 @@ class RecordVerifier:
         if seal is None:
             if self._is_of_peer(record):
                 return None
-            text = "has no seal, and only records that mgpu decided count; a peer's need its name in records.peers"
-            return Finding(Reason.UNSEALED, f"the record of its cards {text}")
-        why = self.keys.refusal_reason(judged.subject, _signed(record), seal)
-        if why is None:
+            remedy = "if another scheduler writes such records, name its vocabulary in records.peers"
+            return Finding(Reason.UNSEALED, f"the record of its cards has no seal and is ignored; {remedy}")
+        reason = self.keys.refusal_reason(judged.subject, _signed(record), seal)
+        if reason is None:
             return None
-        text = f"the seal of the record of its cards does not count: {why}; the record is ignored"
+        text = f"the seal of the record of its cards is not valid: {reason}; the record is ignored"
         return Finding(Reason.FORGED, text)
 
     def _is_of_peer(self, record: Mapping[str, str]) -> bool:
@@ -126,10 +126,11 @@ class RecordVerifier:
         return {SEAL: str(self.keys.signer.sign(mtgpu.subject(raw, owner), mtgpu.sealed_content(raw)))}
 
     def finding_of_mtgpu(self, raw: Mapping[str, object]) -> Finding | None:
-        """Return why a Pod that claims to be an MtgpuPod's is not, or None where it is, or claims nothing.
+        """Return why a Pod that claims to be the Pod of an MtgpuPod is not; None if it is, or if it does not claim to
+        be.
 
-        The subject of its seal is the MtgpuPod, since the uid of a Pod is not known before it is created. A Pod without
-        an owner was orphaned; a Pod whose seal names another owner was not created for its owner.
+        The subject of the seal is the MtgpuPod, since the uid of a Pod is unknown before its creation. A Pod without an
+        owner was orphaned, and a Pod whose seal names another owner was not created for its owner.
         """
         if self.keys is None:
             return None
@@ -143,33 +144,34 @@ class RecordVerifier:
         if text is None:
             if mtgpu.NAME in self.peers:
                 return None
-            return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal")
+            return Finding(Reason.UNSEALED, "claims to be the Pod of an MtgpuPod, but has no seal of mgpu")
         content = mtgpu.sealed_content(raw)
         if len(content) > MAX_ANNOTATIONS + 1:  # the card is one of them
-            why: str | None = f"it has {len(content) - 1} annotations, more than the {MAX_ANNOTATIONS} of any MtgpuPod"
+            reason: str | None = (
+                f"it has {len(content) - 1} annotations, more than the {MAX_ANNOTATIONS} of any MtgpuPod"
+            )
         else:
-            why = self.keys.refusal_reason(mtgpu.subject(raw, owner), content, text)
-        if why is None:
+            reason = self.keys.refusal_reason(mtgpu.subject(raw, owner), content, text)
+        if reason is None:
             return None
-        return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}")
+        return Finding(Reason.FORGED, f"claims to be the Pod of an MtgpuPod, but its seal is not valid: {reason}")
 
 
 UNSEALED = RecordVerifier()
-"""Of a cluster where records are not sealed: every readable record counts."""
+"""The verifier for clusters in which records are not sealed: every readable record is valid."""
 
 
 def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
-    """Return whether an object was created before sealing came into force and has no seal of a present key.
+    """Return whether an object is older than sealing and has no seal of a known key.
 
-    The API server's times sort as their texts do. A seal of an unknown key comes from an earlier installation, whose
-    pods outlive it. It proves nothing, so it counts as no seal: an attacker who could write one could also leave it
-    out.
+    The API server's times have the same order as their texts. A seal of an unknown key is from an earlier installation,
+    whose pods may still run. It is ignored, since an attacker who could write it could also omit it.
     """
     return bool(created) and created < keys.since and (seal is None or not keys.names_known_key(seal))
 
 
 def _digest(record: Mapping[str, str]) -> bytes:
-    """Return the digest of a record. Each text follows its length, so that no two records have the same digest."""
+    """Return the digest of a record. The length before each text keeps different records from having equal content."""
     digest = sha256()
     for row in sorted(record.items()):
         for text in row:

@@ -1,7 +1,8 @@
-"""The registry of the dialects, and which vocabulary a resource name or an annotation belongs to.
+"""The registry of the dialects.
 
-To add a dialect: write its module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the
-order in which dialects read a pod and in which their resources are served.
+`mgpu.dialects` and the webhook use it to find the dialect of a resource or annotation. To add a dialect, write its
+module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the order in which dialects read
+a pod and in which `carrier` considers their resources.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +17,10 @@ from mgpu.settings import Settings
 
 ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
 REQUEST_ANNOTATIONS = frozenset(key for dialect in ALL for key in dialect.REQUEST_ANNOTATIONS)
-"""The annotations that are part of a pod's request, in whichever vocabulary."""
+"""The annotations that are part of a pod's request in any vocabulary."""
 MTGPU_PREFIX = "lsalab.nthu/"
-"""Begins the annotations of MtgpuPods and of the Pods that run for them. MtgpuPods are the fifth vocabulary and a kind
-of their own, so they have no `Dialect`; a Pod with such an annotation must not use another vocabulary all the same."""
+"""The prefix of the annotations of MtgpuPods and their Pods. MtgpuPods are a kind of their own and have no `Dialect`,
+but a Pod with such an annotation must not use another vocabulary either."""
 
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 _RECORD_KEYS = (SEAL, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
@@ -32,15 +33,15 @@ def by_name(name: str) -> Dialect:
 
 
 def enabled(settings: Settings) -> Iterator[Dialect]:
-    """Yield the dialects that are served, in the order of the registry."""
+    """Yield the enabled dialects in the order of the registry."""
     return (dialect for dialect in ALL if dialect.enabled(settings))
 
 
 def vocabulary_of(resource: str) -> str | None:
-    """Return the name of the dialect that a resource belongs to, or None where it is no GPU resource.
+    """Return the name of the dialect that a resource belongs to, or None if it is not a GPU resource.
 
-    Disabled vocabularies count too, so that mixing them is denied whatever the settings are. Not cached: names come
-    from users, who could fill a cache with long ones.
+    Disabled vocabularies count too, so that admission denies pods that mix them. The result is not cached, since users
+    could fill a cache with long names.
     """
     if not resource.startswith(_RESOURCE_PREFIXES):
         return None
@@ -75,10 +76,9 @@ def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
 
 
 def is_placement_annotation(key: str) -> bool:
-    """Return whether only mgpu may write this annotation: it records a placement, or seals a record.
+    """Return whether an annotation is part of an allocation record or its seal, so that users must not write it.
 
-    Disabled vocabularies count too: a vocabulary may be enabled while the pod exists. A pod may have 20,000
-    annotations, each of which is checked whenever the pod is read, so one comparison of prefixes decides for nearly all
-    of them.
+    Disabled vocabularies count too, since a vocabulary may be enabled while the pod exists. This is called for each
+    annotation of a pod, of which there may be 20,000, so for nearly all it is one comparison of prefixes.
     """
     return key.startswith(_RECORD_KEYS) and (key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL))

@@ -1,8 +1,8 @@
-"""The vocabulary of slices: MIG instances and MPS shares (docs/design/slices.md).
+"""The dialect of slices: MIG instances and MPS shares (docs/design/slices.md).
 
-`nvidia.com/mig-2g.20gb: n` requests n MIG instances, `nvidia.com/gpu-4gb: 1` one share under MPS. Cards are partitioned
-when a pod needs slices. A slice is a device of its own type (`mgpu.model.slice_names`). The record names places on
-cards instead of UUIDs, since instances get new UUIDs after a reboot.
+The registry lists it. `nvidia.com/mig-2g.20gb: n` requests n MIG instances, and `nvidia.com/gpu-4gb: 1` requests one
+MPS share. The scheduler partitions cards when a pod needs slices. Each kind of slice is a device type of its own
+(`mgpu.model.slice_names`). The record must contain positions on cards, not UUIDs, which change with a reboot.
 """
 
 import json
@@ -42,14 +42,14 @@ NAME = "slices"
 DEFAULT_CARD_POLICY = "minor"
 
 GIVEN = "mgpu.io/slices-given"
-"""`{"a":{"mig-2g.20gb":["0:4"]}}`: by container and type the places, card:start, of the container's slices."""
+"""The allocation record: `{"a":{"mig-2g.20gb":["0:4"]}}`, positions (card:start) by container and type."""
 
 MAX_INSTANCES = 1024
-"""Instances of one container; no node has more."""
+"""The most instances of one container; no node has more."""
 
 _PATH = annotation_path(GIVEN)
 _RESOURCE = re.compile(r"nvidia\.com/(gpu-\d+[A-Za-z]*|mig-.+)", re.ASCII)
-"""Matches misspelt names too, so that `read_request` refuses them; no other vocabulary would."""
+"""The names of this vocabulary, including misspelt ones, so that `read_request` can reject them."""
 _PLACE = re.compile(r"(\d{1,3}):(\d{1,2})", re.ASCII)
 _EXAMPLES = "nvidia.com/mig-2g.20gb, nvidia.com/mig-1g.10gb.me (MIG) or nvidia.com/gpu-4gb (MPS, whole GiB)"
 
@@ -70,8 +70,7 @@ def enabled(settings: Settings) -> bool:
 
 
 def card_policy(settings: Settings) -> str | None:  # noqa: ARG001
-    """Return the one policy for slices: they are taken in the order of their minors, whatever the policy for cards
-    is."""
+    """Return the policy for slices. It is always the same: slices are taken in the order of their minors."""
     return DEFAULT_CARD_POLICY
 
 
@@ -141,7 +140,7 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Return one resource for each type of slice that the node has now; they change as its cards are partitioned."""
+    """Return a resource for each kind of slice that exists on the node now."""
     if not enabled(settings):
         return ()
     slices: dict[str, list[int]] = {}
@@ -155,10 +154,9 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
-    """Return the variables for slices: a MIG slice is visible as its instance, an MPS slice as its card.
+    """Return the variables for slices. A MIG instance is visible itself, an MPS share as its card.
 
-    `MGPU_CARDS` are the cards of the slices. `MGPU_CORE_PERCENT` is per slice, of a card; the smallest where they
-    differ.
+    `MGPU_CARDS` are the cards of the slices, and `MGPU_CORE_PERCENT` is the compute of the smallest slice.
     """
     parents = {gpu.index: gpu.uuid for gpu in gpus}
     on = sorted({place_of(card.index)[0] for card in cards})
@@ -177,7 +175,7 @@ def _slice(type: str) -> str:
 
 
 def _container_requests(container: Container) -> Iterator[ContainerRequest]:
-    """Yield the requests of one container, one per type. Raises BadObject."""
+    """Yield the requests of one container, one per kind of slice. Raises BadObject."""
     problems: list[Problem] = []
     counts: dict[str, int] = {}
     amounts = _amounts(container)
@@ -190,7 +188,7 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
     shares = [name for name in counts if mode_of(slice_of_resource(name) or "") == MPS]
     total = sum(counts[name] for name in shares)
     if total > 1:
-        rule = "a container gets one slice of a card at most under MPS (failRequestsGreaterThanOne)"
+        rule = "a container can have one MPS share only (failRequestsGreaterThanOne)"
         problems.append(Problem(amounts[shares[-1]].path, f"{rule}, this one requests {total}", Rule.TOO_MUCH))
     raise_if_any(problems)
     for resource, count in counts.items():
@@ -199,15 +197,15 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
 
 
 def _misnamed(resource: str) -> str | None:
-    """Return what is wrong with the name of a slice resource, or None."""
+    """Return the problem with the name of a resource of slices, or None."""
     name = slice_of_resource(resource)
     if name is None:
-        return f"is no slice; request one such as {_EXAMPLES}"
+        return f"is not a slice; request one such as {_EXAMPLES}"
     return None if canonical(name) == name else f"is called {resource_of(canonical(name))} here"
 
 
 def _mixed_modes(pod: Pod) -> Iterator[Problem]:
-    """Yield a problem at the first slice of the second partitioning mode: no node has both MIG and MPS."""
+    """Yield a problem at the first slice of a second partitioning mode. No node has both MIG and MPS."""
     first: str | None = None
     for container in pod.containers:
         for resource, amount in _amounts(container).items():
@@ -215,24 +213,24 @@ def _mixed_modes(pod: Pod) -> Iterator[Problem]:
             mode = mode_of(name) if name else first
             first = first or mode
             if first and mode and mode != first:
-                text = f"is cut by {mode.upper()}, while the pod already requests slices of {first.upper()}"
-                rule = "a node's cards are cut one way, so a pod uses one"
+                text = f"is a slice of {mode.upper()}, while the pod already requests slices of {first.upper()}"
+                rule = "the cards of a node are partitioned by one of them"
                 yield Problem(amount.path, f"{text}; {rule}", Rule.ONE_PARTITIONING_MODE)
                 return
 
 
 def _indexes(places: object, count: int) -> list[int] | str:
-    """Return the devices at these places, or what is wrong with the list."""
+    """Return the indexes of the devices at these positions, or the problem with the list."""
     if not isinstance(places, list):
         return "is missing"
     found: list[int] = []
     for place in places:
         match = _PLACE.fullmatch(place) if isinstance(place, str) else None
         if match is None:
-            return f"has {str(place)[:40]!r}, which is no place such as 0:4 (card:start)"
+            return f"has {str(place)[:40]!r}, which is not a position such as 0:4 (card:start)"
         found.append(int(match[1]) * PLACES + int(match[2]))
     if len(set(found)) != len(found):
-        return "names a place twice"
+        return "names a position twice"
     if len(found) != count:
-        return f"names {len(found)} place{'' if len(found) == 1 else 's'}, the container requests {count}"
+        return f"names {len(found)} position{'' if len(found) == 1 else 's'}, the container requests {count}"
     return found

@@ -1,14 +1,14 @@
-"""What mgpu reads and keeps of a pod that a watch delivers.
+"""Limits the work and memory that the pods from a watch cost.
 
-Admission checks the size of a pod when it is created, but not on later updates: a user may change labels, images and
-annotations of others hundreds of times a second, to any size. The scheduler and the agents read a pod with each event,
-on the one thread that all pods wait for, and keep all of them. So these functions hold whenever a pod is read:
+Admission checks the size of a new pod but not of updates, and a user may change labels, images and annotations hundreds
+of times a second, to any size. The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) read a pod with
+each event on a single thread, and store all pods. For each event they call:
 
-- `fingerprint` tells whether anything that is read has changed since the last event;
-- `bounded` leaves of a pod that is too large for any node only what shows that it requests GPUs;
-- `kept` drops what is not looked at after the request has been read.
+- `fingerprint`, to ignore an event that changes nothing that they read;
+- `limit_containers`, to drop most containers of a pod that is too large for any node;
+- `stored_pod`, to drop the fields that are not needed once the request has been read.
 
-All functions are pure, and on the path of every event. tests/fuzz holds their cost on hostile objects.
+All functions are pure. tests/fuzz limits their cost for hostile objects.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,24 +41,24 @@ _STATUS = (
 _OF_CONTAINER = ("name", "restartPolicy", "resources")
 
 MAX_LABEL_TEXT = 4096
-"""Characters of the labels of a pod that are kept, names and values: 70 labels of ordinary length. The API server
-stores 105,000 short ones, which take 14 MiB once decoded."""
+"""The most characters of stored labels, names and values: 70 labels of ordinary length. The API server accepts 105,000
+short labels, which need 14 MiB once decoded."""
 
 MAX_TEXT = 2048
-"""Characters of any other text that are kept. The longest valid one is a number for each of 256 containers. The API
-server stores a `spec.schedulerName` of 1.3 MiB. Records are kept whole: a seal or a peer vouches for them."""
+"""The most characters of any other stored text. The longest valid text has a number for each of 256 containers, but the
+API server accepts a `spec.schedulerName` of 1.3 MiB. Records are stored whole, since users cannot write them."""
 _TEXTS = ("scheduler", "nominated_node", "phase", "start_time")
 
 
 def fingerprint(raw: Raw, *also: str) -> bytes:
-    """Return a digest of all that is read of a pod, except its labels and its resourceVersion.
+    """Return a digest of the fields of a pod that are read, except its labels.
 
-    Under the same settings, pods with equal fingerprints are read alike. Labels change most often and are no part of a
-    request, so the caller takes them over by itself.
+    Under the same settings, reading pods with equal fingerprints has the same result. Labels change most often and are
+    not part of a request, so the caller updates them separately.
 
     Args:
-        raw: the pod, as JSON of the API server.
-        also: annotations that the caller reads beside those of requests and records.
+        raw: the pod as decoded JSON.
+        also: further annotations that the caller reads.
     """
     meta = table_at(raw, "metadata")
     spec = table_at(raw, "spec")
@@ -80,31 +80,31 @@ def fingerprint(raw: Raw, *also: str) -> bytes:
 
 
 def limit_containers(raw: Raw) -> Raw:
-    """Return the pod, or of a pod with too many containers only the few that show what it is.
+    """Return the pod, but with only a few containers if it has too many.
 
-    These are the first container of each vocabulary and the first one that has run. What the others reserve of a node's
-    cpu and memory is not counted: no node runs a pod of more than 256 containers.
+    The remaining containers are the first of each vocabulary and the first that has run. The cpu and memory of the
+    others are not counted, since no node runs a pod of more than 256 containers.
     """
     if not budget.excess_of_containers(raw):
         return raw
     spec = table_at(raw, "spec")
     ran = frozenset(containers_that_ran(table_at(raw, "status")))
-    shown: set[str] = set()
-    few = {kind: [*_telling(_rows(spec, kind), shown, ran)] for kind in _KINDS}
-    return {**raw, "spec": {**spec, **few}}
+    features: set[str] = set()
+    selected = {kind: [*_select(_rows(spec, kind), features, ran)] for kind in _KINDS}
+    return {**raw, "spec": {**spec, **selected}}
 
 
 _RAN = "ran"
 
 
-def _telling(rows: Iterable[Any], shown: set[str], ran: frozenset[str]) -> Iterator[Any]:
-    """Yield the containers that show what those before them do not, and add that to `shown`."""
+def _select(rows: Iterable[Any], features: set[str], ran: frozenset[str]) -> Iterator[Any]:
+    """Yield the containers that have a feature that is not in `features` yet, and add it: a vocabulary, or `_RAN`."""
     for row in rows:
-        features = {*_vocabularies(row)}
+        own = {*_vocabularies(row)}
         if isinstance(row, dict) and row.get("name") in ran:
-            features.add(_RAN)
-        if not features <= shown:
-            shown |= features
+            own.add(_RAN)
+        if not own <= features:
+            features |= own
             yield row
 
 
@@ -136,12 +136,12 @@ def _values(table: Raw, keys: Iterable[str]) -> list[Any]:
 
 
 def stored_pod(pod: Pod, *, record: bool) -> Pod:
-    """Return the part of a pod that is looked at after its request has been read.
+    """Return the fields of a pod that are still needed once its request has been read.
 
-    Constraints are part of the request then, and resources outside the vocabularies have been counted.
+    By then, constraints are part of the request, and resources outside the vocabularies have been counted.
 
     Args:
-        record: whether the annotations of its record are kept.
+        record: whether to include the annotations of its record.
     """
     texts = {name: text[:MAX_TEXT] for name in _TEXTS if len(text := getattr(pod, name)) > MAX_TEXT}
     annotations = {key: text for key, text in pod.annotations.items() if _is_kept(key, record=record)}
@@ -155,9 +155,9 @@ def stored_pod(pod: Pod, *, record: bool) -> Pod:
 
 
 def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Return all labels of a pod, or none where they are too many or too long.
+    """Return all labels of a pod, or none if they are too many or too long.
 
-    Some of the labels would be worse than none: the selector `DoesNotExist` would match a label that was left out.
+    A part of the labels would be worse than none, since the selector `DoesNotExist` would match an omitted label.
     """
     if len(labels) > budget.MAX_LABELS or sum(map(len, labels)) + sum(map(len, labels.values())) > MAX_LABEL_TEXT:
         return {}
@@ -178,7 +178,7 @@ def _kept_container(container: Container) -> Container:
     requests = _gpu_amounts(container.requests)
     limits = _gpu_amounts(container.limits)
     if requests == limits:
-        limits = requests  # One table in place of two equal ones.
+        limits = requests  # store one table instead of two equal ones
     name = container.name if len(container.name) <= MAX_TEXT else container.name[:MAX_TEXT]
     return replace(container, name=name, requests=requests, limits=limits, visible=())
 
@@ -191,5 +191,5 @@ def _gpu_amounts(amounts: Mapping[str, str]) -> Mapping[str, str]:
 
 @lru_cache(maxsize=4096)
 def _shared(amounts: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    """Return one table for all containers with equal amounts: a pod may have 256 of them, a process many pods."""
+    """Return the same table for all containers with equal amounts, of which a pod may have 256."""
     return dict(amounts)
