@@ -45,7 +45,7 @@ class AdvertisedResources:
             Registration(
                 state.plugin_folder,
                 plugin_set.add(r.name),
-                not_served_reason=conditions.get(r.name),
+                not_served_reason=conditions.get(r.name, lambda: None),
                 changed=state.pods_changed,
             )
             for r in resources

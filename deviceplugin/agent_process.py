@@ -8,17 +8,16 @@ from collections.abc import Callable
 
 from deviceplugin.agent import Agent
 from deviceplugin.handover.node_ownership import Outcome
-from deviceplugin.metrics import CardHoldings
-from mgpu.kube.reflector import Reflector
 
 
 class AgentProcess:
-    """A sequence of agents.
-
-    Call `run` once. All other methods concern the present agent, and may be called from any thread.
+    """A sequence of agents. Call `run` once; `stop` may be called from any thread.
 
     Args:
         make_agent: creates a new agent at each call, since an agent runs only once.
+
+    Attributes:
+        agent: the present agent; may be read from any thread.
     """
 
     def __init__(self, make_agent: Callable[[], Agent]) -> None:
@@ -41,23 +40,3 @@ class AgentProcess:
         """End the present agent, and start no other."""
         self._stopped = True
         self.agent.stop()
-
-    @property
-    def node(self) -> str:
-        return self.agent.node
-
-    @property
-    def watch(self) -> Reflector:
-        return self.agent.watch
-
-    def card_holdings(self) -> CardHoldings:
-        return self.agent.card_holdings()
-
-    def unhealthy_reason(self) -> str | None:
-        return self.agent.unhealthy_reason()
-
-    def not_ready_reason(self) -> str | None:
-        return self.agent.not_ready_reason()
-
-    def unreported_reason(self) -> str | None:
-        return self.agent.unreported_reason()

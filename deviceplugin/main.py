@@ -171,14 +171,20 @@ def _simulated(own: DevicePluginSettings) -> tuple[CardSource, MigDriver] | None
     return source, simulated_mig(Path(own.cards), own.node)
 
 
-def _health(port: int, agent: AgentProcess) -> HealthServer | None:
+def _health(port: int, agents: AgentProcess) -> HealthServer | None:
     if not port:
         return None
     try:
         of_agent = CollectorRegistry()
-        of_agent.register(NodeCards(agent))
+        of_agent.register(NodeCards(lambda: agents.agent))
         metrics = partial(render_metrics, REGISTRY, of_agent)
-        server = HealthServer(port, agent.unhealthy_reason, agent.not_ready_reason, "", metrics, CONTENT_TYPE)
+        server = HealthServer(
+            port,
+            lambda: agents.agent.unhealthy_reason(),
+            lambda: agents.agent.not_ready_reason(),
+            metrics=metrics,
+            content_type=CONTENT_TYPE,
+        )
     except OSError as error:
         problem = Problem("deviceplugin.healthPort", f"cannot listen on {port}: {error.strerror}")
         raise BadObject([problem]) from error

@@ -5,7 +5,7 @@ update counters and histograms; `NodeCards` collects gauges when Prometheus asks
 here and add a row to docs/metrics.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector
@@ -85,9 +85,13 @@ class Agent(Protocol):
 
 
 class NodeCards(Collector):
-    """A collector that reads the state of the agent and its cards at each scrape."""
+    """A collector that reads the state of the agent and its cards at each scrape.
 
-    def __init__(self, agent: Agent) -> None:
+    Args:
+        agent: returns the present agent of the process.
+    """
+
+    def __init__(self, agent: Callable[[], Agent]) -> None:
         self._agent = agent
 
     def describe(self) -> Iterator[Metric]:
@@ -96,14 +100,15 @@ class NodeCards(Collector):
         yield from _of_agent(None)
 
     def collect(self) -> Iterator[Metric]:
-        gpus, devices, held = self._agent.card_holdings()
-        ledger, name = Ledger(), self._agent.node
+        agent = self._agent()
+        gpus, devices, held = agent.card_holdings()
+        ledger, name = Ledger(), agent.node
         ledger.set_cards(name, tuple(devices))
         for holding in held:
             ledger.hold(holding)
         uses = card_uses(gpus, (*ledger.cards(name), *ledger.others(name)))
         yield from _of_cards(name, uses)
-        yield from _of_agent(self._agent)
+        yield from _of_agent(agent)
 
 
 def _of_cards(node: str, uses: Sequence[CardUse]) -> Iterator[Metric]:

@@ -4,23 +4,15 @@
 stores nothing: `CardWatch` owns the GPUs and `NodePartitions` the slices.
 """
 
-from typing import Protocol
-
+from deviceplugin.cards.card_watch import CardWatch
 from deviceplugin.partitioning.node_partitions import NodePartitions
 from mgpu.model.cards import Card
-
-
-class CardReader(Protocol):
-    """The part of `deviceplugin.cards.card_watch.CardWatch` that is needed here."""
-
-    @property
-    def cards(self) -> tuple[Card, ...] | None: ...
 
 
 class NodeDevices:
     """The GPUs of the card watch, combined with the partitions. Thread-safe."""
 
-    def __init__(self, cards: CardReader, partitions: NodePartitions) -> None:
+    def __init__(self, cards: CardWatch, partitions: NodePartitions) -> None:
         self._cards = cards
         self._partitions = partitions
 
@@ -31,7 +23,7 @@ class NodeDevices:
 
     def gpus(self) -> tuple[Card, ...]:
         """Return all GPUs of the node, partitioned ones included; empty if they have not been read yet."""
-        return self._cards.cards or ()
+        return self._cards.gpus
 
     def devices(self) -> tuple[Card, ...]:
         """Return the devices on which containers can start: the GPUs without slices, and the slices."""

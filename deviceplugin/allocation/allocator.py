@@ -386,7 +386,7 @@ class Allocator:
             return
         cards = self._context.devices.devices()
         try:
-            self._context.remnants.write_receipt(gpu_pod, holding(gpu_pod, cards).shares, cards)
+            self._context.remnants.write_receipt(gpu_pod.pod.uid, holding(gpu_pod, cards).shares, cards, gpu_pod)
         except OSError as error:
             raise Refused(f"{gpu_pod.pod.key}: receipt not written: {error}", gpu_pod.pod.uid) from error
 

@@ -8,7 +8,7 @@ client. `Plugin` translates its calls for the resource's allocator, and holds th
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 """Options of a channel to a unix socket. A pooled connection could lead to an earlier process at this path."""
+_DURATIONS = {"Allocate": metrics.ALLOCATE, "PreStartContainer": metrics.PRESTART}
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
 
@@ -159,39 +160,35 @@ class Plugin:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not implemented: device ids stand for no particular card")
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
-        if self._successor is not None:
-            forwarded: api.AllocateResponse = await self._forward("Allocate", request, context)
-            return forwarded
-        began = time.perf_counter()
-        result = "refused"
-        self._calls += 1
-        try:
-            response = await self._allocate(request, context)
-            void = any(row.envs.get(VISIBLE) == VOID[VISIBLE] for row in response.container_responses)
-            result = "void" if void else "granted"
-        finally:
-            self._call_ended()
-            metrics.ALLOCATE.labels(result).observe(time.perf_counter() - began)
+        response: api.AllocateResponse = await self._answer("Allocate", self._allocate, request, context)
         return response
 
     async def PreStartContainer(  # noqa: N802
         self, request: api.PreStartContainerRequest, context: Any
     ) -> api.PreStartContainerResponse:
+        answer = self._answer("PreStartContainer", self._pre_start, request, context)
+        response: api.PreStartContainerResponse = await answer
+        return response
+
+    async def _answer(
+        self, method: str, work: Callable[[Any, Any], Coroutine[Any, Any, tuple[Any, str]]], request: Any, context: Any
+    ) -> Any:
+        """Return the response of `work`, and observe its result and duration; or forward the call to the successor."""
         if self._successor is not None:
-            forwarded: api.PreStartContainerResponse = await self._forward("PreStartContainer", request, context)
-            return forwarded
+            return await self._forward(method, request, context)
         began = time.perf_counter()
         result = "refused"
         self._calls += 1
         try:
-            response = await self._pre_start(request, context)
-            result = "granted"
+            response, result = await work(request, context)
         finally:
-            self._call_ended()
-            metrics.PRESTART.labels(result).observe(time.perf_counter() - began)
+            self._calls -= 1
+            if not self._calls:
+                self._idle.wake()
+            _DURATIONS[method].labels(result).observe(time.perf_counter() - began)
         return response
 
-    async def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
+    async def _allocate(self, request: api.AllocateRequest, context: Any) -> tuple[api.AllocateResponse, str]:
         response = api.AllocateResponse()
         for container in request.container_requests:
             try:
@@ -201,9 +198,12 @@ class Plugin:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
                 raise
             response.container_responses.append(_response_of(answer))
-        return response
+        is_void = any(row.envs.get(VISIBLE) == VOID[VISIBLE] for row in response.container_responses)
+        return response, "void" if is_void else "granted"
 
-    async def _pre_start(self, request: api.PreStartContainerRequest, context: Any) -> api.PreStartContainerResponse:
+    async def _pre_start(
+        self, request: api.PreStartContainerRequest, context: Any
+    ) -> tuple[api.PreStartContainerResponse, str]:
         try:
             gpu_pod = await self._allocator.pre_start(request.devices_ids)
         except Refused as error:
@@ -211,12 +211,7 @@ class Plugin:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
         log.info("start granted", extra={"pod": gpu_pod.pod.uid, "resource": self.resource})
-        return api.PreStartContainerResponse()
-
-    def _call_ended(self) -> None:
-        self._calls -= 1
-        if not self._calls:
-            self._idle.wake()
+        return api.PreStartContainerResponse(), "granted"
 
     async def _forward(self, method: str, request: Any, context: Any) -> Any:
         """Wait for the successor, and return its answer.

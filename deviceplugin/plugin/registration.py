@@ -69,12 +69,12 @@ class Registration:
         folder: Path,
         plugin: Plugin,
         check_seconds: float = CHECK_SECONDS,
-        not_served_reason: Callable[[], str | None] | None = None,
+        not_served_reason: Callable[[], str | None] = lambda: None,
         changed: Wakeup | None = None,
     ) -> None:
         self._plugin = plugin
         self._check_seconds = check_seconds
-        self.not_served_reason: Callable[[], str | None] = not_served_reason or _no_reason
+        self.not_served_reason = not_served_reason
         self._changed = changed or Wakeup()
         self._kubelet = folder / "kubelet.sock"
         self._sockets = tuple(folder / socket_name(plugin.resource, second=second) for second in (False, True))
@@ -266,10 +266,6 @@ class Registration:
         if problem != self.problem:
             self.problem = problem
             log.warning("%s", problem, extra={"resource": self._plugin.resource})
-
-
-def _no_reason() -> None:
-    """Return None: this agent always serves the resource."""
 
 
 async def _stop(server: grpc.aio.Server) -> None:

@@ -88,20 +88,22 @@ class Remnants:
         self._resumed = True
         self._changed.wake()
 
-    def write_receipt(self, gpu_pod: GpuPod, shares: Sequence[Share], cards: Sequence[Card]) -> None:
-        """Write the receipt of a pod before a container starts on its cards. Raises OSError."""
-        self._write(gpu_pod.pod.uid, shares, cards, gpu_pod)
-
-    def try_write_receipt(
-        self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None = None
-    ) -> None:
-        """Write the receipt of a pod whose cards come from an earlier agent, another plugin or an MtgpuPod.
+    def write_receipt(self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None) -> None:
+        """Write the receipt of a pod before a container starts on its cards. Raises OSError.
 
         Args:
             gpu_pod: None for pods that request no cards in an enabled vocabulary.
         """
+        mirrored = kubelets_uid(gpu_pod.pod.annotations, uid) if gpu_pod else uid
+        grace = gpu_pod.grace if gpu_pod else GRACE_SECONDS
+        self._receipts.write(Receipt(uid, mirrored, grace, merge_by_card(shares, cards)))
+
+    def try_write_receipt(
+        self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None = None
+    ) -> None:
+        """Write the receipt of a pod whose cards come from an earlier agent, another plugin or an MtgpuPod."""
         try:
-            self._write(uid, shares, cards, gpu_pod)
+            self.write_receipt(uid, shares, cards, gpu_pod)
         except OSError as error:
             log.warning("receipt not written: %s", error, extra={"pod": uid})
 
@@ -109,11 +111,6 @@ class Remnants:
         """Remove the receipt of a bare pod."""
         if uid in self._receipts.all():
             self._receipts.remove(uid)
-
-    def _write(self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None) -> None:
-        mirrored = kubelets_uid(gpu_pod.pod.annotations, uid) if gpu_pod else uid
-        grace = gpu_pod.grace if gpu_pod else GRACE_SECONDS
-        self._receipts.write(Receipt(uid, mirrored, grace, merge_by_card(shares, cards)))
 
     def is_remnant(self, uid: str) -> bool:
         """Return whether this pod may still run although it has ended or is missing in the API."""

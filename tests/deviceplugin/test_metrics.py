@@ -32,7 +32,7 @@ def test_metrics_report_cards_and_answers_to_the_kubelet(node: Node) -> None:
     before = answers()
     with node.agent() as agent:
         registry = CollectorRegistry()
-        registry.register(NodeCards(agent))
+        registry.register(NodeCards(lambda: agent))
         sample = registry.get_sample_value
         node.create(decided("p", "1", core=30, node="n1"))
         node.runs("p")

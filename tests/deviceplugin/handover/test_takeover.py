@@ -42,7 +42,7 @@ def process_on(node: Node) -> Iterator[AgentProcess]:
         thread.start()
         stack.callback(thread.join, 60)
         stack.callback(process.stop)
-        until(lambda: not process.not_ready_reason() and node.healthy_ids())
+        until(lambda: not process.agent.not_ready_reason() and node.healthy_ids())
         yield process
 
 
@@ -344,10 +344,10 @@ def test_replaced_process_serves_again_after_its_successor_has_ended(node: Node,
         first = process.agent
         with node.starting() as new:
             until(lambda: not new.not_ready_reason())
-            until(lambda: process.agent is not first and not process.not_ready_reason())
-            assert process.card_holdings().gpus == ()
+            until(lambda: process.agent is not first and not process.agent.not_ready_reason())
+            assert process.agent.card_holdings().gpus == ()
             until(lambda: standing_by(new))
-        until(lambda: process.card_holdings().gpus and not process.not_ready_reason())
+        until(lambda: process.agent.card_holdings().gpus and not process.agent.not_ready_reason())
         assert drops == []
         run_pod(node)
 
@@ -373,7 +373,13 @@ def test_successor_that_is_stopped_during_the_takeover_gives_the_node_back(
             made.append(new)
             arrivals.start()
             asyncio.run(new.run())
-        until(lambda: process.agent is not first and process.card_holdings().gpus and not process.not_ready_reason())
+        until(
+            lambda: (
+                process.agent is not first
+                and process.agent.card_holdings().gpus
+                and not process.agent.not_ready_reason()
+            )
+        )
         monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 0.0)
         assert arrivals.not_running() == []
         assert drops == []
