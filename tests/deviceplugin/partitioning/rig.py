@@ -121,7 +121,7 @@ class Mps:
 
     def __init__(self) -> None:
         self.config: str | None = ""
-        self.ill: set[str] = set()
+        self.silent: set[str] = set()
         self.cards: tuple[str, ...] = ()
 
     def text(self) -> tuple[str, str]:
@@ -133,7 +133,7 @@ class Mps:
         self.cards = tuple(sorted(cards))
 
     def is_healthy(self, card: str) -> bool:
-        return card not in self.ill
+        return card not in self.silent
 
 
 class Rig:
@@ -204,11 +204,11 @@ class Rig:
 
     def hand_out(self, name: str, *on: Slice, **env: str) -> "Rig":
         """Write a CDI file for the pod's container with these slices."""
-        told = {
+        slices = {
             "MGPU_SLICES": ",".join(s.name for s in on),
             PLACES_VARIABLE: ",".join(f"{s.card}:{s.start}" for s in on),
         }
-        self.cdi.write("mgpu.io/card=1", f"uid-{name}", "c", Edits({**(told if on else {}), **env}))
+        self.cdi.write("mgpu.io/card=1", f"uid-{name}", "c", Edits({**(slices if on else {}), **env}))
         return self
 
     def run_on(self, s: Slice, pid: int = 7) -> None:
@@ -229,14 +229,14 @@ class Rig:
         return self
 
     @property
-    def said(self) -> NodeSlices:
+    def reported(self) -> NodeSlices:
         """The annotations of the Node as the scheduler reads them."""
         return read_slices(read_node(self.nodes.raw))
 
     @property
-    def shown(self) -> dict[Slice, str]:
+    def users(self) -> dict[Slice, str]:
         """Place → the UID of its pod, as the Node reports it."""
-        return {s.place: s.pod for s in self.said.existing}
+        return {s.place: s.pod for s in self.reported.existing}
 
     @property
     def annotation(self) -> dict[str, int]:

@@ -32,12 +32,12 @@ def plan(node: Node, number: int, *wanted: Slice) -> None:
     node.api.patch(NODE, {"metadata": {"annotations": written}})
 
 
-def said(node: Node) -> NodeSlices:
+def reported(node: Node) -> NodeSlices:
     return read_slices(read_node(node.api.get(NODE)))
 
 
-def shown(node: Node) -> dict[Slice, str]:
-    return {s.place: s.pod for s in said(node).existing}
+def users(node: Node) -> dict[Slice, str]:
+    return {s.place: s.pod for s in reported(node).existing}
 
 
 def made(node: Node, card: int = 0) -> dict[Slice, str]:
@@ -45,9 +45,9 @@ def made(node: Node, card: int = 0) -> dict[Slice, str]:
     return {Slice(card, *one.instance): one.uuid for one in found.instances}
 
 
-def cut(node: Node, number: int, *wanted: Slice) -> None:
+def partition(node: Node, number: int, *wanted: Slice) -> None:
     plan(node, number, *wanted)
-    until(lambda: (now := said(node)) and now.partitioning.applied == number and now.existing)
+    until(lambda: (now := reported(node)) and now.partitioning.applied == number and now.existing)
 
 
 def settled(node: Node, pod: str) -> bool:
@@ -63,8 +63,8 @@ def test_plan_becomes_a_slice_with_a_container_and_ends_with_it(node: Node) -> N
         assert agent._state.objects.partition_mode() == ""
         label(node, "mig")
         until(agent._state.objects.partition_mode)
-        cut(node, 5, *FULL)
-        assert shown(node) == dict.fromkeys(FULL, "")
+        partition(node, 5, *FULL)
+        assert users(node) == dict.fromkeys(FULL, "")
         assert not agent.unhealthy_reason()
         assert (ids(node, "nvidia.com/mig-2g.20gb"), ids(node, "nvidia.com/mig-3g.40gb")) == (2, 1)
         pod = node.create(slice_pod("p", FULL[1], FULL[2], phase="Pending"))
@@ -74,9 +74,9 @@ def test_plan_becomes_a_slice_with_a_container_and_ends_with_it(node: Node) -> N
         assert env["NVIDIA_VISIBLE_DEVICES"] == f"{uuids[FULL[1]]},{uuids[FULL[2]]}"
         assert env["MGPU_PLACES"] == "0:2,0:4"
         assert env["MGPU_CARDS"] == "0"
-        until(lambda: shown(node)[FULL[1]] == pod["metadata"]["uid"] == shown(node)[FULL[2]])
+        until(lambda: users(node)[FULL[1]] == pod["metadata"]["uid"] == users(node)[FULL[2]])
         node.api.delete(f"{PODS}/p")
-        until(lambda: shown(node) == dict.fromkeys(FULL, ""))
+        until(lambda: users(node) == dict.fromkeys(FULL, ""))
 
 
 def test_pod_is_admitted_as_soon_as_its_slice_is_reported(node: Node) -> None:
@@ -85,13 +85,13 @@ def test_pod_is_admitted_as_soon_as_its_slice_is_reported(node: Node) -> None:
         label(node, "mig")
         for number in range(1, 6):
             wanted = places("2g.20gb@0") if number % 2 else places("1g.10gb@0", "1g.10gb@1")
-            cut(node, number, *wanted)
+            partition(node, number, *wanted)
             name = f"p{number}"
             node.create(slice_pod(name, wanted[-1], phase="Pending"))
             until(functools.partial(settled, node, name))
             assert node.pod(name)["status"]["phase"] == "Running", node.pod(name)["status"]
             node.api.delete(f"{PODS}/{name}")
-            until(lambda: not any(shown(node).values()))
+            until(lambda: not any(users(node).values()))
 
 
 def test_cut_cards_are_not_offered_to_other_vocabularies(node: Node) -> None:
@@ -111,22 +111,22 @@ def test_stopped_agent_reports_no_free_slices_until_the_next_one_runs(node: Node
     node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
     with node.agent():
         label(node, "mig")
-        cut(node, 5, *FULL)
+        partition(node, 5, *FULL)
         pod = node.create(slice_pod("p", FULL[2], phase="Pending"))
         node.runs("p")
-        until(lambda: shown(node)[FULL[2]])
-    assert shown(node) == {FULL[2]: pod["metadata"]["uid"]}
+        until(lambda: users(node)[FULL[2]])
+    assert users(node) == {FULL[2]: pod["metadata"]["uid"]}
     with node.agent():
-        until(lambda: shown(node) == {FULL[0]: "", FULL[1]: "", FULL[2]: pod["metadata"]["uid"]})
+        until(lambda: users(node) == {FULL[0]: "", FULL[1]: "", FULL[2]: pod["metadata"]["uid"]})
 
 
 def test_ids_of_gone_pods_are_removed_without_the_label(node: Node) -> None:
     with node.agent():
         label(node, "mig")
-        cut(node, 5, *FULL)
+        partition(node, 5, *FULL)
         node.create(slice_pod("p", FULL[0], FULL[2], phase="Pending"))
         node.runs("p")
-        until(lambda: shown(node)[FULL[0]])
+        until(lambda: users(node)[FULL[0]])
         node.api.delete(f"{PODS}/p")
         label(node, None)
         until(lambda: (ids(node, "nvidia.com/mig-2g.20gb"), ids(node, "nvidia.com/mig-3g.40gb")) == (0, 0))
@@ -137,7 +137,7 @@ def test_container_gets_its_slice_again_after_a_reboot(node: Node) -> None:
     node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
     with node.agent():
         label(node, "mig")
-        cut(node, 5, *FULL)
+        partition(node, 5, *FULL)
         node.create(slice_pod("p", FULL[2], phase="Pending"))
         node.runs("p")
         old = node.visible("p")
@@ -145,7 +145,7 @@ def test_container_gets_its_slice_again_after_a_reboot(node: Node) -> None:
     with node.agent():
         until(lambda: {*made(node)} == {*FULL})
         before = len(node.runtime.containers())
-        until(lambda: {s.place: s.uuid for s in said(node).existing} == made(node))
+        until(lambda: {s.place: s.uuid for s in reported(node).existing} == made(node))
         node.kubelet.restart_container("default", "p", "c")
         until(lambda: len(node.runtime.containers()) > before)
         assert node.visible("p") == made(node)[FULL[2]] != old
@@ -154,14 +154,14 @@ def test_container_gets_its_slice_again_after_a_reboot(node: Node) -> None:
 def test_restarted_kubelet_gets_the_slices_again(node: Node) -> None:
     with node.agent() as agent:
         label(node, "mig")
-        cut(node, 5, *FULL)
+        partition(node, 5, *FULL)
         node.create(slice_pod("p", FULL[0], phase="Pending"))
         node.runs("p")
         node.kubelet.stop()
         until(agent.not_ready_reason)
         node.kubelet.start()
         until(lambda: ids(node, "nvidia.com/mig-2g.20gb") == 2)
-        until(lambda: len(shown(node)) == 3)
+        until(lambda: len(users(node)) == 3)
         node.create(slice_pod("q", FULL[1], phase="Pending"))
         node.runs("q")
         assert node.visible("q") == made(node)[FULL[1]]
@@ -199,20 +199,20 @@ def test_configmap_becomes_a_container_with_its_limits(node: Node) -> None:
         label(node, "mps")
         plan(node, 5, *shares)
         configure(node, *shares)
-        until(lambda: said(node).partitioning.applied == 5)
-        assert shown(node) == dict.fromkeys(shares, "")
+        until(lambda: reported(node).partitioning.applied == 5)
+        assert users(node) == dict.fromkeys(shares, "")
         until(lambda: node.allocatable().get(CORE) == "100")
         pod = node.create(slice_pod("p", shares[2], phase="Pending"))
         node.runs("p")
         env = node.env("p")
         assert (env["NVIDIA_VISIBLE_DEVICES"], env["MGPU_PLACES"]) == ("GPU-n1-0", "0:2")
         assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4G"
-        until(lambda: shown(node)[shares[2]] == pod["metadata"]["uid"])
+        until(lambda: users(node)[shares[2]] == pod["metadata"]["uid"])
         configure(node, *shares[2:])
-        until(lambda: shown(node) == {shares[2]: pod["metadata"]["uid"]})
+        until(lambda: users(node) == {shares[2]: pod["metadata"]["uid"]})
         assert node.pod("p")["status"]["phase"] == "Running"
         node.api.delete(f"{PODS}/p")
         plan(node, 6)
         configure(node)
         until(lambda: node.allocatable().get(CORE) == "200")
-        until(lambda: shown(node) == {})
+        until(lambda: users(node) == {})

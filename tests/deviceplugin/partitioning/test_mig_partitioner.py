@@ -21,8 +21,8 @@ FULL = places("2g.20gb@0", "2g.20gb@2", "3g.40gb@4")
 def test_plan_is_applied_and_reported(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     assert rig.made().keys() == {*FULL}
-    assert rig.shown == dict.fromkeys(FULL, "")
-    assert {s.uuid for s in rig.said.existing} == {*rig.made().values()}
+    assert rig.users == dict.fromkeys(FULL, "")
+    assert {s.uuid for s in rig.reported.existing} == {*rig.made().values()}
     assert rig.annotation == {
         "spec-gpu-0-2g.20gb": 2,
         "spec-gpu-0-3g.40gb": 1,
@@ -36,7 +36,7 @@ def test_plan_is_applied_and_reported(rig: Rig) -> None:
 
 def test_empty_card_is_reported_so_that_it_can_be_planned(rig: Rig) -> None:
     rig.reconcile()
-    assert (rig.said.existing, rig.said.cards, rig.said.has_pending_plan) == ((), frozenset({0}), False)
+    assert (rig.reported.existing, rig.reported.cards, rig.reported.has_pending_plan) == ((), frozenset({0}), False)
 
 
 def test_unchanged_status_is_not_written_again(rig: Rig) -> None:
@@ -49,7 +49,7 @@ def test_unchanged_status_is_not_written_again(rig: Rig) -> None:
 def test_pods_of_slices_are_reported(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.take("p", FULL[0]).take("ended", FULL[1], phase="Succeeded").reconcile()
-    assert rig.shown == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
+    assert rig.users == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
     assert rig.annotation["status-gpu-0-2g.20gb-used"] == 1
     assert rig.annotation["status-gpu-0-2g.20gb-free"] == 1
 
@@ -59,9 +59,9 @@ def test_cdi_files_count_where_the_record_is_unreadable(rig: Rig) -> None:
     rig.take("p")
     rig.pods.take(share("q", node="n1"))
     rig.hand_out("q", FULL[1]).reconcile()
-    assert rig.shown == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
+    assert rig.users == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
     rig.hand_out("q", NVIDIA_VISIBLE_DEVICES=rig.made()[FULL[2]]).reconcile()
-    assert rig.shown == {FULL[0]: "", FULL[1]: "", FULL[2]: "uid-q"}
+    assert rig.users == {FULL[0]: "", FULL[1]: "", FULL[2]: "uid-q"}
 
 
 def test_slice_given_out_by_another_plugin_belongs_to_its_pod(rig: Rig) -> None:
@@ -73,7 +73,7 @@ def test_slice_given_out_by_another_plugin_belongs_to_its_pod(rig: Rig) -> None:
         PodDevicesEntry("uid-q", "d", frozenset({"3"}), "mgpu.io/card=1"),
     ]
     rig.reconcile()
-    assert rig.shown == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
+    assert rig.users == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
 
 
 def test_plan_from_before_the_agent_keeps_slices_of_another_plugin(rig: Rig) -> None:
@@ -84,8 +84,8 @@ def test_plan_from_before_the_agent_keeps_slices_of_another_plugin(rig: Rig) -> 
     before = rig.made()
     rig.plan(5, place("7g.80gb@0")).reconcile()
     assert rig.made()[FULL[1]] == before[FULL[1]]
-    assert rig.said.refused is not None
-    assert "2g.20gb at 2 of card 0 in use and not in the plan" in rig.said.refused[1]
+    assert rig.reported.refused is not None
+    assert "2g.20gb at 2 of card 0 in use and not in the plan" in rig.reported.refused[1]
 
 
 def test_card_that_does_not_answer_keeps_its_slices_and_offers_none(tmp_path: Path) -> None:
@@ -95,20 +95,20 @@ def test_card_that_does_not_answer_keeps_its_slices_and_offers_none(tmp_path: Pa
     rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceGetMigMode", times=99)
     with pytest.raises(RetryLater, match="does not answer queries about MIG"):
         rig.reconcile()
-    assert rig.shown == {both[1]: "uid-p"}
+    assert rig.users == {both[1]: "uid-p"}
     rig.flaky.heal()
     rig.reconcile()
-    assert rig.shown == {both[0]: "", both[1]: "uid-p"}
+    assert rig.users == {both[0]: "", both[1]: "uid-p"}
 
 
 def test_slice_with_an_unknown_process_is_not_free(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.run_on(FULL[1])
     rig.reconcile()
-    assert rig.shown[FULL[1]] == UNKNOWN_POD
+    assert rig.users[FULL[1]] == UNKNOWN_POD
     deregister(rig.file, rig.made()[FULL[1]], 7)
     rig.reconcile()
-    assert rig.shown[FULL[1]] == ""
+    assert rig.users[FULL[1]] == ""
 
 
 def test_next_plan_keeps_slices_in_use(rig: Rig) -> None:
@@ -133,9 +133,9 @@ def test_plan_without_a_slice_in_use_is_refused_and_changes_nothing(rig: Rig, ho
         rig.pods.take(share("p", node="n1"))
     rig.plan(6, *places("7g.80gb@0")).reconcile(2)
     assert rig.made() == before
-    assert rig.said.refused is not None
-    assert rig.said.refused[0] == 6
-    assert "2g.20gb at 0 of card 0 in use and not in the plan" in rig.said.refused[1]
+    assert rig.reported.refused is not None
+    assert rig.reported.refused[0] == 6
+    assert "2g.20gb at 0 of card 0 in use and not in the plan" in rig.reported.refused[1]
     assert rig.annotation["status-partitioning-plan"] == 5
     assert len([w for w in rig.warnings if "plan 6 is refused" in w]) == 1
 
@@ -144,11 +144,11 @@ def test_refused_plan_is_tried_again_after_a_change(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.take("p", FULL[0]).plan(6, *places("7g.80gb@0")).reconcile(2)
     rig.take("p", FULL[0], phase="Succeeded").reconcile()
-    assert rig.said.has_pending_plan, "the scheduler must not plan anew while it is tried"
+    assert rig.reported.has_pending_plan, "the scheduler must not write a new plan while this one is tried"
     assert rig.made().keys() == {*FULL}
     rig.reconcile()
     assert rig.made().keys() == {place("7g.80gb@0")}
-    assert (rig.said.refused, rig.annotation["status-partitioning-plan"]) == (None, 6)
+    assert (rig.reported.refused, rig.annotation["status-partitioning-plan"]) == (None, 6)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_impossible_plan_is_refused_with_its_path(rig: Rig, spec: tuple, why: st
     before = rig.made()
     rig.plan(6, *spec, placed=False).reconcile(2)
     assert rig.made() == before
-    assert why in (rig.said.refused or (0, ""))[1]
+    assert why in (rig.reported.refused or (0, ""))[1]
 
 
 def test_refused_plan_that_was_replaced_is_not_tried_again(rig: Rig) -> None:
@@ -182,11 +182,11 @@ def test_restarted_agent_keeps_the_state_from_before_a_refused_plan(rig: Rig) ->
     rig.take("p", FULL[0]).plan(6, *places("7g.80gb@0")).reconcile(2)
     before = rig.made()
     rig.worker.withdraw()
-    assert rig.shown == {FULL[0]: "uid-p"}
+    assert rig.users == {FULL[0]: "uid-p"}
     rig.restart().reconcile(3)
     assert rig.made() == before
-    assert rig.shown == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
-    assert (rig.said.refused or (0, ""))[0] == 6
+    assert rig.users == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
+    assert (rig.reported.refused or (0, ""))[0] == 6
 
 
 def test_plan_that_fails_on_the_second_card_is_undone_on_the_first(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_plan_that_fails_on_the_second_card_is_undone_on_the_first(tmp_path: Pat
     rig.reconcile()
     assert {*rig.made(0)} == before
     assert {*rig.made(1)} == {place("2g.20gb@0", 1)}
-    assert (rig.said.refused or (0, ""))[0] == 6
+    assert (rig.reported.refused or (0, ""))[0] == 6
 
 
 def test_plan_that_fails_for_now_is_not_refused(rig: Rig) -> None:
@@ -206,9 +206,9 @@ def test_plan_that_fails_for_now_is_not_refused(rig: Rig) -> None:
     rig.flaky.fail(0, pynvml.NVML_ERROR_UNKNOWN, CHANGES[0])
     with pytest.raises(RetryLater):
         rig.reconcile()
-    assert (rig.said.refused, rig.said.has_pending_plan) == (None, True)
+    assert (rig.reported.refused, rig.reported.has_pending_plan) == (None, True)
     rig.reconcile()
-    assert not rig.said.has_pending_plan
+    assert not rig.reported.has_pending_plan
 
 
 def test_counts_without_places_keep_existing_instances(rig: Rig) -> None:
@@ -222,7 +222,7 @@ def test_counts_without_places_keep_existing_instances(rig: Rig) -> None:
 
 def test_instances_of_an_administrator_are_adopted(rig: Rig) -> None:
     rig.make(*FULL[:2]).reconcile(2)
-    assert rig.shown == dict.fromkeys(FULL[:2], "")
+    assert rig.users == dict.fromkeys(FULL[:2], "")
     assert rig.made().keys() == {*FULL[:2]}
 
 
@@ -233,7 +233,7 @@ def test_half_made_instance_is_completed_before_it_is_reported(rig: Rig) -> None
         NvmlMig(rig.flaky).create(rig.cards[0].uuid, FULL[1].instance)
     assert rig.made()[FULL[1]] == ""
     rig.restart().reconcile()
-    assert rig.shown == {FULL[0]: "", FULL[1]: ""}
+    assert rig.users == {FULL[0]: "", FULL[1]: ""}
     assert {s.uuid for s in rig.kubelet.offered} == {*rig.made().values()}
     assert "" not in rig.made().values()
 
@@ -244,21 +244,21 @@ def test_plan_that_came_meanwhile_is_not_reported_as_refused(rig: Rig) -> None:
     rig.plan(6, *FULL[1:])
     rig.nodes.on_patch = lambda: rig.plan(7, *FULL)
     rig.reconcile()
-    assert rig.said.refused is None
+    assert rig.reported.refused is None
     rig.reconcile()
-    assert (rig.said.refused, rig.said.partitioning.applied) == (None, 7)
+    assert (rig.reported.refused, rig.reported.partitioning.applied) == (None, 7)
 
 
 def test_slice_is_reported_only_after_the_kubelet_knows_it(rig: Rig) -> None:
     rig.kubelet.slow = True
     rig.plan(5, *FULL).take("p", FULL[0]).reconcile()
     assert {s.place for s in rig.kubelet.offered} == {*FULL}
-    assert rig.shown == {FULL[0]: "uid-p"}
-    assert rig.said.has_pending_plan
+    assert rig.users == {FULL[0]: "uid-p"}
+    assert rig.reported.has_pending_plan
     rig.kubelet.slow = False
     rig.reconcile()
-    assert rig.shown == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
-    assert not rig.said.has_pending_plan
+    assert rig.users == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
+    assert not rig.reported.has_pending_plan
 
 
 @pytest.mark.parametrize("model", ["NVIDIA A100-SXM4-80GB", H100])
@@ -269,8 +269,8 @@ def test_all_slices_are_created_again_after_a_reboot(tmp_path: Path, model: str)
     reboot(rig.file, forgetful=forgetful(rig.cards))
     rig.restart().reconcile(2)
     assert rig.made().keys() == {*FULL}
-    assert not {*old.values()} & {s.uuid for s in rig.said.existing}
-    assert rig.shown == {FULL[0]: "", FULL[1]: "uid-p", FULL[2]: ""}
+    assert not {*old.values()} & {s.uuid for s in rig.reported.existing}
+    assert rig.users == {FULL[0]: "", FULL[1]: "uid-p", FULL[2]: ""}
 
 
 def test_record_with_a_missing_slice_destroys_nothing(rig: Rig) -> None:
@@ -344,7 +344,7 @@ def test_damaged_own_annotation_is_repaired(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.nodes.annotate(**{EXISTING: "{"})
     rig.reconcile()
-    assert rig.shown == dict.fromkeys(FULL, "")
+    assert rig.users == dict.fromkeys(FULL, "")
 
 
 def test_unknown_label_is_reported_and_changes_nothing(rig: Rig) -> None:
@@ -392,13 +392,13 @@ def test_card_in_use_by_other_vocabularies_keeps_its_mode(tmp_path: Path) -> Non
     rig = Rig(tmp_path, cards=(gpu(0), gpu(1)))
     rig.pods.take(share("p", node="n1", annotations=_on("0")))
     rig.reconcile()
-    assert rig.said.cards == {1}
+    assert rig.reported.cards == {1}
     assert any("pods hold it" in w for w in rig.warnings)
     assert rig.partitions.devices(rig.cards) == rig.cards[:1], "its containers may start again"
     assert rig.partitions.whole(rig.cards) == (), "nobody else may come"
     rig.pods.drop(share("p", node="n1"))
     rig.reconcile()
-    assert rig.said.cards == {0, 1}
+    assert rig.reported.cards == {0, 1}
 
 
 def test_card_with_mps_shares_keeps_its_mode_until_their_pod_is_gone(tmp_path: Path) -> None:
@@ -407,16 +407,16 @@ def test_card_with_mps_shares_keeps_its_mode_until_their_pod_is_gone(tmp_path: P
     rig.configure(place("4gb@0")).reconcile()
     rig.take("p", place("4gb@0")).reconcile()
     rig.label("mig").reconcile()
-    assert rig.said.cards == {1}
+    assert rig.reported.cards == {1}
     assert any("pods hold it" in w for w in rig.warnings)
     rig.pods.drop(slice_pod("p", place("4gb@0")))
     rig.reconcile()
-    assert rig.said.cards == {0, 1}
+    assert rig.reported.cards == {0, 1}
 
 
 def test_cards_that_cannot_be_cut_stay_whole(tmp_path: Path) -> None:
     rig = Rig(tmp_path, cards=(gpu(0, T4, 16), gpu(1, A30, 24))).reconcile()
-    assert rig.said.cards == {1}
+    assert rig.reported.cards == {1}
     assert [card.index for card in rig.partitions.devices(rig.cards)] == [0]
 
 

@@ -7,12 +7,12 @@ from mgpu.model.slice_names import Slice
 from tests.builders import share
 from tests.deviceplugin.partitioning.rig import Rig, place, places, slice_pod
 
-CUT = places("2gb@0", "4gb@1", "4gb@2")
+SHARES = places("2gb@0", "4gb@1", "4gb@2")
 
 
 def test_cards_in_the_configmap_are_cut_and_others_stay_whole(mps: Rig) -> None:
-    mps.plan(5, *CUT).configure(*CUT).reconcile()
-    assert mps.shown == dict.fromkeys(CUT, "")
+    mps.plan(5, *SHARES).configure(*SHARES).reconcile()
+    assert mps.users == dict.fromkeys(SHARES, "")
     assert mps.annotation["status-gpu-0-4gb-free"] == 2
     assert mps.annotation["status-partitioning-plan"] == 5
     assert mps.mps.cards == ("GPU-0",)
@@ -21,100 +21,100 @@ def test_cards_in_the_configmap_are_cut_and_others_stay_whole(mps: Rig) -> None:
 
 
 def test_plan_is_applied_only_when_the_configmap_matches_it(mps: Rig) -> None:
-    mps.plan(5, *CUT).configure(*CUT).reconcile()
-    mps.plan(6, *CUT[:2]).reconcile()
-    assert mps.said.has_pending_plan
-    assert mps.shown == dict.fromkeys(CUT, "")
+    mps.plan(5, *SHARES).configure(*SHARES).reconcile()
+    mps.plan(6, *SHARES[:2]).reconcile()
+    assert mps.reported.has_pending_plan
+    assert mps.users == dict.fromkeys(SHARES, "")
     assert [card.index for card in mps.partitions.whole(mps.cards) or ()] == [1]
-    mps.configure(*CUT[:2]).reconcile()
-    assert (mps.said.has_pending_plan, mps.shown) == (False, dict.fromkeys(CUT[:2], ""))
+    mps.configure(*SHARES[:2]).reconcile()
+    assert (mps.reported.has_pending_plan, mps.users) == (False, dict.fromkeys(SHARES[:2], ""))
 
 
 def test_configmap_written_by_hand_is_numbered_beside_shares_in_use(mps: Rig) -> None:
     mps.configure(*places("4gb@0", "4gb@1", "4gb@2")).reconcile()
     mps.take("p", place("4gb@1")).configure(*places("4gb@0", "2gb@0", "2gb@1")).reconcile()
-    assert mps.shown == {place("2gb@0"): "", place("4gb@1"): "uid-p", place("2gb@2"): ""}
+    assert mps.users == {place("2gb@0"): "", place("4gb@1"): "uid-p", place("2gb@2"): ""}
     mps.configure(*places("4gb@0", "4gb@1", "2gb@0")).reconcile()
-    assert mps.shown == {place("2gb@0"): "", place("4gb@1"): "uid-p", place("4gb@2"): ""}
+    assert mps.users == {place("2gb@0"): "", place("4gb@1"): "uid-p", place("4gb@2"): ""}
 
 
 def test_plan_decides_the_numbers(mps: Rig) -> None:
     far = places("4gb@7", "2gb@9")
     mps.plan(5, *far).configure(*far).reconcile()
-    assert mps.shown.keys() == {*far}
+    assert mps.users.keys() == {*far}
 
 
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        (CUT[:1], "4gb at 1 of card 0 in use and not in the configuration"),
-        ((*CUT, *places(*[f"20gb@{i}" for i in range(5)], card=1)), "100 GiB of card 1, which has 80"),
-        ((*CUT, Slice(7, 0, "4gb")), "the node has no card 7"),
+        (SHARES[:1], "4gb at 1 of card 0 in use and not in the configuration"),
+        ((*SHARES, *places(*[f"20gb@{i}" for i in range(5)], card=1)), "100 GiB of card 1, which has 80"),
+        ((*SHARES, Slice(7, 0, "4gb")), "the node has no card 7"),
     ],
 )
 def test_impossible_plan_is_refused_and_changes_nothing(mps: Rig, wanted: tuple[Slice, ...], why: str) -> None:
-    mps.configure(*CUT).reconcile()
-    mps.take("p", CUT[1]).plan(6, *wanted).configure(*wanted).reconcile(2)
-    assert mps.shown.keys() == {*CUT}
-    assert mps.said.refused is not None
-    assert mps.said.refused[1] == f"ConfigMap m data[n1]: {why}"
+    mps.configure(*SHARES).reconcile()
+    mps.take("p", SHARES[1]).plan(6, *wanted).configure(*wanted).reconcile(2)
+    assert mps.users.keys() == {*SHARES}
+    assert mps.reported.refused is not None
+    assert mps.reported.refused[1] == f"ConfigMap m data[n1]: {why}"
     assert len([w for w in mps.warnings if "plan 6 is refused" in w]) == 1
 
 
 def test_card_with_shares_of_other_vocabularies_is_not_cut(mps: Rig) -> None:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
     mps.pods.take(share("p", node="n1", annotations=record))
-    mps.plan(5, *CUT).configure(*CUT).reconcile()
-    assert "pods in other vocabularies have shares of card 0" in (mps.said.refused or (0, ""))[1]
-    assert mps.said.existing == ()
+    mps.plan(5, *SHARES).configure(*SHARES).reconcile()
+    assert "pods in other vocabularies have shares of card 0" in (mps.reported.refused or (0, ""))[1]
+    assert mps.reported.existing == ()
     assert mps.partitions.devices(mps.cards) == mps.cards
     assert mps.partitions.whole(mps.cards) == mps.cards[1:]
     mps.pods.drop(share("p"))
     mps.reconcile()
-    assert (mps.said.has_pending_plan, mps.said.existing) == (True, ())
+    assert (mps.reported.has_pending_plan, mps.reported.existing) == (True, ())
     mps.reconcile()
-    assert mps.shown.keys() == {*CUT}
+    assert mps.users.keys() == {*SHARES}
 
 
 def test_invalid_yaml_is_reported_and_changes_nothing(mps: Rig) -> None:
-    mps.configure(*CUT).reconcile()
+    mps.configure(*SHARES).reconcile()
     mps.mps.config = "sharing: ["
     mps.reconcile(2)
-    assert mps.shown.keys() == {*CUT}
+    assert mps.users.keys() == {*SHARES}
     assert len([w for w in mps.warnings if w.startswith("ConfigMap m data[n1]: is not YAML")]) == 1
-    assert mps.said.refused is None
+    assert mps.reported.refused is None
 
 
 def test_card_without_its_daemon_offers_nothing(mps: Rig) -> None:
-    mps.mps.ill = {"GPU-0"}
+    mps.mps.silent = {"GPU-0"}
     other = place("2gb@0", 1)
-    mps.take("p", place("4gb@1")).plan(5, *CUT, other).configure(*CUT, other).reconcile()
-    assert mps.shown == {place("4gb@1"): "uid-p", other: ""}
-    assert {s.place for s in mps.kubelet.unhealthy} == {*CUT}
-    assert mps.said.has_pending_plan
-    mps.mps.ill = set()
+    mps.take("p", place("4gb@1")).plan(5, *SHARES, other).configure(*SHARES, other).reconcile()
+    assert mps.users == {place("4gb@1"): "uid-p", other: ""}
+    assert {s.place for s in mps.kubelet.unhealthy} == {*SHARES}
+    assert mps.reported.has_pending_plan
+    mps.mps.silent = set()
     mps.reconcile()
-    assert mps.shown.keys() == {*CUT, other}
-    assert not mps.said.has_pending_plan
+    assert mps.users.keys() == {*SHARES, other}
+    assert not mps.reported.has_pending_plan
 
 
 def test_restarted_agent_goes_on_from_the_reported_slices(mps: Rig) -> None:
     mps.configure(*places("4gb@0", "4gb@1")).reconcile()
     mps.configure(*places("4gb@0", "2gb@5")).take("p", place("4gb@1")).reconcile()
-    before = mps.shown
+    before = mps.users
     mps.restart().reconcile()
-    assert mps.shown == before == {place("4gb@1"): "uid-p", place("2gb@0"): ""}
+    assert mps.users == before == {place("4gb@1"): "uid-p", place("2gb@0"): ""}
 
 
 def test_slices_of_one_uuid_are_told_apart_by_their_places(mps: Rig) -> None:
-    mps.configure(*CUT).reconcile()
+    mps.configure(*SHARES).reconcile()
     mps.pods.take(share("q", node="n1"))
     mps.hand_out("q", place("4gb@1"), NVIDIA_VISIBLE_DEVICES="GPU-0").reconcile()
-    assert mps.shown == {CUT[0]: "", CUT[1]: "uid-q", CUT[2]: ""}
+    assert mps.users == {SHARES[0]: "", SHARES[1]: "uid-q", SHARES[2]: ""}
 
 
 def test_unknown_configmap_changes_nothing(mps: Rig) -> None:
-    mps.configure(*CUT).reconcile()
+    mps.configure(*SHARES).reconcile()
     before = dict(mps.nodes.raw["metadata"]["annotations"])
     mps.mps.config = None
     mps.restart()
@@ -125,16 +125,16 @@ def test_unknown_configmap_changes_nothing(mps: Rig) -> None:
 
 @pytest.mark.parametrize("mode", [None, "mig"])
 def test_no_daemon_is_kept_on_a_node_of_another_mode(mps: Rig, mode: str | None) -> None:
-    mps.configure(*CUT).reconcile()
+    mps.configure(*SHARES).reconcile()
     mps.label(mode).reconcile()
     assert mps.mps.cards == ()
 
 
 def test_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
-    mps.configure(*CUT).reconcile()
+    mps.configure(*SHARES).reconcile()
     mps.mps.config = ""
     mps.reconcile()
-    assert mps.said.existing == ()
+    assert mps.reported.existing == ()
     assert mps.mps.cards == ()
     assert [card.type for card in mps.partitions.devices(mps.cards)] == ["gpu", "gpu"]
 
