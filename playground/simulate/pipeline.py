@@ -231,7 +231,7 @@ class _Simulation:
 
     def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
         gpuid = occupied_gpuid(pod, node)
-        view, seats = self.cluster.node_snapshot(node, pod.uid), self.cluster.group_cards(request, pod.uid)
+        view, group_cards = self.cluster.node_snapshot(node, pod.uid), self.cluster.group_cards(request, pod.uid)
         known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
         if nvidia_plugin.chooses_cards(known, request):
             ours = nvidia_plugin.indexes_used_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
@@ -243,7 +243,7 @@ class _Simulation:
         if refusal:
             return refusal
         foresight = Foresight(self.cluster.forecast.judges, view.free_resources, pod.cpu_memory)
-        return assess(request, known, devices, self._settings, foresight, seats=seats)
+        return assess(request, known, devices, self._settings, foresight, group_cards=group_cards)
 
     def _bind(
         self, outcome: Outcome, raw: Raw, request: GpuRequest | None, placement: Placement | None, node: str

@@ -297,9 +297,9 @@ class Holdings:
     def _warn_of_split_group(self, gpu_pod: GpuPod) -> None:
         """Warn if a same-card group is on several cards: by a record that a user wrote, or one that was lost."""
         group = gpu_pod.constraints.same_card
-        seats = self.ledger.group_cards(group)
-        if len(seats) > 1:
-            message = f"{group} is on {format_group_cards(seats)}; more of its pods fit only on these cards"
+        group_cards = self.ledger.group_cards(group)
+        if len(group_cards) > 1:
+            message = f"{group} is on {format_group_cards(group_cards)}; more of its pods fit only on these cards"
             self._warn(gpu_pod.pod, "GroupSplit", message)
 
     def _warn_of_absent_cards(self, pod: Pod, shares: Sequence[Share]) -> None:

@@ -152,8 +152,8 @@ class Nominations:
         return _with_holdings(cards, held)
 
     def _is_group_elsewhere(self, nominee: _Nominee, node: str) -> bool:
-        seats = self._ledger.group_cards(nominee.request.constraints.same_card, nominee.gpu_pod.pod.uid)
-        return same_card_group_rejection(nominee.request, self._ledger.cards(node), seats) is not None
+        group_cards = self._ledger.group_cards(nominee.request.constraints.same_card, nominee.gpu_pod.pod.uid)
+        return same_card_group_rejection(nominee.request, self._ledger.cards(node), group_cards) is not None
 
     def _choose(self, node: str) -> None:
         """Choose cards for the nominated pods of the node that have none, or whose cards were lost."""
@@ -176,8 +176,8 @@ class Nominations:
         if node is None:
             return None
         request, pod = nominee.request, nominee.gpu_pod.pod
-        seats = self._ledger.group_cards(request.constraints.same_card, pod.uid)
-        placement = assess(request, node, cards, self._settings, seats=seats, limits=limits)
+        group_cards = self._ledger.group_cards(request.constraints.same_card, pod.uid)
+        placement = assess(request, node, cards, self._settings, group_cards=group_cards, limits=limits)
         if not isinstance(placement, Placement):
             return None
         shares = shares_of(request, placement)

@@ -26,11 +26,11 @@ class Members:
     """The placement of the other pods in the groups of the request.
 
     Attributes:
-        seats: The cards of its same-card group.
+        group_cards: The cards of its same-card group.
         nodes: The names of the nodes of all its groups.
     """
 
-    seats: Sequence[GroupCard]
+    group_cards: Sequence[GroupCard]
     nodes: Collection[str]
 
 
@@ -116,7 +116,7 @@ def _evaluate(
 
 
 def _unmet(table: NodeTable, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, Rejection]:
-    elsewhere_only = same_card_group_rejection(request, (), members.seats)
+    elsewhere_only = same_card_group_rejection(request, (), members.group_cards)
     if elsewhere_only is None:
         return table.unmet
     return {**dict.fromkeys(np.flatnonzero(~unique).tolist(), elsewhere_only), **table.unmet}

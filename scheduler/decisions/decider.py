@@ -185,8 +185,8 @@ class Decider:
         The reservation keeps them free, except from decisions of another replica that has led since, and from pods that
         run without an allocation record.
         """
-        seats = self._state.group_cards(reserved.request, reserved.uid)
-        if same_card_group_rejection(reserved.request, snapshot.cards, seats):
+        group_cards = self._state.group_cards(reserved.request, reserved.uid)
+        if same_card_group_rejection(reserved.request, snapshot.cards, group_cards):
             return False
         shares = shares_of(reserved.request, reserved.placement)
         return still_fits(reserved.request, shares, (*snapshot.cards, *snapshot.other_devices))
@@ -219,7 +219,7 @@ class Decider:
         A search that ends without a proof under a policy that looks ahead is repeated without looking ahead, which is
         how the filter searches. So a pod that has passed the filter gets cards here too.
         """
-        seats = self._state.group_cards(request, gpu_pod.pod.uid)
+        group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         cards = (*snapshot.cards, *snapshot.other_devices)
         available_cards = (*snapshot.available_cards, *snapshot.available_other_devices)
         judges = self._state.forecast.judges
@@ -229,7 +229,14 @@ class Decider:
             limits = call.require_limits()
             for ahead in (*foresight, None):
                 result = assess(
-                    request, node, candidates, self._settings, ahead, seats=seats, limits=limits, effort=call.effort
+                    request,
+                    node,
+                    candidates,
+                    self._settings,
+                    ahead,
+                    group_cards=group_cards,
+                    limits=limits,
+                    effort=call.effort,
                 )
                 if isinstance(result, Placement):
                     return result

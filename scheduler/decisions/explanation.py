@@ -213,7 +213,9 @@ class Explainer:
         reasons: dict[int, str] = {}
         if not requested_slices(request) and not nvidia_plugin.chooses_cards(snapshot.node, request):
             cards = (*snapshot.available_cards, *snapshot.available_other_devices)
-            answer = assess(request, snapshot.node, cards, self._settings, seats=self._state.group_cards(request, uid))
+            answer = assess(
+                request, snapshot.node, cards, self._settings, group_cards=self._state.group_cards(request, uid)
+            )
             if isinstance(answer, Rejection):
                 reasons = {card.index: card.reason for card in answer.cards if card.type == GPU}
         return tuple(replace(row, reason=reasons.get(row.state.card.index)) for row in self._card_rows(name, uid))

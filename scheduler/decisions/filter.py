@@ -220,7 +220,7 @@ class Filter:
         call.effort.spend(steps)
         found = Filtered(hopeless={names[i]: rejection.reason for i, rejection in verdict.unmet.items()})
         found.kinds.update({rejection.reason: rejection.kind for rejection in verdict.unmet.values()})
-        for i, answer in self._by_engine(request, verdict.remaining, members.seats, call):
+        for i, answer in self._by_engine(request, verdict.remaining, members.group_cards, call):
             if answer.rejection:
                 found.reject((names[i],), answer.rejection)
             else:
@@ -243,19 +243,19 @@ class Filter:
         weight_of_core = self._settings.dialects.mgpu.weight_of_core
         scored = score_nodes(table, names, request, members, self._settings.node_policy, weight_of_core)
         call.effort.spend(steps)
-        for i, answer in self._by_engine(request, scored.remaining, members.seats, call):
+        for i, answer in self._by_engine(request, scored.remaining, members.group_cards, call):
             scored.points[i] = answer.score
         points: list[int] = scored.points.tolist()
         return points
 
     def _members(self, gpu_pod: GpuPod, request: GpuRequest) -> Members:
         # Once a same-card group has a card, only that card matters. Before, the nodes of its nominated pods count too.
-        seats = self._cache.group_cards(request, gpu_pod.pod.uid)
-        return Members(seats, {seat.node for seat in seats} or self._cache.group_nodes(request))
+        group_cards = self._cache.group_cards(request, gpu_pod.pod.uid)
+        return Members(group_cards, {group_card.node for group_card in group_cards} or self._cache.group_nodes(request))
 
     def _one_by_one(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Iterator[NodeFit]:
         """Evaluate all nodes with the engine, for requests for devices of other types than GPU."""
-        seats = self._cache.group_cards(request, gpu_pod.pod.uid)
+        group_cards = self._cache.group_cards(request, gpu_pod.pod.uid)
         for name in names:
             snapshot = self._cache.node_snapshot(name, gpu_pod.pod.uid)
             limits = call.next_limits() if snapshot.node is not None else None
@@ -265,10 +265,10 @@ class Filter:
                 yield NodeFit(_NOT_EXAMINED)
             else:
                 cards = (*snapshot.available_cards, *snapshot.available_other_devices)
-                yield self._assess(request, snapshot.node, cards, seats, limits, call)
+                yield self._assess(request, snapshot.node, cards, group_cards, limits, call)
 
     def _by_engine(
-        self, request: GpuRequest, remaining: Remaining, seats: Sequence[GroupCard], call: Call
+        self, request: GpuRequest, remaining: Remaining, group_cards: Sequence[GroupCard], call: Call
     ) -> Iterator[tuple[int, NodeFit]]:
         """Yield the engine's answer for each remaining node by its position; nodes in an equal state share an answer.
 
@@ -287,7 +287,7 @@ class Filter:
             elif answer is None:
                 answer = memo.get((key, limits))
             if answer is None and limits is not None:
-                answer = self._assess(request, remaining.nodes[i], remaining.cards[i], seats, limits, call)
+                answer = self._assess(request, remaining.nodes[i], remaining.cards[i], group_cards, limits, call)
                 if key:
                     memo[key, FULL if answer.proven else limits] = answer
                 self._pace()
@@ -304,14 +304,16 @@ class Filter:
         request: GpuRequest,
         node: Node,
         cards: Sequence[CardState],
-        seats: Sequence[GroupCard],
+        group_cards: Sequence[GroupCard],
         limits: Limits,
         call: Call,
     ) -> NodeFit:
         """Evaluate one node with the engine, first by a quick search if the call demands it (`Call.quick_first`)."""
         result = None
         for tried in (QUICK, limits) if call.quick_first and limits is not LEAST else (limits,):
-            result = assess(request, node, cards, self._settings, seats=seats, limits=tried, effort=call.effort)
+            result = assess(
+                request, node, cards, self._settings, group_cards=group_cards, limits=tried, effort=call.effort
+            )
             if isinstance(result, Placement) or result.proven:
                 break
         assert result is not None

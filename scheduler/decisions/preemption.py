@@ -105,7 +105,7 @@ class Preemption:
         """Return the victims on one node, or None if no eviction makes the pod fit. Raises Exhausted."""
         snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
         node = snapshot.node
-        seats = self._state.group_cards(request, gpu_pod.pod.uid)
+        group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         proposed_holdings = [holding for holding, _ in occupants if holding.uid in proposed.uids]
         if node is None or any(holding.occupies for holding in proposed_holdings):
             return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
@@ -118,7 +118,7 @@ class Preemption:
 
         def fits(cards: Sequence[CardState]) -> bool:
             effort = Effort()
-            answer = assess(request, node, cards, self._settings, seats=seats, limits=BRIEF, effort=effort)
+            answer = assess(request, node, cards, self._settings, group_cards=group_cards, limits=BRIEF, effort=effort)
             budget.take(effort.spent)
             return isinstance(answer, Placement)
 

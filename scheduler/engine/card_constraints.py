@@ -62,7 +62,7 @@ def cards_of_spread_group(request: GpuRequest, cards: Sequence[CardState]) -> li
 
 
 def same_card_group_rejection(
-    request: GpuRequest, cards: Sequence[CardState], seats: Sequence[GroupCard]
+    request: GpuRequest, cards: Sequence[CardState], group_cards: Sequence[GroupCard]
 ) -> Rejection | None:
     """Return the rejection of a node whose cards the request's same-card group is not on, or None.
 
@@ -70,12 +70,12 @@ def same_card_group_rejection(
     any of these cards and no other. If it is not known which card of a node the group holds, its pods wait.
 
     Args:
-        seats: The cards of the group, on any node. Without any, the first pod may take any card.
+        group_cards: The cards of the group, on any node. Without any, the first pod may take any card.
     """
     group = request.constraints.same_card
-    if group is None or not seats or any(group in state.groups for state in cards):
+    if group is None or not group_cards or any(group in state.groups for state in cards):
         return None
-    return Rejection(RejectionKind.CONSTRAINT, f"{group} is on {format_group_cards(seats)}", hopeless=True)
+    return Rejection(RejectionKind.CONSTRAINT, f"{group} is on {format_group_cards(group_cards)}", hopeless=True)
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:

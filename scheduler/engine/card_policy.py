@@ -32,7 +32,7 @@ class CardPolicy:
     """One card policy.
 
     Attributes:
-        scoring: The best placement has the highest sum of the worths of all cards of the node. If the worth of a card
+        scoring: The best placement has the highest total worth of all cards of the node. If the worth of a card
             depends on the rest of the node, it is the worth of the node with only this card changed, which is exact
             for pods on one card.
         node_scoring: The node policy of the same name; None if there is none.

@@ -34,16 +34,16 @@ def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: Cpu
     def scoring(cards: Sequence[CardState], _weight_of_core: int) -> CardScore:
         cached: dict[tuple[int, int], list[int]] = {}
         now = free_milli(cards)
-        # Sorted, so that equal cards have equal worths to the last bit.
+        # Sorted, so that equal cards have equal values to the last bit.
         before = node_rows(node, room, [sorted(now)])
 
         def score(position: int, core: int, memory: int) -> int:
-            worths = cached.get((core, memory))
-            if worths is None:  # for all cards at once, because the others are rated next
+            values = cached.get((core, memory))
+            if values is None:  # for all cards at once, because the others are rated next
                 left = [free_milli_of_card(state, core, memory) for state in cards]
                 states = [sorted((*now[:i], milli, *now[i + 1 :])) for i, milli in enumerate(left)]
-                worths = cached[core, memory] = judge.rate_changes(before, node_rows(node, after, states)).tolist()
-            return worths[position]
+                values = cached[core, memory] = judge.rate_changes(before, node_rows(node, after, states)).tolist()
+            return values[position]
 
         return score
 
@@ -77,7 +77,7 @@ def assess(
     settings: Settings,
     foresight: Foresight | None = None,
     *,
-    seats: Sequence[GroupCard] = (),
+    group_cards: Sequence[GroupCard] = (),
     limits: Limits = FULL,
     effort: Effort | None = None,
 ) -> Placement | Rejection:
@@ -89,7 +89,7 @@ def assess(
     Args:
         cards: The cards of the node without what the pod itself holds, and its other devices if the pod requests some.
         foresight: What learning policies need.
-        seats: The cards of the other pods of the request's same-card group, on any node.
+        group_cards: The cards of the other pods of the request's same-card group, on any node.
         limits: Of the search on this node.
         effort: Counts the steps, and may end the search (`scheduler.decisions.effort_budgets`).
     """
@@ -103,7 +103,7 @@ def assess(
         if not gpus:
             return Rejection(RejectionKind.NO_DEVICE, _no_cards(node), hopeless=True)
         policy = _card_policy(request, node, gpus, settings, foresight)
-        placement = same_card_group_rejection(request, gpus, seats) or place(
+        placement = same_card_group_rejection(request, gpus, group_cards) or place(
             request, gpus, policy, limits=limits, effort=effort
         )
     if isinstance(placement, Rejection) or not request.others:

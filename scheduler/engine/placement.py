@@ -6,7 +6,7 @@ depend on nothing but the arguments, and higher limits must find whatever lower 
 A single container is a sort: each card gains or loses by itself. All containers on one card (a same-card group) are
 tried card by card. Otherwise the kinds of containers and the configurations that fit each card make a problem for the
 exact `solver`, whose options are worth what the policy says. What counts before the policy is subtracted from the
-worths in units that all worths together cannot outweigh (`_penalize`), so that one search decides everything.
+worth, in units that all differences of worth together cannot outweigh (`_penalize`), so one search decides everything.
 """
 
 from collections.abc import Sequence
@@ -233,14 +233,14 @@ class _Search:
 
 
 def _penalize(options: Sequence[Sequence[Option]], penalties: Sequence[Sequence[int]]) -> list[list[Option]]:
-    """Return the options with their penalties subtracted, so that fewer penalties always win over higher worths.
+    """Return the options with their penalties subtracted, so that fewer penalties always win over a higher worth.
 
     The unit of a penalty is larger than all differences of worth together. The greatest common divisor is divided out
     first, which keeps the numbers small.
     """
-    worths = [[worth for worth, _ in of_card] or [0] for of_card in options]
+    values = [[worth for worth, _ in of_card] or [0] for of_card in options]
     divisor = gcd(*(penalty for of_card in penalties for penalty in of_card)) or 1
-    unit = 1 + sum(max(of_card) - min(of_card) for of_card in worths)
+    unit = 1 + sum(max(of_card) - min(of_card) for of_card in values)
     return [
         [(worth - unit * (penalty // divisor), code) for (worth, code), penalty in zip(of_card, row, strict=True)]
         for of_card, row in zip(options, penalties, strict=True)

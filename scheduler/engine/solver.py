@@ -1,10 +1,10 @@
-"""The exact solver: which containers go onto which cards, so that the sum of the cards' worths is highest.
+"""The exact solver: which containers go onto which cards, so that the total worth of the cards is highest.
 
 `placement` and `evictions` call `solve` for the best placements and `lowest` for the first of them.
 
 Problem
     Each card has options: the configurations (numbers of each kind of container) that fit it, each with a worth.
-    Choose one option per card so that every kind gets exactly its number of cards and the sum of worths is highest.
+    Choose one option per card so that every kind gets exactly its number of cards and the total worth is highest.
     Among equal sums the placement with the lowest card indexes wins, container by container in the request's order.
 
 Why it is exact
@@ -149,7 +149,7 @@ def _problem(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], price: 
         caps.append(goal + sum(r << kind.shift for r, kind in zip(room, kinds, strict=True)))
     start = goal + sum(kind.units << kind.shift for kind in kinds)
     # The dual value at these prices bounds every placement's worth from above, so no placement loses more than from
-    # there down to the least worths of all cards; and none loses more than the worst option of each card.
+    # there down to the least worth of all cards; and none loses more than the worst option of each card.
     dual = sum(max(worth - paid[code] for worth, code in card) for card in cards)
     dual += sum(p * kind.units for kind, p in zip(kinds, price, strict=True))
     most_lost = min(dual - sum(min(card)[0] for card in cards), sum(card[-1][0] for card in options))
@@ -323,32 +323,32 @@ def _prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]], budget: Bu
     counts = np.array([[kind.count(code) for kind in kinds] for code in codes], float)
     units = np.array([kind.units for kind in kinds], float)
     scale = max((abs(worth) for options in cards for worth, _ in options), default=0) or 1
-    worths = np.full((len(cards), len(codes)), -np.inf)
+    values = np.full((len(cards), len(codes)), -np.inf)
     for i, options in enumerate(cards):
         for worth, code in options:
-            worths[i, column[code]] = worth / scale
-    found = _minimize_dual(worths, counts, units, budget)
+            values[i, column[code]] = worth / scale
+    found = _minimize_dual(values, counts, units, budget)
     return [round(price * (1 << _BITS)) * scale >> _BITS for price in found.tolist()]
 
 
-def _minimize_dual(worths: _Floats, counts: _Floats, units: _Floats, budget: Budget) -> _Floats:
-    """Return the prices with the lowest dual that was found. worths: [cards, configurations]; counts: [·, kinds].
+def _minimize_dual(values: _Floats, counts: _Floats, units: _Floats, budget: Budget) -> _Floats:
+    """Return the prices with the lowest dual that was found. values: [cards, configurations]; counts: [·, kinds].
 
     A dual below the worth of any placement proves that there is none, so the search for prices can end.
     """
     prices = best = np.zeros(len(units))
     lowest_dual = np.inf
     multiplications = len(units) ** 2 * (len(counts) + len(units))
-    iteration = _ITERATION_STEPS + int(worths.size * _STEPS_PER_CELL) + multiplications // _MULTIPLICATIONS_PER_STEP
+    iteration = _ITERATION_STEPS + int(values.size * _STEPS_PER_CELL) + multiplications // _MULTIPLICATIONS_PER_STEP
     affordable = budget.left // 3 // iteration
-    least = np.where(np.isfinite(worths), worths, np.inf).min(axis=1).sum()
+    least = np.where(np.isfinite(values), values, np.inf).min(axis=1).sum()
     for smoothing in _SMOOTHING:
         for _ in range(_MAX_ITERATIONS):
             if not affordable:
                 return best
             affordable -= 1
             budget.take(iteration)
-            left = worths - counts @ prices
+            left = values - counts @ prices
             top = left.max(axis=1)
             dual = top.sum() + prices @ units
             if dual < lowest_dual:

@@ -239,13 +239,15 @@ class Cluster(RuleBasedStateMachine):
             known = read_gpu_pod(b.pod("asking", *shape(cores), annotations=dict(wished)), SETTINGS)
             assert known is not None
             assert known.request is not None
-            found, seats = (
+            found, group_cards = (
                 self.leader.filter.filter(known, sorted(NODES)),
                 state.group_cards(known.request, known.pod.uid),
             )
             for node in sorted(NODES):
                 view = state.node_snapshot(node, known.pod.uid)
-                said = view.node and assess(known.request, view.node, view.available_cards, SETTINGS, seats=seats)
+                said = view.node and assess(
+                    known.request, view.node, view.available_cards, SETTINGS, group_cards=group_cards
+                )
                 assert (node in found.passed) == isinstance(said, Placement), (node, found, said)
 
     def teardown(self) -> None:

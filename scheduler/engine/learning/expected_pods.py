@@ -59,7 +59,7 @@ class Learner:
 
 
 ONE = 1 << 30
-"""The unit of weights and worths, per card. They are whole numbers, so that sums do not depend on the order."""
+"""The unit of weights and values, per card. They are whole numbers, so that sums do not depend on the order."""
 
 _MAX_TYPES = 256  # 96 lose half a point where many pods are bound to card models; the traces have 151 types
 _DEVIATIONS = 2.0  # 0 loses 0.6 points at 90 % on gpushare40, where pods with 8 cards arrive rarely and late

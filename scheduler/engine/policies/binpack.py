@@ -16,8 +16,8 @@ def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
     """Rate cards by Σ w·c² + (100 − w)·m² over all cards, including unhealthy ones.
 
     c and m are the fractions of core and memory that are free on a card afterwards. Squares prefer few large free parts
-    to many small ones. The fractions are brought to one denominator instead of being divided, so that equal worths
-    compare equal; the constant divisor 100·n is left out. Source: docs/design/mgpu.md, "Allocate".
+    to many small ones. The fractions are brought to one denominator instead of being divided, so that equal
+    ratings compare equal; the constant divisor 100·n is left out. Source: docs/design/mgpu.md, "Allocate".
     """
     all_core, all_memory = lcm(*[s.card.core for s in cards]), lcm(*[s.card.memory for s in cards])
     of_core, of_memory = weight_of_core * all_memory**2, (100 - weight_of_core) * all_core**2

@@ -84,7 +84,7 @@ def test_property_filter_with_constraints_equals_engine(
     for name, point in zip(names, points, strict=True):
         cards = state.node_snapshot(name, "").cards
         said = assess(
-            known.request, read_node(b.node(name)), cards, settings, seats=state.group_cards(known.request, "")
+            known.request, read_node(b.node(name)), cards, settings, group_cards=state.group_cards(known.request, "")
         )
         if isinstance(said, Placement):
             assert name in found.passed

@@ -95,7 +95,7 @@ def test_property_equals_exhaustive_search(
 
 @given(wishful(), policies, st.sampled_from([0, 1, 50]))
 @examples(100)
-def test_property_without_budget_wishes_are_kept_all_the_same(
+def test_property_without_search_budget_constraints_hold(
     problem: tuple[GpuRequest, list[CardState]], policy: tuple[str, int], budget: int
 ) -> None:
     request, cards = problem
@@ -106,7 +106,7 @@ def test_property_without_budget_wishes_are_kept_all_the_same(
 
 @given(wishful(), policies)
 @examples(100)
-def test_property_hopeless_is_what_no_eviction_changes(
+def test_property_hopeless_rejection_is_what_no_eviction_changes(
     problem: tuple[GpuRequest, list[CardState]], policy: tuple[str, int]
 ) -> None:
     request, cards = problem
@@ -181,7 +181,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_says_which_wish(name: str) -> None:
+def test_rejection_names_the_constraint(name: str) -> None:
     request, cards, reason, hopeless = REASONS[name]
     found = place(request, cards, policy_named("binpack", 20))
     assert isinstance(found, Rejection)
@@ -189,7 +189,7 @@ def test_says_which_wish(name: str) -> None:
     assert found.kind is KINDS.get(name, RejectionKind.CONSTRAINT)
 
 
-def test_a_group_that_is_elsewhere() -> None:
+def test_same_card_group_on_another_node_rejects() -> None:
     request, here = one(same_card=TOGETHER), [CardState(card(0))]
     assert same_card_group_rejection(request, here, ()) is None
     assert same_card_group_rejection(one(), here, (GroupCard("n2", "3"),)) is None
@@ -199,7 +199,7 @@ def test_a_group_that_is_elsewhere() -> None:
 
 
 @given(st.integers(0, 10), st.integers(0, 10))
-def test_property_nodes_with_a_fresh_card_come_first(first: int, second: int) -> None:
+def test_property_nodes_without_pods_of_spread_group_score_highest(first: int, second: int) -> None:
     request, cards = one(spread=APART), [of("T4", 0, (APART,)), of("T4", 1)]
     crowded = spread_group_score(first, request, Placement((("c", (0,)),)), cards)
     free_of_it = spread_group_score(second, request, Placement((("c", (1,)),)), cards)

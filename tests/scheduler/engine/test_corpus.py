@@ -9,12 +9,12 @@ from scheduler.engine import FULL, Limits, place, policy_named
 
 
 @pytest.mark.parametrize("shape", DIGESTS)
-def test_the_corpus_is_the_committed_one(shape: tuple[int, int]) -> None:
+def test_corpus_equals_the_committed_one(shape: tuple[int, int]) -> None:
     assert digest(cases(*shape, 100)) == DIGESTS[shape]
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
-def test_eight_containers_on_sixteen_cards_are_proven(policy: str) -> None:
+def test_place_of_eight_containers_on_sixteen_cards_is_proven(policy: str) -> None:
     """Within half of the limit, but for pods with init containers, of which the search compares what they hold too."""
     for case in cases(8, 16, 40):
         reuses = any(container.stage is Stage.INIT for container in case.request.containers)

@@ -132,7 +132,7 @@ def test_property_higher_limits_never_find_less(
 
 
 @pytest.mark.parametrize("title", CASES)
-def test_place_of_a_pod_made_to_keep_it_busy_ends_within_a_second_of_cpu_time(title: str) -> None:
+def test_place_of_hard_pod_ends_within_a_second_of_cpu_time(title: str) -> None:
     case = CASES[title]()
     cards = list(case.cards)
     effort, began = Effort(), process_time()
@@ -144,7 +144,7 @@ def test_place_of_a_pod_made_to_keep_it_busy_ends_within_a_second_of_cpu_time(ti
         assert_valid(found, case.request, cards)
 
 
-def test_a_checkpoint_that_raises_ends_place() -> None:
+def test_checkpoint_that_raises_ends_place() -> None:
     def gone(spent: int) -> None:
         raise RetryLater(str(spent))
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_raises_ends_place() -> None:
     assert effort.spent < 20_000
 
 
-def test_a_budget_charges_its_caller_and_raises_before_more_than_that_is_done() -> None:
+def test_budget_charges_effort_and_raises_before_more_is_done() -> None:
     effort = Effort()
     budget = Budget(effort, 10)
     part = budget.part(4)
@@ -168,7 +168,7 @@ def test_a_budget_charges_its_caller_and_raises_before_more_than_that_is_done() 
     assert effort.spent == 10
 
 
-def test_a_pod_that_shares_one_card_is_bounded_as_well() -> None:
+def test_place_of_same_card_group_is_bounded() -> None:
     group = Constraints(same_card=Group("same-card-group", "d", "g"))
     case = CASES["200 × 16, different"]()
     effort = Effort()

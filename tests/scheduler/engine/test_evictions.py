@@ -1,4 +1,4 @@
-"""Victims: the same as an exhaustive search over all sets of pods finds."""
+"""`choose_victims` finds the same victims as an exhaustive search over all sets of pods."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,12 +42,17 @@ def cards_with(tenants: Sequence[EvictablePod], count: int, kept: Sequence[Evict
     return [CardState(s.card, -s.core_used, -s.memory_used, -s.shares, ratio_used=-s.ratio_used) for s in negative]
 
 
-def plenty() -> Budget:
-    return Budget(Effort(), 10_000_000)
-
-
 def fitting(wanted: GpuRequest, cards: Sequence[CardState]) -> bool:
     return isinstance(place(wanted, cards, POLICY), Placement)
+
+
+def found_victims(
+    wanted: GpuRequest, cards: Sequence[CardState], pods: Sequence[EvictablePod], exact: int = 10_000_000
+) -> tuple[list[EvictablePod], bool] | None:
+    budget = Budget(Effort(), 10_000_000)
+    return choose_victims(
+        wanted, cards, pods, lambda states: fitting(wanted, states), exact=Budget(Effort(), exact), budget=budget
+    )
 
 
 def key(chosen: Sequence[EvictablePod]) -> Key:
@@ -122,24 +127,17 @@ def requests(draw: st.DrawFn) -> GpuRequest:
 
 @examples(150)
 @given(st.data())
-def test_the_best_of_all_sets(data: st.DataObject) -> None:
+def test_property_victims_equal_exhaustive_search(data: st.DataObject) -> None:
     """After the evictions the pod fits; no smaller and no less important set of the same node would do."""
     count = data.draw(st.integers(1, 3))
     tenants, wanted = data.draw(tenants_on(count)), data.draw(requests())
     kept = [tenant("kept", 0, *on) for on in data.draw(st.sampled_from(([], [[0]])))]
-    group = data.draw(st.sampled_from((None, None, 0)))  # whose pod stays on this card
+    group = data.draw(st.sampled_from((None, None, 0)))  # has a pod on this card that stays
     cards = [
         replace(s, groups=frozenset([GROUP] * (i == group))) for i, s in enumerate(cards_with(tenants, count, kept))
     ]
     best = exhaustive(wanted, cards, tenants)
-    found = choose_victims(
-        wanted,
-        cards,
-        data.draw(st.permutations(tenants)),
-        lambda states: fitting(wanted, states),
-        exact=plenty(),
-        budget=plenty(),
-    )
+    found = found_victims(wanted, cards, data.draw(st.permutations(tenants)))
     event(f"{'none' if found is None else len(found[0])} victims")
     if found is None:
         assert best is None
@@ -150,21 +148,17 @@ def test_the_best_of_all_sets(data: st.DataObject) -> None:
     assert fitting(wanted, without_pods(cards, chosen))
     assert not any(fitting(wanted, without_pods(cards, [t for t in chosen if t is not one])) for one in chosen)
     assert chosen == by_importance(chosen)
-    assert found == choose_victims(
-        wanted, cards, tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
-    )
+    assert found == found_victims(wanted, cards, tenants)
 
 
 @examples(50)
 @given(st.data())
-def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataObject) -> None:
+def test_property_victims_without_exact_budget_suffice_and_none_could_stay(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 3))
     tenants, wanted = data.draw(tenants_on(count)), data.draw(requests())
     cards = cards_with(tenants, count)
     best = exhaustive(wanted, cards, tenants)
-    found = choose_victims(
-        wanted, cards, tenants, lambda states: fitting(wanted, states), exact=Budget(Effort(), 0), budget=plenty()
-    )
+    found = found_victims(wanted, cards, tenants, exact=0)
     assert (found is None) == (best is None)
     if found is not None:
         assert fitting(wanted, without_pods(cards, found[0]))
@@ -174,9 +168,9 @@ def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataOb
 @pytest.mark.parametrize(
     ("wanted", "tenants", "expected"),
     [
-        # By the sum of the node, a and d would do; they are on two cards.
+        # By the sum over the node, a and d would suffice, but they are on two cards.
         (request(share(1000)), [tenant("a", 1, 0), tenant("b", 3, 0), tenant("c", 2, 1), tenant("d", 1, 1)], "cd"),
-        # One pod on both cards rather than two, of the same priority; two where that one does not do.
+        # One pod on both cards rather than two of the same priority; two if that one does not suffice.
         (request(share(500, cards=2)), [tenant("a", 1, 0), tenant("b", 1, 1), tenant("c", 1, 0, 1)], "c"),
         (request(share(600, cards=2)), [tenant("a", 1, 0), tenant("b", 1, 1), tenant("c", 1, 0, 1, core=400)], "ab"),
         # A lower priority before fewer pods.
@@ -187,22 +181,20 @@ def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataOb
             [tenant("a", 1, 0, started="2026-01-02T00:00:00Z"), tenant("b", 1, 1, started="2026-01-01T00:00:00Z")],
             "a",
         ),
-        # A disruption budget before the priority; what is leaving anyway before both.
+        # A disruption budget counts before the priority; a pod that is leaving anyway costs nothing.
         (request(share(1000)), [tenant("a", 1, 0, violates=True), tenant("b", 2, 1)], "b"),
         (request(share(1000)), [tenant("a", 1, 0), tenant("b", 2, 1, leaving=True)], "b"),
     ],
 )
-def test_who_goes(wanted: GpuRequest, tenants: list[EvictablePod], expected: str) -> None:
-    found = choose_victims(
-        wanted, cards_with(tenants, 2), tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
-    )
+def test_victims_follow_the_order_of_kube_scheduler(
+    wanted: GpuRequest, tenants: list[EvictablePod], expected: str
+) -> None:
+    found = found_victims(wanted, cards_with(tenants, 2), tenants)
     assert found is not None
     assert ("".join(sorted(t.uid for t in found[0])), found[1]) == ("".join(sorted(expected)), True)
 
 
-def test_nobody_goes_where_it_fits() -> None:
+def test_victims_of_pod_that_fits_are_none() -> None:
     tenants = [tenant("a", 1, 0)]
     wanted = request(share(500))
-    assert choose_victims(
-        wanted, cards_with(tenants, 1), tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
-    ) == ([], True)
+    assert found_victims(wanted, cards_with(tenants, 1), tenants) == ([], True)

@@ -12,7 +12,7 @@ VARIED = GpuRequest("mgpu", tuple(ContainerRequest(f"c{i}", core=60 + 10 * i, me
 
 
 @pytest.mark.parametrize(("most", "proven"), [("", True), ("10", True), ("9", False)])
-def test_above_so_many_containers_the_search_is_capped(most: str, proven: bool) -> None:
+def test_assess_of_more_containers_than_the_setting_has_capped_search(most: str, proven: bool) -> None:
     text = f"dialects: {{mgpu: {{MGPUMaxContainersNumPolicyValid: {most}}}}}" if most else ""
     found = assess(VARIED, read_node(node()), [state(i, 100 * (i % 3), 5) for i in range(12)], load_settings(text))
     assert isinstance(found, Placement)

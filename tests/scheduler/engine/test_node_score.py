@@ -28,13 +28,13 @@ CASES: dict[str, tuple[GpuRequest, list[CardState], int, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rounds_down_for_both_policies(name: str) -> None:
+def test_node_score_is_rounded_down(name: str) -> None:
     request, cards, weight, (binpack, spread) = CASES[name]
     assert node_score(request, ON_0, cards, "binpack", weight) == binpack
     assert node_score(request, ON_0, cards, "spread", weight) == spread
 
 
-def test_containers_that_run_one_after_the_other_count_once() -> None:
+def test_node_score_counts_init_containers_once() -> None:
     init = ContainerRequest("i", 1, 1000, 80 * GIB, stage=Stage.INIT)
     both = Placement((("i", (0,)), ("c", (0,))))
     assert node_score(GpuRequest("mgpu", (init, *HALF.containers)), both, [state(0), state(1)], "binpack", 20) == 5

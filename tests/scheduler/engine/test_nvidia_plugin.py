@@ -78,18 +78,18 @@ def refused(replica: Replica, raw: Raw, node: str = "n1") -> str:
     return str(found)
 
 
-def test_its_pod_is_bound_without_a_record_and_is_not_decided_late(replica: Replica) -> None:
+def test_plugin_pod_is_bound_without_record_and_not_decided_late(replica: Replica) -> None:
     assert bound(replica, plain("p"))["metadata"]["annotations"] == {}
     assert replica.state.undecided_pods() == ()
     assert [(h.dialect, h.bound) for h in replica.state.holdings()] == [("nvidia", True)]
 
 
-def test_the_same_pod_elsewhere_is_ours(replica: Replica) -> None:
+def test_plugin_pod_on_other_node_gets_cards_of_mgpu(replica: Replica) -> None:
     assert bound(replica, plain("p"), "n2")["metadata"]["annotations"]
     assert free(replica, "n2") == [0, 1000]
 
 
-def test_until_the_node_tells_its_card_no_card_is_shared_out(replica: Replica) -> None:
+def test_node_shares_no_card_until_it_reports_the_cards_of_plugin_pods(replica: Replica) -> None:
     bound(replica, plain("p"))
     assert "2 cards" in refused(replica, b.share("q", 10))
     told(replica.api, ("uid-p", "GPU-n1-1"))
@@ -99,13 +99,13 @@ def test_until_the_node_tells_its_card_no_card_is_shared_out(replica: Replica) -
     assert free(replica) == [900, 0]
 
 
-def test_its_pods_do_not_wait_for_each_other(replica: Replica) -> None:
+def test_plugin_pods_do_not_block_each_other(replica: Replica) -> None:
     bound(replica, plain("p"))
     assert filtered(replica, plain("q")).passed == ["n1", "n2"]
     assert bound(replica, plain("q"))["spec"]["nodeName"] == "n1"
 
 
-def test_no_such_pod_comes_where_it_could_be_given_a_shared_card(replica: Replica) -> None:
+def test_plugin_pod_is_rejected_where_a_card_is_shared(replica: Replica) -> None:
     bound(replica, b.share("q", 10))
     found = filtered(replica, plain("p"))
     assert (found.passed, list(found.failed)) == (["n2"], ["n1"])
@@ -116,7 +116,7 @@ def test_no_such_pod_comes_where_it_could_be_given_a_shared_card(replica: Replic
     assert filtered(replica, plain("p")).passed == ["n1", "n2"]
 
 
-def test_a_share_and_such_a_pod_at_once(replica: Replica) -> None:
+def test_share_beside_reserved_plugin_pod_is_rejected(replica: Replica) -> None:
     """Reserved is held: neither has been bound yet when the other asks."""
     for raw in (plain("p"), b.share("q", 10)):
         replica.api.put("pods", raw)
@@ -126,7 +126,7 @@ def test_a_share_and_such_a_pod_at_once(replica: Replica) -> None:
     assert [isinstance(answer, Rejection) for answer in answers] == [False, True]
 
 
-def test_a_pod_that_asks_for_more_than_that_goes_elsewhere(replica: Replica) -> None:
+def test_pod_with_plugin_cards_and_shares_is_rejected(replica: Replica) -> None:
     shared = {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"}
     raw = plain("p")
     raw["spec"]["containers"].append({"name": "d", "resources": {"requests": shared, "limits": dict(shared)}})
@@ -138,11 +138,11 @@ def test_a_pod_that_asks_for_more_than_that_goes_elsewhere(replica: Replica) -> 
     "constraint",
     [{"mgpu.io/card-models": "H100"}, {"mgpu.io/card-uuids": "GPU-n1-0"}, {"mgpu.io/same-card-group": "g"}],
 )
-def test_wishes_that_nobody_there_hears_are_refused(replica: Replica, constraint: dict[str, str]) -> None:
+def test_plugin_pod_with_card_constraints_is_rejected(replica: Replica, constraint: dict[str, str]) -> None:
     assert list(filtered(replica, plain("p", annotations=constraint), "n1").hopeless) == ["n1"]
 
 
-def test_whom_kube_scheduler_evicts_for_such_a_pod_is_its_own_choice(replica: Replica) -> None:
+def test_preemption_for_plugin_pod_keeps_victims_of_kube_scheduler(replica: Replica) -> None:
     """It counts cards as the kubelet does; but no eviction of whole-card pods helps where a card carries a share."""
     bound(replica, plain("low"))
     raw = plain("high", 2)
@@ -155,12 +155,12 @@ def test_whom_kube_scheduler_evicts_for_such_a_pod_is_its_own_choice(replica: Re
     assert replica.preemption.choose(known, raw, theirs) == {}
 
 
-def test_a_node_without_an_agent_needs_no_device(replica: Replica) -> None:
+def test_plugin_node_without_device_accepts_plugin_pod(replica: Replica) -> None:
     label(replica.api, "n3", **STOCK)
     assert filtered(replica, plain("p"), "n3").passed == ["n3"]
 
 
-def test_the_label_counts_whenever_it_comes(api: FakeApi) -> None:
+def test_label_changed_while_pods_run_changes_holdings(api: FakeApi) -> None:
     """The pods may be listed before the nodes; and the label goes when the plugin does."""
     replica = Replica(FakeApi())
     replica.state.pod_changed({**plain("p", node="n1"), "status": {"phase": "Pending"}})
@@ -171,7 +171,7 @@ def test_the_label_counts_whenever_it_comes(api: FakeApi) -> None:
     assert replica.state.undecided_pods() == ("uid-p",)
 
 
-def test_a_restart_finds_the_same(replica: Replica) -> None:
+def test_restarted_scheduler_derives_the_same_holdings(replica: Replica) -> None:
     bound(replica, plain("p"))
     bound(replica, plain("r"))
     told(replica.api, ("uid-p", "GPU-n1-1"))
@@ -181,14 +181,14 @@ def test_a_restart_finds_the_same(replica: Replica) -> None:
     assert free(again) == free(replica)
 
 
-def test_a_pod_that_has_ended_holds_nothing(replica: Replica) -> None:
+def test_ended_plugin_pod_holds_nothing(replica: Replica) -> None:
     raw = bound(replica, plain("p"))
     replica.api.put("pods", {**raw, "status": {"phase": "Succeeded"}})
     replica.deliver()
     assert free(replica) == [1000, 1000]
 
 
-def test_what_is_on_its_nodes_is_worked_out_once_for_each_change(replica: Replica) -> None:
+def test_used_cards_are_computed_once_for_each_change(replica: Replica) -> None:
     """A filter asks it of thousands of nodes, under the lock for which bindings wait."""
     bound(replica, b.share("q", 10))
     before = replica.state.node_snapshot("n1", "uid-p").mgpu_cards

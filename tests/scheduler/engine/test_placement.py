@@ -125,35 +125,35 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_best_cards(name: str) -> None:
+def test_place_returns_the_best_cards(name: str) -> None:
     wanted, cards, policy, expected = CASES[name]
     assert placed(wanted, cards, policy) == expected
 
 
-def test_scores_that_differ_by_one_byte_are_told_apart() -> None:
+def test_cards_that_differ_by_one_byte_score_differently() -> None:
     """1 byte of 80 GiB is lost in a float's sum of squares; the fuller card is the second."""
     fuller = CardState(card(1), 100, 5 * GIB + 1, 1)
     assert placed(request(share()), [CardState(card(0), 100, 5 * GIB, 1), fuller, state(2)]) == [(1,)]
 
 
-def test_a_card_takes_at_most_max_shares_of_others_and_own() -> None:
+def test_card_takes_at_most_max_shares() -> None:
     cards = [state(0, 100, 30, shares=2), state(1)]
     assert placed(request(share("a", core=100), share("b", core=100), max_shares=3), cards) == [(0,), (1,)]
 
 
-def test_the_weight_of_core_decides_between_core_and_memory() -> None:
+def test_weight_of_core_decides_between_core_and_memory() -> None:
     cards = [state(0, core=600, gib_used=1), state(1, core=1, gib_used=50)]
     wanted = request(share(core=100, gib=10))
     for weight, index in ((100, 0), (0, 1)):
         assert place(wanted, cards, policy_named("binpack", weight)) == Placement((("c", (index,)),))
 
 
-def test_spread_of_eight_equal_containers_over_sixteen_equal_cards() -> None:
+def test_spread_places_equal_containers_on_different_cards() -> None:
     wanted = request(*(share(f"c{i}", cards=2, core=100, gib=2) for i in range(8)))
     assert placed(wanted, [state(i) for i in range(16)], "spread") == [(2 * i, 2 * i + 1) for i in range(8)]
 
 
-def test_more_different_containers_than_the_budget_allows_are_placed_without_proof() -> None:
+def test_place_beyond_the_budget_is_not_proven() -> None:
     wanted = request(*(share(f"c{i}", core=10 + i, gib=1 + i) for i in range(20)))
     found = place(wanted, [state(i) for i in range(16)], BINPACK)
     assert isinstance(found, Placement)
@@ -161,7 +161,7 @@ def test_more_different_containers_than_the_budget_allows_are_placed_without_pro
     assert [name for name, _ in found.containers] == [f"c{i}" for i in range(20)]
 
 
-def test_a_pod_made_to_keep_the_search_busy_ends_it_undecided_not_rejected_as_too_large() -> None:
+def test_place_of_undecidable_pod_is_rejected_without_proof() -> None:
     # Multiples of 3 GiB that add up to both cards exactly, while half of their sum is no multiple of 3 GiB.
     sizes = [3 * k for k in range(1, 31)]
     half = sum(sizes) * GIB // 2

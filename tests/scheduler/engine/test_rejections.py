@@ -103,14 +103,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rejection_has_its_text_and_its_kind(name: str) -> None:
+def test_place_that_does_not_fit_returns_reason_and_kind(name: str) -> None:
     wanted, cards, reason, kind, hopeless = CASES[name]
     found = place(wanted, cards, policy_named("binpack", 20))
     assert isinstance(found, Rejection)
     assert (str(found), found.kind, found.hopeless) == (reason, kind, hopeless)
 
 
-def test_unhealthy_cards_do_not_become_healthy_by_eviction() -> None:
+def test_unhealthy_cards_make_rejection_hopeless() -> None:
     sick = replace(state(0, 900), card=card(0, healthy=False))
     found = place(request(share()), [sick], policy_named("spread", 20))
     assert isinstance(found, Rejection)
@@ -118,7 +118,7 @@ def test_unhealthy_cards_do_not_become_healthy_by_eviction() -> None:
 
 
 @pytest.mark.parametrize(("count", "why"), [(40, "in amount"), (33, "in number: 4 to a card, 32 in all")])
-def test_many_small_containers_that_are_too_many_are_refused_at_once(count: int, why: str) -> None:
+def test_too_many_small_containers_are_rejected_at_once(count: int, why: str) -> None:
     """By trying it would take for ever; they would fit the cards if those were empty."""
     wanted = request(*(ContainerRequest(f"c{i}", 1, 10, 9 * GIB + i * GIB // 50) for i in range(count)), max_shares=0)
     found = place(wanted, [state(i, 0, 40) for i in range(8)], policy_named("binpack", 20))

@@ -45,7 +45,9 @@ def test_property_equals_exhaustive_search(way: str, problem: Problem, policy: t
 
 
 @given(problems(), policies, st.randoms(use_true_random=False))
-def test_property_shuffled_cards_change_nothing(problem: Problem, policy: tuple[str, int], random: Random) -> None:
+def test_property_shuffled_cards_get_the_same_placement(
+    problem: Problem, policy: tuple[str, int], random: Random
+) -> None:
     request, cards = problem
     shuffled = list(cards)
     random.shuffle(shuffled)
@@ -53,7 +55,7 @@ def test_property_shuffled_cards_change_nothing(problem: Problem, policy: tuple[
 
 
 @given(problems(), policies, st.sampled_from([0, 1, 50, 500]))
-def test_property_without_budget_it_still_fits_exactly_when_something_does(
+def test_property_without_search_budget_place_fits_exactly_if_possible(
     problem: Problem, policy: tuple[str, int], budget: int
 ) -> None:
     request, cards = problem
@@ -65,7 +67,7 @@ def test_property_without_budget_it_still_fits_exactly_when_something_does(
 
 
 @given(whole_card_pods(), policies, st.sampled_from([0, 500, FULL.search]))
-def test_property_whole_cards_held_are_those_that_a_quota_counts(
+def test_property_whole_cards_held_equal_those_that_a_quota_counts(
     request: GpuRequest, policy: tuple[str, int], budget: int
 ) -> None:
     """A pod with init containers under `spread` held a card for each of them, under a quota of one."""

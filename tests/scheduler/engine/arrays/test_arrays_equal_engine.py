@@ -109,7 +109,7 @@ def check(nodes: Sequence[tuple[CardState, ...]], request: GpuRequest, settings:
 
 @given(st.lists(cards(), min_size=1, max_size=6), requests(), policies)
 @examples(250)
-def test_property_arrays_say_what_the_engine_says(
+def test_property_arrays_answer_as_the_engine(
     nodes: list[tuple[CardState, ...]], request: GpuRequest, settings: Settings
 ) -> None:
     check(nodes, request, settings)
@@ -122,7 +122,7 @@ def test_property_arrays_say_what_the_engine_says(
         (MAX_REASONS + 1, "insufficient GPU (2 cards: 1 core and memory short, 1 unhealthy)"),
     ],
 )
-def test_amounts_are_given_while_there_are_few_reasons(count: int, reason: str) -> None:
+def test_reasons_beyond_the_limit_leave_amounts_out(count: int, reason: str) -> None:
     """The pod's condition holds them all, and has to be written."""
     ill = CardState(Card(1, "GPU-1", "", 8 * GIB, healthy=False))
     nodes = [(CardState(Card(0, "GPU-0", "", 8 * GIB), 100 + 10 * i, 4 * GIB, 1), ill) for i in range(count)]
@@ -133,7 +133,7 @@ def test_amounts_are_given_while_there_are_few_reasons(count: int, reason: str) 
     assert len(found.failed) == count
 
 
-def test_amounts_that_no_array_holds_are_the_engines() -> None:
+def test_amounts_beyond_64_bits_are_left_to_the_engine() -> None:
     """A record written by hand says so much that two of them are beyond 64 bits."""
     full = CardState(Card(0, "GPU-0", "", 8 * GIB), 100, 2**64, 2)
     idle = CardState(Card(0, "GPU-0", "", 8 * GIB))
@@ -145,7 +145,7 @@ def test_amounts_that_no_array_holds_are_the_engines() -> None:
             check([(idle,)], GpuRequest("mgpu", (ContainerRequest("c", 1, 100, memory, ratio=ratio),)), load_settings())
 
 
-def test_containers_that_can_have_cards_of_their_own_need_no_closer_look() -> None:
+def test_containers_with_cards_of_their_own_are_decided_by_the_arrays() -> None:
     """The search over one node takes a millisecond and more, and there are thousands."""
     used = tuple(CardState(Card(i, f"GPU-{i}", "", 8 * GIB), 500 + 10 * i, 4 * GIB, 1) for i in range(4))
     sizes = [(1, 400), (2, 450), (1, 490)]

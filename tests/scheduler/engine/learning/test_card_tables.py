@@ -1,3 +1,5 @@
+"""Prices of shares and values of cards, against hand-made and exhaustive results."""
+
 from itertools import product
 
 import pytest
@@ -20,7 +22,7 @@ def fewest_cards(demand: dict[int, int]) -> int:
     )
 
 
-def test_prices_by_hand() -> None:
+def test_share_prices_computed_by_hand() -> None:
     assert share_prices([50], [10]) == [0.5]  # two on a card
     assert share_prices([60], [10]) == [1.0]  # 40 are left over whatever is done
     assert share_prices([40, 60], [1, 10]) == [0.0, 1.0]  # there is room beside the large ones
@@ -28,7 +30,7 @@ def test_prices_by_hand() -> None:
 
 
 @pytest.mark.parametrize("demand", [{50: 3, 30: 2}, {70: 2, 30: 3}, {34: 4, 60: 1}, {25: 2, 75: 2, 100: 1}])
-def test_prices_prove_how_many_cards_are_needed_at_least(demand: dict[int, int]) -> None:
+def test_share_prices_bound_the_cards_needed(demand: dict[int, int]) -> None:
     found = share_prices(list(demand), [float(number) for number in demand.values()])
     proven = sum(a * b for a, b in zip(found, demand.values(), strict=True))
     assert proven <= fewest_cards(demand) + 1e-9
@@ -37,7 +39,7 @@ def test_prices_prove_how_many_cards_are_needed_at_least(demand: dict[int, int])
 
 @examples(100)
 @given(demands)
-def test_a_card_is_worth_what_can_be_put_on_it(demand: dict[int, float]) -> None:
+def test_property_card_values_are_superadditive(demand: dict[int, float]) -> None:
     values = card_values(demand).tolist()
     assert len(values) == 101
     assert values[0] == 0
@@ -51,17 +53,17 @@ def test_a_card_is_worth_what_can_be_put_on_it(demand: dict[int, float]) -> None
 
 @examples(100)
 @given(demands)
-def test_prices_prove_more_than_plain_sizes(demand: dict[int, float]) -> None:
+def test_property_share_prices_bound_more_than_sizes(demand: dict[int, float]) -> None:
     sizes = sorted(demand)
     found = share_prices(sizes, [demand[size] for size in sizes])
     proven = sum(price * demand[size] for price, size in zip(found, sizes, strict=True))
     assert proven >= sum(size * demand[size] for size in sizes) / 100 - 1e-6
 
 
-def test_without_demand_a_whole_card_is_worth_one() -> None:
+def test_card_values_without_demand_value_whole_cards_only() -> None:
     assert card_values({}).tolist() == [0.0] * 100 + [1.0]
 
 
-def test_no_fewer_shares_fill_a_card_in_grains_than_in_milli() -> None:
+def test_grains_fill_a_card_with_as_many_shares_as_milli() -> None:
     assert [grains(milli) for milli in (1, 10, 333, 334, 335, 470, 810, 1000)] == [1, 1, 33, 34, 34, 47, 81, 100]
     assert all(100 // grains(milli) >= 1000 // milli for milli in range(10, 1001))

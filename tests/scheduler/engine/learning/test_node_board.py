@@ -24,7 +24,7 @@ class Counting(Fgd):
 
 @examples(100)
 @given(st.lists(st.tuples(st.integers(0, 4), st.none() | nodes(), st.sampled_from(SHAPES)), max_size=20))
-def test_whatever_happened_the_keys_are_those_of_the_nodes_as_they_are(
+def test_property_keys_equal_those_of_the_present_nodes(
     steps: list[tuple[int, Node | None, Shape]],
 ) -> None:
     board, judge, there = NodeBoard(), Fgd(TYPICAL), dict[int, Node]()
@@ -43,7 +43,7 @@ def test_whatever_happened_the_keys_are_those_of_the_nodes_as_they_are(
         }
 
 
-def test_only_what_changed_is_judged_again() -> None:
+def test_only_changed_nodes_are_rated_again() -> None:
     board, judge = NodeBoard(), Counting(TYPICAL)
     node: Node = (CLASSES[0], 8000, 1 << 36, (1000, 1000))
     for row in range(3):

@@ -1,4 +1,4 @@
-"""The cards of a node, against all that they could be cut into together."""
+"""Partition plans of a node, against all that its cards could be partitioned into together."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -48,6 +48,14 @@ def plan(
     return plan_cards(partitionable_cards(gpus, observed, used, {}, unavailable), requests)
 
 
+def planned_slices(
+    gpus: Sequence[Card], observed: NodeSlices, used: Sequence[Slice], *requests: Mapping[str, int]
+) -> tuple[Slice, ...]:
+    planned = plan(gpus, observed, used, requests)
+    assert not isinstance(planned, Rejection)
+    return planned
+
+
 def by_card(slices: Sequence[Slice]) -> dict[int, Counter[str]]:
     found: dict[int, Counter[str]] = {}
     for s in slices:
@@ -61,7 +69,7 @@ Cut = tuple[Card, Instances, Instances]
 
 @st.composite
 def nodes(draw: st.DrawFn) -> tuple[list[Cut], Counter[str]]:
-    """One to three cards and what a pod asks for."""
+    """One to three cards and the request of a pod."""
     cards = gpus(*draw(st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=3)))
     cuts = []
     for card in cards:
@@ -82,7 +90,7 @@ def slices(card: Card, instances: Instances) -> list[Slice]:
 
 
 def fewest_changed(cuts: Sequence[Cut], asked: Counter[str]) -> int | None:
-    """Of all ways to serve the ask, the fewest cards that change; None: there is none."""
+    """Return the fewest cards that change if the request is served, or None if it cannot be."""
     names = tuple(sorted(asked))
     best: dict[tuple[int, ...], int] = {(0,) * len(names): 0}
     for card, used, free in cuts:
@@ -97,7 +105,7 @@ def fewest_changed(cuts: Sequence[Cut], asked: Counter[str]) -> int | None:
 
 @cache
 def gifts(model: str, used: Instances, free: Instances, names: tuple[str, ...]) -> dict[tuple[int, ...], int]:
-    """What the card could have free of these → 1 where it must change for that."""
+    """Return what the card could have free of these → 1 if it must change for that."""
     found: dict[tuple[int, ...], int] = {}
     for cut in cuts_of(gpus(model)[0]):
         if used <= cut:
@@ -109,7 +117,7 @@ def gifts(model: str, used: Instances, free: Instances, names: tuple[str, ...]) 
 
 @given(nodes(), st.randoms(use_true_random=False))
 @examples(200)
-def test_a_pod_is_served_exactly_where_the_rules_allow_and_with_the_fewest_changes(
+def test_property_plan_exists_exactly_if_possible_with_the_fewest_changes(
     node: tuple[list[Cut], Counter[str]], chance: object
 ) -> None:
     cuts, asked = node
@@ -140,9 +148,8 @@ def test_a_pod_is_served_exactly_where_the_rules_allow_and_with_the_fewest_chang
     assert plan(cards, mig(*made), used, [asked]) == planned
 
 
-def test_an_empty_card_is_cut_and_the_others_stay_whole() -> None:
-    planned = plan(a100s(3), mig(), [], [{"2g.20gb": 2}])
-    assert not isinstance(planned, Rejection)
+def test_plan_partitions_one_empty_card_and_keeps_the_others_whole() -> None:
+    planned = planned_slices(a100s(3), mig(), [], {"2g.20gb": 2})
     assert by_card(planned) == {0: Counter({"2g.20gb": 2, "1g.10gb": 3})}
 
 
@@ -157,7 +164,7 @@ def test_an_empty_card_is_cut_and_the_others_stay_whole() -> None:
         ("NVIDIA A30", {0: "4g.24gb"}, {}, ["1g.6gb"], None),
     ],
 )
-def test_free_instances_are_given_up_for_a_pod_and_used_ones_never(
+def test_plan_destroys_free_instances_and_never_used_ones(
     model: str, used: dict[int, str], free: dict[int, str], asked: list[str], cut: Mapping[str, int] | None
 ) -> None:
     busy, idle = ([Slice(0, start, name) for start, name in part.items()] for part in (used, free))
@@ -166,61 +173,55 @@ def test_free_instances_are_given_up_for_a_pod_and_used_ones_never(
     assert (by_card(planned)[0] if isinstance(planned, tuple) else None) == cut
 
 
-def test_what_is_free_counts_before_anything_is_cut() -> None:
+def test_plan_uses_free_slices_first() -> None:
     free = (Slice(0, 0, "3g.40gb"), Slice(1, 4, "2g.20gb"))
     assert plan(a100s(2), mig(*free), [], [{"2g.20gb": 1, "3g.40gb": 1}]) == free
 
 
-def test_of_equal_cards_the_one_is_cut_that_leaves_more_room() -> None:
-    """Card 1 has lost its room for a 7g already."""
+def test_plan_partitions_the_card_that_leaves_more_creatable() -> None:
+    """Card 1 has no place for a 7g any more."""
     used = Slice(1, 6, "1g.10gb")
-    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}])
-    assert not isinstance(planned, Rejection)
+    planned = planned_slices(a100s(2), mig(used), [used], {"1g.10gb": 1})
     assert by_card(planned) == {1: Counter({"1g.10gb": 7})}
 
 
-def test_pods_after_the_first_are_served_as_far_as_possible() -> None:
+def test_plan_serves_further_pods_as_far_as_possible() -> None:
     wanted = [{"4g.40gb": 1}, {"7g.80gb": 1}, {"3g.40gb": 1}, {"2g.20gb": 9}, {"4gb": 1}, {"2g.20gb": 1}]
     planned = plan(a100s(1), mig(), [], wanted)
     assert planned == (Slice(0, 0, "4g.40gb"), Slice(0, 4, "2g.20gb"), Slice(0, 6, "1g.10gb"))
-    planned = plan(a100s(2), mig(), [], wanted)
-    assert not isinstance(planned, Rejection)
+    planned = planned_slices(a100s(2), mig(), [], *wanted)
     assert by_card(planned)[0] == Counter({"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1})
     assert by_card(planned)[1] == Counter({"3g.40gb": 1, "1g.10gb": 4})
 
 
-def test_pods_after_the_first_are_served_on_the_cards_that_change_anyway() -> None:
+def test_plan_serves_further_pods_on_cards_that_change_anyway() -> None:
     used = Slice(1, 6, "1g.10gb")
-    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}, {"2g.20gb": 1}])
-    assert not isinstance(planned, Rejection)
+    planned = planned_slices(a100s(2), mig(used), [used], {"1g.10gb": 1}, {"2g.20gb": 1})
     assert by_card(planned) == {1: Counter({"2g.20gb": 1, "1g.10gb": 5})}
 
 
-def test_free_slices_serve_the_pods_after_the_first_too() -> None:
+def test_plan_serves_further_pods_with_free_slices() -> None:
     free = Slice(1, 0, "7g.80gb")
-    planned = plan(a100s(2), mig(free), [], [{"3g.40gb": 1}, {"7g.80gb": 1}])
-    assert not isinstance(planned, Rejection)
+    planned = planned_slices(a100s(2), mig(free), [], {"3g.40gb": 1}, {"7g.80gb": 1})
     assert free in planned
     assert by_card(planned)[0] == Counter({"3g.40gb": 1, "1g.10gb": 4})
 
 
-def test_a_used_slice_that_is_not_there_is_made_again() -> None:
+def test_plan_creates_missing_used_slices_again() -> None:
     used = Slice(0, 2, "2g.20gb")
     assert plan(a100s(1), mig(), [used], []) == (used,)
-    planned = plan(a100s(1), mig(Slice(0, 0, "4g.40gb")), [used], [{"3g.40gb": 1}])
-    assert not isinstance(planned, Rejection)
+    planned = planned_slices(a100s(1), mig(Slice(0, 0, "4g.40gb")), [used], {"3g.40gb": 1})
     assert {used, Slice(0, 4, "3g.40gb")} < {*planned}
 
 
-def test_uuids_and_pods_of_what_is_made_do_not_matter() -> None:
+def test_plan_ignores_uuids_and_pods_of_slices() -> None:
     made = Slice(0, 6, "1g.10gb", uuid="MIG-1", pod="uid-p")
-    planned = plan(a100s(1), mig(made), [made], [{"4g.40gb": 1}])
-    assert not isinstance(planned, Rejection)
+    planned = planned_slices(a100s(1), mig(made), [made], {"4g.40gb": 1})
     assert made.place in planned
     assert made not in planned
 
 
-def test_every_card_that_cannot_be_cut_says_why_and_keeps_its_slices() -> None:
+def test_cards_that_cannot_be_partitioned_have_a_reason_and_keep_their_slices() -> None:
     well = a100s(6)
     cards = [well[0], Card(1, "GPU-1", well[1].model, well[1].memory, healthy=False), *well[2:5]]
     cards.append(Card(5, "GPU-5", "NVIDIA T4", 16 << 30))
@@ -244,7 +245,7 @@ def test_every_card_that_cannot_be_cut_says_why_and_keeps_its_slices() -> None:
     assert {*made} < {*planned}
 
 
-def test_without_the_places_of_instances_a_node_is_not_cut() -> None:
+def test_node_without_positions_of_instances_is_rejected() -> None:
     found = NodeSlices(MIG, existing=(Slice(0, 0, "1g.10gb"),), cards=frozenset({0}), has_positions=False)
     rejected = plan(a100s(1), found, [], [{"2g.20gb": 1}])
     assert isinstance(rejected, Rejection)
@@ -259,17 +260,17 @@ def test_without_the_places_of_instances_a_node_is_not_cut() -> None:
         (NO_SLICES, {"2g.20gb": 1}, "the node's cards are not partitioned"),
     ],
 )
-def test_a_node_is_cut_in_one_way(found: NodeSlices, asked: Mapping[str, int], why: str) -> None:
+def test_slices_of_another_mode_are_rejected_as_hopeless(found: NodeSlices, asked: Mapping[str, int], why: str) -> None:
     assert plan(a100s(1), found, [], [asked]) == Rejection(RejectionKind.SLICES, why, hopeless=True)
 
 
-def test_a_node_without_cards() -> None:
+def test_node_without_cards_is_rejected_as_hopeless() -> None:
     assert plan([], mig(), [], [{"2g.20gb": 1}]) == Rejection(
         RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True
     )
 
 
-def test_more_than_a_node_has_is_hopeless_and_what_pods_hold_is_not() -> None:
+def test_request_beyond_the_node_is_hopeless_and_one_blocked_by_pods_is_not() -> None:
     used = [Slice(0, 0, "7g.80gb")]
     held = plan(a100s(1), mig(*used), used, [{"7g.80gb": 1}])
     barred = plan(a100s(1), mig(), [], [{"7g.80gb": 1}], unavailable={0: "held by other pods"})
@@ -281,31 +282,30 @@ def test_more_than_a_node_has_is_hopeless_and_what_pods_hold_is_not() -> None:
     assert str(too_many) == "1 card: 1 room for 1 of 2 7g.80gb"
 
 
-def test_under_mps_a_card_that_is_cut_is_filled_before_a_whole_one_is_cut() -> None:
+def test_mps_plan_fills_partitioned_card_before_whole_one() -> None:
     made = Slice(1, 0, "4gb")
     planned = plan(a100s(2), mps(made), [made], [{"10gb": 2}])
     assert planned == (made, Slice(1, 1, "10gb"), Slice(1, 2, "10gb"))
 
 
-def test_under_mps_free_slices_are_given_up_before_a_whole_card_is_cut() -> None:
+def test_mps_plan_destroys_free_slices_before_it_takes_a_whole_card() -> None:
     free = (Slice(1, 0, "40gb"), Slice(1, 1, "40gb"))
     assert plan(a100s(2), mps(*free), [], [{"10gb": 1}]) == (free[0], Slice(1, 1, "10gb"))
 
 
-def test_under_mps_the_fuller_of_two_cards_that_are_cut_is_filled() -> None:
+def test_mps_plan_fills_the_fuller_card() -> None:
     used = [Slice(0, 0, "4gb"), Slice(1, 0, "40gb")]
     assert plan(a100s(2), mps(*used), used, [{"10gb": 1}]) == (*used, Slice(1, 1, "10gb"))
 
 
-def test_under_mps_a_pod_of_slices_for_two_cards() -> None:
+def test_mps_plan_for_slices_of_two_cards() -> None:
     planned = plan(a100s(3), mps(), [], [{"50gb": 1, "40gb": 2}], unavailable={1: "held by other pods"})
     assert planned == (Slice(0, 0, "40gb"), Slice(0, 1, "40gb"), Slice(2, 0, "50gb"))
 
 
-def test_a_pod_of_dozens_of_slices_of_many_kinds_is_answered_at_once() -> None:
+def test_plan_for_dozens_of_slices_ends_at_once() -> None:
     asked = {"1g.10gb": 8, "2g.20gb": 8, "3g.40gb": 8, "1g.20gb": 8, "4g.40gb": 4}
-    planned = plan(a100s(16), mig(cards=16), [], [asked])
-    assert not isinstance(planned, Rejection)
+    planned = planned_slices(a100s(16), mig(cards=16), [], asked)
     assert Counter(s.name for s in planned) >= Counter(asked)
     assert isinstance(plan(a100s(8), mig(), [], [asked | {"1g.10gb": 56}]), Rejection)
     shares = {f"{n}gb": 10 for n in range(1, 10)}
@@ -313,7 +313,7 @@ def test_a_pod_of_dozens_of_slices_of_many_kinds_is_answered_at_once() -> None:
     assert not isinstance(plan(a100s(8), mps(), [], [shares]), Rejection)
 
 
-def test_planning_over_a_thousand_nodes_takes_no_time_worth_naming() -> None:
+def test_plan_over_a_thousand_nodes_takes_under_a_second() -> None:
     """A bound that no load of the machine breaks; `bench/slices.py` measures the time, 4 to 70 ms."""
     rows = run()
     assert len(rows) == len(ASKS)

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, int], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_score_of_a_node(name: str) -> None:
+def test_weighted_score_by_the_formula_of_the_seed(name: str) -> None:
     text, full, capacity, expected = CASES[name]
     assert weighted_score(full, capacity, settings(text)) == expected
 
@@ -58,13 +58,13 @@ def scores(text: str) -> list[int]:
     return replica.filter.scores(pod, ["n1", "n2", "n3"])
 
 
-def test_gpu_is_the_memory_of_slices() -> None:
+def test_score_of_gpu_is_the_memory_of_slices() -> None:
     """20 of 80 GiB, and 40."""
     assert scores("{weight.cpu: 0, weight.memory: 0}") == [2, 5, 0]
     assert scores("{weight.cpu: 0, weight.memory: 0, schedulePolicy: spread}") == [7, 5, 0]
 
 
-def test_named_resources_count_on_the_nodes_of_their_pods() -> None:
+def test_score_counts_named_resources_of_pods() -> None:
     text = "dialects:\n  slices: {weight.cpu: 0, weight.memory: 0, weight.gpu: 0, weight.resources: example.com/nic}"
     replica, agents = cluster(("n1", MPS, 1), ("n2", MPS, 1), settings=load_settings(text))
     for name, agent in agents.items():

@@ -18,12 +18,12 @@ BY_HAND = Fgd((TypicalPod(SHARE, 6), TypicalPod(CPU_ONLY, 3), TypicalPod(PAIR, 1
 NODE: Node = (NodeClass(8000, 0, 2), 8000, 0, (1000, 400))
 
 
-def test_what_is_fragmented_by_hand() -> None:
+def test_fragments_computed_by_hand() -> None:
     # share: 400 on the card that is too full; pair and CPU-only: all 1400 that idle.
     assert BY_HAND.fragments(node_rows(NODE)).tolist() == [6 * 400 + 3 * 1400 + 1 * 1400]
 
 
-def test_the_score_by_hand() -> None:
+def test_score_computed_by_hand() -> None:
     # on card 0 free is (600, 400): 6·400 + 4·1000 = 6400, 160 less per pod: int(100·sigmoid(0.16)) = 53;
     # on card 1 (1000, 0): 6·0 + 4·1000 = 4000, 400 less: int(100·sigmoid(0.4)) = 59.
     small = Shape(1000, 0, 1, 400)
@@ -33,22 +33,22 @@ def test_the_score_by_hand() -> None:
     assert BY_HAND.rate_changes(node_rows(NODE), after).tolist() == [53, 59]
 
 
-def test_too_little_cpu_fragments_all() -> None:
+def test_node_without_cpu_is_all_fragments() -> None:
     assert BY_HAND.fragments(node_rows((NODE[0], 3999, 0, (1000, 400)))).tolist() == [10 * 1400]
 
 
-def test_no_change_is_the_middle_bucket() -> None:
+def test_no_change_scores_50() -> None:
     assert BY_HAND.rate_changes(node_rows(NODE), node_rows(NODE)).tolist() == [50]
 
 
-def test_of_equal_cards_the_first() -> None:
+def test_of_equal_cards_the_first_is_chosen() -> None:
     node = (NodeClass(8000, 0, 3), 8000, 0, (300, 1000, 1000))
     assert BY_HAND.cards(node_rows(node), Shape(0, 0, 1, 1000)) == (1,)
     assert BY_HAND.cards(node_rows(node), PAIR) == (1, 2)
     assert BY_HAND.cards(node_rows(node), CPU_ONLY) == ()
 
 
-def test_typical_pods_are_the_most_popular_until_95_percent() -> None:
+def test_typical_pods_are_the_most_frequent_95_percent() -> None:
     counts = {SHARE: 60, PAIR: 30, SHARE._replace(memory=5): 4, CPU_ONLY: 1, Shape(1, 0, 1, 1): 5}
     assert typical_pods(counts) == (
         TypicalPod(SHARE, 64),
@@ -59,7 +59,7 @@ def test_typical_pods_are_the_most_popular_until_95_percent() -> None:
     assert typical_pods({}) == ()
 
 
-def test_the_larger_of_equally_popular_pods_comes_first() -> None:
+def test_of_equally_frequent_typical_pods_the_larger_comes_first() -> None:
     assert [pod.shape for pod in typical_pods({CPU_ONLY: 1, PAIR: 1, SHARE: 1})] == [PAIR, SHARE, CPU_ONLY]
 
 
@@ -84,7 +84,7 @@ def scored(before: int, after: int, total: int) -> int:
     st.lists(st.tuples(st.sampled_from(SHAPES), st.integers(1, 9)), min_size=1, max_size=6, unique_by=lambda t: t[0]),
     st.sampled_from(SHAPES),
 )
-def test_as_a_literal_reading(node: Node, typical: list[tuple[Shape, int]], shape: Shape) -> None:
+def test_property_fgd_equals_literal_reading(node: Node, typical: list[tuple[Shape, int]], shape: Shape) -> None:
     pods = tuple(TypicalPod(*row) for row in typical)
     judge, rows = Fgd(pods), node_rows(node)
     before = fragmented(node, pods)
@@ -109,14 +109,14 @@ def test_as_a_literal_reading(node: Node, typical: list[tuple[Shape, int]], shap
 
 
 @pytest.mark.parametrize("number", [1, 7])
-def test_many_nodes_at_once_are_scored_as_one_by_one(number: int) -> None:
+def test_keys_of_many_nodes_equal_keys_of_single_nodes(number: int) -> None:
     judge = Fgd(tuple(TypicalPod(shape, number) for shape in SHAPES))
     many = [(kind, kind.cpu, kind.memory, (1000 - 200 * i,) * kind.cards) for i in range(4) for kind in CLASSES]
     for shape in SHAPES:
         assert judge.keys(node_rows(*many), shape).tolist() == [int(judge.keys(node_rows(n), shape)[0]) for n in many]
 
 
-def test_typical_pods_are_bounded_whatever_the_number_of_shapes() -> None:
+def test_typical_pods_are_at_most_256() -> None:
     """A tenant chooses how many shapes come: with 3,000 a call took 540 ms in place of 6.5."""
     counts = {SHARE._replace(cpu=cpu): 1 for cpu in range(3000)} | {PAIR: 5}
     found = typical_pods(counts)

@@ -30,7 +30,7 @@ def empty(node: NodeClass) -> Node:
 
 @examples(150)
 @given(nodes((*CLASSES, NEWCOMER)), st.sampled_from(SHAPES))
-def test_keys_and_cards_are_those_of_the_way_that_loses_least(node: Node, shape: Shape) -> None:
+def test_property_keys_and_cards_lose_the_least_worth(node: Node, shape: Shape) -> None:
     kind, cpu, memory, free = node
     rows, need = node_rows(node), milli_per_card(shape, kind)
     fitting = [card for card, left in enumerate(free) if need is not None and left >= need]
@@ -53,7 +53,7 @@ def test_keys_and_cards_are_those_of_the_way_that_loses_least(node: Node, shape:
 
 @examples(100)
 @given(st.lists(nodes((*CLASSES, NEWCOMER)), min_size=1, max_size=6), st.sampled_from(SHAPES), st.randoms())
-def test_neither_other_nodes_nor_the_order_of_cards_change_a_key(cluster, shape, chance) -> None:  # type: ignore[no-untyped-def]
+def test_property_key_ignores_other_nodes_and_order_of_cards(cluster, shape, chance) -> None:  # type: ignore[no-untyped-def]
     together = keys(JUDGE, shape, *cluster)
     mixed = [(kind, cpu, memory, tuple(chance.sample(free, len(free)))) for kind, cpu, memory, free in cluster]
     assert together == [keys(JUDGE, shape, node)[0] for node in mixed]
@@ -62,20 +62,20 @@ def test_neither_other_nodes_nor_the_order_of_cards_change_a_key(cluster, shape,
 
 @examples(100)
 @given(nodes((*CLASSES, NEWCOMER)), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_a_node_is_never_worth_more_with_less(node: Node, cpu: int, memory: int, taken: int) -> None:
+def test_property_worth_never_rises_with_less_free(node: Node, cpu: int, memory: int, taken: int) -> None:
     kind, has_cpu, has_memory, free = node
     less = (kind, has_cpu * cpu // 9, has_memory * memory // 9, tuple(left * taken // 9 for left in free))
     before, after = JUDGE.worth(node_rows(node))[0], JUDGE.worth(node_rows(less))[0]
     assert 0 <= after <= before
 
 
-def test_unknown_cpu_and_memory_do_not_overflow() -> None:
+def test_unbounded_cpu_and_memory_do_not_overflow() -> None:
     most = 2**63 - 1
     node = (CLASSES[1], most, most, (1000,) * 4)
     assert UNFIT < keys(JUDGE, SHAPES[1], node)[0] <= 0
 
 
-def test_what_goes_anywhere_keeps_off_the_nodes_that_others_are_bound_to() -> None:
+def test_pod_for_any_model_avoids_nodes_that_others_are_bound_to() -> None:
     few, many = NodeClass(32000, 256 * GIB, 8, "T4"), NodeClass(32000, 256 * GIB, 8, "A100")
     anywhere, bound = Shape(1000, GIB, 1, 500), Shape(1000, GIB, 1, 500, models=("T4",))
     judge = Fragmentation([(anywhere, 10 * MANY), (bound, MANY)], {few: 1, many: 100})
@@ -84,7 +84,7 @@ def test_what_goes_anywhere_keeps_off_the_nodes_that_others_are_bound_to() -> No
     assert on_many > on_few
 
 
-def test_what_needs_little_cpu_keeps_off_the_nodes_that_have_much() -> None:
+def test_pod_with_little_cpu_avoids_nodes_with_much() -> None:
     rich, poor = NodeClass(64000, 256 * GIB, 4), NodeClass(15000, 256 * GIB, 4)
     modest, hungry = Shape(1000, GIB, 1, 1000), Shape(16000, GIB, 1, 1000)
     judge = Fragmentation([(modest, MANY), (hungry, MANY)], {rich: 10, poor: 40})
@@ -92,7 +92,7 @@ def test_what_needs_little_cpu_keeps_off_the_nodes_that_have_much() -> None:
     assert on_poor > on_rich
 
 
-def test_a_share_goes_to_the_rest_that_nobody_else_can_use() -> None:
+def test_share_takes_the_free_part_that_others_use_least() -> None:
     node = NodeClass(64000, 256 * GIB, 3)
     judge = Fragmentation([(Shape(1000, GIB, 1, milli), MANY) for milli in (300, 350, 700)], {node: 10})
     rest = (node, 64000, 256 * GIB, (700, 350, 1000))
@@ -101,7 +101,7 @@ def test_a_share_goes_to_the_rest_that_nobody_else_can_use() -> None:
     assert judge.cards(node_rows(rest), Shape(1000, GIB, 1, 350)) == (1,)
 
 
-def test_whole_nodes_stay_whole_before_anything_was_seen() -> None:
+def test_whole_nodes_stay_whole_before_pods_were_seen() -> None:
     node = NodeClass(64000, 256 * GIB, 8)
     begun = (node, 60000, 250 * GIB, (1000,) * 7 + (0,))
     fresh = Fragmentation([], {node: 10})
@@ -109,14 +109,14 @@ def test_whole_nodes_stay_whole_before_anything_was_seen() -> None:
     assert on_begun > on_empty
 
 
-def test_of_nodes_that_lose_alike_the_one_with_less_left() -> None:
+def test_of_equal_losses_the_fuller_node_wins() -> None:
     node = NodeClass(64000, 256 * GIB, 2)
     nothing_known = Fragmentation([], {})
     idle, begun = keys(nothing_known, Shape(1000, GIB, 1, 1000), empty(node), (node, 64000, 256 * GIB, (0, 1000)))
     assert begun > idle
 
 
-def test_pods_without_cards_are_placed_by_cpu() -> None:
+def test_pod_without_cards_avoids_nodes_whose_cpu_others_need() -> None:
     judge = Fragmentation([(Shape(4000, GIB, 1, 1000), MANY)], {CLASSES[1]: 5})
     idle, full = empty(CLASSES[1]), (CLASSES[1], 8000, 256 * GIB, (0, 0, 0, 0))
     on_idle, on_full = keys(judge, Shape(30000, GIB), idle, (full[0], 32000, *full[2:]))
@@ -124,7 +124,7 @@ def test_pods_without_cards_are_placed_by_cpu() -> None:
     assert judge.cards(node_rows(full), Shape(2000, GIB)) == ()
 
 
-def test_the_same_pods_make_the_same_judge() -> None:
+def test_same_pods_create_the_same_judge() -> None:
     learner = Learner()
     for i in range(200):
         learner.observe(SHAPES[i * i % len(SHAPES)])
@@ -134,7 +134,7 @@ def test_the_same_pods_make_the_same_judge() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_on_a_board_as_alone(shape: Shape) -> None:
+def test_keys_on_a_board_equal_keys_of_single_nodes(shape: Shape) -> None:
     cluster = [empty(kind) for kind in (*CLASSES, NEWCOMER)] * 3
     board = board_of(*cluster)
     found = board.keys(JUDGE, shape)
