@@ -117,10 +117,12 @@ class Ranking:
         limits = call.next_limits()
         if snapshot.node is None or limits is None:
             return UNFIT
-        seats = self._state.group_cards(request, gpu_pod.pod.uid)
+        group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         cards = (*snapshot.available_cards, *snapshot.available_other_devices)
         effort = call.effort
-        found = assess(request, snapshot.node, cards, self._settings, seats=seats, limits=limits, effort=effort)
+        found = assess(
+            request, snapshot.node, cards, self._settings, group_cards=group_cards, limits=limits, effort=effort
+        )
         if not isinstance(found, Placement):
             return UNFIT
         rows = node_rows(class_of(snapshot.node, snapshot.cards), snapshot.free_resources, [free_milli(snapshot.cards)])
