@@ -1,7 +1,7 @@
-"""A client of the API server in raw JSON, with the kubernetes package's configuration, credentials and transport.
+"""A client of the API server that returns decoded JSON.
 
-The package's typed models would cost more time and memory than all of mgpu's own work: a list of 40,000 pods becomes
-40,000 object trees. mgpu reads what it needs of an object once, in `mgpu.model`.
+It takes configuration, credentials and transport from the kubernetes package, but not its typed models, which need more
+time and memory than all other work of mgpu. The processes and the command line use it; `mgpu.model` reads the objects.
 """
 
 from mgpu.kube.client import MERGE_PATCH, Api, ApiError, Unreachable

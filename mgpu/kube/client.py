@@ -1,4 +1,8 @@
-"""Sends requests to the API server: CRUD, paged lists, and watches."""
+"""Sends requests to the API server: create, read, update, delete, paged lists and watches.
+
+All processes and the command line use `Api`. An answer of the server with an error is an ApiError; without a complete
+answer, an Unreachable is raised, and it is unknown whether the request took effect.
+"""
 
 import contextlib
 import os
@@ -20,36 +24,38 @@ from mgpu.model.errors import BadObject, Problem
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 PAGE = 500
-"""The most objects of a page."""
+"""The most objects of a page of a list."""
 PAGE_BYTES = 4 << 20
-"""The most bytes of a page with more than one object. Decoded they take up to 25 times as much memory. A page of
-ordinary pods has half of it, but users can make each object larger than 1 MiB."""
+"""The most bytes of a page with more than one object. Once decoded it needs up to 25 times as much memory. A page of
+ordinary pods has half of it, but users can create objects of more than 1 MiB."""
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds; not every system has them all
 _SOCKET = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _PROBES.items() if hasattr(socket, name)),
 ]
-"""TCP keep-alive: a watch notices within a minute that the server, or a load balancer, vanished without closing."""
+"""TCP keep-alive, so that a watch fails within a minute if the server or a load balancer vanishes without closing."""
 _SILENCE_SECONDS = 150.0
 """The longest silence of a watch before its connection counts as dead. Keep-alive is not enough: a proxy that
-terminates TCP answers the probes although its own connection to the server is dead. kube-apiserver sends each watch a
-bookmark every minute, the first after two, so that a healthy server gets no additional requests."""
+terminates TCP answers the probes even if its own connection to the server is dead. kube-apiserver sends a bookmark to
+each watch every minute, the first after two minutes, so watches of a healthy server are never silent for so long."""
 _GRACE_SECONDS = 5.0
-"""A server ends a watch after the requested time. After this additional time the connection counts as dead."""
+"""A server ends a watch after the requested time. This much later the connection counts as dead."""
 _loading = threading.Lock()
 
 
 class ApiError(Exception):
-    """A refusal of the API server: HTTP status, and reason (`NotFound`, `Conflict`, …) and message of the Status."""
+    """An error that the API server returned: the HTTP status, and the reason and message of the Status object."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
-        self.status, self.reason, self.message = status, reason, message
+        self.status = status
+        self.reason = reason
+        self.message = message
 
 
 class Unreachable(Exception):
-    """No complete answer: it is unknown whether the request took effect. 5xx and 429 are ApiErrors instead."""
+    """There was no complete answer, so it is unknown whether the request took effect. 5xx and 429 are ApiErrors."""
 
 
 class _TooLong(Exception):
@@ -57,13 +63,13 @@ class _TooLong(Exception):
 
 
 class WatchSilent(Unreachable):
-    """A watch was silent for so long that its connection counts as dead. Start a new watch from the same version."""
+    """A watch was silent for so long that its connection counts as dead. Watch again from the same version."""
 
 
 class Api:
     """A connection pool to an API server. Thread-safe. Paths are absolute: `/api/v1/namespaces/default/pods`.
 
-    Every call raises ApiError for a refusal, and Unreachable if no answer comes within `timeout` seconds.
+    Every call raises ApiError, or Unreachable if there is no complete answer within `timeout` seconds.
     """
 
     def __init__(self, configuration: client.Configuration, *, timeout: float = 10.0, pool: int = 16) -> None:
@@ -80,16 +86,16 @@ class Api:
         """Connect with a kubeconfig file; "" means the default file, or else the in-cluster configuration.
 
         Args:
-            context: a context of the kubeconfig, "" for its current one.
+            context: a context of the kubeconfig; "" means the current context.
 
         Raises:
-            BadObject: there is no usable configuration.
+            BadObject: if there is no usable configuration.
         """
         configuration = client.Configuration()
         with _loading:
             try:
-                # Not `config.load_config`, which prints a warning in a cluster. Not pathlib, which fails for users
-                # without a home directory.
+                # `config.load_config` prints a warning in a cluster, and pathlib fails for users without a home
+                # directory, so neither is used.
                 default = os.path.expanduser(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
                 if kubeconfig or context or os.path.exists(default):
                     config.load_kube_config(  # type: ignore[no-untyped-call]
@@ -107,12 +113,13 @@ class Api:
         return api
 
     def _read_certificates(self) -> None:
-        """Load certificates once, so that the temporary files can be removed at once.
+        """Load the certificates, so that the temporary files can be removed.
 
-        The client library writes inline certificates and keys of a kubeconfig to temporary files and reads them for
-        each connection; a killed process would leave keys behind.
+        The kubernetes package writes inline certificates and keys of a kubeconfig to temporary files and reads them for
+        each connection. A process that is killed would leave the keys behind.
         """
-        read, pool = self._configuration, self._pool.connection_pool_kw
+        read = self._configuration
+        pool = self._pool.connection_pool_kw
         context = ssl.create_default_context(cafile=read.ssl_ca_cert)
         context.check_hostname = bool(read.verify_ssl)
         if read.cert_file:
@@ -137,16 +144,16 @@ class Api:
         return self._call("DELETE", path, query, body)
 
     def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
-        """Return the items page by page, each page with the resourceVersion of the whole list.
+        """Yield the pages of a list, each with the resourceVersion of the whole list.
 
-        A page of more than `PAGE_BYTES` is requested again in smaller parts, so that neither a large cluster nor large
-        objects are in memory at once.
+        A page of more than `PAGE_BYTES` is requested again with fewer objects, so that memory is limited both for large
+        clusters and for large objects.
         """
         token, limit = "", PAGE
         while True:
-            asked = {**query, "limit": limit, **({"continue": token} if token else {})}
+            parameters = {**query, "limit": limit, **({"continue": token} if token else {})}
             try:
-                page, size = self._page(path, asked, PAGE_BYTES if limit > 1 else None)
+                page, size = self._page(path, parameters, PAGE_BYTES if limit > 1 else None)
             except _TooLong:
                 limit = max(1, limit // 4)
                 continue
@@ -154,18 +161,18 @@ class Api:
                 limit = min(PAGE, 2 * limit)
             meta = page.get("metadata") or {}
             if not meta.get("resourceVersion"):
-                raise Unreachable(f"GET {path}: the answer is no list")
+                raise Unreachable(f"GET {path}: the answer is not a list")
             yield page.get("items") or [], meta["resourceVersion"]
             token = meta.get("continue", "")
             if not token:
                 return
 
     def watch(self, path: str, resource_version: str, *, seconds: int = 300, **query: Any) -> "Watch":
-        """Watch for changes after `resource_version`, until the server ends the watch, after `seconds` at most.
+        """Watch for changes after `resource_version` until the server ends the watch, at most for `seconds`.
 
-        Where nothing arrives for `_SILENCE_SECONDS`, or after the end is due, iterating raises Silent.
+        Iterating raises WatchSilent if nothing arrives for `_SILENCE_SECONDS`, or if the server does not end the watch.
         """
-        asked = {
+        parameters = {
             **query,
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -174,7 +181,7 @@ class Api:
         }
         silence = min(seconds + _GRACE_SECONDS, _SILENCE_SECONDS)
         timeout = urllib3.Timeout(connect=self._timeout, read=silence)
-        return Watch(path, self._send("GET", path, asked, timeout=timeout))
+        return Watch(path, self._send("GET", path, parameters, timeout=timeout))
 
     def close(self) -> None:
         self._pool.clear()
@@ -197,7 +204,7 @@ class Api:
         return answer if isinstance(answer, dict) else {}
 
     def _page(self, path: str, query: Mapping[str, object], most: int | None) -> tuple[dict[str, Any], int]:
-        """Return a page and its size in bytes. Raises _TooLong where it has more than `most`."""
+        """Return a page and its size in bytes. Raises _TooLong if it has more than `most` bytes."""
         response = self._send("GET", path, query)
         try:
             text = response.read() if most is None else response.read(most + 1)
@@ -228,11 +235,11 @@ class Api:
         for credential in credentials.values():
             if credential["in"] == "header":
                 headers[credential["key"]] = credential["value"]
-        asked = urlencode({k: v for k, v in query.items() if v not in (None, "")})
+        encoded = urlencode({k: v for k, v in query.items() if v not in (None, "")})
         try:
             response: urllib3.BaseHTTPResponse = self._pool.request(
                 method,
-                f"{self._host}{path}{'?' + asked if asked else ''}",
+                f"{self._host}{path}{'?' + encoded if encoded else ''}",
                 body=None if body is None else orjson.dumps(body),
                 headers=headers,
                 timeout=timeout or urllib3.Timeout(total=self._timeout),
@@ -244,9 +251,9 @@ class Api:
             raise Unreachable(f"{method} {path}: {error}") from error
         return response
 
-    # The last method, because in the class body below it `list` is no longer the type.
+    # This is the last method, because after it `list` in the class body is no longer the type.
     def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
-        """Return all items, and the resourceVersion to watch from."""
+        """Return all items and the resourceVersion to watch from."""
         items: list[dict[str, Any]] = []
         version = ""
         for page, version in self.pages(path, **query):  # noqa: B007
@@ -257,12 +264,13 @@ class Api:
 class Watch:
     """An iterator over (`ADDED` | `MODIFIED` | `DELETED` | `BOOKMARK`, object).
 
-    Raises ApiError 410 if the version is too old (list again), Silent if the connection is half-open, and Unreachable
-    if the stream breaks in another way.
+    Raises ApiError 410 if the version is too old and a new list is needed, WatchSilent if the connection is half-open,
+    and Unreachable if the stream breaks in another way.
     """
 
     def __init__(self, path: str, response: urllib3.BaseHTTPResponse) -> None:
-        self._path, self._response = path, response
+        self._path = path
+        self._response = response
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
@@ -302,5 +310,5 @@ def _decode(body: bytes) -> object:
 
 
 def _refusal(status: int, answer: object) -> ApiError:
-    told = answer if isinstance(answer, dict) else {}
-    return ApiError(status, str(told.get("reason") or ""), str(told.get("message") or answer))
+    status_object = answer if isinstance(answer, dict) else {}
+    return ApiError(status, str(status_object.get("reason") or ""), str(status_object.get("message") or answer))

@@ -1,7 +1,7 @@
-"""Decodes the JSON of the API server, whatever users have put into their objects.
+"""Decodes the JSON of the API server, even if objects of users are nested too deeply or are not UTF-8.
 
-A list or a watch contains the objects of all users. One object that cannot be decoded must not hide the others: every
-replica and agent would list again for ever, and nothing would be decided.
+`mgpu.kube.client` calls it for every answer. A list or a watch contains the objects of all users, and one that cannot
+be decoded must not hide the others: each replica and agent would list again forever, and no pod would be placed.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 DEEPEST = 128
-"""Levels of nesting that are kept where a text is nested too deeply. Objects that mgpu reads have fewer than 20.
+"""The levels that remain of a text that is nested too deeply. Objects that mgpu reads have fewer than 20.
 
 The API server accepts 10,000 levels, for example in `metadata.managedFields` of a Pod. The decoder accepts 1,024 and
 the encoder 254.
@@ -21,10 +21,10 @@ _OPENING, _CLOSING, _QUOTE = b"{[", b"}]", b'"'
 
 
 def decode(text: bytes) -> Any:
-    """Return the decoded text.
+    """Return the decoded text. Raises orjson.JSONDecodeError, a ValueError, if the text is not JSON.
 
-    Of a text that is nested too deeply, what is below `DEEPEST` levels is replaced by null. Bytes that are not UTF-8
-    are replaced by U+FFFD. Raises orjson.JSONDecodeError, a ValueError, where the text is not JSON.
+    If the text is nested too deeply, values below `DEEPEST` levels are replaced by null. Bytes that are not UTF-8 are
+    replaced by U+FFFD.
     """
     try:
         return orjson.loads(text)
@@ -33,8 +33,11 @@ def decode(text: bytes) -> Any:
 
 
 def _flat(text: bytes) -> bytes:
-    """Return the text without what is below `DEEPEST` levels. 1 MiB takes some 20 ms: a user can send many."""
-    import numpy as np  # not at the top: webhook and agents save its memory unless they are attacked
+    """Return the text with null in place of values below `DEEPEST` levels.
+
+    1 MiB must take only some 20 ms, since a user can create many such objects.
+    """
+    import numpy as np  # imported here, since webhook and agents do not need its memory otherwise
 
     signs = np.frombuffer(_ESCAPE.sub(b"__", text), np.uint8)
     within = np.logical_xor.accumulate(signs == ord(_QUOTE))

@@ -1,8 +1,8 @@
 """Fences writes that only the leader may make.
 
-A process can be suspended at any moment (SIGSTOP, a suspended machine, a blocked disk) and continue after another
-replica has become the leader. Its earlier decisions can be wrong by then. So leadership is checked right before each
-write, not only before each decision.
+`scheduler.runtime` wraps its `Api` with it. A process can be suspended at any moment (SIGSTOP, a suspended machine, a
+blocked disk) and continue after another replica has become the leader, when its earlier decisions may be wrong. So
+leadership must be checked immediately before each write, not only before each decision.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +12,10 @@ from mgpu.kube.client import MERGE_PATCH, Api, Watch
 
 
 class FencedApi(Api):
-    """An Api that calls `fence` before each write. Reads pass.
+    """An Api that calls `fence` before each write.
 
-    fence: raises Unreachable if this process must not write. Callers handle that already, by trying again later.
+    Args:
+        fence: raises Unreachable if this process must not write. Callers then retry later, as after any Unreachable.
     """
 
     def __init__(self, api: Api, fence: Callable[[], None]) -> None:

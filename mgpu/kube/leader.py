@@ -1,7 +1,7 @@
-"""Leader election through a Lease (coordination.k8s.io/v1), as in client-go.
+"""Leader election with a Lease (coordination.k8s.io/v1), as in client-go.
 
-Times and durations in the Lease are not trusted, only for how long it has not changed by the local clock: with a stolen
-token an attacker could otherwise write a Lease of 68 years.
+`scheduler.runtime` creates one `Leader`. It must not trust the times and durations in the Lease, since whoever steals a
+token could write a Lease of 68 years; it measures by its own clock for how long the Lease has not changed.
 """
 
 import logging
@@ -20,34 +20,34 @@ log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15
 LABEL = "mgpu.io/leads"
-"""The label with the value `true` on the Pod of the leader."""
+"""The label of the leader's Pod, with the value `true`."""
 WRITE_SECONDS = 5.0
-"""Writes that a leader has begun get this long to arrive before another replica may lead."""
+"""The time that writes of a leader have to arrive before another replica may lead."""
 _FENCE_SECONDS = LEASE_SECONDS - WRITE_SECONDS
-"""A leader that has not renewed its Lease for so long stops acting."""
+"""A leader that has not renewed its Lease for this time stops deciding."""
 _ROUND_SECONDS = 2.0
 _TRANSITIONS = 1 << 31
-"""The counter is an int32; the API server would refuse one more than the largest for ever."""
+"""leaseTransitions is an int32, so it wraps around here; the API server would reject a larger value forever."""
 _SEEK_SECONDS = 0.5
-"""The interval of a follower: for so long no replica decides after the leader has released the Lease."""
+"""The interval of a follower. After the leader releases the Lease, no replica decides for at most this time."""
 
 
 def boot_time() -> float:
-    """Return the seconds since this machine started, suspensions included.
+    """Return the seconds since this machine started, including suspensions.
 
-    CLOCK_MONOTONIC does not count suspensions: after one, a leader would continue although its Lease has expired.
+    CLOCK_MONOTONIC does not count suspensions, so a leader would continue after one although its Lease has expired.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
     return time.clock_gettime(clock)
 
 
 class Leader:
-    """A candidate. `leading` is true for at most one identity at a time. Thread-safe.
+    """A candidate of the election. At most one candidate is `leading` at a time. Thread-safe.
 
     Args:
-        should_yield: called with whether this replica leads; returns whether another one should. Then this replica does
-            not seek the Lease, or releases it.
-        wait_for_writes: returns when all writes begun while leading have arrived, or after WRITE_SECONDS.
+        should_yield: called with whether this replica leads; returns whether another replica should lead. If so, this
+            replica releases the Lease or does not try to acquire it.
+        wait_for_writes: returns when all writes that began while leading have arrived, or after WRITE_SECONDS.
     """
 
     def __init__(
@@ -60,16 +60,19 @@ class Leader:
         should_yield: Callable[[bool], bool] | None = None,
         wait_for_writes: Callable[[], object] = lambda: time.sleep(WRITE_SECONDS),
     ) -> None:
-        self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
         self._clock = clock
         self._should_yield = should_yield
         self._wait_for_writes = wait_for_writes
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._renewed: float | None = None
         self._may_write_until = -math.inf
-        self._seen: tuple[str, float] = ("", 0.0)
+        self._observed: tuple[str, float] = ("", 0.0)
         self._term = 0
-        self._told = ""
+        self._last_error = ""
 
     @property
     def leading(self) -> bool:
@@ -78,19 +81,19 @@ class Leader:
 
     @property
     def may_write(self) -> bool:
-        """Whether writes begun while leading may still be sent: no other replica leads before they have arrived.
+        """Whether writes that began while leading may still be sent.
 
-        This stays true longer than `leading` while the Lease is being released, which waits for these writes.
+        This stays true longer than `leading` while the Lease is being released, since the release waits for the writes.
         """
         return self._clock() < self._may_write_until
 
     @property
     def term(self) -> int:
-        """How many times this identity has become the leader. Knowledge of an earlier term can be out of date."""
+        """The number of times that this candidate became the leader. State from an earlier term may be outdated."""
         return self._term
 
     def run(self, stop: threading.Event) -> None:
-        """Seek and keep the Lease until `stop`, then release it."""
+        """Try to acquire and renew the Lease until `stop` is set, then release it."""
         while not stop.is_set():
             self.round()
             stop.wait((_ROUND_SECONDS if self.leading else _SEEK_SECONDS) * (0.9 + 0.2 * random.random()))
@@ -98,23 +101,23 @@ class Leader:
 
     def round(self) -> None:
         """Try once to acquire or renew the Lease, or release it if another replica should lead. Never raises."""
-        was = self.leading
+        was_leading = self.leading
         started = self._clock()
         try:
-            elsewhere = self._should_yield is not None and self._should_yield(was)
-            if elsewhere and was:
+            yields = self._should_yield is not None and self._should_yield(was_leading)
+            if yields and was_leading:
                 log.info("Releasing lease: another replica should lead", extra={"identity": self._identity})
                 self.release()
                 return
-            held = self._acquire(started, seek=not elsewhere)
+            held = self._acquire(started, seek=not yields)
         except (ApiError, Unreachable, KeyError) as error:  # KeyError: the answer is not a Lease
-            if str(error) != self._told:
-                self._told = str(error)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
                 log.warning("lease %s/%s: %s", self._namespace, self._name, error)
             return
-        self._told = ""
+        self._last_error = ""
         if held:
-            if not self.leading:  # the round itself may have taken too long
+            if not self.leading:  # also after a round that took so long that this candidate stopped leading
                 self._term += 1
                 log.info("leading", extra={"identity": self._identity, "term": self._term})
             self._renewed = started
@@ -124,7 +127,7 @@ class Leader:
             self._may_write_until = -math.inf
 
     def release(self) -> None:
-        """Stop leading now, and release the Lease as soon as all writes have arrived."""
+        """Stop leading, and release the Lease once all writes have arrived."""
         if not self.leading:
             return
         self._renewed = None
@@ -136,13 +139,12 @@ class Leader:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                 self._api.replace(f"{self._path}/{self._name}", lease)
         except (ApiError, Unreachable) as error:
-            log.info("lease not released: %s", error)
+            log.info("failed to release the lease: %s", error)
 
     def _acquire(self, now: float, *, seek: bool) -> bool:
-        """Return whether this identity holds the Lease now. A Conflict means that another one was faster.
+        """Return whether this candidate holds the Lease now. A conflict means that another candidate was faster.
 
-        A replica that does not seek the Lease reads it nevertheless: it has to know for how long the Lease has not
-        changed when it is to seek it.
+        Read the Lease even without `seek`, to know later for how long it has not changed.
         """
         try:
             lease = self._api.get(f"{self._path}/{self._name}")
@@ -152,9 +154,9 @@ class Leader:
             return seek and self._written(lambda: self._api.create(self._path, self._lease({}, {})))
         meta, spec = lease["metadata"], lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
-        if meta["resourceVersion"] != self._seen[0]:
-            self._seen = (meta["resourceVersion"], now)
-        if not seek or (holder not in ("", self._identity) and now < self._seen[1] + LEASE_SECONDS):
+        if meta["resourceVersion"] != self._observed[0]:
+            self._observed = (meta["resourceVersion"], now)
+        if not seek or (holder not in ("", self._identity) and now < self._observed[1] + LEASE_SECONDS):
             return False
         path = f"{self._path}/{self._name}"
         return self._written(lambda: self._api.replace(path, self._lease(meta, spec)))
@@ -169,7 +171,8 @@ class Leader:
         return True
 
     def _lease(self, meta: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-        now, ours = _now(), spec.get("holderIdentity") == self._identity
+        now = _now()
+        is_own = spec.get("holderIdentity") == self._identity
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -183,8 +186,8 @@ class Leader:
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": LEASE_SECONDS,
                 "renewTime": now,
-                "acquireTime": spec.get("acquireTime", now) if ours else now,
-                "leaseTransitions": ((spec.get("leaseTransitions") or 0) + (not ours)) % _TRANSITIONS,
+                "acquireTime": spec.get("acquireTime", now) if is_own else now,
+                "leaseTransitions": ((spec.get("leaseTransitions") or 0) + (not is_own)) % _TRANSITIONS,
             },
         }
 

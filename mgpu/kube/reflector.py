@@ -1,7 +1,7 @@
 """Lists and watches one kind and reports every change, as client-go's reflector and informer do.
 
-The kubernetes package's own `informer` does not compare a new list with the old one, so that objects deleted while the
-watch was down would stay, and it has no raw objects.
+`scheduler.runtime` and `deviceplugin.agent` create one for each kind. The `informer` of the kubernetes package does not
+compare a new list with the old one, so it misses deletions while the watch is broken, and it has no raw objects.
 """
 
 import logging
@@ -24,19 +24,20 @@ _Name = tuple[str, str]
 class Reflector:
     """Calls `changed(object)` for each new or changed object and `gone(object)` for each deleted one.
 
-    Both run on the reflector's thread, in the order of the API's history. After a list `changed` is called only for
-    objects with another resourceVersion, then `gone` for those that no longer exist (with last known name and uid).
-    `gone` of an object comes before `changed` of its successor with the same name. An exception from a callback is
-    logged and does not stop the watch.
+    Both are called on the reflector's thread in the order of the changes. After a list, `changed` is called for objects
+    with a new resourceVersion, and then `gone` for objects that no longer exist, with their last name and uid. `gone`
+    is called for an object before `changed` for a new object of the same name. An exception of a callback is logged and
+    does not stop the watch.
 
     Args:
-        path: the collection (`/api/v1/pods`). query: labelSelector, fieldSelector.
-        optional: the API server may not serve the kind; it then counts as empty, and is listed again from time to time.
-        watch_seconds: after this time the server ends each watch, and the next one continues from there. A half-open
-            connection is noticed then, or after a silence of 150 s (`mgpu.kube.client`).
+        path: the collection (`/api/v1/pods`).
+        query: labelSelector and fieldSelector.
+        optional: whether the API server may not serve the kind. It then counts as empty and is listed again repeatedly.
+        watch_seconds: the time after which the server ends each watch, and a new one continues. A half-open connection
+            is noticed then, or after a silence of 150 s (`mgpu.kube.client`).
 
     Attributes:
-        restarts: how many times the watch broke and everything was listed again.
+        restarts: the number of times that the watch broke and all objects were listed again.
     """
 
     def __init__(
@@ -51,13 +52,19 @@ class Reflector:
         watch_seconds: int = 300,
     ) -> None:
         self._watch_seconds = watch_seconds
-        self._api, self._path, self._query, self._optional = api, path, dict(query or {}), optional
-        self._changed, self._gone = changed, gone
+        self._api = api
+        self._path = path
+        self._query = dict(query or {})
+        self._optional = optional
+        self._changed = changed
+        self._gone = gone
         self._known: dict[_Name, Raw] = {}
         self._stop = threading.Event()
         self._lists = threading.Condition()
-        self._begun = self._finished = 0
-        self._wanted = 0
+        # The numbers of the last list that began, finished, and was requested by `refresh`.
+        self._begun = 0
+        self._finished = 0
+        self._requested = 0
         self._watch: Watch | None = None
         self._broken_since: float | None = None
         self._forbidden = False
@@ -68,7 +75,7 @@ class Reflector:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, at once unless it is in a callback or a list."""
+        """Stop the thread, immediately unless it is in a callback or a list."""
         self._stop.set()
         with self._lists:
             self._lists.notify_all()
@@ -95,12 +102,13 @@ class Reflector:
             return self._lists.wait_for(lambda: self._finished > 0, timeout)
 
     def refresh(self, timeout: float) -> bool:
-        """List again now. Returns True once the callbacks know everything that was written before this call."""
+        """List again now. Return True once the callbacks have been called for all changes before this call."""
         with self._lists:
-            wanted = self._wanted = self._begun + 1
+            requested = self._begun + 1
+            self._requested = requested
             self._lists.notify_all()
             self._interrupt()
-            return self._lists.wait_for(lambda: self._finished >= wanted, timeout)
+            return self._lists.wait_for(lambda: self._finished >= requested, timeout)
 
     def _interrupt(self) -> None:
         watch = self._watch
@@ -108,7 +116,8 @@ class Reflector:
             watch.end()
 
     def _run(self) -> None:
-        pause, told = _MIN_PAUSE, ""
+        pause = _MIN_PAUSE
+        last_error = ""
         while not self._stop.is_set():
             self._followed = math.inf
             try:
@@ -122,20 +131,21 @@ class Reflector:
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 self._forbidden = isinstance(error, ApiError) and error.status == 403
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != last_error:
+                    last_error = str(error)
                     log.warning("watch of %s broke, listing again: %s", self._path, error)
             except Exception:
-                # Outermost loop of the thread: an unforeseen answer must not end it.
+                # This is the outermost loop of the thread, which an unexpected answer must not end.
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
-            if (
-                time.monotonic() - self._followed > _MAX_PAUSE
-            ):  # a process that may list but not watch must not list all the time
-                pause, told = _MIN_PAUSE, ""
+            # Reset the pause only after a watch that lasted: a process that may list but not watch must not list all
+            # the time.
+            if time.monotonic() - self._followed > _MAX_PAUSE:
+                pause = _MIN_PAUSE
+                last_error = ""
             if not self._refresh_due():
-                # Jitter: after an outage of the API server not all clients return at once.
+                # Jitter, so that not all clients return at the same time after an outage of the API server.
                 self._rest(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _MAX_PAUSE)
 
@@ -145,10 +155,10 @@ class Reflector:
             self._lists.wait_for(lambda: self._stop.is_set() or self._refresh_due(), seconds)
 
     def _refresh_due(self) -> bool:
-        return self._wanted > self._begun
+        return self._requested > self._begun
 
     def _relist(self) -> str:
-        """List, and return the version to watch from; "" if the API server does not serve an optional kind."""
+        """List the kind and return the version to watch from; "" if the API server does not serve an optional kind."""
         with self._lists:
             self._begun += 1
             begun = self._begun
@@ -170,7 +180,7 @@ class Reflector:
         return version
 
     def _follow(self, version: str) -> None:
-        """Watch, again from where the last watch ended, until one is refused or breaks, or a list is due."""
+        """Watch until a watch fails or a list is due. Each watch continues where the last one ended."""
         while not (self._stop.is_set() or self._refresh_due()):
             started = time.monotonic()
             self._watch = watch = self._api.watch(self._path, version, seconds=self._watch_seconds, **self._query)
@@ -187,7 +197,7 @@ class Reflector:
                     elif kind != "BOOKMARK":
                         self._take(item)
             except WatchSilent as error:
-                # The server may be healthy and the connection half-open: the next watch brings what was missed.
+                # The server may be healthy and only the connection half-open. The next watch brings missed changes.
                 log.info("%s; watching again", error)
             finally:
                 self._watch = None
@@ -218,6 +228,6 @@ def _name(item: Raw) -> _Name:
 
 
 def _identity(item: Raw) -> Raw:
-    """Return what is kept of an object to report its deletion: a cluster's pods would not fit in memory twice."""
+    """Return the part of an object that is stored to report its deletion. Storing whole pods would need much memory."""
     meta = item["metadata"]
     return {"metadata": {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in meta}}

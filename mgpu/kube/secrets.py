@@ -1,4 +1,7 @@
-"""Files that replicas share, in a Secret."""
+"""Stores files that replicas share in a Secret.
+
+`mgpu.serving` keeps the serving certificates of the webhook and of the scheduler in it.
+"""
 
 import base64
 from collections.abc import Mapping
@@ -8,10 +11,10 @@ from mgpu.kube.client import Api, ApiError
 
 
 class SecretStore:
-    """A Secret that the installation created. Calls raise ApiError and Unreachable as `Api` does.
+    """A Secret that the installation created. Methods raise ApiError and Unreachable as `Api` does.
 
-    mgpu never creates it: a right to create Secrets cannot be limited to a name, and a Secret of type
-    kubernetes.io/service-account-token yields a token of any service account in the namespace.
+    mgpu must not create it: the permission to create Secrets cannot be limited to a name, and a Secret of type
+    kubernetes.io/service-account-token contains a token of any service account in the namespace.
     """
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
@@ -20,7 +23,7 @@ class SecretStore:
         self._found: Mapping[str, Any] = {}
 
     def read(self) -> tuple[Mapping[str, bytes], str]:
-        """Return the files and the resourceVersion; no files and "" if the Secret does not exist."""
+        """Return the files and the resourceVersion, or no files and "" if the Secret does not exist."""
         try:
             secret = self._api.get(self._path)
         except ApiError as error:
@@ -32,7 +35,7 @@ class SecretStore:
         return files, secret["metadata"]["resourceVersion"]
 
     def write(self, files: Mapping[str, bytes], version: str) -> bool:
-        """Replace the files and nothing else. Returns False if the Secret has another version, or does not exist."""
+        """Replace the files. Return False if the Secret has another version or does not exist."""
         meta = {**self._found.get("metadata", {}), "resourceVersion": version}
         data = {key: base64.b64encode(content).decode() for key, content in files.items()}
         try:

@@ -1,4 +1,8 @@
-"""The settings of all processes, parsed once into frozen objects. docs/settings.md lists the keys, which are API."""
+"""Parses the settings of all processes into frozen objects.
+
+The `main` module of each process calls `load_settings` once and passes the result on. docs/settings.md lists the keys,
+which are API.
+"""
 
 from mgpu.settings.component_settings import DevicePluginSettings, SchedulerSettings, WebhookSettings
 from mgpu.settings.dialect_settings import DialectSettings, KoordinatorSettings, MgpuSettings

@@ -1,4 +1,7 @@
-"""The settings of the three processes, and of the records that they exchange (docs/settings.md)."""
+"""Defines the settings of the three processes, and of allocation records.
+
+`mgpu.settings.loader` parses them, and each process reads its own block. The keys are API (docs/settings.md).
+"""
 
 from collections.abc import Collection
 from ipaddress import ip_address

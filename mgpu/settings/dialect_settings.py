@@ -1,5 +1,8 @@
-"""The settings of the dialects, one block each. Keys are spelled as in the vocabularies' own documents
-(docs/settings.md)."""
+"""Defines the settings of the dialects, one block each.
+
+Each dialect reads its own block, and `mgpu.settings.loader` parses all of them. Keys are API and spelled as in the
+vocabularies' own documents (docs/settings.md).
+"""
 
 from typing import Annotated, Literal
 
@@ -9,11 +12,11 @@ from mgpu.settings.fields import Block, Policy, to_lower_case
 from mgpu.settings.slice_settings import SlicesSettings
 
 MinMemory = Annotated[int, Field(ge=0)]
-"""The least memory of a share on each of its cards, in MiB."""
+"""The minimum memory of a share on each of its cards, in MiB."""
 
 
 class MgpuSettings(Block):
-    """Volcano's `predicate.*` keys without prefix, and `minGPUMemory` (MiB)."""
+    """The settings of Volcano mGPU: Volcano's `predicate.*` keys without prefix, and `minGPUMemory` in MiB."""
 
     enabled: bool = True
     mgpu_enable: bool = Field(True, alias="MGPUEnable")
@@ -32,7 +35,10 @@ def _unit(value: object) -> object:
 
 
 class GpushareSettings(Block):
-    """gpushare. memoryUnit: what one `aliyun.com/gpu-mem` is in all pods, annotations and nodes of the cluster."""
+    """The settings of gpushare.
+
+    memoryUnit: the unit of `aliyun.com/gpu-mem` in all pods, annotations and nodes of the cluster.
+    """
 
     enabled: bool = True
     memory_unit: Annotated[Literal["GiB", "MiB"], BeforeValidator(_unit)] = Field("GiB", alias="memoryUnit")
@@ -41,7 +47,10 @@ class GpushareSettings(Block):
 
 
 class KoordinatorSettings(Block):
-    """Koordinator. minGPUMemory is for requests in bytes, minGPUMemoryRatio for those in percent of a card."""
+    """The settings of Koordinator.
+
+    minGPUMemory, minGPUMemoryRatio: the minimum of requests in bytes, and of requests in percent of a card.
+    """
 
     enabled: bool = True
     policy: Policy | None = None
@@ -50,11 +59,11 @@ class KoordinatorSettings(Block):
 
 
 class MtgpuSettings(Block):
-    """MtgpuPods.
+    """The settings of MtgpuPods.
 
-    occupyImage: the image of occupy pods. It needs `sleep`; mgpu's own image is on every GPU node already.
-    occupyPriorityClass: theirs; empty: the cluster's default.
-    maxGPUIDsPerNamespace: how many GPUIDs, each with a card of its own, a namespace may use at once; None: any number.
+    occupyImage: the image of occupy pods, which needs `sleep`. mgpu's own image is already on every GPU node.
+    occupyPriorityClass: the priority class of occupy pods; empty: the cluster's default.
+    maxGPUIDsPerNamespace: the most GPUIDs, each with a card of its own, that a namespace may use; None: no limit.
     """
 
     enabled: bool = True
@@ -64,7 +73,7 @@ class MtgpuSettings(Block):
 
 
 class DialectSettings(Block):
-    """One block per vocabulary."""
+    """The settings of all dialects."""
 
     mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
     gpushare: GpushareSettings = GpushareSettings()  # type: ignore[call-arg]

@@ -1,6 +1,7 @@
-"""Types of settings that several blocks share.
+"""Defines the types of settings that several blocks share.
 
-Blocks are frozen and refuse unknown keys. A field's alias is its key in files and variables, which is API.
+The modules of this package use them. Blocks are frozen and reject unknown keys. The alias of a field is its key in
+files and variables, which is API.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,12 +20,12 @@ class Block(BaseModel):
 
 
 def to_lower_case(value: object) -> object:
-    """Return text in lower case, and any other value as it is."""
+    """Return a text in lower case, and any other value unchanged."""
     return value.lower() if isinstance(value, str) else value
 
 
 def split_list(value: object) -> object:
-    """Return the parts of a comma-separated text, and any other value as it is."""
+    """Return the parts of a comma-separated text, and any other value unchanged."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
@@ -49,8 +50,8 @@ NODE_POLICIES = CARD_POLICIES
 if TYPE_CHECKING:
     _Policy = str
 else:
-    _Policy = Literal[SELECTABLE]  # of the registry's names, so that this module repeats none of them
+    _Policy = Literal[SELECTABLE]  # the registry's names, so that this module does not repeat them
 Policy = Annotated[_Policy, BeforeValidator(to_lower_case)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPort = Annotated[int, Field(ge=-1, le=65535)]
-"""-1: nothing listens on it."""
+"""A port that is closed if the value is -1."""

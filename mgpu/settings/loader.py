@@ -1,8 +1,8 @@
-"""All settings as one frozen object, and how they are loaded: one YAML file, environment variables over it, flags over
-both. Every error names the key.
+"""Loads the settings from a YAML file, environment variables and flags.
 
-A Volcano `volcano-scheduler.conf` is read too: its `predicate.MGPU…` and `dynamicgpuslice.…` arguments are settings
-here, its other keys are Volcano's own.
+The `main` modules, the command line and the playground call `load_settings`. Environment variables override the file,
+and flags override both. Every error contains the key. The file may be Volcano's `volcano-scheduler.conf`, of which the
+arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _SLICES = "dialects.slices"
 
 
 class Settings(Block):
-    """All settings. `main` of each process parses them once and passes them on."""
+    """The settings of all processes."""
 
     card_policy: Policy | None = Field(None, alias="cardPolicy")
     node_policy: Policy = Field("binpack", alias="nodePolicy")
@@ -33,7 +33,7 @@ class Settings(Block):
     card_policy_flag: Policy | None = Field(None, alias="cardPolicyFlag", exclude=True)
 
     def card_policy_for(self, dialect_setting: str | None, dialect_default: str) -> str:
-        """Return the flag, else the dialect's setting, else `cardPolicy`, else the dialect's default."""
+        """Return the first that is set: the flag, the dialect's setting, `cardPolicy`, or the dialect's default."""
         return self.card_policy_flag or dialect_setting or self.card_policy or dialect_default
 
 
@@ -46,22 +46,22 @@ def load_settings(
     """Return the settings from YAML, `MGPU_*` variables and flags, later ones over earlier ones.
 
     Args:
-        text: YAML.
-        source: what errors call it.
-        environ: `MGPU_CARD_POLICY`, `MGPU_NODE_POLICY`, and for other settings the path with `__` between its keys in
-            any case: `MGPU_WEBHOOK__PORT`, `MGPU_DIALECTS__MGPU__MGPUPOLICY`. A single `_` would not do: Kubernetes
-            itself sets `MGPU_WEBHOOK_PORT` in every pod beside a Service of this name.
-        flags: dotted path (`webhook.port`) → value; None for a flag that is not given. `cardPolicy` overrides the
-            dialects' settings too.
+        text: the content of the YAML file.
+        source: the name of the file in errors.
+        environ: `MGPU_CARD_POLICY`, `MGPU_NODE_POLICY`, and for other settings the path with `__` between its keys,
+            ignoring case: `MGPU_WEBHOOK__PORT`, `MGPU_DIALECTS__MGPU__MGPUPOLICY`. A single `_` is not possible, since
+            Kubernetes sets `MGPU_WEBHOOK_PORT` in every pod of a namespace with a Service of this name.
+        flags: the values by dotted path (`webhook.port`); None for a flag that is not given. `cardPolicy` also
+            overrides the dialects' settings.
     Raises:
-        BadObject: with the path of each wrong key, and the allowed values.
+        BadObject: with the path of each invalid key, and the allowed values.
     """
     tree = _parse(text, source)
     problems = []
     for name, value in (environ or {}).items():
         path = _environment_path(name)
         if path and not _put(tree, path, value):
-            problems.append(Problem(name, "names no setting"))
+            problems.append(Problem(name, "is not the name of a setting"))
     for dotted, value in (flags or {}).items():
         if value is not None:
             _put(tree, ["cardPolicyFlag"] if dotted == "cardPolicy" else dotted.split("."), value)
@@ -76,13 +76,13 @@ def load_settings(
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys: plain YAML would silently drop what is below the first one."""
+    """A YAML loader that rejects duplicate keys, of which PyYAML would silently ignore all but the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is a duplicate key", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -95,8 +95,8 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise BadObject([Problem(source, "must be an object with the settings' keys")])
-    if "cardPolicyFlag" in tree:  # It holds the flag; a file has `cardPolicy`.
+        raise BadObject([Problem(source, "must be an object whose keys are settings")])
+    if "cardPolicyFlag" in tree:  # this field is for the flag; a file has `cardPolicy`
         raise BadObject([Problem(f"{source}: cardPolicyFlag", f"unknown; allowed: {_keys(Settings)}")])
     tree = _from_volcano(tree, source) if "tiers" in tree else tree
     match tree:
@@ -109,15 +109,17 @@ _VOLCANO: Mapping[str, tuple[str, type[BaseModel]]] = {
     "predicate.MGPU": ("mgpu", MgpuSettings),
     "dynamicgpuslice.": ("slices", SlicesSettings),
 }
-"""Prefix of a Volcano argument → the dialect and the block that it sets. Keys that only mgpu has have no alias."""
+"""The dialect and the block of settings by the prefix of the Volcano arguments. Fields with an alias are Volcano's."""
 
 
 def _from_volcano(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the arguments of a Volcano scheduler configuration that are settings here."""
+    """Return the settings in the arguments of a Volcano scheduler configuration."""
     own = sorted(field.alias or name for name, field in Settings.model_fields.items())
     beside = next((key for key in own if key in tree), None)
     if beside:
-        text = f"cannot stand beside tiers: of a Volcano configuration its {' and '.join(_VOLCANO)}… arguments alone"
+        text = (
+            f"cannot be combined with tiers: of a Volcano configuration, only the {' and '.join(_VOLCANO)}… arguments"
+        )
         raise BadObject([Problem(f"{source}: {beside}", f"{text} are read")])
     found: dict[str, dict[str, Any]] = {}
     for path, arguments in _arguments(tree, source):
@@ -150,7 +152,7 @@ def _environment_path(name: str) -> list[str]:
 
 
 def _put(tree: dict[str, Any], path: list[str], value: object) -> bool:
-    """Set the value at a path, whose keys match in any case. Return False where no setting has this path."""
+    """Set the value at a path, ignoring the case of its keys. Return False if no setting has this path."""
     block: type[BaseModel] | None = Settings
     for i, part in enumerate(path):
         match = next(
@@ -172,7 +174,7 @@ def _put(tree: dict[str, Any], path: list[str], value: object) -> bool:
             return False
         inner = tree.setdefault(key, {})
         if not isinstance(inner, dict):
-            return True  # The validation reports it.
+            return True  # the validation reports it
         tree = inner
     return False
 

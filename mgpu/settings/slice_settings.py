@@ -1,4 +1,8 @@
-"""The settings of slices: the `dynamicgpuslice.*` keys of a Volcano configuration without prefix (docs/slices.md)."""
+"""Defines the settings of slices: the `dynamicgpuslice.*` keys of a Volcano configuration without prefix.
+
+`mgpu.settings.loader` parses them, and the partition planner (`scheduler.engine.partitioning`) reads them. The keys are
+API (docs/slices.md).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -14,19 +18,19 @@ _WEIGHT, _OF = "weight.", "resources."
 Weight = Annotated[int, Field(ge=0)]
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
-"""Model → the allowed geometries of its cards (profile → number of instances). {}: every possible geometry."""
+"""The allowed geometries (number of instances by profile) by model. Models that are missing may have any geometry."""
 
 
 def _each_one(value: object) -> object:
     """Return a comma-separated list of resources with weight 1 each; `weight.resources.<name>` overrides it."""
     names = split_list(value)
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return names  # The validation refuses it.
+        return names  # the validation reports it
     return dict.fromkeys(names, 1)
 
 
 class WeightSettings(Block):
-    """The weight of each resource in the score of a node. gpu is the memory of the cards."""
+    """The weight of each resource in the score of a node. `gpu` stands for the memory of the cards."""
 
     cpu: Weight = 1
     memory: Weight = 1
@@ -35,7 +39,7 @@ class WeightSettings(Block):
 
     @property
     def of(self) -> dict[str, int]:
-        """The weights above 0 by resource; cpu, memory and gpu come first."""
+        """The weights above 0 by resource, with cpu, memory and gpu first."""
         weights = {"cpu": self.cpu, "memory": self.memory, "gpu": self.gpu, **self.resources}
         return {name: weight for name, weight in weights.items() if weight}
 
@@ -52,7 +56,7 @@ class WeightSettings(Block):
 def _profile(name: str) -> str:
     found = read_name(name)
     if found is None or mode_of(found) != MIG:
-        raise ValueError("is no MIG profile such as 2g.20gb")
+        raise ValueError("is not a MIG profile such as 2g.20gb")
     return found
 
 
@@ -69,19 +73,19 @@ Geometry = Annotated[
 
 
 class GeometrySettings(Block):
-    """The allowed geometries of models, whose names match as in constraints (`pod_constraints.matches`)."""
+    """The allowed geometries of models. Names of models match as in constraints (`pod_constraints.matches_model`)."""
 
     models: Annotated[Names, Field(min_length=1)]
     allowed: Annotated[tuple[Geometry, ...], Field(alias="allowedGeometries", min_length=1)]
 
 
 class SlicesSettings(Block):
-    """Slices.
+    """The settings of slices.
 
     schedulePolicy, scheduleWeight, weight: the score of a node.
-    DevicePluginCMName, DevicePluginCMNamespace: the ConfigMap that partitions the cards of nodes under MPS.
-    mpsIdleSeconds: how long the MPS shares of a card stay without use; 0: for ever.
-    KnowGeometries: the allowed geometries of MIG cards; models that no entry names may have every possible one.
+    DevicePluginCMName, DevicePluginCMNamespace: the ConfigMap with the MPS partitions of nodes.
+    mpsIdleSeconds: the time after which unused MPS shares of a card are removed; 0: never.
+    KnowGeometries: the allowed geometries of MIG cards; models without an entry may have any geometry.
     """
 
     enabled: bool = True
@@ -97,12 +101,12 @@ class SlicesSettings(Block):
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """Resource (`cpu`, `memory`, `gpu` and others) → its weight above 0; never empty."""
+        """The weights above 0 by resource (`cpu`, `memory`, `gpu` and others); never empty."""
         return self.weight.of
 
     @property
     def geometries(self) -> Geometries:
-        """The allowed geometries by model, in the order of the file; entries for the same model are joined."""
+        """The allowed geometries by model in the order of the file. Entries of the same model are merged."""
         found: dict[str, tuple[Mapping[str, int], ...]] = {}
         for entry in self.know_geometries:
             for model in dict.fromkeys(entry.models):
@@ -111,7 +115,7 @@ class SlicesSettings(Block):
 
 
 def find_impossible_geometries(settings: SlicesSettings, path: str) -> Iterator[Problem]:
-    """Yield a problem for each geometry that no card of its models can have. path: of the block."""
+    """Yield a problem for each geometry that no card of its models can have, with paths below `path`."""
     for i, entry in enumerate(settings.know_geometries):
         for j, geometry in enumerate(entry.allowed):
             reason = next(filter(None, (invalid_geometry_reason(model, geometry) for model in entry.models)), None)
@@ -120,10 +124,10 @@ def find_impossible_geometries(settings: SlicesSettings, path: str) -> Iterator[
 
 
 def nest_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the block with flat keys (`weight.cpu`, `weight.resources.<name>`) joined under `weight`.
+    """Return the block with the flat keys (`weight.cpu`, `weight.resources.<name>`) merged into `weight`.
 
     Args:
-        path: of the block, for errors.
+        path: the path of the block, for errors.
     Raises:
         BadObject
     """
@@ -132,14 +136,14 @@ def nest_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
         return dict(block)
     rest = {key: value for key, value in block.items() if not str(key).startswith(_WEIGHT)}
     if "weight" in rest:
-        raise BadObject([Problem(f"{path}.weight", "stands beside weight.…; write one of the two forms")])
+        raise BadObject([Problem(f"{path}.weight", "cannot be combined with weight.…; use one of the two forms")])
     of = {key.removeprefix(_OF): value for key, value in flat.items() if key.startswith(_OF)}
     weight = {key: value for key, value in flat.items() if not key.startswith(_OF)}
     resources = _each_one(weight.get("resources", ()))
     if not isinstance(resources, dict):
         return {**rest, "weight": weight}  # The validation reports it.
     problems = [
-        Problem(f"{path}.{_WEIGHT}{_OF}{name}", f"{name!r} is not among weight.resources")
+        Problem(f"{path}.{_WEIGHT}{_OF}{name}", f"{name!r} is not listed in weight.resources")
         for name in of
         if name not in resources
     ]

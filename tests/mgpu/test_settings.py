@@ -93,9 +93,9 @@ def test_a_volcano_configuration_without_arguments_is_the_defaults() -> None:
         ("tiers: 5", "mgpu.yaml: tiers: is not a Volcano scheduler configuration"),
         ("tiers: [{plugins: [5]}]", "mgpu.yaml: tiers: is not"),
         ("scheduler: {reservationSeconds: .inf}", "mgpu.yaml: scheduler.reservationSeconds: Input should be a finite"),
-        ("cardPolicy: spread\ntiers: []", "mgpu.yaml: cardPolicy: cannot stand beside tiers"),
-        ("dialects: {}\nwebhook: {}\ndialects: {}", "mgpu.yaml: is not YAML: 'dialects' stands twice"),
-        ("webhook:\n  port: 1\n  port: 2", "mgpu.yaml: is not YAML: 'port' stands twice"),
+        ("cardPolicy: spread\ntiers: []", "mgpu.yaml: cardPolicy: cannot be combined with tiers"),
+        ("dialects: {}\nwebhook: {}\ndialects: {}", "mgpu.yaml: is not YAML: 'dialects' is a duplicate key"),
+        ("webhook:\n  port: 1\n  port: 2", "mgpu.yaml: is not YAML: 'port' is a duplicate key"),
         (
             "tiers: [{plugins: [{name: predicates, arguments: {predicate.MGPUPolicie: spread}}]}]",
             "mgpu.yaml: tiers[0].plugins[0].arguments.predicate.MGPUPolicie: unknown; allowed: MGPUEnable, MGPUPolicy",
@@ -136,7 +136,7 @@ def test_the_environment_is_over_the_file_and_flags_over_both() -> None:
 
 @pytest.mark.parametrize("name", ["MGPU_NO__SUCH", "MGPU_WEBHOOK__PORT__DEEPER", "MGPU_WEBHOOK__"])
 def test_an_environment_variable_that_names_no_setting_is_an_error(name: str) -> None:
-    assert problems(environ={name: "1"}) == [f"{name}: names no setting"]
+    assert problems(environ={name: "1"}) == [f"{name}: is not the name of a setting"]
 
 
 def test_which_card_policy_holds() -> None:
@@ -272,7 +272,7 @@ A_LIST = "mgpu.yaml: dialects.slices.KnowGeometries.0.allowedGeometries"
         (of_slices("weights: {}"), "mgpu.yaml: dialects.slices.weights: unknown; allowed: enabled, schedulePolicy"),
         (of_slices("weight.gpus: 1"), "mgpu.yaml: dialects.slices.weight.gpus: unknown; allowed: cpu, memory, gpu"),
         (of_slices("weight.gpu: -1"), "mgpu.yaml: dialects.slices.weight.gpu: Input should be greater than or"),
-        (of_slices("weight.resources.a/b: 1"), "mgpu.yaml: dialects.slices.weight.resources.a/b: 'a/b' is not among"),
+        (of_slices("weight.resources.a/b: 1"), "mgpu.yaml: dialects.slices.weight.resources.a/b: 'a/b' is not listed"),
         (of_slices("weight.resources: [[1]]"), "mgpu.yaml: dialects.slices.weight.resources: Input should be a valid"),
         (of_slices("weight.resources: 7"), "mgpu.yaml: dialects.slices.weight.resources: Input should be a valid"),
         (
@@ -281,10 +281,10 @@ A_LIST = "mgpu.yaml: dialects.slices.KnowGeometries.0.allowedGeometries"
         ),
         (of_slices("weight.resources: cpu"), "mgpu.yaml: dialects.slices.weight: resources names cpu"),
         (of_slices("weight: {cpu: 0, memory: 0, gpu: 0}"), "mgpu.yaml: dialects.slices.weight: at least one weight"),
-        (of_slices("weight: {cpu: 0}", "weight.gpu: 1"), "mgpu.yaml: dialects.slices.weight: stands beside"),
+        (of_slices("weight: {cpu: 0}", "weight.gpu: 1"), "mgpu.yaml: dialects.slices.weight: cannot be combined with"),
         (geometries("[A100]", "[{1g.10gb: 1.5}]"), f"{A_LIST}.0.1g.10gb: Input should be a valid integer"),
         (geometries("[A100]", "[{1g.10gb: 7}, {1g.10gb: 0}]"), f"{A_LIST}.1.1g.10gb: Input should be greater"),
-        (geometries("[A100]", "[{10gb: 1}]"), f"{A_LIST}.0.10gb.[key]: is no MIG profile such as 2g.20gb, not '10gb'"),
+        (geometries("[A100]", "[{10gb: 1}]"), f"{A_LIST}.0.10gb.[key]: is not a MIG profile such as 2g.20gb"),
         (geometries("[A100]", "[{}]"), f"{A_LIST}.0: Dictionary should have at least 1 item"),
         (geometries("[A100]", "[]"), f"{A_LIST}: Tuple should have at least 1 item"),
         (geometries("[]", "[{1g.10gb: 7}]"), "mgpu.yaml: dialects.slices.KnowGeometries.0.models: Value should have"),

@@ -162,7 +162,7 @@ def test_half_an_answer_is_none(api: Api) -> None:
 
 
 def test_what_is_no_list(api: Api) -> None:
-    with pytest.raises(Unreachable, match="no list"):
+    with pytest.raises(Unreachable, match="is not a list"):
         api.list("/who")
 
 
