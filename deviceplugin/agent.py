@@ -113,7 +113,8 @@ class Agent:
         )
 
     def _make_context(self, driver: MigDriver) -> AllocationContext:
-        state, has_cdi = self._state, self._own.cdi
+        state = self._state
+        has_cdi = self._own.cdi
         is_sealed = self._verifier.keys is not None
         exchange = RecordExchange(state.pods, state.devices.gpus, state.settings, self._records.write, sealed=is_sealed)
         return AllocationContext(
@@ -307,14 +308,16 @@ class Agent:
             raise RetryLater("it is not certain yet which plugin serves whole cards")
         if whole is None:
             raise RetryLater("the partitions of the cards have not been read yet")
-        given = state.whole_cards.unrecorded_rows
-        rows = (*(given or ()), *state.remnants.rows())
+        annotation: str | None = None
+        if state.whole_cards.unrecorded_rows is not None:
+            rows = (*state.whole_cards.unrecorded_rows, *state.remnants.rows())
+            annotation = write_entries(rows) if rows else ""
         return NodeFacts(
             state.devices.gpus(),
             self._source.driver,
             whole,
             server,
-            None if given is None else (write_entries(rows) if rows else ""),
+            annotation,
             state.runtime.has_cdi,
             read_toolkit(),
             self._mps.has_unlimited_folder(),

@@ -72,7 +72,8 @@ class Reconciler:
 
         The kubelet's checkpoint announces no changes, so it is polled.
         """
-        state, whole_cards = self._state, self._state.whole_cards
+        state = self._state
+        whole_cards = state.whole_cards
         warned: str | None = None
         while True:
             if await whole_cards.update(synced=state.pod_watch.synced):

@@ -51,12 +51,13 @@ def id_limits(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str
 
 def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[str, NodeResource]]:
     """Yield each resource once, with its vocabulary, or with "" if several vocabularies use it."""
-    gpus, seen = [card for card in cards if card.type == GPU], {SHARE}
+    gpus = [card for card in cards if card.type == GPU]
+    yielded = {SHARE}
     yield "", NodeResource(SHARE, tuple((card.index, SHARES_PER_CARD) for card in gpus), as_ids=True)
     for dialect in dialects.enabled(settings):
         for resource in dialect.resources(gpus, settings):
-            if resource.as_ids and resource.name not in seen:
-                seen.add(resource.name)
+            if resource.as_ids and resource.name not in yielded:
+                yielded.add(resource.name)
                 yield "" if resource.name == WHOLE_CARDS else dialect.NAME, resource
 
 

@@ -47,7 +47,9 @@ def socket_name(resource: str, *, second: bool = False) -> str:
         second: return the second of the two names, for an agent whose predecessor still serves on the first one.
     """
     name = resource.rpartition("/")[2]
-    return f"{name if name.startswith('mgpu-') else f'mgpu-{name}'}{'.2' if second else ''}.sock"
+    prefix = "" if name.startswith("mgpu-") else "mgpu-"
+    suffix = ".2" if second else ""
+    return f"{prefix}{name}{suffix}.sock"
 
 
 class Registration:

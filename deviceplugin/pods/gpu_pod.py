@@ -220,7 +220,8 @@ def _ended(gpu_pod: GpuPod) -> GpuPod:
     No container of an ended pod starts again, and its record holds nothing. If the phase is reported before its
     containers have ended, the receipt says which cards these still use (`deviceplugin.pods.remnants`).
     """
-    pod, mirror = gpu_pod.pod, gpu_pod.pod.annotations.get(MIRROR)
+    pod = gpu_pod.pod
+    mirror = pod.annotations.get(MIRROR)
     identity = Pod(pod.namespace, pod.name, pod.uid, node=pod.node, phase=pod.phase, created=pod.created)
     identity = replace(identity, annotations={} if mirror is None else {MIRROR: mirror})
     return GpuPod(identity, problem="the pod has ended", grace=gpu_pod.grace)

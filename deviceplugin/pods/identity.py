@@ -110,7 +110,8 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
     Raises:
         Refused: there is no record, or it does not match the request or the node's cards.
     """
-    uid, requests = target.gpu_pod.pod.uid, target.requests
+    uid = target.gpu_pod.pod.uid
+    requests = target.requests
     if target.gpu_pod.shares is None:
         raise Refused(f"{target.gpu_pod.pod.key}: no cards have been decided for the pod yet", uid)
     chosen = set()

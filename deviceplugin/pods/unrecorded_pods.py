@@ -190,7 +190,8 @@ class UnrecordedPods:
 
     async def _shares(self, gpu_pod: GpuPod, sliced: Collection[str]) -> tuple[Share, ...] | None:
         """Return the pod's shares; empty if it has no cards, None if that cannot be found out."""
-        request, uid = gpu_pod.request, gpu_pod.pod.uid
+        request = gpu_pod.request
+        uid = gpu_pod.pod.uid
         if request is None:
             return None
         if kept := self._grants.delivered_shares(gpu_pod, self._node.gpus):
