@@ -333,6 +333,6 @@ class UnderAttack(Cluster):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(45)
+TestCluster.settings = examples(22)
 TestUnderAttack = UnderAttack.TestCase
-TestUnderAttack.settings = examples(30)
+TestUnderAttack.settings = examples(18)

@@ -211,4 +211,4 @@ class Sides(RuleBasedStateMachine):
 
 
 TestSides = Sides.TestCase
-TestSides.settings = examples(50)
+TestSides.settings = examples(25)
