@@ -29,7 +29,7 @@ _RETRY_SECONDS = 2.0
 class AdvertisedResources:
     """The plugins and registrations of all resources.
 
-    Used on one event loop; `registrations` and `required` may be read from any thread.
+    Use it on one event loop. Any thread may read `registrations` and call `required`.
     """
 
     def __init__(self, state: NodeState, plugin_set: PluginSet, slices: PartitionService) -> None:
@@ -124,8 +124,8 @@ class AdvertisedResources:
             limit = limits[resource.name]
             if total > limit:
                 self._state.events.warn_node(
-                    f"{total} units of {resource.name}, of which {limit} are offered: a node has at most {MAX_IDS} ids "
-                    "of all resources together; disable the dialects that are not used"
+                    f"only {limit} of {total} units of {resource.name} are offered, because a node has at most "
+                    f"{MAX_IDS} device ids in all; disable the dialects that are not used"
                 )
             unhealthy = [i for i, healthy in device_list.ids.items() if not healthy]
             device_list.offer(device_ids(resource, gpus, limit, held, taken, unhealthy))

@@ -1,8 +1,9 @@
 """The node agent: answers the kubelet and reports the node, until another agent takes the node over.
 
 `deviceplugin.agent_process` runs agents, one after the other. `Agent` creates the parts and connects them:
-`NodeState` has those that follow the node, `Reconciler` what happens when pods change, and `NodeOwnership` decides when
-the agent serves the node. Changes travel as events (`deviceplugin.changes`); `Agent._subscribe` has all subscriptions.
+`NodeState` contains the parts that observe the node, `Reconciler` reacts to changes of pods, and `NodeOwnership`
+decides when the agent serves the node. Parts publish changes as events (`deviceplugin.changes`), and `Agent._subscribe`
+makes all subscriptions.
 A part gets only what was created before it.
 """
 
@@ -173,7 +174,7 @@ class Agent:
     async def run(self, *, requests: bool = True) -> Outcome:
         """Wait until the node is free, then serve it until `stop`, or until another agent takes over.
 
-        When it returns, the device lists have ended and the sockets are removed.
+        When it returns, all streams of device lists to the kubelet are closed, and the sockets are removed.
 
         Args:
             requests: whether to ask the agent that serves the node to hand it over (`deviceplugin.handover.takeover`).
@@ -218,7 +219,7 @@ class Agent:
         log.info("started", extra={"node": self.node})
         warn_if_unsealed(self._verifier)
         if self._own.enforce == "mps" and self._context.mps is None:
-            self._warn_of_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
+            self._warn_of_mps("deviceplugin.enforce is mps, but nothing is enforced, since deviceplugin.cdi is false")
         stores = (self._context.delivery, self._state.grants, self._mps, self._plugin_set)
         serving = (self._resources.serve(), self._slices.run())
         works = [
@@ -333,5 +334,5 @@ class Agent:
 
     def _warn_of_mps(self, problem: str) -> None:
         self._state.events.warn_node(problem, "MgpuMps")
-        # `mgpu doctor` names the nodes whose MPS directories have no size limit.
+        # The reporter then reports whether MPS directories have a size limit, which `mgpu doctor` reads.
         self._state.changes.publish(Change.HOLDINGS)

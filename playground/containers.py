@@ -1,4 +1,7 @@
-"""What the containers of a pod were given, in words, and what they must see. Pure; `demo` and `story` call it."""
+"""Describes the cards that the containers of a pod were given, and checks that each container sees exactly its cards.
+
+`playground.demo` and `playground.story` call the functions, which are pure.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,7 +18,11 @@ LIMITS = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
 
 
 def describe_cards(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
-    """Return `train on card 0 (40% and 8.0 GiB free before)`; `cards` are the states before the placement."""
+    """Return a description such as `train on card 0 (40% and 8.0 GiB free before)`.
+
+    Args:
+        cards: the states of the cards before the placement.
+    """
     states = {state.card.index: state for state in cards}
     return "; ".join(
         f"{container} on card{'s' if len(indexes) > 1 else ''} {', '.join(_before(states[i]) for i in indexes)}"
@@ -24,12 +31,12 @@ def describe_cards(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
 
 
 def describe_slices(shares: Sequence[Share]) -> str:
-    """Return `train on 2g.20gb at 4 of card 0`, or "" where the pod has no slices."""
+    """Return a description such as `train on 2g.20gb at 4 of card 0`, or "" if the pod has no slices."""
     return "; ".join(f"{c} on {', '.join(map(_position, slices))}" for c, slices in _slices_of(shares).items())
 
 
 def describe_plan(before: NodeSlices, after: NodeSlices) -> str:
-    """Return how the partition plan of a node changed: `5: card 0, not cut before, into 5 × 1g.10gb and 2g.20gb`."""
+    """Return how a node's plan changed: `5: card 0, not partitioned before, into 5 × 1g.10gb and 2g.20gb`."""
     if after.partitioning.plan in (None, before.partitioning.plan):
         return "none: there were free slices"
     old, new = before.partitioning.spec, after.partitioning.spec
@@ -38,7 +45,7 @@ def describe_plan(before: NodeSlices, after: NodeSlices) -> str:
 
 
 def expected_cards(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, str]:
-    """Return container → its expected NVIDIA_VISIBLE_DEVICES: the UUIDs of exactly its recorded cards, by index.
+    """Return, by container, the expected NVIDIA_VISIBLE_DEVICES: the UUIDs of its recorded cards, in order of index.
 
     Raises BadObject where the record names a missing card.
     """
@@ -47,9 +54,10 @@ def expected_cards(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, 
 
 
 def expected_slices(shares: Sequence[Share], uuids: Mapping[Slice, str], cards: Sequence[Card]) -> dict[str, str]:
-    """Return container → its expected NVIDIA_VISIBLE_DEVICES: its MIG devices, or the cards of its MPS shares.
+    """Return, by container, the expected NVIDIA_VISIBLE_DEVICES: its MIG devices, or the cards of its MPS shares.
 
-    uuids: place → UUID of every MIG device of the node.
+    Args:
+        uuids: the UUID of each MIG device of the node, by its place.
     """
     of_cards = {card.index: card.uuid for card in cards}
     found = {}
@@ -70,7 +78,7 @@ def differences(expected: Mapping[str, str], environments: Mapping[str, Mapping[
 
 
 def _cards_of(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[int]]:
-    """Return container → indexes of its GPUs."""
+    """Return, by container, the indexes of its GPUs. Raises BadObject if a share is on a missing card."""
     found: dict[str, list[int]] = {}
     for share in (share for share in shares if share.type == GPU):
         card = next((card for card in cards if share.is_on(card)), None)
@@ -82,7 +90,7 @@ def _cards_of(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[
 
 
 def _slices_of(shares: Iterable[Share]) -> dict[str, list[Slice]]:
-    """Return container → its slices, in the order of its NVIDIA_VISIBLE_DEVICES."""
+    """Return, by container, its slices in the order of its NVIDIA_VISIBLE_DEVICES."""
     found: dict[str, list[Slice]] = {}
     for share in sorted((s for s in shares if is_slice(s.type)), key=lambda s: (s.type, str(s.card).zfill(9))):
         name = slice_of_resource(RESOURCE_PREFIX + share.type)
@@ -98,17 +106,17 @@ def _before(state: CardState) -> str:
 
 
 def _position(place: Slice) -> str:
-    """Only MIG instances have a start; MPS shares do not."""
+    """Return a description such as `2g.20gb at 4 of card 0`. An MPS share has no start."""
     return f"{place.name}{f' at {place.start}' if mode_of(place.name) == MIG else ''} of card {place.card}"
 
 
 def _change(card: int, old: Mapping[str, int], new: Mapping[str, int]) -> str:
     if old == new:
         return ""
-    before = f"{_listed(old)} before" if old else "not cut before"
+    before = f"{_listed(old)} before" if old else "not partitioned before"
     return f"card {card}, {before}, into {_listed(new) or 'nothing'}"
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    """Return `5 × 1g.10gb and 2g.20gb`."""
+    """Return a description such as `5 × 1g.10gb and 2g.20gb`."""
     return " and ".join(name if count == 1 else f"{count} × {name}" for name, count in sorted(counts.items()))

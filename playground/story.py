@@ -1,4 +1,7 @@
-"""The demo's story of MtgpuPods on one node with two cards (seeds/k8s-gpu-sharing.md), each step as a user types it."""
+"""The part of `mgpu demo` that runs MtgpuPods on one node with two cards, command by command (examples/two-cards).
+
+`playground.demo` runs a `Story` once. Each step creates or deletes an MtgpuPod, and compares the cards with `picture`.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +23,12 @@ _SECONDS = 30.0
 _FOLDER = "two-cards"
 
 Picture = Mapping[str, Mapping[str, int]]
-"""GPUID → the pods on its card → the gpu_request of each in thousandths of the card."""
+"""By GPUID and by pod, the `gpu_request` of the pod in thousandths of the card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of the story; `picture` is the node afterwards."""
+    """One command of the story. `picture` describes the cards of the node after it."""
 
     pod: str
     why: str
@@ -72,7 +75,7 @@ class Story:
         if step.deletes:
             self._samples.delete_mtgpupod(step.pod)
             if not _wait(lambda: set(step.picture) == {gpuid for gpuid, _ in _cards(self._node())}):
-                return [f"{step.pod} is deleted, and its card is still kept"]
+                return [f"{step.pod} is deleted, but its card is still in use"]
         else:
             self._samples.create_mtgpupod(example(f"{_FOLDER}/{step.pod}"))
             if not _wait(lambda: _status(self._samples.mtgpupod(step.pod)).get("phase") == "Running"):
@@ -93,7 +96,7 @@ class Story:
             environments = self._environments(pod)
             visible = dict.fromkeys(environments, uuids.get(gpuid, "no card"))
             problems += [f"{pod}: {problem}" for problem in differences(visible, environments)]
-            problems += [] if environments else [f"{pod}: no container of it runs"]
+            problems += [] if environments else [f"{pod}: none of its containers runs"]
         return problems
 
     def _environments(self, pod: str) -> dict[str, Mapping[str, str]]:
@@ -116,7 +119,10 @@ class Story:
 
 
 def _cards(node: NodeView) -> list[tuple[str, Mapping[str, int]]]:
-    """Return GPUID and pods of every card in use, in the order of their text: which card has which index is open."""
+    """Return the GPUID and the pods of each card in use, sorted as text.
+
+    They are not sorted by card, since a GPUID may get either card.
+    """
     cards = (
         (card.state.gpuid, {use.pod.rpartition("/")[2]: use.core for use in card.uses})
         for card in node.cards
@@ -137,6 +143,6 @@ def _status(raw: Json) -> Json:
 
 
 def _words(cards: Sequence[tuple[str, Mapping[str, int]]]) -> str:
-    """Return `zxcvb: pod1 20%, pod3 40%; qwert: pod2 30%`."""
+    """Return a description such as `zxcvb: pod1 20%, pod3 40%; qwert: pod2 30%`."""
     pods = {gpuid: ", ".join(f"{pod} {format_core(core)}" for pod, core in uses.items()) for gpuid, uses in cards}
     return "; ".join(f"{gpuid or 'a card without GPUID'}: {text}" for gpuid, text in pods.items()) or "idle cards"

@@ -1,8 +1,9 @@
 """Reports the node to the API server: its Device object, labels, and the resources that mgpu writes to node status.
 
 `deviceplugin.agent` starts one `Reporter`. The kubelet sets extended resources to zero when it registers the node, and
-other clients may edit or delete a Device. So both objects are watched (`inventory.node_objects`) and written again on
-every change. The functions that make patches are pure; `Reporter` sends the patches from its own thread.
+other clients may edit or delete a Device. So both objects are watched (`inventory.node_objects`), and a change that
+does not agree with the facts is corrected. The functions that make patches are pure; `Reporter` sends the patches from
+its own thread.
 `deviceplugin.main` calls `known_indexes` before the agent starts.
 """
 
@@ -127,7 +128,9 @@ def _label_value(text: str) -> str:
 
 
 def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
-    """Return UUID → index from the node's Device; empty if the Device does not exist or cannot be read in time.
+    """Return the indexes of the cards by UUID, from the node's Device.
+
+    The result is empty if the Device does not exist or cannot be read in time.
 
     NVML renumbers cards when one is removed. Records name indexes, so each card keeps the index that it had.
     """
@@ -153,8 +156,8 @@ class NodeFacts:
         driver: the driver's version; "" if there is none.
         whole: the GPUs that are not partitioned.
         whole_cards_server: which plugin serves whole cards.
-        given: the annotation with the cards of pods without records; "" if there are none, None if it is
-            not certain yet.
+        given: the annotation that lists the cards of unrecorded pods and of remnants; "" if there are none, None if
+            they are not known yet.
         has_cdi: whether the container runtime has CDI; None if it does not say.
         toolkit: which requests NVIDIA's container toolkit follows; None if its configuration cannot be read.
         mps_unbounded: whether containers can write to MPS directories on the node's own file system.

@@ -75,7 +75,7 @@ def read_entries(
 
 @lru_cache(maxsize=1)
 def _parse(content: bytes) -> Any:
-    """Parse the file. Cached, since each type of slices is looked up in the same file. Do not modify the result."""
+    """Parse the file. Do not modify the result: it is cached, since every type of slice is read from this file."""
     return orjson.loads(content)["Data"]
 
 

@@ -142,7 +142,10 @@ def owns_annotation(key: str) -> bool:
 
 
 def acknowledgement(pod: Pod) -> dict[str, str]:
-    """Return the mark of an assigned record. gpushare's own tools count pods without it as pending."""
+    """Return the annotation that acknowledges the record; {} if there is no record, or if the pod has the annotation.
+
+    gpushare's own tools count pods without it as pending.
+    """
     is_missing = INDEX in pod.annotations and pod.annotations.get(ASSIGNED) != "true"
     return {ASSIGNED: "true"} if is_missing else {}
 
@@ -161,7 +164,10 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def card_units(node: Node) -> tuple[int, int] | None:
-    """Return the number of cards and the units of each by a node's `gpu-count` and `gpu-mem`, or None without both."""
+    """Return how many cards the node has by its `gpu-count`, and the units of each by its `gpu-mem`.
+
+    Returns None if one of the two is missing or not usable.
+    """
     try:
         units = whole_number(node.capacity.get(MEMORY, "0"))
         count = whole_number(node.capacity.get(COUNT, "0"))
@@ -262,7 +268,7 @@ def _unequal(pod: Pod) -> list[Problem]:
     return [
         Problem(
             annotation_path(OF_POD),
-            f"records {recorded} units, the pod requests {' or '.join(map(str, sorted(requested)))}",
+            f"records {recorded} units, but the pod requests {' or '.join(map(str, sorted(requested)))}",
         )
     ]
 
@@ -302,5 +308,5 @@ def _one_card(row: object, units: int) -> int | str:
     if not _CARD.fullmatch(card):
         return f"{card[:40]!r} is not a card index"
     if type(recorded) is not int or recorded != units:
-        return f"records {str(recorded)[:40]!r} units, the container requests {units}"
+        return f"records {str(recorded)[:40]!r} units, but the container requests {units}"
     return int(card)

@@ -14,7 +14,7 @@ _NOT_COPIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> dict[str, Any]:
-    """Return the Pod of an MtgpuPod for the API server.
+    """Return the manifest of the Pod that runs for an MtgpuPod.
 
     Args:
         raw: the MtgpuPod as decoded JSON.
@@ -45,6 +45,9 @@ def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> di
 
 
 def _with_environment(container: Mapping[str, Any], env: list[dict[str, str]]) -> dict[str, Any]:
-    """Return the container with `env` before its own variables, so that these may refer to variables in `env`."""
+    """Return the container with `env` before its own variables, so that they can refer to the variables in `env`.
+
+    A variable of the container that has the same name as one in `env` is removed.
+    """
     ours = {row["name"] for row in env}
     return {**container, "env": [*env, *(row for row in container.get("env") or () if row.get("name") not in ours)]}

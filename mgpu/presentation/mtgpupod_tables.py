@@ -1,7 +1,8 @@
-"""Snapshots of MtgpuPods: their holdings, the reasons why they wait, and what is left of the card of each GPUID. Pure.
+"""Snapshots of MtgpuPods: their holdings, the reasons why they wait, and what is left of the card of each GPUID.
 
-`mgpu.presentation.overview`, `mgpu inspect` and `mgpu simulate` use it. The accounting follows K8sGPUSharing
-(docs/design/mtgpu.md, "Accounting"). The keys of the JSON functions are API.
+`mgpu.presentation.overview`, `mgpu inspect`, `mgpu simulate` and the scheduler's web page use it. The functions are
+pure. The accounting follows K8sGPUSharing (docs/design/mtgpu.md, "Accounting"). Users' programs read the keys that the
+JSON functions return, so the keys must not change.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,8 @@ class MtgpuView:
 class MtgpuPods:
     """All MtgpuPods, sorted by namespace and name, and their holdings.
 
-    unclear: the reason for each MtgpuPod that cannot be read, by `MtgpuPod namespace/name`.
+    Attributes:
+        unclear: for each MtgpuPod that cannot be read the reason, by `MtgpuPod namespace/name`.
     """
 
     views: tuple[MtgpuView, ...]
@@ -46,10 +48,13 @@ class MtgpuPods:
 
 
 def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
-    """Read all MtgpuPods. pods: all Pods of the cluster, including those of MtgpuPods.
+    """Read all MtgpuPods.
 
     An MtgpuPod with a card holds its share until its own Pod has ended, whatever its phase is, because the containers
     use the card until then. For the same reason a running Pod holds its share if its MtgpuPod, or the status, is lost.
+
+    Args:
+        pods: all Pods of the cluster, including those of MtgpuPods.
     """
     running = [raw for raw in pods if (raw.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     alive = {str(raw["metadata"].get("uid")) for raw in running}
@@ -96,7 +101,10 @@ def _of_unreadable(raw: Raw) -> Iterator[Holding]:
 
 
 def by_container(holding: Holding, pod: Pod) -> Holding:
-    """Return the holding with a share for each container. All use the amounts together; the first share has them."""
+    """Return the holding with a share for each container.
+
+    The containers share one amount of compute and memory, which only the first share states.
+    """
     if not pod.containers:
         return holding
     first = replace(holding.shares[0], container=pod.containers[0].name)
@@ -130,7 +138,13 @@ def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuidAccount:
-    """What is left of the card of a GPUID. card: its index. core: in thousandths of a card. memory: in bytes."""
+    """What is left of the card of a GPUID.
+
+    Attributes:
+        card: the index of the card.
+        core: the compute that is left, in thousandths of a card.
+        memory: the memory that is left, in bytes.
+    """
 
     gpuid: str
     card: int

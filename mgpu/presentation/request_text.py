@@ -1,6 +1,7 @@
-"""Describes a GPU request, and how its cards are chosen, in text for people. Pure.
+"""Describes in words a GPU request and how its cards are chosen. The functions are pure.
 
-`mgpu demo`, `mgpu simulate` and `mgpu explain` print it. The wording may change, because no program parses it.
+`mgpu demo` and `mgpu explain` print the text, and the scheduler's web page shows it. The wording may change, because no
+program parses it.
 """
 
 from mgpu import dialects

@@ -1,6 +1,7 @@
 """Defines the settings of the three processes, and of allocation records.
 
-`mgpu.settings.loader` parses them, and each process reads its own block. The keys are API (docs/settings.md).
+`mgpu.settings.loader` parses them, and each process reads its own block. Users write the keys (docs/settings.md), so
+the keys must not change.
 """
 
 from collections.abc import Collection
@@ -17,15 +18,17 @@ _PROCESSES = ("scheduler", "deviceplugin", "webhook")
 class WebhookSettings(Block):
     """The webhook: where /mutate, /rebuild and /validate are served.
 
-    certDir: a folder with the certificate to serve (`tls.crt`, `tls.key`). Empty: the process makes its own, for the
-    names of the Service and `names`. In a cluster it keeps it in a Secret, under a CA that the installation put there;
-    elsewhere in `selfSignedDir` (empty: a private temporary folder), under a CA of its own.
+    certDir: a folder with the certificate to serve (`tls.crt`, `tls.key`). If it is empty, the process makes a
+    certificate for the names of the Service and for `names`. In a cluster it stores the certificate in a Secret, and
+    signs it with the CA that the installation stored there. Elsewhere it stores the certificate in `selfSignedDir`, or
+    in a private temporary folder if that is empty, and signs it with a CA of its own.
     identities: users that may write placement annotations and create the Pods of MtgpuPods. Empty: mgpu's service
     accounts in `namespace`.
     schedulerName: the schedulerName that new GPU pods get. Empty: they keep theirs.
-    clientCa: a file of certificates; only clients with a certificate signed by one of them are answered. Empty: all.
-    apiServers: the addresses of the API servers; other peers get 403. None: with clientCa every peer with a
-    certificate, without it loopback alone.
+    clientCa: a file of CA certificates; only clients with a certificate that one of them has signed are answered. If it
+    is empty, clients need no certificate.
+    apiServers: the addresses of the API servers; other peers get 403. If it is None, every peer with a certificate may
+    call when `clientCa` is set, and only loopback otherwise.
     metricsPort: the port of /metrics, /healthz and /readyz in plain HTTP; -1: none.
     """
 
@@ -52,7 +55,7 @@ class WebhookSettings(Block):
 
     @property
     def scheduler_user(self) -> str:
-        """The user that mgpu's own scheduler is in a cluster."""
+        """The user name of mgpu's scheduler in a cluster."""
         return self._service_account("mgpu-scheduler")
 
     def _service_account(self, name: str) -> str:
@@ -68,9 +71,10 @@ class SchedulerSettings(Block):
     webPort: the port of the page of the cluster's cards, in plain HTTP, for `kubectl port-forward`; -1: none.
     podUid: the uid of this process's own pod, from the downward API. While the process leads, its pod has the label
     that the Service selects. Empty: no pod is labelled.
-    extenderTimeoutSeconds: kube-scheduler's `httpTimeout` for the extender; work for a call ends then.
-    kubeSchedulerLease: the lease of kube-schedulers that run in the replicas' own pods; the replica beside the holder
-    leads. Empty: there are none.
+    extenderTimeoutSeconds: the time that kube-scheduler waits for the extender (`httpTimeout`). The work for a call
+    ends after that time.
+    kubeSchedulerLease: the Lease of the kube-schedulers that run in the pods of mgpu-scheduler. The replica whose
+    kube-scheduler holds it leads. Empty: no kube-scheduler runs in these pods.
     bindingUsers: users and groups that may bind GPU pods, the extender's own account among them if it binds. Empty:
     all.
     requireReadyAgents: whether a node is refused while the Pod of its agent is not ready.
@@ -78,7 +82,7 @@ class SchedulerSettings(Block):
 
     host: str = "0.0.0.0"
     port: Port = 8444
-    extender_client_ca: str = Field("", alias="extenderClientCa")  # before the host, whose rule depends on it
+    extender_client_ca: str = Field("", alias="extenderClientCa")  # precedes extender_host, whose validator reads it
     extender_host: str = Field("127.0.0.1", alias="extenderHost")
     extender_port: Port = Field(8888, alias="extenderPort")
     cert_dir: str = Field("", alias="certDir")
@@ -124,11 +128,12 @@ class DevicePluginSettings(Block):
     cards: a file of simulated cards; empty: NVML.
     healthPort: the port of /metrics and probes; 0: none.
     wholeCards: who serves `nvidia.com/gpu` on the node, this agent (`mgpu`) or NVIDIA's device plugin (`nvidia`).
-    `auto`: this agent unless another plugin does. It changes only on a drained node.
-    criSocket: the container runtime's socket. The agent asks it whether deleted pods still run, stops these, and finds
-    out about pods without a record that the kubelet's checkpoint does not know. Empty: it does not ask.
-    enforce: with `mps`, shared cards run an MPS control daemon (the program `mpsControl`, folders below `mpsDir`),
-    which limits each share to its memory and compute.
+    With `auto`, this agent does unless another plugin does. Change the setting only on a drained node.
+    criSocket: the container runtime's socket. The agent asks the runtime whether deleted pods still run, and makes it
+    stop them. It also asks about unrecorded pods that the kubelet's checkpoint does not have. If it is empty, the agent
+    does not ask.
+    enforce: with `mps`, an MPS control daemon (the program `mpsControl`, with folders below `mpsDir`) runs for each
+    shared card, and limits each share to its memory and compute.
     mpsRequireMounts: whether an MPS daemon starts only if the folders that containers write to are mounts of their own.
     migManager: whether this agent may switch the MIG mode of cards.
     limitsDir: where the limits of a card's MtgpuPods are written, one file per card; empty: nowhere.
@@ -161,11 +166,11 @@ class DevicePluginSettings(Block):
 
 
 class RecordSettings(Block):
-    """Which allocation records count. Without paths records are not sealed, and every readable one counts.
+    """Which allocation records count. Without the two paths, records are not sealed, and every readable one counts.
 
     signingKey: a file with the private key (Ed25519, PEM) with which the scheduler seals its decisions.
-    publicKeys: a folder for scheduler and agents with the public keys whose seals count, in files `….pem`, and the file
-    `since`, the time at which sealing came into force.
+    publicKeys: a folder that the scheduler and the agents read. It contains the public keys whose seals count, in files
+    `….pem`, and the file `since` with the time at which sealing came into force.
     peers: vocabularies whose records count without a seal, since another scheduler writes them.
     """
 

@@ -1,8 +1,8 @@
 """ClusterCache: nodes, cards, GPU pods and their holdings, as the API server reports them and as decided here.
 
-`scheduler.runtime` creates it and connects its informers (`…_changed`, `…_gone`); every other package of the scheduler
-reads from it, and `decisions.decider` makes reservations in it. MtgpuPods and partition plans have facades of their own
-(`mtgpupods`, `partitions`), which share its lock and its data.
+`scheduler.runtime` creates it and connects its informers (`…_changed`, `…_gone`); `mgpu explain` fills one from lists.
+The other packages of the scheduler, except the engine, read from it, and `decisions.decider` makes reservations in it.
+MtgpuPods and partition plans have facades of their own (`mtgpupods`, `partitions`), which share its lock and its data.
 
 What must hold:
 
@@ -224,7 +224,8 @@ class ClusterCache:
             self._agents.pod_gone(uid)
             self._forget(uid)
             self._reservations.mark_deleted(uid)
-            # Before `Holdings.pod_gone`, which checks whether the node has already reported the pod as a remnant.
+            # This may add a remnant, so it must come before `Holdings.pod_gone`, which checks whether the node has
+            # already reported the pod as a remnant.
             self._mtgpu_holdings.pod_gone(uid)
             self._holdings.pod_gone(uid, gpu_pod)
             self._snapshots.drop_usage(uid)
@@ -284,7 +285,7 @@ class ClusterCache:
             return tuple(sorted(name for name, cards in self._ledger.nodes().items() if cards))
 
     def agent_problems(self, names: Sequence[str]) -> dict[str, str]:
-        """Return for each of the nodes whose mgpu agent cannot start containers now the reason for a filter."""
+        """Return, by node, the brief reason why its mgpu agent cannot start containers now; without the other nodes."""
         with self._lock:
             silent = self._agents.silent
             return {name: brief_problem(silent[name]) for name in names if name in silent} if silent else {}
@@ -307,7 +308,7 @@ class ClusterCache:
         """Return a snapshot of the node for a pod.
 
         Args:
-            uid: Of the pod; "" for a snapshot with the holdings of all pods.
+            uid: The UID of the pod, whose own holdings are left out; "" for a snapshot with the holdings of all pods.
             gpuid: The GPUID for which the pod occupies a card of this node; "" for any other pod.
         """
         with self._lock:
@@ -368,7 +369,7 @@ class ClusterCache:
             return self._snapshots.table(names, pod, request)
 
     def refresh(self) -> None:
-        """Update the arrays; each node that has changed since the last call takes about 20 µs."""
+        """Update the arrays that `node_table` reads; each node that has changed since takes about 20 µs."""
         with self._lock:
             self._snapshots.refresh()
 
@@ -393,8 +394,8 @@ class ClusterCache:
     def reserve(self, reservation: Reservation, version: int) -> bool:
         """Hold the cards for the pod, in place of its previous reservation.
 
-        Returns False, and holds nothing, if the pod must be decided again: the node has changed since `version`, its
-        same-card group is now on another card, or it is bound.
+        Returns False, and changes nothing, if cards must be decided for the pod again: the node has changed since
+        `version`, the pod's same-card group is now on another card, or the pod cannot be bound (`binding_problem`).
         """
         with self._lock:
             if self._is_closed or self._snapshots.version(reservation.node) != version:
@@ -511,7 +512,7 @@ class ClusterCache:
         for uid in changed:
             self._holdings.given_changed(uid, node)
         if UNLISTED_PODS in changed:
-            self._holdings.settle_all_on(node)  # This entry is about the pods that are not listed.
+            self._holdings.settle_all_on(node)  # This entry is about all pods that the node does not list.
         if changed:
             self._events.publish(CardsFreed(node))
 

@@ -1,8 +1,8 @@
 """The MtgpuPods of the cluster, as the controller of MtgpuPods reads and admits them.
 
 `ClusterCache.mtgpupods` is the only instance. The informer of MtgpuPods feeds it, and `scheduler.mtgpupods` reads from
-it and admits MtgpuPods to cards. Its objects and its holdings are parts of the cluster cache, and it takes the lock of
-the cluster cache for each call.
+it and admits MtgpuPods to cards. The web page and the metrics read `objects`. Its objects and its holdings are parts of
+the cluster cache, and it takes the lock of the cluster cache for each call.
 """
 
 import threading
@@ -18,7 +18,7 @@ from scheduler.cluster.pods import Pods
 
 @dataclass(frozen=True, slots=True)
 class MtgpuSnapshot:
-    """What the controller decides on for one node, all read at one moment.
+    """The data from which the controller plans one node, all read at the same moment.
 
     Otherwise a Pod that the informer delivers between two reads would look like a Pod that somebody else created.
 
@@ -70,9 +70,9 @@ class MtgpuPodCache:
             return MtgpuSnapshot(self._holdings.on(node), objects, gpuids)
 
     def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
-        """Return for each of the namespaces that has remnants the seconds after which they no longer count.
+        """Return, by namespace, after how many seconds its remnants no longer count, unless it has none.
 
-        If the remnants of a returned namespace end before, MtgpuPodsAffected is published for the node.
+        If the remnants of a returned namespace end earlier, MtgpuPodsAffected is published for the node.
         """
         with self._lock:
             return self._holdings.remnant_seconds(namespaces, node)

@@ -18,7 +18,7 @@ from scheduler.cluster.events import ObjectWarning, Publisher
 
 _KEYS = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.PLANNED)
 _MAX_MESSAGE = 1024
-"""Characters of a message about invalid annotations, which may quote a whole annotation."""
+"""The most characters of a message. A message about invalid annotations may quote a whole annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class SliceStates:
         return tuple(sorted(self._nodes))
 
     def of(self, name: str) -> NodeSlices:
-        """Return the partitioning of a node, with its plan if one is not written yet."""
+        """Return the partitioning of a node, with the plan that its annotations do not have yet, if there is one."""
         slices = self._nodes.get(name, _UNLABELLED).slices
         plan = self._plans.get(name)
         return plan.applied_to(slices) if plan else slices

@@ -38,7 +38,7 @@ from scheduler.work_queue import MAX_PAUSE, Queue
 log = logging.getLogger(__name__)
 
 _NEXT_ATTEMPT_SECONDS = 0.05
-"""Pause before the next attempt if one was not enough: the watch delivers what this one wrote."""
+"""Pause before the next attempt if one was not enough. During the pause the watch delivers what the attempt wrote."""
 _TRIES = 50
 """How often a node is planned in one attempt. A plan is discarded if another decision changed the node meanwhile."""
 
@@ -50,7 +50,7 @@ class MtgpuPodController:
 
     Args:
         may_decide: raises RetryLater while this process must not write.
-        clock: seconds, never set back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class MtgpuPodController:
                 continue
             write = partial(self._writer.write, item, pod, observed.pods.get(uid), desired)
             if not self._try(node, item, write) and desired.bind and pod is not None:
-                # A write that failed may have taken effect, and the occupy pod may have another card by now that the
-                # watch has not delivered. Binding other MtgpuPods of the GPUID could then put it on two cards.
+                # A write that failed may have taken effect, and the occupy pod may have moved to another card, which
+                # the watch has not delivered yet. Binding other MtgpuPods could then put the GPUID on two cards.
                 doubtful_gpuids.add(pod.gpuid)
         self._writer.delete_occupy_pods(observed.node, plan.occupy_pod_steps)
 
@@ -162,8 +162,8 @@ class MtgpuPodController:
         """Add the finalizer to the MtgpuPods of the node that do not have it yet.
 
         Returns:
-            The uids of the MtgpuPods that did not get it; no Pod is created for them, because nothing would delete it.
-            And, by uid and former resourceVersion, the MtgpuPods that got it, as they are now.
+            The UIDs of the MtgpuPods that did not get it, and the current MtgpuPods that got it, by UID and former
+            resourceVersion. No Pod is created for an MtgpuPod without the finalizer, because nothing would delete it.
         """
         snapshot = self._cluster.mtgpupods.snapshot(node)
         items = snapshot.objects.items

@@ -1,8 +1,9 @@
 """Writes plans to Nodes, and under MPS the sharing configurations that follow from them to a ConfigMap.
 
-Only the partition controller uses this module. The controller and the agent of a node write the same annotation, and
-all nodes and administrators share one ConfigMap. So every write is conditional on the resourceVersion that was read:
-it must never overwrite what another author wrote.
+`scheduler.runtime` creates the `PlanWriter` and watches the ConfigMap; only the partition controller calls this module
+otherwise. The controller and the agent of a node write the same annotation, and all nodes and administrators share one
+ConfigMap. So every write is conditional on the resourceVersion that was read, and never overwrites what another author
+wrote.
 """
 
 import logging
@@ -27,7 +28,7 @@ from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 log = logging.getLogger(__name__)
 
 _TRIES = 20
-"""Attempts at one write. Each fails only if another author's write succeeded, so that many in a row do not occur."""
+"""The most attempts at one write. An attempt fails with a conflict only if another author has written meanwhile."""
 _UNOBSERVED_SECONDS = 60.0
 """How long to wait for the watch to deliver a plan that was written, before it is compared with the Node again."""
 _OUTDATED_SECONDS = 5.0
@@ -37,8 +38,8 @@ _OUTDATED_SECONDS = 5.0
 class PlanWriter:
     """Writes plans and sharing configurations to the API server.
 
-    Each call raises ApiError, Unreachable or RetryLater if the write may or may not have succeeded. Repeat it then: a
-    write that has succeeded is not made twice.
+    A call raises ApiError, Unreachable or RetryLater if the write has failed, or if it is not known whether it has
+    succeeded. Repeat the call then: a write that has succeeded is not made twice.
 
     Attributes:
         maps: path of the ConfigMaps of the namespace, to list and watch.
@@ -123,7 +124,7 @@ class PlanPublisher:
     Args:
         configs: the ConfigMap as the watch delivers it.
         may_decide: raises RetryLater while this process must not write.
-        clock: seconds, never set back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class PlanPublisher:
         self._configs_due: set[str] = set()
 
     def observe(self, target: PartitionableNode) -> None:
-        """Compare the entry of this node in the ConfigMap when `publish` is called next."""
+        """Let the next call of `publish` compare the node's entry in the ConfigMap with the node's annotation."""
         if target.observed.mode == MPS and target.observed.partitioning.plan is not None:
             self._configs_due.add(target.node.name)
 
@@ -158,7 +159,7 @@ class PlanPublisher:
         return bool(self._configs_due or self._cluster.partitions.plans())
 
     def is_paused(self, target: PartitionableNode) -> bool:
-        """Return whether the node gets no plan for now, because its last one was outdated when it was written."""
+        """Return whether the node gets no plan for now, because its last plan was outdated and has been dropped."""
         version, until = self._outdated.get(target.node.name, (-1, 0.0))
         return version == target.version and self._clock() < until
 
@@ -252,7 +253,8 @@ def _has_entry(data: Mapping[str, str], node: str, spec: SliceCounts) -> bool:
 def _read(text: str) -> SliceCounts | None:
     """Return the slices of an entry, or None if the entry is invalid.
 
-    Cached, because parsing the YAML of one node takes 12 ms, and each change of the node's pods compares its entry.
+    The result is cached, because parsing the YAML of one node takes 12 ms, and the entry is compared after each change
+    of the node's pods.
     """
     try:
         return read_config(text)

@@ -188,7 +188,7 @@ def test_the_demo_shows_plan_slice_and_limits(sliced: Sliced, name: str) -> None
     assert demo.problems == []
     told = output.getvalue()
     if name == "mig":
-        assert "card 0, not cut before, into 5 × 1g.10gb and 2g.20gb" in told
+        assert "card 0, not partitioned before, into 5 × 1g.10gb and 2g.20gb" in told
         assert "train: NVIDIA_VISIBLE_DEVICES=MIG-" in told
     else:
         assert "serve on 4gb of card 0" in told

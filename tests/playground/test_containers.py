@@ -34,7 +34,7 @@ def test_describe_slices_names_the_start_of_mig_instances_only() -> None:
 
 def test_describe_plan_names_the_cards_that_changed() -> None:
     before, after = cut(4, {0: {"7g.80gb": 1}}), cut(5, {0: {"7g.80gb": 1}, 1: {"2g.20gb": 1, "1g.10gb": 5}})
-    assert containers.describe_plan(before, after) == "5: card 1, not cut before, into 5 × 1g.10gb and 2g.20gb"
+    assert containers.describe_plan(before, after) == "5: card 1, not partitioned before, into 5 × 1g.10gb and 2g.20gb"
     later = containers.describe_plan(after, cut(6, {0: {"7g.80gb": 1}}))
     assert later == "6: card 1, 5 × 1g.10gb and 2g.20gb before, into nothing"
     assert containers.describe_plan(after, after) == "none: there were free slices"

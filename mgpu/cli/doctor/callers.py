@@ -1,4 +1,4 @@
-"""Checks that only the API server may call the admission endpoints (docs/security.md). Pure.
+"""Checks that only the API server may call the admission endpoints (docs/security.md). The functions are pure.
 
 `command.diagnose` calls `check_callers`; `collection` reads the environment variables that `environment_variables`
 names.
@@ -21,16 +21,20 @@ _OVERRIDES = ("APISERVERS", "CLIENTCA")
 
 
 def environment_variables(key: str) -> tuple[str, ...]:
-    """Return the names of the environment variables that override the callers of this process."""
+    """Return the names of the environment variables that override `apiServers` and `clientCa` of a process.
+
+    Args:
+        key: the name of the process's settings block, `webhook` or `scheduler`.
+    """
     return tuple(f"MGPU_{key.upper()}__{name}" for name in _OVERRIDES)
 
 
 def check_callers(installation: Installation) -> Iterator[Finding]:
-    """Report each endpoint that other clients than the API server may call."""
+    """Report each endpoint that clients other than the API server may call."""
     found = [finding for key in ENDPOINTS for finding in _check_endpoint(installation, key)]
     if not found:
         blocks = (f"{key}: {_describe(_configured_callers(installation, key))}" for key in ENDPOINTS)
-        found = [Finding(CALLERS, Level.OK, f"the admission endpoints are closed ({', '.join(blocks)})")]
+        found = [Finding(CALLERS, Level.OK, f"the admission endpoints accept only these callers: {', '.join(blocks)}")]
     yield from found
 
 
@@ -55,7 +59,10 @@ def _check_endpoint(installation: Installation, key: str) -> Iterator[Finding]:
 
 
 def _configured_callers(installation: Installation, key: str) -> Callers | None:
-    """Return the callers by the settings, which the environment of the Deployment overrides."""
+    """Return the callers that the settings allow; None if client certificates authenticate them instead.
+
+    The environment of the Deployment takes precedence over the settings. Raises BadObject if it is not valid.
+    """
     given = {
         name: installation.environment[name] for name in environment_variables(key) if name in installation.environment
     }

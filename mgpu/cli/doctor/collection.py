@@ -115,7 +115,7 @@ def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealin
 def _environment(
     api: Api, namespace: str, workload: Raw, wanted: Collection[str], read_if_allowed: Any
 ) -> Iterator[tuple[str, str]]:
-    """Yield the values of these variables in a Deployment, including those from a ConfigMap."""
+    """Yield the name and the value of each of these variables in a Deployment, including values from a ConfigMap."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
         for variable in container.get("env") or ():

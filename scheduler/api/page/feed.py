@@ -2,7 +2,8 @@
 
 `api.page.page_app` calls `Board.since` each second for each viewer. The JSON is made once for all viewers. Polling
 occupies no thread of the process between two requests, unlike a stream, and works with any replica and through
-`kubectl port-forward`. A refresh must stay short and paced, since kube-scheduler waits for the same interpreter.
+`kubectl port-forward`. A refresh must be short and must pause often, since the same process answers kube-scheduler, and
+Python runs one thread at a time.
 """
 
 import gzip
@@ -24,7 +25,7 @@ EVERY_SECONDS = 1.0
 MAX_DELETED = 1000
 """Deleted nodes that are remembered. A page that has missed more deletions gets everything."""
 REFRESH_SECONDS = 0.4
-"""The longest time of a refresh. The page requests the nodes that are still missing at once."""
+"""The longest time of a refresh. If nodes are still missing after it, the page polls again sooner."""
 MAX_ANSWERS = 64
 """Answers that are cached. Pages poll each second, so nearly all have one of the latest versions."""
 
@@ -45,7 +46,7 @@ class Board:
         self._state = state
         self._waiting = waiting
         self._clock = clock
-        # Distinguishes the versions of this process from those of other replicas, and of itself before a restart.
+        # Distinguishes the versions of this process from those of other replicas, and from those before a restart.
         self._epoch = secrets.token_hex(4)
         self._number = 0  # of the last refresh that changed anything
         self._nodes_number = 0  # of the last refresh that changed a node
@@ -65,8 +66,8 @@ class Board:
         """Return what has changed since a version, as JSON compressed with gzip.
 
         The object has the keys `version`, `replica`, `whole` (whether it is everything), `nodes`, `gone` (names of
-        deleted nodes), `todo` (how many nodes are still to come) and `pending` (the pods without cards, null where
-        nothing of them has changed).
+        deleted nodes), `todo` (how many nodes are still to come) and `pending` (the pods without cards; null if they
+        have not changed).
 
         Args:
             version: The version of the caller's last answer. The answer has everything if this is "", of another

@@ -5,8 +5,9 @@ translate pods and nodes into these types; `node_board` and the judges of the po
 with them and see nothing else of a cluster.
 
 Arrays have one row for each node (B rows in all); their shapes are given in brackets. A card has a single free amount
-in thousandths ("milli"): that of its core or of its memory, whichever is scarcer. Amounts are integers, and what is
-free is rounded down, so a pod that fits by these numbers also fits on the card.
+in thousandths ("milli"): that of its core or of its memory, whichever is scarcer. Amounts are integers. Both the free
+memory of a card and the memory that a pod takes are rounded down to milli, so a pod that fits by these numbers may need
+up to one milli more memory than is free.
 """
 
 from collections import Counter
@@ -126,7 +127,11 @@ def _needed(classes: tuple[NodeClass, ...], shape: Shape) -> Ints:
 
 
 def fitting_rows(rows: NodeRows, shape: Shape, need: Ints) -> Ints:
-    """Return the positions of the rows that the pod fits now. need: as `needed_milli` returns it."""
+    """Return the positions of the rows that the pod fits now.
+
+    Args:
+        need: The result of `needed_milli`.
+    """
     enough = (rows.free >= need[:, None]).sum(1) >= shape.cards
     return np.flatnonzero(enough & (need < NEVER) & (rows.cpu >= shape.cpu) & (rows.memory >= shape.memory))
 

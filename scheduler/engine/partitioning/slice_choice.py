@@ -1,7 +1,7 @@
 """Tells whether a pod finds its slices on a partitionable node, and ranks the nodes that could be partitioned for it.
 
-`scheduler.decisions.slice_filter` and `preemption` call `assess_slices` for the filter; the partition controller calls
-`rank_partitionable_nodes` to choose the node of a plan; `mgpu simulate` calls both. Pure functions.
+`scheduler.decisions.slice_filter` and `scheduler.decisions.preemption` call `assess_slices`; the partition controller
+calls `rank_partitionable_nodes` to choose the node of a plan; `mgpu simulate` calls both. The functions are pure.
 """
 
 import sys
@@ -27,7 +27,10 @@ def _rejected(text: str, *, fits_repartitioned: bool = False) -> NodeFit:
 
 
 def rejection_of_slices(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> NodeFit:
-    """Return why no partitioning of the node's cards gives the pod its slices."""
+    """Return why the node's cards cannot be partitioned for the pod.
+
+    If a plan is found nevertheless, the answer says that the pod fits after repartitioning.
+    """
     planned = plan_node(target, [request], budget)
     if not isinstance(planned, Rejection):
         return _rejected(_REPARTITIONED, fits_repartitioned=True)
@@ -54,7 +57,7 @@ def assess_slices(
         return _rejected(f"the node's report of its slices cannot be read: {target.problem}")
     if target.observed.has_pending_plan:
         plan = target.observed.partitioning.plan
-        return _rejected(f"waits for plan {plan} of its slices", fits_repartitioned=True)
+        return _rejected(f"the node waits for partition plan {plan}", fits_repartitioned=True)
     try:
         if not can_be_partitioned_for(target, request, budget):
             return reject(target, request, budget)
@@ -62,7 +65,7 @@ def assess_slices(
         return NodeFit(Rejection(RejectionKind.NOT_PROVEN, NOT_PROVEN, proven=False))
     if target.observed.refused:
         plan, reason = target.observed.refused
-        text = f"{_REPARTITIONED}, but plan {plan} of its slices was refused: {reason}"
+        text = f"{_REPARTITIONED}, but partition plan {plan} was refused: {reason}"
         return _rejected(text, fits_repartitioned=True)
     return _rejected(_REPARTITIONED, fits_repartitioned=True)
 

@@ -33,7 +33,8 @@ from scheduler.engine.policies.binpack import binpack, fullness
 Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
-_MAX_TYPES = 256  # as many as `fragmentation` weighs; the traces have 151
+_MAX_TYPES = 256
+"""The most typical pods; the policy `fragmentation` has the same limit. The openb traces have 151 types."""
 _SCORE_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
 """int(100 · sigmoid(x / 1000)) is the number of these that are ≤ x."""
 
@@ -96,8 +97,9 @@ class Fgd:
     def fragments(self, rows: NodeRows) -> Floats:
         """Return F_n of every node, [B], in milli multiplied by `total`. These are whole numbers.
 
-        F_n = Σ p_m · F_n(m). F_n(m) is all free capacity of the node if m requests no card or does not fit, otherwise
-        the free capacity of those cards that are too full for m.
+        F_n = Σ p_m · F_n(m), where p_m is the proportion of m among the typical pods. F_n(m) is all free
+        capacity of the node if m requests no card or does not fit. Otherwise it is the free capacity of those cards
+        that are too full for m.
         """
         tables = _tables(self._shapes, rows.classes)
         enough = rows.free[:, :, None] >= tables.milli[rows.class_index][:, None, :]

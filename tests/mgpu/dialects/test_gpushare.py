@@ -109,7 +109,7 @@ def test_a_pod_of_the_peers_own_scheduler_is_on_its_one_card() -> None:
         assert shares(raw) == [("i", 2, 9), ("c", 2, 3), ("d", 2, 4)]
     for forged in ("3", "8", "16"):
         raw["metadata"]["annotations"][gpushare.OF_POD] = forged
-        with pytest.raises(BadObject, match=f"records {forged} units, the pod requests 7 or 9"):
+        with pytest.raises(BadObject, match=f"records {forged} units, but the pod requests 7 or 9"):
             shares(raw)
 
 
@@ -142,8 +142,8 @@ def test_init_containers_that_another_writer_leaves_out_are_on_the_pods_card() -
         ({"allocation": '{"c":{"0":1,"1":2}}'}, "container 'c': must name one card"),
         ({"allocation": '{"c":3}'}, "container 'c': must name one card"),
         ({"allocation": '{"c":{"x":3}}'}, "container 'c': 'x' is not a card index"),
-        ({"allocation": '{"c":{"0":"3"}}'}, "records '3' units, the container requests 3"),
-        ({"allocation": '{"c":{"0":0}}'}, "records '0' units, the container requests 3"),
+        ({"allocation": '{"c":{"0":"3"}}'}, "records '3' units, but the container requests 3"),
+        ({"allocation": '{"c":{"0":0}}'}, "records '0' units, but the container requests 3"),
         ({"allocation": '{"c":{"0":true}}'}, "records 'True' units"),
         ({"idx": "1", "allocation": '{"c":{"0":3}}'}, "is 1, while"),
         ({"idx": "1", "allocation": "{}"}, None),

@@ -20,7 +20,7 @@ def test_a_pod_that_finds_no_slice_gets_one() -> None:
     replica.planning.work()
     assert '"spec-partitioning-plan": 1000' in agents["n1"].said
     replica.deliver()
-    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": "waits for plan 1000 of its slices"}
+    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": "the node waits for partition plan 1000"}
     turn(replica, agents.values())
     assert replica.filter.filter(pod, ["n1"]).passed == ["n1"]
     decision = replica.decider.decide(pod, "n1")
@@ -65,7 +65,7 @@ def test_a_refused_plan_is_told_and_not_repeated_at_once() -> None:
     agents["n1"].refuse("busy")
     replica.deliver()
     assert ("n1", "PlanRefused", "the agent refused partition plan 1000: busy") in replica.events
-    text = "its cards are repartitioned for the pod, but plan 1000 of its slices was refused: busy"
+    text = "its cards are repartitioned for the pod, but partition plan 1000 was refused: busy"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": text}
     turn(replica)
     assert agents["n1"].found.partitioning.plan == 1000
