@@ -49,51 +49,53 @@ def _key(account: str, resource: str, *writes: str, namespace: str | None = None
 _SYSTEM, _KUBE = "mgpu-system", "kube-system"
 _AGENT, _SCHEDULER, _WEBHOOK = "mgpu-deviceplugin", "mgpu-scheduler", "mgpu-webhook"
 _KUBE_SCHEDULER = "mgpu-kube-scheduler"
-_OWN_NODE = "held to its own node by `agent-policy.yaml`"
+_OWN_NODE = "but by `agent-policy.yaml` only for its own node"
 CONSEQUENCES: dict[Key, str] = {
     _key(_WEBHOOK, "secrets", "update", namespace=_SYSTEM, named=True): (
-        "pose as the webhook towards the API server, where it can divert its connections; replace its certificate, and "
-        "no more of the Secret by `certificate-policy.yaml`"
+        "pose as the webhook to the API server, if the thief can divert the API server's connections; replace its "
+        "certificate (`certificate-policy.yaml` prevents other changes of the Secret)"
     ),
     _key(_WEBHOOK, "mtgpupods"): "read all MtgpuPods",
     _key(_SCHEDULER, "secrets", "update", namespace=_SYSTEM, named=True): (
-        "pose as the binding admission towards the API server, where it can divert its connections; replace its "
-        "certificate, and no more of the Secret by `certificate-policy.yaml`"
+        "pose as the binding admission to the API server, if the thief can divert the API server's connections; "
+        "replace its certificate (`certificate-policy.yaml` prevents other changes of the Secret)"
     ),
     _key(_SCHEDULER, "nodes", "patch"): (
-        "read all nodes; change mgpu's plans and announcements on them, held to these by `scheduler-policy.yaml`"
+        "read all nodes; change mgpu's plans and announcements on them (`scheduler-policy.yaml` prevents other changes)"
     ),
     _key(_SCHEDULER, "pods", "patch"): (
-        "read all pods; write records of cards on any, held to these by `scheduler-policy.yaml`, which also keeps it "
-        "from changing images"
+        "read all pods; write the allocation record of any pod (`scheduler-policy.yaml` prevents other changes, for "
+        "example of images)"
     ),
-    _key(_SCHEDULER, "pods/status", "patch"): "fail any pod, and no more by `scheduler-policy.yaml`",
+    _key(_SCHEDULER, "pods/status", "patch"): (
+        "set the phase of any pod to Failed (`scheduler-policy.yaml` prevents other changes)"
+    ),
     _key(_SCHEDULER, "pods/binding", "create"): (
-        "bind any pod that waits to any node, with annotations of its cards alone by `scheduler-policy.yaml`"
+        "bind any waiting pod to any node (`scheduler-policy.yaml` denies annotations other than those of its cards)"
     ),
-    _key(_SCHEDULER, "events", "create"): "write Events that mislead, of a size bounded by `scheduler-policy.yaml`",
+    _key(_SCHEDULER, "events", "create"): "write misleading Events (`scheduler-policy.yaml` limits their size)",
     _key(_SCHEDULER, "devices"): "read which cards there are",
     _key(_SCHEDULER, "poddisruptionbudgets"): "read them",
     _key(_SCHEDULER, "mtgpupods", "patch"): (
-        "read all MtgpuPods; remove and add mgpu's finalizer, held to it by `scheduler-policy.yaml`"
+        "read all MtgpuPods; remove and add mgpu's finalizer (`scheduler-policy.yaml` prevents other changes)"
     ),
     _key(_SCHEDULER, "mtgpupods/status", "patch"): (
-        "misreport MtgpuPods; name a card for one that has none, where that holds its own request; change no card that "
-        "one has, by `scheduler-policy.yaml`"
+        "report wrong states of MtgpuPods; name any card for an MtgpuPod without one, which then holds what it "
+        "requests of that card (`scheduler-policy.yaml` prevents a change of the card of an MtgpuPod that has one)"
     ),
     _key(_SCHEDULER, "mtgpupods/finalizers", "update"): "nothing by itself",
     _key(_SCHEDULER, "pods", "create", "delete"): (
         "create the Pods of MtgpuPods that have a card, with the content that their tenants gave them "
         "(`mtgpu-webhook.yaml`); run any image in kube-system without a token, volumes, variables and privileges, as "
-        "an occupy pod; delete these Pods. Held to these by `scheduler-policy.yaml`. Delete the binding "
-        "`mgpu-scheduler-mtgpupods` where `dialects.mtgpu.enabled` is false"
+        "an occupy pod; delete these Pods. `scheduler-policy.yaml` denies all other Pods. If `dialects.mtgpu.enabled` "
+        "is false, the scheduler does not need this right: delete the binding `mgpu-scheduler-mtgpupods`"
     ),
     _key(_SCHEDULER, "leases", "create", namespace=_SYSTEM): (
-        "make its own Lease, once it is deleted, and no other by `scheduler-policy.yaml`"
+        "create its own Lease after somebody has deleted it (`scheduler-policy.yaml` denies other Leases)"
     ),
     _key(_SCHEDULER, "leases", "update", namespace=_SYSTEM, named=True): "keep the scheduler from deciding",
     _key(_SCHEDULER, "configmaps", "patch", namespace=_SYSTEM, named=True): (
-        "change how nodes share cards under MPS, and no metadata by `scheduler-policy.yaml`"
+        "change how nodes share cards under MPS (`scheduler-policy.yaml` prevents changes of the metadata)"
     ),
     _key(_SCHEDULER, "configmaps", namespace=_KUBE): "read all ConfigMaps of kube-system",
     _key(_AGENT, "pods", "patch"): f"read all pods; change records of cards, {_OWN_NODE}",
@@ -114,12 +116,12 @@ KUBERNETES_ROLES: dict[str, str] = {
         "read all pods, nodes, namespaces, Services, volumes and claims; bind any pod that waits; write its conditions "
         "and nomination; **delete any pod** but those of system-node-critical; allocate the devices of ResourceClaims "
         "of every tenant, or take an allocation away; write Events. `scheduler-policy.yaml` and the component's "
-        "`policy.yaml` hold it to these: not to Leases of others, and not to phases, addresses, annotations and labels"
+        "`policy.yaml` prevent other writes, such as to Leases of others, phases, addresses, annotations and labels"
     ),
     "system:volume-scheduler": (
         "**give a PersistentVolume without a claim to any claim**, after which it is that tenant's, or to one that is "
         "not there, after which its reclaim policy applies (`Delete` deletes it); name the node of a claim that has no "
-        "volume. `policy.yaml` holds it to these: a volume that has a claim keeps it"
+        "volume. `policy.yaml` prevents other changes: a volume that has a claim keeps it"
     ),
 }
 """Roles that Kubernetes defines. Their rules depend on its version; what the policies leave of them is said as one."""

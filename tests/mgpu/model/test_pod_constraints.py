@@ -61,12 +61,12 @@ WRONG = {
     "too many": (
         {CARD_UUIDS: ",".join(f"GPU-{i}" for i in range(MAX_ENTRIES + 1))},
         CARD_UUIDS,
-        f"at most {MAX_ENTRIES}, not",
+        f"at most {MAX_ENTRIES} entries, not",
     ),
     "too many to be compared with as many": (
         {CARD_MODELS: ",".join(f"A{i}" for i in range(30_000)), EXCLUDE_CARD_MODELS: ",".join(["T4"] * MAX_ENTRIES)},
         CARD_MODELS,
-        f"at most {MAX_ENTRIES}, not 30000",
+        f"at most {MAX_ENTRIES} entries, not 30000",
     ),
     "no word in a model": ({CARD_MODELS: "A100,-"}, CARD_MODELS, "'-' is not the name of a model"),
     "wanted and excluded": ({CARD_MODELS: "a100", EXCLUDE_CARD_MODELS: "A100"}, EXCLUDE_CARD_MODELS, "'A100' excludes"),
