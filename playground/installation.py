@@ -36,8 +36,6 @@ _COLLECTIONS = {
     "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 }
 _SERVED_SECONDS = 60.0
-# libyaml's where PyYAML was built with it: in Python, reading the manifests takes half of a cluster's start.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def authorities(folder: Path) -> dict[str, Path]:
@@ -77,7 +75,7 @@ def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
     The other manifests need a cluster that runs containers.
     """
     for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
-        for document in yaml.load_all(path.read_text(), _Loader):
+        for document in yaml.load_all(path.read_text(), yaml.CSafeLoader):
             if document and document.get("kind") in _COLLECTIONS:
                 yield document
 

@@ -41,7 +41,7 @@ def read_body(call: Call) -> Any:
     if media not in _BODIES[:2] and media != "application/octet-stream":
         raise unsupported_media_type(_BODIES)
     try:
-        return yaml.safe_load(call.body) if media == "application/yaml" else orjson.loads(call.body)
+        return yaml.load(call.body, yaml.CSafeLoader) if media == "application/yaml" else orjson.loads(call.body)
     except (orjson.JSONDecodeError, yaml.YAMLError) as problem:
         raise bad_request(
             f"the object provided is unrecognized (must be of type {call.path.kind.kind}): couldn't get version/kind; "

@@ -44,7 +44,7 @@ def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
     if media not in accepted and media != "application/apply-patch+cbor":
         raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
     try:
-        patch = yaml.safe_load(body) if media == APPLY else orjson.loads(body)
+        patch = yaml.load(body, yaml.CSafeLoader) if media == APPLY else orjson.loads(body)
     except (orjson.JSONDecodeError, yaml.YAMLError) as problem:
         raise bad_request(f"error decoding patch: {problem}") from problem
     if not isinstance(patch, list if media == JSON else dict):

@@ -1,15 +1,17 @@
-"""A node of `mgpu simulate` and its slices: what its annotations report, and plans that take effect at once.
+"""The slices of a node of `mgpu simulate`, where every partition plan takes effect at once.
 
-It does what the node agent would have done: it lays out instances that are only counted, carries out a plan that is
-under way, and writes the annotations. `SimulatedCluster` has one per node, also for nodes without slices.
+`SimulatedCluster` has a `PartitionedNode` for each node, also for nodes without slices. It does what the node agent does:
+it gives positions to instances that are only counted, applies a pending plan with the agent's own functions, and
+writes the annotations.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from deviceplugin.partitioning.desired_slices import PlanNotApplicable, configured_slices, planned_instances
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.mig import arrange, layout_of
+from mgpu.model.mig import Instance, arrange, layout_of
 from mgpu.model.node_slices import (
     ANNOTATION,
     EXISTING,
@@ -26,150 +28,140 @@ from mgpu.model.node_slices import (
     write_planned,
 )
 from mgpu.model.pods import Node
-from mgpu.model.slice_names import MIG, Slice, SliceCounts, count_slices
+from mgpu.model.slice_names import MIG, Slice, count_slices
 from mgpu.presentation.card_views import NodePartitions
 from mgpu.presentation.overview import read_partitioning
 from scheduler.engine.partitioning.partitionable_node import slice_of_share
 
 
 class PartitionedNode:
-    """One node with all its devices.
+    """A node with all its devices.
 
-    found: the node's slices as they are now.
-    gpus: all cards, partitioned or not.
-    problem: why the annotations cannot be used, "" where they can; such a node keeps its cards as they are.
+    slices: the present slices of the node and its plan.
+    gpus: all cards, whether partitioned or not.
+    problem: why the annotations cannot be used, or "". The cards of such a node stay as they are.
     """
 
     def __init__(self, node: Node, cards: Sequence[Card]) -> None:
         reported, self.problem = read_partitioning(node, cards)
-        self.found = reported.slices
+        self.slices = reported.slices
         self.gpus = reported.gpus
         self._annotations = reported.annotations
         self._others = tuple(card for card in cards if card.type != GPU)
+        self._layouts = {gpu.index: layout for gpu in self.gpus if (layout := layout_of(gpu.model, gpu.memory))}
         self._planned = False
-        if self.found.mode and not self.problem:
-            self._settle()
+        if self.slices.mode and not self.problem:
+            self._complete()
 
     @property
-    def sliced(self) -> bool:
-        """Whether the node's cards are given out in slices."""
-        return bool(self.found.mode)
+    def is_partitioned(self) -> bool:
+        """Whether pods get slices of the node's cards."""
+        return bool(self.slices.mode)
 
-    def inventory(self) -> tuple[Card, ...]:
+    def available_devices(self) -> tuple[Card, ...]:
         """Return the devices that pods can get."""
-        if self.sliced and self.problem:
+        if self.is_partitioned and self.problem:
             return self._others  # any card may be partitioned, in an unknown way
-        return (*unpartitioned_cards(self.found, self.gpus), *slice_devices(self.found, self.gpus), *self._others)
+        return (*unpartitioned_cards(self.slices, self.gpus), *slice_devices(self.slices, self.gpus), *self._others)
 
-    def given(self) -> dict[str, tuple[Share, ...]]:
+    def reported_shares(self) -> dict[str, tuple[Share, ...]]:
         """Return UID → the slices that the annotations assign to the pod."""
-        return shares_by_pod(self.found)
+        return shares_by_pod(self.slices)
 
     def partition(self, slices: Iterable[Slice]) -> None:
-        """Make a partition plan for the whole node and carry it out."""
-        wanted, plan = tuple(sorted(slices)), next_plan(self.found.partitioning.plan, 0)
-        spec = count_slices(wanted)
-        self.found = replace(
-            self.found,
-            partitioning=Partitioning(spec, plan, applied=plan),
-            existing=self._made(wanted),
-            planned=wanted,
-            refused=None,
-        )
+        """Make a partition plan for the whole node and apply it."""
+        desired = tuple(sorted(slices))
+        plan = next_plan(self.slices.partitioning.plan, 0)
+        partitioning = Partitioning(count_slices(desired), plan, applied=plan)
+        existing = self._create(desired)
+        self.slices = replace(self.slices, partitioning=partitioning, existing=existing, planned=desired, refused=None)
         self._planned = True
 
     def view(self, holdings: Iterable[Holding]) -> NodePartitions:
-        """Return the node's slices with their pods; `holdings` are those on the node."""
-        pods = {place: h.uid for h in holdings for share in h.shares if (place := slice_of_share(share))}
-        made = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.found.existing)
-        found = replace(self.found, existing=made)
-        return NodePartitions(found, self.gpus, self._annotations if self.problem else self._written(found))
+        """Return the node's slices with the pods that hold them.
 
-    def _written(self, found: NodeSlices) -> Mapping[str, str]:
-        """Return the annotations that scheduler and node agent would have written."""
+        holdings: those on the node.
+        """
+        pods = {place: h.uid for h in holdings for share in h.shares if (place := slice_of_share(share))}
+        existing = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.slices.existing)
+        slices = replace(self.slices, existing=existing)
+        return NodePartitions(slices, self.gpus, self._annotations if self.problem else self._write(slices))
+
+    def _write(self, slices: NodeSlices) -> Mapping[str, str]:
+        """Return the annotations that the scheduler and the node agent would have written."""
         annotations = dict(self._annotations)
-        text, partitioning = annotations.get(ANNOTATION), found.partitioning
+        text, partitioning = annotations.get(ANNOTATION), slices.partitioning
         if self._planned and partitioning.plan is not None:
             text = with_spec(text, partitioning.spec, partitioning.plan)
-            annotations[PLANNED] = write_planned(found.planned or (), partitioning.plan)
+            annotations[PLANNED] = write_planned(slices.planned or (), partitioning.plan)
         return {
             **annotations,
-            ANNOTATION: with_status(text, found.existing, partitioning.applied),
-            EXISTING: write_existing(found.existing, found.cards, found.refused),
+            ANNOTATION: with_status(text, slices.existing, partitioning.applied),
+            EXISTING: write_existing(slices.existing, slices.cards, slices.refused),
         }
 
-    def _settle(self) -> None:
-        """Bring the node to rest: MIG mode is on, each instance has its place, a plan under way is carried out."""
-        if not self.found.has_positions:
-            made = self._laid_out() if self.found.mode == MIG else self.found.existing
-            if made is None:
+    def _complete(self) -> None:
+        """Switch MIG mode on, give each instance a position, and apply a pending plan."""
+        if not self.slices.has_positions and self.slices.mode == MIG:
+            existing = self._place_counted()
+            if existing is None:
                 self.problem = "its cards cannot be partitioned as its status says"
                 return
-            able = frozenset(gpu.index for gpu in self.gpus if layout_of(gpu.model, gpu.memory))
-            cards = able if self.found.mode == MIG else self.found.cards
-            self.found = replace(self.found, existing=made, has_positions=True, cards=cards)
-        if self.found.has_pending_plan:
-            self._carry_out()
+            self.slices = replace(self.slices, existing=existing, cards=frozenset(self._layouts))
+        self.slices = replace(self.slices, has_positions=True)
+        plan = self.slices.partitioning.plan
+        if plan is not None and self.slices.has_pending_plan:
+            self._apply(plan)
 
-    def _laid_out(self) -> tuple[Slice, ...] | None:
-        """Give instances that are only counted a place each, those in use first. Return None where they do not fit."""
+    def _place_counted(self) -> tuple[Slice, ...] | None:
+        """Give positions to instances that are only counted. Return None if they do not fit on their cards."""
         placed: list[Slice] = []
-        for gpu in self.gpus:
-            there = [s for s in self.found.existing if s.card == gpu.index]
-            free = _arranged(gpu, (), count_slices(there).get(gpu.index, {}), MIG)
-            if free is None:
+        for card, counts in count_slices(self.slices.existing).items():
+            instances = arrange(self._layouts[card], (), counts) if card in self._layouts else None
+            if instances is None:
                 return None
-            for s in there:
-                place = next(f for f in free if f.name == s.name and f not in {p.place for p in placed})
-                placed.append(replace(place, uuid=self._uuid(place), pod=s.pod))
+            free = list(instances)
+            for counted in (s for s in self.slices.existing if s.card == card):
+                instance = next(i for i in free if i.profile == counted.name)
+                free.remove(instance)
+                placed.append(self._with_uuid(Slice(card, *instance, pod=counted.pod)))
         return tuple(sorted(placed))
 
-    def _carry_out(self) -> None:
-        found, plan = self.found, self.found.partitioning.plan
-        used = tuple(s.place for s in found.existing if s.pod)
-        wanted = found.planned if found.planned is not None else self._counted(found.partitioning.spec, used)
-        if plan is None:
-            return
-        if wanted is None or not {*used}.issubset(wanted):
-            reason = "its slices in use are not among those that it wants, or those cannot all be made"
-            self.found = replace(found, refused=(plan, reason))
+    def _apply(self, plan: int) -> None:
+        """Apply the pending plan, or record why it cannot be applied."""
+        try:
+            existing = self._create(self._desired_slices())
+        except PlanNotApplicable as error:
+            self.slices = replace(self.slices, refused=(plan, str(error)))
         else:
-            partitioning = replace(found.partitioning, applied=plan)
-            self.found = replace(found, partitioning=partitioning, existing=self._made(wanted), refused=None)
+            partitioning = replace(self.slices.partitioning, applied=plan)
+            self.slices = replace(self.slices, partitioning=partitioning, existing=existing, refused=None)
 
-    def _counted(self, spec: SliceCounts, used: Sequence[Slice]) -> tuple[Slice, ...] | None:
-        """Place the slices of a plan that only counts them. Return None where they do not fit."""
-        slices: list[Slice] = []
-        for gpu in self.gpus:
-            fixed = tuple(s for s in used if s.card == gpu.index)
-            more = {**spec.get(gpu.index, {})}
-            for s in fixed:
-                more[s.name] = more.get(s.name, 0) - 1
-            free = _arranged(gpu, fixed, more, self.found.mode)
-            if free is None:
-                return None
-            slices += (*fixed, *free)
-        return tuple(sorted(slices))
+    def _desired_slices(self) -> tuple[Slice, ...]:
+        """Return the slices of the plan. Raises PlanNotApplicable."""
+        slices = self.slices
+        used = [s.place for s in slices.existing if s.pod]
+        if slices.mode != MIG:
+            spec, source = slices.partitioning.spec, f"metadata.annotations[{ANNOTATION}]"
+            return configured_slices(spec, slices.planned, slices.existing, used, self.gpus, (), source)
+        existing = _by_card(slices.existing)
+        desired = planned_instances(slices, self._layouts, existing, existing, _by_card(used))
+        return tuple(sorted(Slice(card, *instance) for card, found in desired.items() for instance in found))
 
-    def _made(self, wanted: Iterable[Slice]) -> tuple[Slice, ...]:
-        """Make the wanted slices; those that exist already stay the same."""
-        there = {s.place: s for s in self.found.existing}
-        return tuple(there.get(s.place) or replace(s, uuid=self._uuid(s)) for s in wanted)
+    def _create(self, desired: Iterable[Slice]) -> tuple[Slice, ...]:
+        """Return the desired slices. Those that exist already stay the same."""
+        existing = {s.place: s for s in self.slices.existing}
+        return tuple(existing.get(s.place) or self._with_uuid(s) for s in desired)
 
-    def _uuid(self, s: Slice) -> str:
+    def _with_uuid(self, s: Slice) -> Slice:
+        if self.slices.mode != MIG:
+            return s
         card = next((gpu.uuid for gpu in self.gpus if gpu.index == s.card), "")
-        return f"MIG-{card}-{s.name}-{s.start}" if self.found.mode == MIG else ""
+        return replace(s, uuid=f"MIG-{card}-{s.name}-{s.start}")
 
 
-def _arranged(gpu: Card, fixed: Sequence[Slice], more: Mapping[str, int], mode: str) -> tuple[Slice, ...] | None:
-    """Place `more` slices, name → count, beside `fixed` on a card. Return None where they do not fit."""
-    if mode == MIG:
-        layout = layout_of(gpu.model, gpu.memory)
-        if layout is None:
-            return None if any(more.values()) else ()
-        places = arrange(layout, [s.instance for s in fixed], more)
-        return None if places is None else tuple(Slice(gpu.index, start, name) for start, name in places)
-    taken = {s.start for s in fixed}
-    names = [name for name in sorted(more) for _ in range(more[name])]
-    starts = [i for i in range(len(taken) + len(names)) if i not in taken]
-    return tuple(Slice(gpu.index, start, name) for start, name in zip(starts, names, strict=False))
+def _by_card(slices: Iterable[Slice]) -> dict[int, frozenset[Instance]]:
+    instances: dict[int, set[Instance]] = {}
+    for s in slices:
+        instances.setdefault(s.card, set()).add(s.instance)
+    return {card: frozenset(found) for card, found in instances.items()}

@@ -62,7 +62,7 @@ class _Simulation:
         """Take in the running pods: first those with an allocation record, then late decisions for the others."""
         running = self._without_unneeded(world)
         nodes = self.cluster.partitioned.items()
-        given = {name: {**world.given.get(name, {}), **node.given()} for name, node in nodes}
+        given = {name: {**world.given.get(name, {}), **node.reported_shares()} for name, node in nodes}
         unknown = {
             uid: Holding(uid, "", "", node, NVIDIA_PLUGIN, rows[uid]) for node, rows in given.items() for uid in rows
         }
@@ -121,7 +121,7 @@ class _Simulation:
     def node_views(self) -> tuple[NodeView, ...]:
         """Return the nodes at the end of the simulation."""
         self._mtgpupods.name_containers()
-        return view_nodes(self.cluster.ledger, self.cluster.sliced())
+        return view_nodes(self.cluster.ledger, self.cluster.partitions())
 
     def _unfit(self, raw: Raw, node: str, before: int) -> str:
         """Return why the kubelet would refuse a Pod that was created with a node, "" where it would not.

@@ -1,7 +1,7 @@
-"""The cluster of `mgpu simulate` as it fills: holdings, usage and partitioned cards of every node.
+"""The state of the cluster in `mgpu simulate`: the holdings, the usage and the partitioned cards of every node.
 
-`pipeline` and `mtgpupod_plans` change it. It answers what the scheduler's ranking asks of a cluster, so the scheduler's
-own functions decide on it. There is one thread, and every plan for slices takes effect at once.
+`pipeline` and `mtgpupod_plans` change it. It implements the Protocol by which the scheduler's ranking reads a cluster,
+so that the scheduler's own functions decide. One thread uses it, and every partition plan takes effect at once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,6 +38,7 @@ class SimulatedCluster:
     """Implements `scheduler.decisions.scores.Cluster`.
 
     used: node → the sum of the requests of its pods.
+    partitioned: node → its slices.
     """
 
     def __init__(self, world: World, settings: Settings) -> None:
@@ -46,29 +47,29 @@ class SimulatedCluster:
         self.used: dict[str, Requests] = {name: {} for name in self.raw}
         self.ledger = Ledger()
         self.forecast = Forecast(settings)
-        self._moved = set(self.raw)
+        self._changed = set(self.raw)
         self._usage = NodeUsage()
         self._slices = settings.dialects.slices
-        self._named = NamedResourceUsage(named_resources(self._slices))
+        self._named_resources = NamedResourceUsage(named_resources(self._slices))
         self.partitioned = {name: PartitionedNode(node, world.cards[name]) for name, node in self.nodes.items()}
         for name, node in self.nodes.items():
-            self.ledger.set_cards(name, self.partitioned[name].inventory())
+            self.ledger.set_cards(name, self.partitioned[name].available_devices())
             self.forecast.set_node(name, node, self.ledger.cards(name))
 
     def reserve(self, pod: Pod, raw: Raw, node: str) -> None:
-        """Count the requests of a pod on a node; its cards are held apart."""
+        """Count the requests of a pod on a node. `hold` and `place` count its cards."""
         self.used[node] = add_requests(self.used[node], requests_of(raw))
-        self._moved.update(self._usage.put(pod.uid, node, pod.cpu_memory))
-        self._named.follow(replace(pod, node=node))
+        self._changed.update(self._usage.put(pod.uid, node, pod.cpu_memory))
+        self._named_resources.follow(replace(pod, node=node))
 
     def hold(self, holding: Holding) -> None:
         self.ledger.hold(holding)
-        self._moved.add(holding.node)
+        self._changed.add(holding.node)
 
     def release(self, uid: str) -> None:
         held = self.ledger.release(uid)
         if held:
-            self._moved.add(held.node)
+            self._changed.add(held.node)
 
     def place(self, pod: Pod, request: GpuRequest, placement: Placement, node: str) -> None:
         """Hold the cards of a placement."""
@@ -78,7 +79,10 @@ class SimulatedCluster:
         self.hold(occupying(holding, pod))
 
     def devices(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
-        """Return the node's devices without the holding of a pod; with `gpuid`, as its occupy pod finds them."""
+        """Return the state of the node's devices, as if the pod `without` held nothing.
+
+        With `gpuid`, the cards are as the occupy pod of this GPUID finds them.
+        """
         cards = self.ledger.cards(node, without)
         if gpuid:
             cards = self.ledger.states_for_gpuid(node, gpuid, without)
@@ -86,9 +90,9 @@ class SimulatedCluster:
 
     def take_changed_nodes(self) -> Iterable[tuple[str, NodeSnapshot]]:
         """Return the nodes that have changed since the last call."""
-        moved = [(name, self.node_snapshot(name, "")) for name in sorted(self._moved)]
-        self._moved.clear()
-        return moved
+        changed = [(name, self.node_snapshot(name, "")) for name in sorted(self._changed)]
+        self._changed.clear()
+        return changed
 
     def node_snapshot(self, node: str, uid: str) -> NodeSnapshot:
         known = self.nodes[node]
@@ -100,7 +104,7 @@ class SimulatedCluster:
         )
 
     def reservation(self, uid: str) -> None:  # noqa: ARG002
-        """Return no reservation: each pod is bound before the next one comes."""
+        """Return None: each pod is bound before the next one is scheduled, so there are no reservations."""
         return
 
     def group_cards(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]:
@@ -112,28 +116,28 @@ class SimulatedCluster:
     # Slices
 
     def partitionable_node(self, node: str, without: str) -> PartitionableNode | None:
-        """Return the node's slices without the holding of a pod, or None where its cards are not partitioned."""
+        """Return the node's slices, as if the pod `without` held nothing, or None if its cards are not partitioned."""
         partitioned = self.partitioned[node]
-        if not partitioned.sliced:
+        if not partitioned.is_partitioned:
             return None
         return make_partitionable_node(
             self.nodes[node],
-            partitioned.found,
+            partitioned.slices,
             partitioned.gpus,
             self.devices(node, without),
             [held for held in self.ledger.holdings(node) if held.uid != without],
             self._slices.geometries,
             room=self.node_snapshot(node, without).free_resources,
-            named=self._named.on(node),
+            named=self._named_resources.on(node),
             problem=partitioned.problem,
         )
 
-    def sliced(self) -> Mapping[str, NodePartitions]:
+    def partitions(self) -> Mapping[str, NodePartitions]:
         nodes = self.partitioned.items()
-        return {name: node.view(self.ledger.holdings(name)) for name, node in nodes if node.sliced}
+        return {name: node.view(self.ledger.holdings(name)) for name, node in nodes if node.is_partitioned}
 
     def restore_slices(self) -> None:
-        """Make slices again that records name and that are missing, as after a reboot of the node."""
+        """Create the slices that allocation records name and that are missing, as after a reboot of the node."""
         for name in self.partitioned:
             target = self.partitionable_node(name, "")
             slices = plan_node(target, []) if target and target.missing and not target.problem else None
@@ -141,37 +145,37 @@ class SimulatedCluster:
                 self._partition(name, slices)
 
     def slices_refusal(self, pod: Pod, request: GpuRequest, node: str) -> Rejection | None:
-        """Return why the node's slices do not suffice; None where they do, or where the pod asks for no slices."""
-        wanted, target = requested_slices(request), self.partitionable_node(node, pod.uid)
-        if not wanted or target is None:
+        """Return why the node's slices do not suffice, or None if they do or the pod requests no slices."""
+        requested, target = requested_slices(request), self.partitionable_node(node, pod.uid)
+        if not requested or target is None:
             return None
-        answer = assess_slices(target, wanted, full_budget())
+        answer = assess_slices(target, requested, full_budget())
         if answer.rejection and answer.fits_repartitioned:
             return replace(answer.rejection, reason="its cards would have to be partitioned again")
         return answer.rejection
 
     def partition_for(self, pod: Pod, request: GpuRequest, nodes: Iterable[str]) -> str | None:
-        """Partition the best of these nodes so that the pod fits. Return its name, or None where that is impossible."""
-        wanted = requested_slices(request)
-        targets = [self.partitionable_node(name, pod.uid) for name in nodes] if wanted else []
-        able = [
+        """Partition the best of these nodes so that the pod fits. Return its name, or None if none can be."""
+        requested = requested_slices(request)
+        targets = [self.partitionable_node(name, pod.uid) for name in nodes] if requested else []
+        candidates = [
             target
             for target in targets
             if target and not target.problem and request.unmet_requirement(target.node) is None
         ]
-        for target in rank_partitionable_nodes(able, wanted, pod, self._slices):
-            slices = plan_node(target, [wanted])
+        for target in rank_partitionable_nodes(candidates, requested, pod, self._slices):
+            slices = plan_node(target, [requested])
             if not isinstance(slices, Rejection):
                 self._partition(target.node.name, slices)
                 return target.node.name
         return None
 
     def slices_score(self, pod: Pod, request: GpuRequest, node: str) -> int | None:
-        """Return 0 to 10, or None for a pod that asks for no slices."""
-        wanted, target = requested_slices(request), self.partitionable_node(node, pod.uid)
-        return score_for_slices(target, wanted, pod, self._slices) if wanted and target else None
+        """Return a score of 0 to 10, or None for a pod that requests no slices."""
+        requested, target = requested_slices(request), self.partitionable_node(node, pod.uid)
+        return score_for_slices(target, requested, pod, self._slices) if requested and target else None
 
     def _partition(self, node: str, slices: Iterable[Slice]) -> None:
         self.partitioned[node].partition(slices)
-        self.ledger.set_cards(node, self.partitioned[node].inventory())
-        self._moved.add(node)
+        self.ledger.set_cards(node, self.partitioned[node].available_devices())
+        self._changed.add(node)

@@ -130,7 +130,7 @@ _ITS_CONFIGMAP = Right("", _READER, None, "configmaps", (_READER.removesuffix("-
 
 
 def documents(file: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all((ROOT / file).read_text()) if document]
+    return [document for document in yaml.load_all((ROOT / file).read_text(), yaml.CSafeLoader) if document]
 
 
 def rights(file: str) -> Iterator[Right]:

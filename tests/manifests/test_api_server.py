@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.manifests.conftest import Run
 from tests.manifests.rendered import (
@@ -12,6 +11,7 @@ from tests.manifests.rendered import (
     MANIFESTS,
     WITHOUT_POLICIES,
     Json,
+    as_stream,
     kustomization,
     named,
     rendered,
@@ -26,7 +26,7 @@ EVERY_OVERLAY = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for 
 
 def apply(run: Run, documents: list[Json], *flags: str) -> str:
     command = ["kubectl", "apply", "--server-side", "--validate=strict", *flags, "-f", "-"]
-    done = run(*command, given=yaml.safe_dump_all(documents))
+    done = run(*command, given=as_stream(documents))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

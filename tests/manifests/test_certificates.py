@@ -1,6 +1,6 @@
 """manifests/certificates.sh makes the authorities, keeps them, and rotates them without a moment of distrust.
 
-deploy.sh runs once for all tests. Each begins without authorities, and runs certificates.sh as deploy.sh does.
+deploy.sh runs once for all tests. Each begins with the authorities of that first deployment, or without any.
 """
 
 import base64
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
@@ -53,10 +52,9 @@ def deploy(run: Run, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 @dataclass(frozen=True)
 class Installation:
-    """What the first deployment on an empty cluster left. folder: what was deployed."""
+    """The first deployment on an empty cluster: its folder, and the content of each process's Secret afterwards."""
 
     folder: Path
-    bundles: dict[str, set[bytes]]
     secrets: dict[str, Files]
 
 
@@ -64,8 +62,10 @@ class Installation:
 def deployed(kubeconfig: Path, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     folder = tmp_path_factory.mktemp("deployed")
     deploy(runner(kubeconfig, folder), folder)
-    found = {process: bundles(api, process) for process in CONFIGURATIONS}
-    return Installation(folder, found, {process: secret(api, process) for process in CONFIGURATIONS})
+    found = {process: secret(api, process) for process in CONFIGURATIONS}
+    for process, files in found.items():
+        assert bundles(api, process) == {files[CA]}
+    return Installation(folder, found)
 
 
 @pytest.fixture
@@ -74,6 +74,16 @@ def clean(deployed: Installation, api: Api) -> Installation:
     for row in api.list(SECRETS)[0]:
         api.delete(f"{SECRETS}/{row['metadata']['name']}")
     return deployed
+
+
+@pytest.fixture
+def installed(clean: Installation, api: Api) -> Installation:
+    """The installation with the authorities that its deployment made."""
+    for process, files in clean.secrets.items():
+        api.create(SECRETS, tls_secret(process, files))
+        if bundles(api, process) != {files[CA]}:
+            trust(api, process, files[CA])
+    return clean
 
 
 def certificates(run: Run, mode: str = "keep", days: int = 3650) -> "subprocess.CompletedProcess[str]":
@@ -95,6 +105,14 @@ def bundles(api: Api, process: str) -> set[bytes]:
     }
 
 
+def trust(api: Api, process: str, bundle: bytes) -> None:
+    for path in CONFIGURATIONS[process]:
+        hooks = api.get(f"{ADMISSION}/{path}")["webhooks"]
+        for hook in hooks:
+            hook["clientConfig"]["caBundle"] = base64.b64encode(bundle).decode()
+        api.patch(f"{ADMISSION}/{path}", {"webhooks": hooks})
+
+
 def renew(api: Api, process: str) -> Files:
     """What a process does every minute."""
     store = SecretStore(api, "mgpu-system", f"mgpu-{process}-tls")
@@ -113,32 +131,21 @@ def trusts(api: Api, process: str, files: Files) -> bool:
     return True
 
 
-@pytest.mark.parametrize("process", CONFIGURATIONS)
-def test_first_deployment_gives_each_process_an_authority_that_the_api_server_trusts(
-    deployed: Installation, process: str
+def test_first_deployment_gives_each_process_an_authority_of_its_own_that_the_api_server_trusts(
+    installed: Installation, api: Api
 ) -> None:
-    assert deployed.bundles[process] == {deployed.secrets[process][CA]}
-    other = next(one for one in CONFIGURATIONS if one != process)
-    assert deployed.secrets[other][CA_KEY] != deployed.secrets[process][CA_KEY]
-
-
-@pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("process", CONFIGURATIONS)
-def test_certificate_of_a_process_is_one_that_the_api_server_trusts(run: Run, api: Api, process: str) -> None:
-    certificates(run)
-    assert trusts(api, process, renew(api, process))
+    assert installed.secrets["webhook"][CA_KEY] != installed.secrets["scheduler"][CA_KEY]
+    for process in CONFIGURATIONS:
+        assert trusts(api, process, renew(api, process))
 
 
 def test_second_deployment_keeps_the_authority_and_removes_only_rights_of_an_earlier_version(
-    run: Run, api: Api, clean: Installation
+    run: Run, api: Api, installed: Installation
 ) -> None:
-    """The authority may be one that the processes of an earlier version made, with a certificate under it. And an API
-    server keeps roles that an overlay no longer has.
-    """
-    certificates(run)
+    """An API server keeps roles that an overlay no longer has."""
     before = renew(api, "webhook")
     former = rights_of_an_earlier_version(api)
-    assert "new CA" not in deploy(run, clean.folder).stdout
+    assert "new CA" not in deploy(run, installed.folder).stdout
     assert secret(api, "webhook") == before
     assert bundles(api, "webhook") == {before[CA]}
     left = {
@@ -174,18 +181,16 @@ def rights_of_an_earlier_version(api: Api) -> set[str]:
     return former.keys() | set()
 
 
-def test_an_overlay_applied_alone_leaves_the_bundles(run: Run, api: Api, clean: Installation) -> None:
-    certificates(run)
+def test_an_overlay_applied_alone_leaves_the_bundles(run: Run, api: Api, installed: Installation) -> None:
     before = bundles(api, "webhook")
     flags = ("--server-side", "--force-conflicts", "--field-manager=mgpu")
-    done = run("kubectl", "apply", *flags, "-k", clean.folder)
+    done = run("kubectl", "apply", *flags, "-k", installed.folder)
     assert done.returncode == 0, done.stderr
     assert bundles(api, "webhook") == before
 
 
-@pytest.mark.usefixtures("clean")
+@pytest.mark.usefixtures("installed")
 def test_a_rotation_is_trusted_at_every_step(run: Run, api: Api) -> None:
-    certificates(run)
     old = renew(api, "webhook")
     certificates(run, "rotate")
     assert len(x509.load_pem_x509_certificates(secret(api, "webhook")[CA])) == 2
@@ -242,8 +247,7 @@ def test_under_cert_manager_no_authority_is_made_and_no_right_on_secrets_is_give
     documents = rendered(MANIFESTS / "overlays/cert-manager")
     rules = [rule for document in documents for rule in document.get("rules") or () if "verbs" in rule]
     assert not [rule for rule in rules if "secrets" in rule["resources"]]
-    text = yaml.safe_dump_all(documents)
-    assert "--cert-dir=/tls" in text
+    assert "--cert-dir=/tls" in json.dumps(documents)
     roles = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "Role"}
     bound = {(d["metadata"]["namespace"], d["roleRef"]["name"]) for d in documents if d["kind"] == "RoleBinding"}
     assert bound == roles

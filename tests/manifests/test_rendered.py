@@ -54,7 +54,11 @@ def sources() -> list[Json]:
     """The documents as they are written, for where nothing renders them."""
     found: list[Json] = []
     for path in sorted([*MANIFESTS.glob("crds/*.yaml"), *MANIFESTS.glob("base/*.yaml")]):
-        found += [d for d in yaml.safe_load_all(path.read_text()) if d and d.get("kind") not in (None, "Kustomization")]
+        found += [
+            d
+            for d in yaml.load_all(path.read_text(), yaml.CSafeLoader)
+            if d and d.get("kind") not in (None, "Kustomization")
+        ]
     return found
 
 

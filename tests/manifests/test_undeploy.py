@@ -1,9 +1,9 @@
 """`make undeploy` leaves nothing stuck, with the scheduler process alive and with nobody to take finalizers off."""
 
+import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
@@ -11,7 +11,7 @@ from mgpu.kube.client import MERGE_PATCH
 from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, mtgpupod
 from tests.manifests.conftest import Run, runner
-from tests.manifests.rendered import MANIFESTS, named, rendered, served
+from tests.manifests.rendered import MANIFESTS, as_stream, named, rendered, served
 from tests.waiting import until
 
 _SCRIPT = MANIFESTS / "undeploy.sh"
@@ -34,7 +34,7 @@ def there(api: Api, path: str) -> bool:
 
 def deployed(run: Run, *, webhooks: bool = True) -> None:
     documents = [d for d in served(rendered(MANIFESTS / "base")) if webhooks or "webhooks" not in d]
-    done = run("kubectl", "apply", "--server-side", "-f", "-", given=yaml.safe_dump_all(documents))
+    done = run("kubectl", "apply", "--server-side", "-f", "-", given=as_stream(documents))
     assert done.returncode == 0, done.stderr
 
 
@@ -83,7 +83,7 @@ def test_nodes_are_cleaned_where_that_is_asked_for_and_koordinators_crd_stays(ru
     api.patch("/api/v1/nodes/n1/status", {"status": {"capacity": amounts}}, MERGE_PATCH)
     koordinators = named(rendered(MANIFESTS / "base"), "CustomResourceDefinition", _DEVICES)
     koordinators = {**koordinators, "metadata": {"name": _DEVICES}}
-    assert run("kubectl", "create", "-f", "-", given=yaml.safe_dump(koordinators)).returncode == 0
+    assert run("kubectl", "create", "-f", "-", given=json.dumps(koordinators)).returncode == 0
     done = run(_SCRIPT, env={"CLEAN_NODES": "yes"})  # mgpu itself has gone before: there is nothing else to do
     assert done.returncode == 0, done.stderr
     assert there(api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{_DEVICES}")
