@@ -1,4 +1,4 @@
-"""The CRI service of a node's container runtime, as far as the node agent calls it."""
+"""The CRI service of a node's container runtime: the methods that the node agent calls. `cluster` starts it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -60,14 +60,14 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
 
 
 class _Before(NamedTuple):
-    """The nodes before a pod was created: their cards, and the slices of the nodes whose cards are cut."""
+    """The nodes before a pod was created: their cards, and the slices of the partitioned nodes."""
 
     states: Mapping[str, tuple[CardState, ...]]
     slices: Mapping[str, NodeSlices]
 
 
 class Demo:
-    """Runs once. `problems` collects what is not as it must be."""
+    """One run of the demo. `problems` collects every check that failed."""
 
     def __init__(self, cluster: Cluster, console: Console, settings: Settings) -> None:
         self._cluster = cluster
@@ -77,7 +77,7 @@ class Demo:
         self.problems: list[str] = []
 
     def run(self) -> list[str]:
-        # Slices come first, because a card with shares on it is not cut; the story needs both of its cards idle.
+        # Slices come first, because a card with shares on it is not partitioned; the story needs two idle cards.
         for node in self._cluster.nodes:
             if node.partitioning:
                 self.show_placed(example(SLICES[node.partitioning]))
@@ -107,7 +107,7 @@ class Demo:
             self.problems.append(f"{name} was denied")
             return
         request = self._samples.request(created)
-        # A pod that asks for slices is refused until they are made.
+        # A pod that requests slices is rejected until they exist.
         outcome = self._samples.running(name) if request and request.others else self._samples.settled(name)
         seconds = time.monotonic() - started
         rows = {"asks": f"{self._asks(created)} → admitted"}
@@ -122,8 +122,8 @@ class Demo:
         self._show(name, rows, good=not wrong)
 
     def _before(self) -> _Before:
-        cut = [node.name for node in self._cluster.nodes if node.partitioning]
-        return _Before(self._samples.states(), {name: self._samples.slices(name) for name in cut})
+        partitioned = [node.name for node in self._cluster.nodes if node.partitioning]
+        return _Before(self._samples.states(), {name: self._samples.slices(name) for name in partitioned})
 
     def _show_side_by_side(self) -> None:
         """Show each card that pods of several vocabularies share; under some policies there is none."""
@@ -159,8 +159,8 @@ class Demo:
         self._show(name, {"asks": f"{self._asks(created)} → admitted", "waits": waits}, good=good)
 
     def _show_crowd(self, pod: Json) -> None:
-        """Create equal pods at once. The kubelet does not say whose an Allocate is; each still gets its own cards."""
-        count = self._room(pod)
+        """Create equal pods at once. An Allocate call names no pod, but each pod must get its own cards."""
+        count = self._count_fitting(pod)
         names = [f"crowd-{i + 1}" for i in range(count)]
         started = time.monotonic()
         for name in names:
@@ -178,7 +178,7 @@ class Demo:
         }
         self._show("crowd", rows, good=not wrong)
 
-    def _room(self, pod: Json) -> int:
+    def _count_fitting(self, pod: Json) -> int:
         """Return how many more of this pod fit on the nodes with its policy, a dozen at most."""
         request = self._samples.request(pod)
         shares = request.containers if request else ()
@@ -206,7 +206,7 @@ class Demo:
         return rows | ({"not on": elsewhere} if elsewhere else {})
 
     def _refusals(self, pod: Json, without: str = "") -> str:
-        """Return each node's reason for not taking the pod, whose own cards count as taken, as the extender answers."""
+        """Return the extender's reason for each rejected node. The cards that the pod itself holds count as used."""
         try:
             found = Extender(self._cluster.extender_url).filter(pod, [node.name for node in self._cluster.nodes])
         except ExtenderError as error:

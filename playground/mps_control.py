@@ -1,4 +1,4 @@
-"""A stand-in for nvidia-cuda-mps-control: its daemon and its control commands, as far as the node agent uses them.
+"""Simulates nvidia-cuda-mps-control: the daemon and the control commands that the node agent uses.
 
     mps_control.py -f | -d          the daemon, in the foreground or not, of $CUDA_MPS_PIPE_DIRECTORY
     echo <command> | mps_control.py

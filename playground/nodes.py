@@ -21,8 +21,8 @@ class NodeSpec:
     """One node.
 
     cards: rows as in a file of simulated cards (`read_card_list`); without cards, the node has no node agent.
-    nvidia_plugin: whether NVIDIA's own plugin serves `nvidia.com/gpu` there, beside mgpu's node agent.
-    partitioning: how the cards are cut: "mig", "mps", or "" for whole and shared cards.
+    nvidia_plugin: whether NVIDIA's own plugin serves `nvidia.com/gpu` there, together with mgpu's node agent.
+    partitioning: how the cards are partitioned: "mig", "mps", or "" for whole and shared cards.
     """
 
     name: str
@@ -36,7 +36,7 @@ class NodeSpec:
         return read_card_list(list(self.cards), self.name, f"cards of {self.name}")
 
     def whole_cards(self) -> tuple[Card, ...]:
-        """Return the cards that are not set apart for slices. Raises BadObject."""
+        """Return the cards that are not reserved for slices. Raises BadObject."""
         return unpartitioned_cards(NodeSlices(self.partitioning), self.known_cards())
 
     @property
@@ -61,7 +61,7 @@ def make_nodes(count: int, cards: int) -> list[NodeSpec]:
 
 
 def slice_nodes() -> list[NodeSpec]:
-    """Return a node whose card is cut into MIG instances, and one whose card is cut into MPS shares."""
+    """Return a node whose card is partitioned into MIG instances, and one whose card has MPS shares."""
     model, memory = _KINDS[0]
     card = {"model": f"NVIDIA {model}", "memory": memory}
     return [NodeSpec(f"{kind}-1", [card], {}, partitioning=kind) for kind in (MIG, MPS)]

@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's own device plugin: offers whole cards by UUID and answers Allocate by itself.
+"""Simulates NVIDIA's own device plugin, which offers whole cards by UUID and answers Allocate by itself.
 
 `cluster` starts it on nodes with `nvidia_plugin`; tests of the node agent run it beside the agent.
 """

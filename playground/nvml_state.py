@@ -1,6 +1,6 @@
 """The state of simulated MIG cards: a JSON file that outlives the processes that use it.
 
-`playground.simulated_nvml` changes it as NVML would. The playground's container runtime and tests play the machine
+`playground.simulated_nvml` changes it as NVML would. The playground's container runtime and tests act as the machine
 around the cards: they register processes (files `<file>.clients/<uuid>/<pid>`), reset cards and reboot. Every change is
 made under a file lock, since agents and the runtime are different processes.
 """

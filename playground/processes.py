@@ -1,4 +1,4 @@
-"""Child processes, which end with this process at the latest, and free loopback ports for them.
+"""Starts child processes, which end when this process ends, and finds free loopback ports for them.
 
 `cluster` and `realapi` start the processes; tests use the ports and `until` too.
 """
@@ -32,7 +32,7 @@ class StartError(Exception):
 
 
 class Ports:
-    """Hands out free ports, none of them twice, also across processes.
+    """A source of free ports, none of which any process gets twice.
 
     Another process could take a port between the moment when it is found free and the moment when it is listened on.
     Therefore a process reserves blocks of ports: it listens on the first port of a block for as long as it lives.
@@ -140,7 +140,7 @@ class Process:
             self._child.terminate()
 
     def stop(self) -> None:
-        """Send SIGTERM, and SIGKILL to what is left after some seconds."""
+        """Send SIGTERM, and SIGKILL to the processes that remain after some seconds."""
         self.terminate()
         if self._child:
             with contextlib.suppress(subprocess.TimeoutExpired):

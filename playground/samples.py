@@ -1,6 +1,6 @@
-"""Creates the pods of `examples/` on a running cluster, waits for them and reads what became of them.
+"""Creates the pods of `examples/` on a running cluster, waits for them and reads the result.
 
-The demo uses it, and the end-to-end tests.
+`demo`, `story` and the end-to-end tests call it.
 """
 
 import time
@@ -39,7 +39,7 @@ def example(name: str) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A pod as it is now. `node` is "" while it waits; `reason` says why it waits or has failed."""
+    """A pod as it is now. `node` is "" while it is pending; `reason` says why it is pending or has failed."""
 
     pod: Json
     node: str = ""
@@ -58,27 +58,27 @@ class Samples:
         self._settings = settings
 
     def create(self, pod: Mapping[str, Any]) -> Json:
-        """Raises ApiError where it is denied."""
+        """Create the pod. Raises ApiError if it is denied."""
         return self._api.create(_PODS, pod)
 
     def create_mtgpupod(self, raw: Mapping[str, Any]) -> Json:
-        """Raises ApiError where it is denied."""
+        """Create the pod. Raises ApiError if it is denied."""
         return self._api.create(_MTGPUPODS, raw)
 
     def mtgpupod(self, name: str) -> Json:
-        """Raises ApiError where it is not there."""
+        """Return the MtgpuPod. Raises ApiError if it does not exist."""
         return self._api.get(f"{_MTGPUPODS}/{name}")
 
     def delete_mtgpupod(self, name: str) -> None:
-        """As `kubectl delete` does, without waiting. Raises ApiError where it is not there."""
+        """Delete as `kubectl delete --wait=false` does. Raises ApiError if it does not exist."""
         self._api.delete(f"{_MTGPUPODS}/{name}", {"propagationPolicy": "Background"})
 
     def settled(self, name: str, seconds: float = 60.0) -> Outcome:
-        """Wait until the pod runs, has failed or was refused by the scheduler, `seconds` at most."""
+        """Wait at most `seconds` until the pod runs, has failed or was rejected by the scheduler."""
         return self._wait(name, lambda o: bool(o.running or o.reason), seconds)
 
     def running(self, name: str, seconds: float = 60.0) -> Outcome:
-        """Wait until the pod runs, `seconds` at most."""
+        """Wait at most `seconds` until the pod runs."""
         return self._wait(name, lambda o: o.running, seconds)
 
     def request(self, pod: Json) -> GpuRequest | None:
@@ -91,11 +91,11 @@ class Samples:
         return dialects.by_name(request.dialect).read_placement(read_pod(pod), request) if request else None
 
     def cards(self, node: str) -> tuple[Card, ...]:
-        """Raises ApiError where the node has no Device."""
+        """Return the cards of the node. Raises ApiError if the node has no Device."""
         return read_device(self._api.get(f"{_DEVICES}/{node}"))
 
     def slices(self, node: str) -> NodeSlices:
-        """Return how the node's cards are cut, from its annotations. Raises BadObject."""
+        """Return the slices of the node, from its annotations. Raises BadObject."""
         return read_slices(read_node(self._api.get(f"/api/v1/nodes/{node}")))
 
     def overview(self) -> Overview:

@@ -1,7 +1,7 @@
-"""MtgpuPods in `mgpu simulate`: the scheduler's own plan for a node, carried out at once.
+"""MtgpuPods in `mgpu simulate`: makes the scheduler's plan for a node and carries it out at once.
 
-It is what the controller does in a cluster (docs/design/mtgpu.md, "Controller"): `pipeline` reports every Pod and
-MtgpuPod, and the plan is repeated until it changes nothing more.
+It does what the controller does in a cluster (docs/design/mtgpu.md, "Controller"). `pipeline` passes every Pod and
+MtgpuPod to it; a node is planned again until its plan changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,8 +33,8 @@ _NOT_SERVED = "MtgpuPods are not enabled in the settings"
 class _Row:
     """An MtgpuPod.
 
-    outcome: of a submitted one; None for one that ran before.
-    made: its own Pod.
+    outcome: None for an MtgpuPod that was running before the simulation.
+    made: the Pod of the MtgpuPod; None before it is created.
     """
 
     pod: mtgpu.MtgpuPod
@@ -48,8 +48,8 @@ class MtgpuPods:
 
     Args:
         names: `namespace/name` → every Pod; shared with the pipeline.
-        submit: places an occupy pod as any other Pod.
-        unfit: returns why a node's kubelet would not start a Pod after so many others, "" where it would.
+        submit: places an occupy pod like any other Pod.
+        unfit: returns why a node's kubelet would not start a Pod after so many others, or "".
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MtgpuPods:
         self._submitted = 0
 
     def take_in(self, bound: Iterable[Raw], pods: Sequence[Raw], note: Callable[[str], None]) -> None:
-        """Take in the MtgpuPods that have their card already; `pods` are the Pods that have a node."""
+        """Add the MtgpuPods that have a card already. `pods` are the Pods that have a node."""
         raws = {raw["metadata"]["uid"]: raw for raw in bound}
         found = read_mtgpupods(raws.values(), pods)
         for what, why in found.unclear.items():
@@ -93,12 +93,12 @@ class MtgpuPods:
         return row
 
     def settle(self) -> None:
-        """Carry out the plans of all nodes, after everything that runs was taken in."""
+        """Carry out the plans of all nodes. Called when all running pods have been added."""
         for node in sorted({row.pod.node for row in self._rows.values()}):
             self._settle(node)
 
     def follow(self, pod: Pod, message: str | None = None) -> None:
-        """Take note of a Pod, which may be an occupy pod. Without a node it waits; `message` says why."""
+        """Record the Pod if it is an occupy pod. Without a node it is pending, and `message` says why."""
         node, gpuid = mtgpu.occupy_target(pod) or ("", "")
         if gpuid and pod.node in ("", node):
             phase = "Running" if pod.node else "Pending"
@@ -108,7 +108,7 @@ class MtgpuPods:
             self._occupies[node, gpuid] = OccupyPod(pod.uid, True, phase, pod.deleting, next(cards, None), message)
 
     def submit(self, raw: Raw, outcome: Outcome) -> None:
-        """Add an MtgpuPod that was admitted. The order of submission counts, not its creationTimestamp."""
+        """Add an admitted MtgpuPod. Its order is that of submission, whatever its creationTimestamp."""
         outcome.phase = "Pending"
         if not mtgpu.enabled(self._settings):
             outcome.rejections = {outcome.pod.node: _NOT_SERVED}
@@ -136,7 +136,7 @@ class MtgpuPods:
         planned = plan_node(self._observed(node))
         starting = {step.gpuid for step in planned.occupy_pod_steps if isinstance(step, CreateOccupyPod)}
         for held in planned.reservations:
-            if self._refused(self._rows[held.uid], int(held.gpuid in starting)):
+            if self._fail_if_unfit(self._rows[held.uid], int(held.gpuid in starting)):
                 return True
         self._admit(node, planned.reservations)
         again = [self._occupy(node, step) for step in planned.occupy_pod_steps]
@@ -146,7 +146,7 @@ class MtgpuPods:
         return any(again)
 
     def _observed(self, node: str) -> ObservedNode:
-        """Return the observed state that the plan starts from."""
+        """Return the observed state from which the plan is made."""
         known = self._cluster.nodes[node]
         rows = {uid: row for uid, row in self._rows.items() if row.pod.node == node}
         own = {uid: row.made for uid, row in rows.items() if row.made}
@@ -166,17 +166,17 @@ class MtgpuPods:
             name_conflicts=frozenset(uid for uid, row in rows.items() if uid not in own and row.pod.key in self._names),
             occupy_pods=occupies,
             reservations={uid: held for uid, held in self._admitted.items() if held.node == node},
-            gpuid_limit=self._bound(node, {row.pod.namespace for row in rows.values()}),
+            gpuid_limit=self._gpuid_limit(node, {row.pod.namespace for row in rows.values()}),
         )
 
-    def _bound(self, node: str, namespaces: set[str]) -> GpuidLimit | None:
+    def _gpuid_limit(self, node: str, namespaces: set[str]) -> GpuidLimit | None:
         most = self._settings.dialects.mtgpu.max_gpuids
         if most is None:
             return None
         return GpuidLimit(most, UsedGpuids(self._cluster.ledger.holdings()).elsewhere(namespaces, node))
 
-    def _refused(self, row: _Row, before: int) -> bool:
-        """Fail an MtgpuPod whose Pod the kubelet would refuse; no scheduler has checked its cpu and memory."""
+    def _fail_if_unfit(self, row: _Row, before: int) -> bool:
+        """Fail the MtgpuPod if the kubelet would reject its Pod, whose cpu and memory no scheduler has checked."""
         reason = self._unfit(row.raw, row.pod.node, before)
         if not reason or row.outcome is None:
             return False
@@ -197,7 +197,10 @@ class MtgpuPods:
             self._cluster.hold(held)
 
     def _occupy(self, node: str, step: CreateOccupyPod | DeleteOccupyPod) -> bool:
-        """Create or delete an occupy pod. One without users stays, because a later MtgpuPod may need it."""
+        """Create an occupy pod, or delete one that has ended. Return whether anything changed.
+
+        An occupy pod without users stays, because a later MtgpuPod may need it.
+        """
         if isinstance(step, DeleteOccupyPod):
             gone = self._occupies[node, step.gpuid].ended
             if gone:
@@ -206,7 +209,7 @@ class MtgpuPods:
             return gone
         raw = occupy_pod(node, step.gpuid, self._settings)
         raw["metadata"]["uid"] = f"{mtgpu.OCCUPY_NAMESPACE}/{raw['metadata']['name']}"
-        # Until the occupy pod has a card, its users hold a share of every card. Those holdings must not block it.
+        # Until the occupy pod has a card, its users hold a share of every card, which must not block the occupy pod.
         waiting = [
             h for h in self._admitted.values() if (h.node, h.gpuid, h.shares[0].card) == (node, step.gpuid, None)
         ]
@@ -229,7 +232,7 @@ class MtgpuPods:
         return new or create
 
     def _make(self, row: _Row, card: Card) -> None:
-        """Create the MtgpuPod's own Pod, which runs at once."""
+        """Create the Pod of the MtgpuPod, which runs at once."""
         raw = own_pod(row.raw, row.pod, card.uuid, card.index)
         uid = f"{row.pod.uid}/pod"
         raw["metadata"]["uid"] = uid

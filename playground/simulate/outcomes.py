@@ -1,6 +1,7 @@
-"""What became of each submitted pod, what its containers get, and the JSON of both (docs/design/simulate.md).
+"""The result of a simulation: where each submitted pod is and what its containers get (docs/design/simulate.md).
 
-`pipeline` fills an `Outcome` per pod; `simulate_command` prints the `Result`.
+`pipeline` and `mtgpupod_plans` fill an `Outcome` for each pod; `simulate_command` prints the `Result`. The keys of
+`result_json` are documented and must stay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,12 @@ from playground.simulate.world import Raw
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one submitted pod.
+    """The result for one submitted pod.
 
-    node: "" for a pod that was denied or waits.
-    rejections: node → why the pod is not there.
+    node: "" for a denied or pending pod.
+    rejections: node → why the pod does not run there.
     kind: `MtgpuPod`, or "" for a Pod.
-    phase, reason: those in the status of an MtgpuPod, "" without one.
+    phase, reason: the values in the status of an MtgpuPod, "" for a Pod.
     """
 
     pod: Pod
@@ -82,7 +83,11 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A placed pod. `devices` are the node's, of all types; `gpus` are all its cards, partitioned or not."""
+    """A placed pod and the devices of its node.
+
+    devices: the devices that pods can get, of all types.
+    gpus: all cards, whether partitioned or not.
+    """
 
     pod: Pod
     request: GpuRequest
@@ -92,10 +97,10 @@ class Delivery:
     settings: Settings
 
     def containers(self) -> dict[str, Raw]:
-        """Return container → `cards`, `core`, `memory` and `env`; slices add `profile`, other devices `others`."""
+        """Return container → `cards`, `core`, `memory`, `env`, and `profile` for slices, `others` for other devices."""
         found: dict[str, Raw] = {}
-        for asked in self.request.containers:
-            found[asked.container] = self._cards(asked)
+        for container_request in self.request.containers:
+            found[container_request.container] = self._cards(container_request)
         for name in dict.fromkeys(other.container for other in self.request.others if is_slice(other.type)):
             found[name] = self._slices(name)
         for type, name, indexes in self.placement.others:
@@ -104,19 +109,19 @@ class Delivery:
                 row.setdefault("others", {})[type] = list(indexes)
         return found
 
-    def _cards(self, asked: ContainerRequest) -> Raw:
+    def _cards(self, request: ContainerRequest) -> Raw:
         known = cards_by_index(self.devices)
-        cards = [known[index] for index in self.placement.cards(asked.container)]
-        amounts = [asked.amount_on(card) for card in cards]
+        cards = [known[index] for index in self.placement.cards(request.container)]
+        amounts = [request.amount_on(card) for card in cards]
         return {
             "cards": [card.index for card in cards],
             "core": [percent(amount.core) for amount in amounts],
             "memory": [amount.memory for amount in amounts],
-            "env": self._environment(asked.container, cards),
+            "env": self._environment(request.container, cards),
         }
 
     def _slices(self, name: str) -> Raw:
-        """Return an entry per slice: its card, and its part of the card."""
+        """Return the profile of the slices, and for each slice its card and its share of the card."""
         slices = sorted(self._slices_of(name), key=lambda card: (card.type, card.index))
         names = dict.fromkeys(slice_of_resource(RESOURCE_PREFIX + s.type) or s.type for s in slices)
         return {
@@ -140,5 +145,5 @@ class Delivery:
         try:
             client = client_of(shares, self.gpus, enforce=own.enforce == "mps")
         except Unenforceable:
-            return env  # the node agent refuses to start the container; its placement is the same
+            return env  # the node agent does not start this container, but its placement is the same
         return {**env, **(client_edits(client, Path(own.mps_dir)).env if client else {})}

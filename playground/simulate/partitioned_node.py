@@ -1,7 +1,7 @@
 """The slices of a node of `mgpu simulate`, where every partition plan takes effect at once.
 
-`SimulatedCluster` has a `PartitionedNode` for each node, also for nodes without slices. It does what the node agent does:
-it gives positions to instances that are only counted, applies a pending plan with the agent's own functions, and
+`SimulatedCluster` has a `PartitionedNode` for each node, also for nodes without slices. It does what the node agent
+does: it gives positions to instances that are only counted, applies a pending plan with the agent's own functions, and
 writes the annotations.
 """
 

@@ -1,7 +1,7 @@
-"""Takes pod after pod through the pipeline: mutate, validate, filter, score, bind, allocate.
+"""Takes each pod through all steps: mutate, validate, filter, score, bind, allocate.
 
-Every step calls the function that mgpu's process calls; `fit` stands in for kube-scheduler.
-`simulate_command` calls `simulate`.
+`simulate_command` calls `simulate`. Every step calls the function that mgpu's process calls, so that the result is the
+same as in a cluster; `fit` replaces kube-scheduler.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,10 @@ _OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")
 
 
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
-    """Place the submitted pods of a world. `note` receives a line for everything odd about nodes and running pods."""
+    """Place the submitted pods of a world.
+
+    note: receives a line for each problem of a node or a running pod.
+    """
     simulation = _Simulation(world, settings, note)
     for name, node in simulation.cluster.partitioned.items():
         if node.problem:
@@ -50,6 +53,8 @@ def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> R
 
 
 class _Simulation:
+    """One simulation. `take_in` is called once, before the first `submit`."""
+
     def __init__(self, world: World, settings: Settings, note: Callable[[str], None]) -> None:
         self._settings = settings
         self._note = note
@@ -59,8 +64,8 @@ class _Simulation:
         self._mtgpupods = MtgpuPods(self.cluster, settings, self._names, self.submit, self._unfit)
 
     def take_in(self, world: World) -> None:
-        """Take in the running pods: first those with an allocation record, then late decisions for the others."""
-        running = self._without_unneeded(world)
+        """Add the running pods: first those with an allocation record, then the others by late binding decisions."""
+        running = self._without_unneeded_occupy_pods(world)
         nodes = self.cluster.partitioned.items()
         given = {name: {**world.given.get(name, {}), **node.reported_shares()} for name, node in nodes}
         unknown = {
@@ -77,13 +82,13 @@ class _Simulation:
             if pod.ended:
                 continue
             self.cluster.reserve(pod, raw, pod.node)
-            found = read_claim(pod, request, given.get(pod.node, {}).get(pod.uid, ()))
-            if found.holding:
-                self._hold(pod, request, found.holding)
-            if found.problem == NO_RECORD and isinstance(request, GpuRequest):
+            claim = read_claim(pod, request, given.get(pod.node, {}).get(pod.uid, ()))
+            if claim.holding:
+                self._hold(pod, request, claim.holding)
+            if claim.problem == NO_RECORD and isinstance(request, GpuRequest):
                 undecided.append((pod, request))
-            elif found.problem:
-                self._note(f"pod {pod.key}: {found.problem}")
+            elif claim.problem:
+                self._note(f"pod {pod.key}: {claim.problem}")
         for holding in unknown.values():
             self.cluster.hold(holding)
         self._mtgpupods.take_in(world.mtgpupods, running, self._note)
@@ -92,7 +97,7 @@ class _Simulation:
             odd = describe_missing_cards(holding, (state.card for state in self.cluster.devices(holding.node)))
             if odd:
                 self._note(f"pod {holding.key}: {odd}")
-        self._learn()
+        self._update_forecast()
         for pod, request in undecided:
             self._decide_late(pod, request)
         for raw in running:
@@ -104,8 +109,8 @@ class _Simulation:
         if isinstance(request, GpuRequest):
             self.cluster.forecast.pod_placed(pod, request)
 
-    def _without_unneeded(self, world: World) -> list[Raw]:
-        """Return the running pods without occupy pods that no MtgpuPod needs, which the controller deletes."""
+    def _without_unneeded_occupy_pods(self, world: World) -> list[Raw]:
+        """Return the running pods, except occupy pods that no MtgpuPod needs, which the controller would delete."""
         named = [read_pod(raw) for raw in (*world.mtgpupods, *world.submitted) if raw["kind"] == mtgpu.KIND]
         needed = {(pod.node, pod.annotations.get(mtgpu.GPUID)) for pod in named}
         running = []
@@ -124,9 +129,11 @@ class _Simulation:
         return view_nodes(self.cluster.ledger, self.cluster.partitions())
 
     def _unfit(self, raw: Raw, node: str, before: int) -> str:
-        """Return why the kubelet would refuse a Pod that was created with a node, "" where it would not.
+        """Return why the kubelet would reject a Pod that was created with a node, or "".
 
-        Taints and cordons do not count, because no scheduler has checked them.
+        Taints and cordons do not count, because no scheduler sees such a Pod.
+
+        before: the number of Pods that are admitted before this one in the same step.
         """
         known = {**self.cluster.raw[node], "spec": {}}
         used = add_requests(self.cluster.used[node], {"pods": before})
@@ -143,7 +150,7 @@ class _Simulation:
         else:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
-    def _learn(self) -> None:
+    def _update_forecast(self) -> None:
         if self.cluster.forecast.refresh():
             self._ranking.refresh()
 
@@ -158,7 +165,7 @@ class _Simulation:
         request = dialects.read_request(outcome.pod, self._settings)
         if request is not None:
             self.cluster.forecast.pod_added(outcome.pod, request)
-            self._learn()
+            self._update_forecast()
         placements = self._filter(outcome, raw, request)
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
@@ -171,7 +178,7 @@ class _Simulation:
 
     def _submit_mtgpupod(self, raw: Raw) -> Outcome:
         outcome = Outcome(read_pod(raw), dialect=mtgpu.NAME, kind=mtgpu.KIND)
-        outcome.denied = validate_mtgpupod_create(raw, self._settings) or _unreadable(raw)
+        outcome.denied = validate_mtgpupod_create(raw, self._settings) or _amount_problems(raw)
         if not outcome.denied:
             self._mtgpupods.submit(raw, outcome)
         return outcome
@@ -180,7 +187,7 @@ class _Simulation:
         outcome.dialect = next(iter(vocabularies(outcome.pod)), None)
         outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
         raw = jsonpatch.apply_patch(raw, outcome.patch)
-        outcome.denied = validate_create(raw, self._settings) or _unreadable(raw)
+        outcome.denied = validate_create(raw, self._settings) or _amount_problems(raw)
         if outcome.pod.key in self._names and not outcome.denied:
             outcome.denied = [Problem("metadata.name", "is the name of a Pod that was created for an MtgpuPod")]
         for warning in unknown_constraints(raw, None):
@@ -189,13 +196,13 @@ class _Simulation:
         return raw
 
     def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None) -> dict[str, Placement | None]:
-        """Return the nodes that the pod fits, each with its placement; None for a pod without GPUs.
+        """Return node → placement of the pod there, or None for a pod without GPUs, for the nodes that the pod fits.
 
-        The reasons of the other nodes go into the outcome. Where the pod fits no node, one is partitioned for it if
-        that makes it fit.
+        Stores the reasons of the other nodes in the outcome. If the pod fits no node, partitions one for it if that
+        makes it fit.
         """
         placements: dict[str, Placement | None] = {}
-        tried: list[str] = []
+        candidates: list[str] = []
         for name, node in self.cluster.raw.items():
             reasons = fit.fits(raw, node, self.cluster.used[name], _counted(node))
             if reasons:
@@ -205,10 +212,10 @@ class _Simulation:
             elif request is None:
                 placements[name] = None
             else:
-                tried.append(name)
+                candidates.append(name)
                 self._try(outcome, request, name, placements)
         if request is not None and not placements:
-            node_name = self.cluster.partition_for(outcome.pod, request, tried)
+            node_name = self.cluster.partition_for(outcome.pod, request, candidates)
             if node_name:
                 self._try(outcome, request, node_name, placements)
         points = self._ranking.points(GpuPod(outcome.pod, request), list(placements))
@@ -231,18 +238,18 @@ class _Simulation:
 
     def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
         gpuid = occupied_gpuid(pod, node)
-        view, group_cards = self.cluster.node_snapshot(node, pod.uid), self.cluster.group_cards(request, pod.uid)
+        snapshot = self.cluster.node_snapshot(node, pod.uid)
+        group_cards = self.cluster.group_cards(request, pod.uid)
         known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
         if nvidia_plugin.chooses_cards(known, request):
             ours = nvidia_plugin.indexes_used_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
-            refused = nvidia_plugin.rejection(request, known, view.cards, ours)
-            return refused or assess(
-                request, known, devices, self._settings
-            )  # one of the choices that NVIDIA's plugin has
+            rejection = nvidia_plugin.rejection(request, known, snapshot.cards, ours)
+            # The placement is one of those that NVIDIA's plugin may choose.
+            return rejection or assess(request, known, devices, self._settings)
         refusal = request.unmet_requirement(known) is None and self.cluster.slices_refusal(pod, request, node)
         if refusal:
             return refusal
-        foresight = Foresight(self.cluster.forecast.judges, view.free_resources, pod.cpu_memory)
+        foresight = Foresight(self.cluster.forecast.judges, snapshot.free_resources, pod.cpu_memory)
         return assess(request, known, devices, self._settings, foresight, group_cards=group_cards)
 
     def _bind(
@@ -260,8 +267,8 @@ class _Simulation:
         outcome.containers = Delivery(outcome.pod, request, placement, cards, gpus, self._settings).containers()
 
 
-def _unreadable(raw: Raw) -> list[Problem]:
-    """Return the problem of an amount that the API server would refuse."""
+def _amount_problems(raw: Raw) -> list[Problem]:
+    """Return the problem of an amount that the API server would reject, or []."""
     try:
         requests_of(raw)
     except QuantityError as error:
@@ -270,9 +277,9 @@ def _unreadable(raw: Raw) -> list[Problem]:
 
 
 def _counted(node: Raw) -> Callable[[str], bool]:
-    """Return whether `fit` compares a resource.
+    """Return a predicate: whether `fit` compares this resource on the node.
 
-    GPU resources follow from cards and labels instead; cpu, memory and pods count where the Node has an amount.
+    GPU resources follow from cards and labels instead. The resources of `_OPTIONAL` count if the Node states an amount.
     """
     there = allocatable(node)
     return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OPTIONAL)

@@ -1,4 +1,4 @@
-"""The command line of `mgpu simulate` and its table output."""
+"""The command line of `mgpu simulate` and its table output. `playground.simulate` exports `command`."""
 
 import os
 import sys
@@ -29,15 +29,18 @@ Examples:
 """
 
 
-class WithExperiment(click.Command):
-    """Makes `openb` as the first word a command of its own; everything else is files. A file of that name: ./openb."""
+class CommandWithExperiment(click.Command):
+    """A command that hands over to `openb` if that is the first argument. All other arguments are files.
+
+    A file of this name is given as `./openb`.
+    """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if args[:1] == ["openb"]:
             from playground.simulate.openb.openb_command import (
-                command as openb,  # it imports numpy, which files do not need
+                command as openb,  # imported here because it imports numpy, which a simulation of files does not need
             )
 
             return openb.make_context(f"{info_name} openb", args[1:], parent, **extra)
@@ -52,13 +55,13 @@ class WithExperiment(click.Command):
             formatter.write_dl([("openb", "How much of the GPUs a policy allocates as the pods of a trace arrive.")])
 
 
-@click.command(cls=WithExperiment, epilog=EXAMPLES)
+@click.command(cls=CommandWithExperiment, epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Overrides cardPolicy of the settings.")
 @click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Overrides nodePolicy of the settings.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--fail-on-pending", is_flag=True, help="Exit with 1 where a pod finds no node.")
+@click.option("--fail-on-pending", is_flag=True, help="Exit with 1 if a pod finds no node.")
 def command(
     files: tuple[str, ...],
     config: Path | None,
@@ -71,8 +74,8 @@ def command(
     """Place the pods of FILEs on their nodes without a cluster: would they fit, where, and why not.
 
     Files hold Kubernetes objects (Node, Device, Pod, MtgpuPod, Deployment, StatefulSet, Job, List) in YAML or JSON;
-    `-` is standard input. Pods with spec.nodeName run already, and so do MtgpuPods with status.BoundDeviceID; the
-    others are submitted in order. Exit code 0 whenever the input could be read, else 2.
+    `-` is standard input. Pods with spec.nodeName and MtgpuPods with status.BoundDeviceID are running already; the
+    others are submitted in order. The exit code is 0 if the input could be read, otherwise 2.
     """
     settings = read_settings(config, os.environ, {"card_policy": card_policy, "node_policy": node_policy})
     world = read_world(read(files, sys.stdin), _note, settings)
@@ -80,7 +83,7 @@ def command(
     if output == "json":
         click.echo(orjson.dumps(result_json(result), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console(highlight=False).print(_shown(result))
+        Console(highlight=False).print(_render(result))
     if fail_on_pending and any(outcome.pending for outcome in result.outcomes):
         raise SystemExit(1)
 
@@ -89,14 +92,14 @@ def _note(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _shown(result: Result) -> Group:
+def _render(result: Result) -> Group:
     widest = max((len(_name(outcome)) for outcome in result.outcomes), default=0)
     lines = [line for outcome in result.outcomes for line in _lines(outcome, widest)]
     return Group(*lines, Text(), card_map(result.nodes))
 
 
 def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
-    """Yield a line with the pod and its node; for a denied or waiting pod, a line per reason below it."""
+    """Yield a line with the pod and its node, and for a denied or pending pod a line below it for each reason."""
     pod = _name(outcome).ljust(width)
     if outcome.denied:
         yield Text.assemble(f"{pod}   ", ("denied", "red"))

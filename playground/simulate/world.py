@@ -1,6 +1,7 @@
-"""Reads the input of `mgpu simulate`: nodes with their cards, pods that run already, pods to be placed.
+"""Reads the input of `mgpu simulate`: nodes with their cards, running pods, and pods to place.
 
-`read` parses files into documents, `read_world` checks them and sorts them. Every error names the document it is in.
+`simulate_command` calls `read`, which parses files into documents, and `read_world`, which checks and sorts them. Every
+error must name the document in which it was found.
 """
 
 import json
@@ -42,17 +43,17 @@ class Document:
     def name(self) -> str:
         return str(self.raw["metadata"].get("name") or "")
 
-    def wrong(self, path: str, message: str) -> BadObject:
+    def error_at(self, path: str, message: str) -> BadObject:
         return BadObject([Problem(f"{self.where}: {path}", message)])
 
-    def blame(self, error: BadObject) -> BadObject:
-        """Return the first problem of an error as an error that names this document."""
+    def error_from(self, error: BadObject) -> BadObject:
+        """Return an error with the first problem of `error` and the name of this document."""
         first = error.problems[0]
-        return self.wrong(first.field, first.message)
+        return self.error_at(first.field, first.message)
 
 
 class _Loader(yaml.CSafeLoader):
-    """Reads YAML as the API server does: dates are text."""
+    """A YAML loader that reads dates as text, as the API server does."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -117,13 +118,13 @@ _CARDS_PATH = f"metadata.annotations[{CARDS_ANNOTATION}]"
 
 @dataclass(slots=True)
 class World:
-    """What the documents describe.
+    """The objects of the documents.
 
     nodes, cards: by the name of the node.
-    given: node → UID → what the kubelet itself gave to the pod.
-    running: pods with a node, in file order.
+    given: node → UID → the shares that the kubelet chose for the pod, from its checkpoint.
+    running: the pods with a node, in file order.
     submitted: the other pods, and MtgpuPods without a card, in file order.
-    mtgpupods: MtgpuPods that have a card or have ended.
+    mtgpupods: the MtgpuPods that have a card or have ended.
     """
 
     nodes: dict[str, Raw] = field(default_factory=dict)
@@ -134,33 +135,33 @@ class World:
     mtgpupods: list[Raw] = field(default_factory=list)
 
 
-def read_world(documents: Iterable[Document], skipped: Callable[[str], None], settings: Settings) -> World:
+def read_world(documents: Iterable[Document], note: Callable[[str], None], settings: Settings) -> World:
     """Sort documents into a world. Raises BadObject with one problem.
 
     Args:
-        skipped: receives a line for every object that plays no part.
+        note: receives a line for every object that is ignored.
     """
     found = list(documents)
     world = World()
-    for document in _of(found, "Node"):
+    for document in _of_kind(found, "Node"):
         _add_node(world, document)
-    for document in _of(found, "Device"):
+    for document in _of_kind(found, "Device"):
         _add_device(world, document)
     for name in world.nodes:
         world.cards.setdefault(name, dialects.cards_from_capacity(read_node(world.nodes[name]), settings))
-    for document in _of(found, "ConfigMap"):
-        _mark(world, document, skipped)
+    for document in _of_kind(found, "ConfigMap"):
+        _mark_unhealthy_cards(world, document, note)
     seen: dict[tuple[str, str, str], str] = {}
     for document in found:
         pods = _pods(document)
         if pods is None and document.kind not in ("Node", "Device", "ConfigMap"):
-            skipped(f"{document.where}: {document.kind} {document.name} is skipped; it plays no part in a simulation")
+            note(f"{document.where}: {document.kind} {document.name} is ignored: it has no effect on a simulation")
         for raw in pods or ():
             _add_pod(world, document, raw, seen)
     return world
 
 
-def _of(documents: Iterable[Document], kind: str) -> list[Document]:
+def _of_kind(documents: Iterable[Document], kind: str) -> list[Document]:
     return [document for document in documents if document.kind == kind]
 
 
@@ -169,41 +170,41 @@ def _add_node(world: World, document: Document) -> None:
         node = read_node(document.raw)
         allocatable(document.raw)
     except BadObject as error:
-        raise document.blame(error) from error
+        raise document.error_from(error) from error
     except QuantityError as error:
-        raise document.wrong("status.allocatable", str(error)) from error
+        raise document.error_at("status.allocatable", str(error)) from error
     if not node.name:
-        raise document.wrong("metadata.name", "is missing")
+        raise document.error_at("metadata.name", "is missing")
     if node.name in world.nodes:
-        raise document.wrong("metadata.name", f"a node named {node.name} is there already")
+        raise document.error_at("metadata.name", f"a node named {node.name} is there already")
     world.nodes[node.name] = document.raw
     listed = node.annotations.get(CARDS_ANNOTATION)
     if listed is not None:
         try:
             world.cards[node.name] = device_object.read_card_list(json.loads(listed), node.name, _CARDS_PATH)
         except ValueError as error:
-            raise document.wrong(_CARDS_PATH, f"is not JSON: {error}") from error
+            raise document.error_at(_CARDS_PATH, f"is not JSON: {error}") from error
         except BadObject as error:
-            raise document.blame(error) from error
+            raise document.error_from(error) from error
 
 
 def _add_device(world: World, document: Document) -> None:
     name = document.name
     if name not in world.nodes:
-        raise document.wrong("metadata.name", f"a Device needs a Node of its name; there is none named {name!r}")
+        raise document.error_at("metadata.name", f"a Device needs a Node of its name; there is none named {name!r}")
     if name in world.cards:
         other = f"the Node's annotation {CARDS_ANNOTATION}"
         if CARDS_ANNOTATION not in (world.nodes[name]["metadata"].get("annotations") or {}):
             other = "another Device of its name"
-        raise document.wrong("metadata.name", f"the cards of {name} are defined in {other} already")
+        raise document.error_at("metadata.name", f"the cards of {name} are defined in {other} already")
     try:
         world.cards[name] = device_object.read_device(document.raw)
         world.given[name] = shares_by_pod(read_entries(document.raw))
     except BadObject as error:
-        raise document.blame(error) from error
+        raise document.error_from(error) from error
 
 
-def _mark(world: World, document: Document, skipped: Callable[[str], None]) -> None:
+def _mark_unhealthy_cards(world: World, document: Document, note: Callable[[str], None]) -> None:
     """Mark the cards that a list of unhealthy cards names (docs/design/gpushare.md); a malformed list marks none."""
     listed = dialects.unhealthy_list_of(document.raw)
     if listed is None or listed[0] not in world.cards:
@@ -212,7 +213,7 @@ def _mark(world: World, document: Document, skipped: Callable[[str], None]) -> N
     try:
         world.cards[node] = mark_unhealthy(world.cards[node], lists.cards_of(document.raw))
     except BadObject as error:
-        skipped(f"{document.where}: ConfigMap {document.name} marks no card: {error}")
+        note(f"{document.where}: ConfigMap {document.name} marks no card: {error}")
 
 
 def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, str, str], str]) -> None:
@@ -222,20 +223,20 @@ def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, s
         if pod.node and not named:  # admission refuses a malformed amount in the others
             requests_of(raw)
     except BadObject as error:
-        raise document.blame(error) from error
+        raise document.error_from(error) from error
     except QuantityError as error:
-        raise document.wrong("spec.containers", str(error)) from error
+        raise document.error_at("spec.containers", str(error)) from error
     if not pod.name:
-        raise document.wrong("metadata.name", "is missing")
+        raise document.error_at("metadata.name", "is missing")
     if not pod.containers and not named:
-        raise document.wrong("spec.containers", "a pod needs at least one container")
+        raise document.error_at("spec.containers", "a pod needs at least one container")
     key = (raw["kind"], pod.namespace, pod.name)
     if key in seen:
         kind = f"an {KIND}" if named else "a pod"
-        raise document.wrong("metadata.name", f"{kind} named {pod.key} is there already, in {seen[key]}")
+        raise document.error_at("metadata.name", f"{kind} named {pod.key} is there already, in {seen[key]}")
     seen[key] = document.where
     if pod.node and pod.node not in world.nodes:
-        raise document.wrong("spec.nodeName", f"no node is named {pod.node!r}")
+        raise document.error_at("spec.nodeName", f"no node is named {pod.node!r}")
     if named:
         bound = (raw.get("status") or {}).get("BoundDeviceID")
         (world.mtgpupods if bound or pod.ended else world.submitted).append(raw)
@@ -255,7 +256,7 @@ def _pods(document: Document) -> list[Raw] | None:
     spec = raw.get("spec")
     template = spec.get("template") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(template, dict):
-        raise document.wrong("spec.template", "is missing")
+        raise document.error_at("spec.template", "is missing")
     namespace = raw["metadata"].get("namespace")
     meta = {**(template.get("metadata") or {}), **({"namespace": namespace} if namespace else {})}
     return [
@@ -271,7 +272,7 @@ def _replicas(document: Document, spec: Raw) -> int:
     for key in limits:
         value = spec.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 100_000):
-            raise document.wrong(f"spec.{key}", f"must be an integer of at least 0, not {value!r}")
+            raise document.error_at(f"spec.{key}", f"must be an integer of at least 0, not {value!r}")
     return 1 if spec.get(limits[0]) is None else min(counts)
 
 

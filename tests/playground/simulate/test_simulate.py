@@ -279,7 +279,7 @@ def test_other_kinds_are_skipped_with_a_line_each() -> None:
     config = {"kind": "ConfigMap", "metadata": {"name": "c"}}
     result = run("-", objects=[service, config])
     assert result.exit_code == 0
-    assert result.stderr == "<stdin>: document 1: Service s is skipped; it plays no part in a simulation\n"
+    assert result.stderr == "<stdin>: document 1: Service s is ignored: it has no effect on a simulation\n"
 
 
 @pytest.mark.parametrize("policy", ["fragmentation", "fgd"])
