@@ -16,8 +16,8 @@ EVERYBODY = pytest.mark.parametrize("account", ["webhook", "scheduler", "devicep
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_forbidden_to_us() -> None:
-    """In place of the check of conftest.py: here refusals are what is asked for."""
+def _no_request_is_refused() -> None:
+    """Replace the check of conftest.py: this module expects refusals."""
 
 
 @pytest.fixture(scope="module")
