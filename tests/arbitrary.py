@@ -1,4 +1,4 @@
-"""JSON that nobody meant."""
+"""Strategies for arbitrary JSON, with the keys of Kubernetes objects among others. Property tests use it."""
 
 from hypothesis import strategies as st
 
@@ -14,4 +14,4 @@ JSON = st.recursive(
     max_leaves=25,
 )
 PARTS = st.fixed_dictionaries({}, optional={"metadata": JSON, "spec": JSON, "status": JSON})
-"""Half good: arbitrary JSON alone rarely has anything where the rules look."""
+"""Objects with valid top-level keys. Arbitrary JSON alone rarely has any of the fields that are read."""

@@ -224,7 +224,7 @@ class Rig:
                 self.bind(raw, node)
 
     def bind(self, raw: Raw, node: str) -> str:
-        """Why it cannot be; "": it is."""
+        """Bind the pod to the node. Return why that is impossible, or "" if it is bound."""
         cordoned = self.cluster.get(f"/api/v1/nodes/{node}")["spec"].get("unschedulable")
         if cordoned and not raw["spec"].get("affinity"):
             return "cordoned"
@@ -244,7 +244,7 @@ class Rig:
         return ""
 
     def run(self, name: str) -> None:
-        """The kubelet does what is to be done."""
+        """Do what the kubelet of this node has to do now."""
         node = self.nodes[name]
         for raw in self.cluster.all(PODS):
             if raw["spec"].get("nodeName") != name:

@@ -84,7 +84,7 @@ class Wire:
 
 
 def _nothing() -> None:
-    """Nobody does anything."""
+    """Do nothing."""
 
 
 class Plugins:
@@ -199,7 +199,7 @@ class Node:
                 (self.pods.take if what == "changed" else self.pods.drop)(raw)
 
     def look(self) -> None:
-        """One look of the agent; one that is cut short is followed by others."""
+        """Run one pass of the agent. The agent retries a pass that fails."""
         heard = not any(kind == "nodes" and raw["metadata"]["name"] == self.name for kind, _, raw in self.events)
         try:
             self.agent.reconcile()

@@ -304,7 +304,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def those_that_waited_are_served_in_order(self) -> None:
-        """Nobody gets a share of a GPUID before who came earlier and waited for it when all had come to rest."""
+        """An MtgpuPod that came later gets no share of a GPUID before one that already waited at the last rest."""
         now = {pod.uid: pod for pod in self.mtgpupods()}
         self.queue = [pod for pod in self.queue if pod.uid in now and not now[pod.uid].deleting]
         self.queue = [pod for pod in self.queue if not (now[pod.uid].card_uuid or self.is_barred(pod))]
@@ -363,14 +363,14 @@ class Machine(RuleBasedStateMachine):
                 passed.add((pod.node, pod.gpuid))
 
     def is_barred(self, pod: MtgpuPod) -> bool:
-        """Its node takes nobody, or somebody has a name that it needs."""
+        """Return whether its node takes no pods, or a foreign pod has a name that it needs."""
         if pod.node not in self.rig.nodes or self.rig.cluster.get(f"/api/v1/nodes/{pod.node}")["spec"].get(_CORDON):
             return True
         own, occupy = self.rig.pod(pod.name), self.rig.occupy(pod.gpuid, pod.node)
         return (own is not None and _is_foreign(own)) or (occupy is not None and _is_foreign(occupy))
 
     def is_free(self, pod: MtgpuPod, node: Node) -> bool:
-        """Whether there is a place for it: on its GPUID's card, else on one that nobody has."""
+        """Return whether it fits on its GPUID's card, or, if the GPUID has none, whether a card is free."""
         its = [other for other in self.mtgpupods() if (other.node, other.gpuid) == (pod.node, pod.gpuid)]
         its = [other for other in its if self.holds(other)]
         if its:

@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([16, 70]))
     def time_passes(self, seconds: int) -> None:
-        """Pods lose what was kept for them, and slices under MPS are undone that nobody uses."""
+        """Reservations of pods expire, and MPS slices that are not in use are removed."""
         self.rig.clock.now += seconds
 
     @rule()
@@ -240,7 +240,7 @@ class Machine(RuleBasedStateMachine):
     # What must hold.
 
     def bound(self, raw: Raw) -> None:
-        """A pod is bound to slices that are there, and that nobody else has."""
+        """Check that the pod is bound to slices that exist and that no other pod has."""
         node, uid, places = self.rig.nodes[raw["spec"]["nodeName"]], raw["metadata"]["uid"], places_of(raw)
         assert places, "a pod is bound without a record"
         assert not {*places} & self.in_use(node, uid), "a slice is given away while it is in use"
@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
             self.is_sound(node)
 
     def is_sound(self, node: Node) -> None:
-        """All that pods have, and what was left behind beside it, can be on the cards together."""
+        """Check that the slices of pods and of remnants fit on the cards together."""
         records = [place for raw in self.rig.pods(node.name) for place in places_of(raw)]
         held = {place for places in self.held(node).values() for place in places}
         for card in node.gpus:

@@ -1,6 +1,11 @@
-"""What the end-to-end tests do and look at, through the Kubernetes Python client."""
+"""Creates and reads pods of a cluster for the end-to-end tests, as users do with the Kubernetes Python client.
+
+The fixture `bench` of conftest.py provides a `Bench`. It polls through `mgpu.kube.Api`, whose calls take much less CPU
+than those of the Python client.
+"""
 
 import json
+import shutil
 from typing import Any
 
 from kubernetes import client, config
@@ -24,7 +29,10 @@ _GPU = {CORE, "aliyun.com/gpu-mem", "nvidia.com/gpu"} | {
 
 
 def asking(name: str, *, requests: bool = False, **amounts: object) -> Json:
-    """A pod whose container `c` asks in any vocabulary: `asking("p", gpu_mem=8)`, in limits or in requests alone."""
+    """Return a pod whose container `c` requests these amounts: `asking("p", gpu_mem=8)`.
+
+    requests: name the amounts in the requests alone, instead of in the limits.
+    """
     resources = {_NAMES[key]: str(amount) for key, amount in amounts.items()}
     own = {"name": "c", "image": "cuda", "resources": {"requests" if requests else "limits": resources}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [own]}}
@@ -44,7 +52,7 @@ _NAMES = {
 
 
 def share(name: str, core: int = 30, mib: int | None = 4096, **spec: Any) -> Json:
-    """A pod with one container, `c`."""
+    """Return an mGPU pod with one container, `c`."""
     limits = {CORE: str(core)} | ({} if mib is None else {MEMORY: str(mib)})
     own = {"name": "c", "image": "cuda", "resources": {"limits": limits}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [own], **spec}}
@@ -56,10 +64,14 @@ def _of_gpu(pod: Any) -> list[Any]:
 
 
 class Bench:
+    """The pods of the namespace `default` in one cluster."""
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         configuration = client.Configuration()
         config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
+        # `Api.connect` removes the temporary file that the library has written.
+        configuration.ssl_ca_cert = str(shutil.copy(str(configuration.ssl_ca_cert), cluster.folder / "bench-ca.crt"))
         self._client = client.ApiClient(configuration)
         self.core = client.CoreV1Api(self._client)
         self.samples = Samples(cluster.api, load_settings())
@@ -71,11 +83,16 @@ class Bench:
         return self.core.read_namespaced_pod(name, "default")
 
     def runs(self, name: str, seconds: float = 60.0) -> Any:
-        """The pod, as soon as it runs."""
-        return until(lambda: (pod := self.pod(name)).status.phase == "Running" and pod, seconds)
+        """Return the pod as soon as it runs."""
+        until(lambda: self.raw(name)["status"].get("phase") == "Running", seconds)
+        return self.pod(name)
+
+    def raw(self, name: str) -> Json:
+        """Return the pod as the API server has it."""
+        return self.cluster.api.get(f"{PODS}/{name}")
 
     def delete(self, name: str) -> None:
-        """And wait until it is gone."""
+        """Delete the pod and wait until it is gone."""
         self.core.delete_namespaced_pod(name, "default")
         until(lambda: name not in self.names())
 
@@ -90,7 +107,7 @@ class Bench:
         return [pod for pod in pods if pod.spec.node_name]
 
     def cards(self, name: str) -> dict[str, list[int]]:
-        """Container → card indexes, as the pod's annotations say in whichever vocabulary."""
+        """Return container → card indexes, from the pod's allocation record in any vocabulary."""
         pod = self.pod(name)
         annotations = pod.metadata.annotations or {}
         if GPUSHARE in annotations:
@@ -105,7 +122,7 @@ class Bench:
         return {container: sorted(map(int, value.split(","))) for container, value in found.items()}
 
     def sees(self, name: str) -> dict[str, list[int]]:
-        """Container → card indexes, as the logs of its GPU containers say; each must name cards of its own node."""
+        """Return container → card indexes, from the logs of its GPU containers. All must be cards of the pod's node."""
         pod = self.pod(name)
         prefix = f"GPU-{pod.spec.node_name}-"
         seen = {}
@@ -116,24 +133,24 @@ class Bench:
         return seen
 
     def environment(self, name: str, container: str) -> dict[str, str]:
-        """What the container sees: its log."""
+        """Return the environment of the container, which is its log."""
         text = self.core.read_namespaced_pod_log(name, "default", container=container)
-        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)  # the others are mounts
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)  # other lines are mounts
 
     def exact(self, name: str) -> None:
-        """The pod runs, and every container has exactly the cards of its record."""
+        """Check that the pod runs, and that every container sees exactly the cards of the pod's record."""
         self.runs(name)
         assert self.cards(name)
         assert self.sees(name) == self.cards(name)
 
     def waits(self, name: str) -> str:
-        """Why the pod has no node."""
+        """Return why the pod has no node, as soon as its condition says it."""
 
-        def found() -> str:
-            rows = self.pod(name).status.conditions or ()
-            return next((r.message or "" for r in rows if (r.type, r.status) == ("PodScheduled", "False")), "")
+        def find_reason() -> str | None:
+            rows = self.raw(name)["status"].get("conditions") or ()
+            return next((r.get("message") for r in rows if (r["type"], r["status"]) == ("PodScheduled", "False")), None)
 
-        return until(found)
+        return until(find_reason)
 
     def events(self, name: str, reason: str) -> list[str]:
         selector = f"involvedObject.name={name},reason={reason}"
@@ -141,7 +158,7 @@ class Bench:
         return [event.message for event in events]
 
     def within_capacity(self) -> bool:
-        """Whether no card is over what it has."""
+        """Return whether no card is overcommitted."""
         return all(
             state.core_used <= state.card.core and state.memory_used <= state.card.memory
             for states in self.samples.states().values()
@@ -149,11 +166,11 @@ class Bench:
         )
 
     def clear(self) -> None:
-        """Delete all pods and what was said of them."""
+        """Delete all pods and their events."""
         for name in self.names():
-            self.core.delete_namespaced_pod(name, "default")
+            self.cluster.api.delete(f"{PODS}/{name}")
         until(lambda: not self.names())
-        self.core.delete_collection_namespaced_event("default")
+        self.cluster.api.delete("/api/v1/namespaces/default/events")
 
     def close(self) -> None:
         self._client.rest_client.pool_manager.clear()

@@ -1,4 +1,4 @@
-"""Clusters that a slow machine does not change."""
+"""Starts clusters whose behaviour does not depend on how busy the machine is."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ _BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations
 
 @contextmanager
 def patient(nodes: Sequence[NodeSpec], **options: Any) -> Iterator[Cluster]:
-    """A cluster whose bindings wait for our admission, and whose kubelets try again soon.
+    """Start a cluster whose bindings wait for mgpu's admission, and whose kubelets retry soon.
 
-    Beside other work a machine may need more than the one second that a binding is given; then it would be let through,
-    and the pod's cards decided late. options: as of `Cluster`.
+    A busy machine may need longer than the one second after which the API server accepts a binding without admission;
+    the scheduler would then decide the pod's cards late. options: those of `Cluster`.
     """
     with Cluster(nodes, **{"kubelet": {"retry_seconds": 0.2}, **options}) as cluster:
         cluster.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)

@@ -1,7 +1,8 @@
-"""One cluster of two nodes for most modules: the three real processes, and everything else of the playground.
+"""Fixtures of the end-to-end tests: a cluster with the three real processes, and clients of it.
 
-Starting a cluster takes seconds of CPU, so that the modules of one pytest process share it. In every cluster the
-processes have only the rights of manifests/base/rbac.yaml.
+Most modules use `shared_cluster`. A start takes 1 to 5 seconds of CPU, so the modules that run in one pytest process
+share it. It ends with the last of them, because even an idle cluster takes CPU. A module that needs other nodes or
+settings overrides `cluster`. In every cluster the processes have only the rights of manifests/base/rbac.yaml.
 """
 
 import os
@@ -25,7 +26,7 @@ Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a failure goes what the processes said last: what happens once in a hundred runs must tell of itself."""
+    """Add the last log lines of the processes to the report of a failed test, which may never fail again."""
     report = yield
     if report.failed:
         values = item.funcargs.values()
@@ -59,31 +60,40 @@ def _no_request_is_refused() -> Iterator[None]:
     assert refused == []
 
 
-@pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[Cluster]:
-    with patient(make_nodes(2, 4)) as cluster:
+@pytest.fixture(scope="package")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes of four cards, whose processes accept calls from their API server alone."""
+    config = tmp_path_factory.mktemp("shared") / "mgpu.yaml"
+    config.write_text("webhook: {apiServers: [127.0.0.1]}\nscheduler: {apiServers: [127.0.0.1]}\n")
+    with patient(make_nodes(2, 4), config=config) as cluster:
         yield cluster
         assert _refused(cluster) == []
 
 
 @pytest.fixture(scope="module")
 def cluster(shared_cluster: Cluster) -> Cluster:
-    """The cluster of the module. Modules that need another one, or that leave more than Pods behind, override this."""
+    """The cluster of a module. A module that needs another one, or that leaves more than Pods behind, overrides it."""
     return shared_cluster
 
 
+@pytest.fixture(scope="module")
+def module_bench(cluster: Cluster) -> Iterator[Bench]:
+    """The clients of the module's cluster; creating them takes longer than most tests use them."""
+    bench = Bench(cluster)
+    yield bench
+    bench.close()
+
+
 @pytest.fixture
-def bench(cluster: Cluster) -> Iterator[Bench]:
-    """Starts and ends with no pods and idle cards."""
-    made = Bench(cluster)
-    yield made
-    made.clear()
-    made.close()
+def bench(module_bench: Bench) -> Iterator[Bench]:
+    """The clients of a cluster that has no pods, neither before nor after the test."""
+    yield module_bench
+    module_bench.clear()
 
 
 @pytest.fixture
 def stolen(cluster: Cluster, account: str) -> Iterator[Api]:
-    """A connection with the token of a process: webhook, scheduler or deviceplugin."""
+    """A connection with the token of `account`, which is webhook, scheduler or deviceplugin."""
     api = cluster.connect(account)
     yield api
     api.close()
@@ -91,7 +101,7 @@ def stolen(cluster: Cluster, account: str) -> Iterator[Api]:
 
 @pytest.fixture
 def kubectl(cluster: Cluster, tmp_path: Path) -> Kubectl:
-    """Runs real kubectl as the administrator."""
+    """A function that runs kubectl as the administrator."""
     found = shutil.which("kubectl")
     if not found:
         pytest.skip("kubectl is not installed")

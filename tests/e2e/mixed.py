@@ -1,4 +1,7 @@
-"""Pods of all five vocabularies on three nodes, and what must hold of them after something was lost meanwhile."""
+"""Creates pods of all five vocabularies on three nodes, and checks them after a process was lost meanwhile.
+
+`test_losses` uses it.
+"""
 
 import json
 import time
@@ -24,15 +27,15 @@ NODES = [
     NodeSpec(SHARED, [{**_A100, "count": CARDS[SHARED]}], dict(MGPU), partitioning=MPS),
 ]
 SECONDS = 120.0
-"""A bound for a busy machine; a few seconds are enough on an idle one."""
+"""A bound for a busy machine. An idle one needs a few seconds."""
 Loss = tuple[Callable[[], object], Callable[[], object]]
-"""How it is lost and how it comes back."""
+"""(function that stops a process, function that starts it again)"""
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """One object that is to be created; large: it fits nowhere."""
+    """An object to create. large: it fits on no node."""
 
     raw: Json
     large: bool = False
@@ -56,7 +59,7 @@ def _slice(name: str, resource: str, count: int = 1) -> Json:
 
 
 def wanted() -> list[Wanted]:
-    """Round by round one of every kind, so that each kind is asked for before and after the middle."""
+    """Return the objects in rounds with one of every kind, so that each kind is created before and after a loss."""
     found = []
     for i in range(3):
         pods = [share(f"mgpu-{i}"), asking(f"gpushare-{i}", gpu_mem=16), asking(f"koordinator-{i}", gpu=25)]
@@ -74,13 +77,13 @@ def _large() -> list[Wanted]:
 
 
 class Mixed:
-    """Starts with nothing on the cluster, and ends so."""
+    """Pods and MtgpuPods of a cluster that has none at first, and none after `clear`."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench, self.cluster, self.api, self.named = bench, bench.cluster, bench.cluster.api, Named(bench)
 
     def create(self, one: Wanted) -> bool:
-        """Whether the API server has it. What it took before its answer was lost, it has already."""
+        """Return whether the API server has stored the object, now or in an attempt whose answer was lost."""
         try:
             self.api.create(one.collection, one.raw)
         except Unreachable:
@@ -92,7 +95,7 @@ class Mixed:
         return True
 
     def create_all(self, losses: Sequence[Loss]) -> None:
-        """Some before each loss and some while it lasts; as controllers do it, what is refused is tried again later."""
+        """Create objects before and during each loss. At the end retry those that failed, as controllers do."""
         objects, left = wanted(), []
         size = -(-len(objects) // (2 * len(losses)))
         for i, (lose, bring_back) in enumerate(losses):
@@ -104,8 +107,9 @@ class Mixed:
             until(lambda one=one: self.create(one))  # type: ignore[misc]
 
     def settle(self) -> set[str]:
-        """Wait until all that fits runs, and all else says why not. A pod that the kubelet did not admit is made anew,
-        as its controller would: those are returned.
+        """Wait until every object that fits runs, and every other one has a reason.
+
+        Return the names of the pods that the kubelet rejected. They are created again, as their controllers would.
         """
         again: set[str] = set()
         deadline = time.monotonic() + SECONDS
@@ -114,12 +118,12 @@ class Mixed:
             for one, _ in missing:
                 if self._rejected(one):
                     again.add(one.name)
-                    self._make_anew(one)
+                    self._create_again(one)
             time.sleep(_POLL_SECONDS)
         return again
 
     def _status(self) -> dict[Wanted, Json]:
-        """Of all that are wanted; {}: it is not there."""
+        """Return object → status, {} if the object does not exist."""
         found = {
             (collection, raw["metadata"]["name"]): raw.get("status") or {}
             for collection in (PODS, MTGPUPODS)
@@ -139,15 +143,13 @@ class Mixed:
         status = self._get(f"{PODS}/{one.name}").get("status") or {}
         return bool(status.get("phase") == "Failed" and status.get("reason") == "UnexpectedAdmissionError")
 
-    def _make_anew(self, one: Wanted) -> None:
+    def _create_again(self, one: Wanted) -> None:
         self.api.delete(f"{one.collection}/{one.name}")
         until(lambda: not self._get(f"{one.collection}/{one.name}"))
         until(lambda: self.create(one))
 
     def check(self) -> None:
-        """Every container that was ever started for these pods saw what its pod's record says, and nothing is given
-        out twice.
-        """
+        """Check that every container ever started saw the cards of its pod's record, and that no card is held twice."""
         uids, places, groups = {}, Counter[tuple[str, str]](), dict[str, set[str]]()
         for one in wanted():
             if one.large:
@@ -173,7 +175,7 @@ class Mixed:
                     yield *uids[container.uid], container.env
 
     def _recorded(self, one: Wanted, pod: Json) -> tuple[list[str], list[tuple[str, str]]]:
-        """(what its container is to see, the places of slices that it has)."""
+        """Return (the devices that its container must see, the places of its slices)."""
         node, annotations = pod["spec"]["nodeName"], pod["metadata"].get("annotations") or {}
         if one.collection == MTGPUPODS:
             return [self.named.status(one.name)["BoundDeviceID"]], []
@@ -185,7 +187,7 @@ class Mixed:
         return sorted({self._device(node, place) for place in taken}), [(node, place) for place in taken]
 
     def _device(self, node: str, place: str) -> str:
-        """What a container sees of a slice at `card:start`."""
+        """Return the UUID that a container sees of the slice at `card:start`."""
         card, _, start = place.partition(":")
         if node == SHARED:
             return f"GPU-{node}-{card}"
@@ -194,7 +196,7 @@ class Mixed:
         return uuid
 
     def clear(self) -> None:
-        """Delete everything; then nothing may be left of it, and every card can be had."""
+        """Delete everything, and check that no CDI file remains and that every card can be used again."""
         self.named.clear()
         until(lambda: not any(list((self.cluster.folder / node / "cdi").iterdir()) for node in CARDS))
         fill = [_on_pool(asking("all", nvidia=CARDS[POOL])), _slice("cut", "mig-7g.80gb", CARDS[CUT])]
@@ -214,6 +216,6 @@ def _is_settled(one: Wanted, status: Json) -> bool:
 
 
 def _group(one: Wanted) -> str:
-    """The name of those that may share cards."""
+    """Return the name of the group of objects that may share cards."""
     kind = one.name.partition("-")[0]
     return "shares" if kind in ("mgpu", "gpushare", "koordinator") else kind

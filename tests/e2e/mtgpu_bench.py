@@ -1,4 +1,4 @@
-"""MtgpuPods end to end: what is done with them and looked at, beside `Bench`."""
+"""Creates and reads MtgpuPods of a cluster for the end-to-end tests. `Bench` does the same for Pods."""
 
 import json
 import os
@@ -17,20 +17,20 @@ from tests.waiting import until
 A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi", "count": 2}
 OURS = NodeSpec("mtgpu-1", [A100], dict(MGPU))
 STOCK = NodeSpec("stock-1", [A100], dict(MGPU), nvidia_plugin=True)
-"""Whole cards there are NVIDIA's plugin's to give out, as the seed has it."""
+"""A node whose whole cards NVIDIA's device plugin serves."""
 MTGPUPODS = "/apis/lsalab.nthu/v1/namespaces/default/mtgpupods"
 PODS = "/api/v1/namespaces/default/pods"
 OCCUPYING = "/api/v1/namespaces/kube-system/pods"
 
 
 def find_kubectl() -> str:
-    """On the PATH or where KUBEBUILDER_ASSETS has it; "": nowhere."""
+    """Return the path of kubectl, from PATH or KUBEBUILDER_ASSETS, or "" if neither has it."""
     folder = os.environ.get("KUBEBUILDER_ASSETS", "")
     return shutil.which("kubectl") or (shutil.which("kubectl", path=folder) if folder else None) or ""
 
 
 def mtgpupod(name: str, gpuid: str, request: str, node: str = OURS.name, gib: int = 1, **spec: Any) -> Json:
-    """An MtgpuPod whose container is `c`."""
+    """Return an MtgpuPod with one container, `c`."""
     share = {"gpu_request": request, "gpu_limit": "1.0", "gpu_mem": str(gib << 30), "GPUID": gpuid}
     annotations = {f"lsalab.nthu/{key}": value for key, value in share.items()}
     return {
@@ -54,7 +54,7 @@ class Named:
         return self.api.get(f"{MTGPUPODS}/{name}")
 
     def delete(self, name: str, policy: str = "Background") -> None:
-        """And wait until it is gone."""
+        """Delete the MtgpuPod and wait until it is gone."""
         self.api.delete(f"{MTGPUPODS}/{name}", {"propagationPolicy": policy})
         until(lambda: name not in self.names())
 
@@ -62,7 +62,7 @@ class Named:
         return {raw["metadata"]["name"] for raw in self.api.list(MTGPUPODS)[0]}
 
     def runs(self, name: str) -> str:
-        """The UUID of its card, as soon as it runs; every container must see exactly that."""
+        """Return the UUID of its card as soon as it runs. Every container must see exactly this card."""
         status = until(lambda: (s := self.status(name)).get("phase") == "Running" and s)
         card = str(status["BoundDeviceID"])
         for container in self.api.get(f"{PODS}/{name}")["spec"]["containers"]:
@@ -73,7 +73,7 @@ class Named:
         return dict(self.get(name).get("status") or {})
 
     def waits(self, name: str, reason: str) -> str:
-        """What it says, as soon as it has no card for this reason."""
+        """Return the message of its condition Bound as soon as it waits for this reason."""
         row = until(lambda: (c := self.condition(name, "Bound")).get("reason") == reason and c)
         assert (row["status"], self.status(name).get("BoundDeviceID")) == ("False", None)
         return str(row["message"])
@@ -90,7 +90,7 @@ class Named:
         return {raw["metadata"]["name"]: raw for raw in self.api.list(OCCUPYING)[0]}
 
     def inspect(self, node: str = OURS.name) -> tuple[list[Json], Json]:
-        """(the node's cards, its account), as `mgpu inspect -o json` says."""
+        """Return (the node's cards, its accounting) from `mgpu inspect -o json`."""
         done = CliRunner().invoke(
             inspect, ["-o", "json", "--kubeconfig", str(self.bench.cluster.kubeconfig), node], catch_exceptions=False
         )
@@ -99,7 +99,7 @@ class Named:
         return found["nodes"][node]["cards"], found["accounting"][node]
 
     def cards(self, node: str = OURS.name) -> list[tuple[str, set[str], float]]:
-        """(GPUID, pods, percent held) of the cards that are in use, up to their numbering."""
+        """Return (GPUID, pods, percent held) of each card in use, sorted, without the card's index."""
         return sorted(
             (card["gpuid"] or "", {holder.split("/")[1] for holder in card["holders"]}, card["core"]["used"])
             for card in self.inspect(node)[0]
@@ -107,7 +107,7 @@ class Named:
         )
 
     def left_nothing(self) -> bool:
-        """No Pod, no occupy pod, no card held."""
+        """Return whether there is no Pod, no occupy pod, and no card is held."""
         idle = all(state.idle for states in self.bench.samples.states().values() for state in states)
         return not self.occupying() and not self.bench.names() and idle
 
@@ -130,6 +130,6 @@ def gone(named: Named, path: str) -> bool:
 
 
 def limits(named: Named, node: str, uuid: str) -> list[str]:
-    """The lines of the card's limits file."""
+    """Return the lines of the card's limits file."""
     path: Path = named.bench.cluster.folder / node / "limits" / uuid
     return path.read_text().splitlines() if path.exists() else []

@@ -1,4 +1,7 @@
-"""Two schedulers of which one leads, behind what a Service is in a cluster: who is labelled is connected to."""
+"""Runs two replicas of the scheduler behind a proxy that connects to the labelled one, as a Service does.
+
+`test_losses` uses it.
+"""
 
 import contextlib
 import os
@@ -23,7 +26,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-schedul
 
 
 class Replica:
-    """One of them, on ports of its own."""
+    """One replica of the scheduler, on ports of its own."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         one = cluster.processes["scheduler"]
@@ -57,14 +60,14 @@ class Replica:
 
 
 def _pod(name: str) -> dict[str, Any]:
-    """In whose place the process runs; nobody schedules it."""
+    """Return the Pod that stands in for the process. It is never scheduled."""
     labels = {"app.kubernetes.io/name": "mgpu", "app.kubernetes.io/component": "scheduler"}
     spec = {"schedulerName": "nobody", "containers": [{"name": "c", "image": "mgpu"}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 class Replicas:
-    """Both in place of the cluster's scheduler, for the length of `replicated`."""
+    """Both replicas. They replace the cluster's scheduler within `replicated`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._api: Api = cluster.api
@@ -78,7 +81,7 @@ class Replicas:
         return [replica for replica in self.all if replica.leads]
 
     def leader(self) -> Replica:
-        """Once it is the one that is labelled."""
+        """Return the leader, as soon as it is the replica with the label."""
         found: list[Replica] = []
 
         def one_leads() -> bool:
@@ -89,9 +92,9 @@ class Replicas:
         return found[0]
 
     def kill_leader(self) -> None:
-        """Its lease is cut short, so that nobody waits 15 s for what the clock alone does.
+        """Kill the leader and shorten its lease to 1 s, so that the test need not wait 15 s until it expires.
 
-        `killed` says which one that was: on a busy machine the lease may change hands at any time before.
+        Store the replica in `killed`: on a busy machine the lease may have moved since the caller looked.
         """
         self.killed = self.leader()
         os.killpg(self.killed.process.pid, signal.SIGKILL)
@@ -100,7 +103,7 @@ class Replicas:
 
 @contextmanager
 def replicated(cluster: Cluster) -> Iterator[Replicas]:
-    """Two replicas at the addresses of the cluster's scheduler, which is started again afterwards."""
+    """Start two replicas at the addresses of the cluster's scheduler, and start that scheduler again at the end."""
     one = cluster.processes["scheduler"]
     at = {flag: int(one.command[one.command.index(flag) + 1]) for flag in ("--port", "--extender-port")}
     one.stop()
@@ -141,7 +144,7 @@ def _service(port: int, backends: Callable[[], list[int]]) -> Iterator[None]:
 
 
 def _forward(client: socket.socket, backend: socket.socket) -> None:
-    """Until either side ends."""
+    """Copy bytes in both directions until either side closes."""
     other = {client: backend, backend: client}
     while True:
         for one in select.select([client, backend], [], [])[0]:

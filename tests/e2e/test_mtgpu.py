@@ -1,5 +1,7 @@
-"""MtgpuPods beside all the others on a node of two cards, and when something fails."""
+"""Tests MtgpuPods together with pods of the other vocabularies on nodes of two cards, and after failures."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -22,7 +24,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def named(bench: Bench) -> Iterator[Named]:
-    """Starts and ends with nothing."""
+    """The MtgpuPods of a cluster that has none, neither before nor after the test."""
     made = Named(bench)
     yield made
     made.clear()
@@ -33,12 +35,15 @@ def on(node: str, pod: Json) -> Json:
 
 
 def pool() -> list[Json]:
-    """One pod of each vocabulary for shares."""
+    """Return one pod of each vocabulary that requests a share."""
     return [share("mgpu", core=30, mib=4096), asking("gpushare", gpu_mem=16), asking("koordinator", gpu=25)]
 
 
 def card_of(uuid: str) -> int:
     return int(uuid.rpartition("-")[2])
+
+
+_ORDINALS = ("first", "second", "third")
 
 
 def occupy(node: str, gpuid: str) -> str:
@@ -101,7 +106,25 @@ def test_whole_cards_and_mtgpupods_keep_out_of_each_others_way(named: Named, nod
     assert card_of(named.runs("third")) == card ^ 1
 
 
-def test_decimals_fill_a_card_exactly_and_who_waits_is_served_in_turn(named: Named) -> None:
+def test_card_that_nvidias_plugin_gave_out_is_never_shared(bench: Bench) -> None:
+    bench.create(on(STOCK.name, asking("stock", nvidia=1)))
+    bench.runs("stock")
+    (theirs,) = bench.sees("stock")["c"]
+    until(lambda: sum(state.idle for state in bench.samples.states()[STOCK.name]) == 1)
+    shares = [share("mgpu", core=60), asking("gpushare", gpu_mem=20), asking("koordinator", gpu=60)]
+    for pod in (*shares, asking("gpushare-2", gpu_mem=25)):
+        bench.create(on(STOCK.name, pod))
+        outcome = bench.samples.settled(pod["metadata"]["name"])
+        assert not outcome.running or bench.sees(pod["metadata"]["name"])["c"] == [theirs ^ 1]
+    for pod in shares[:2]:
+        bench.exact(pod["metadata"]["name"])
+    command = [sys.executable, "-m", "mgpu.cli.main", "inspect", "--kubeconfig", str(bench.cluster.kubeconfig)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "default/stock · nvidia" in done.stdout
+    assert bench.within_capacity()
+
+
+def test_decimal_requests_fill_a_card_exactly_and_waiting_mtgpupods_are_served_in_order(named: Named) -> None:
     for i, request in enumerate(("0.2", "0.4", "0.3", "0.1")):
         named.create(f"p{i}", "zxcvb", request)
     assert len({named.runs(f"p{i}") for i in range(4)}) == 1
@@ -133,23 +156,28 @@ def test_memory_is_never_more_than_the_card(named: Named) -> None:
     named.runs("small")
 
 
-@pytest.mark.parametrize("node", [OURS.name, STOCK.name])
-def test_the_scheduler_killed_at_any_moment_goes_on_where_it_was(named: Named, node: str) -> None:
-    bench = named.bench
-    named.create("first", "zxcvb", "0.2", node)
-    until(lambda: occupy(node, "zxcvb") in named.occupying())
+def test_scheduler_killed_while_mtgpupods_come_and_go_continues_after_its_restart(named: Named) -> None:
+    bench, nodes = named.bench, (OURS.name, STOCK.name)
+    for node in nodes:
+        named.create(f"first-{node}", "zxcvb", "0.2", node)
+    until(lambda: named.occupying().keys() >= {occupy(node, "zxcvb") for node in nodes})
     bench.cluster.processes["scheduler"].kill()
-    named.create("second", "qwert", "0.3", node)
-    named.create("third", "zxcvb", "0.4", node)
+    for node in nodes:
+        named.create(f"second-{node}", "qwert", "0.3", node)
+        named.create(f"third-{node}", "zxcvb", "0.4", node)
     bench.cluster.restart("scheduler")
-    cards = {name: named.runs(name) for name in ("first", "second", "third")}
-    assert cards["first"] == cards["third"] != cards["second"]
-    assert set(named.occupying()) == {occupy(node, "zxcvb"), occupy(node, "qwert")}
-    named.api.delete(f"{MTGPUPODS}/second")
+    cards: dict[str, str] = {}
+    for node in nodes:
+        first, second, third = (cards.setdefault(f"{n}-{node}", named.runs(f"{n}-{node}")) for n in _ORDINALS)
+        assert first == third != second
+    assert set(named.occupying()) == {occupy(node, gpuid) for node in nodes for gpuid in ("zxcvb", "qwert")}
+    for node in nodes:
+        named.api.delete(f"{MTGPUPODS}/second-{node}")
+        del cards[f"second-{node}"]
     bench.cluster.processes["scheduler"].kill()
     bench.cluster.restart("scheduler")
-    until(lambda: set(named.occupying()) == {occupy(node, "zxcvb")})
-    assert {name: named.runs(name) for name in ("first", "third")} == {k: cards[k] for k in ("first", "third")}
+    until(lambda: set(named.occupying()) == {occupy(node, "zxcvb") for node in nodes})
+    assert {name: named.runs(name) for name in cards} == cards
 
 
 def test_an_occupy_pod_that_is_deleted_comes_back_on_the_same_card(named: Named) -> None:
@@ -159,7 +187,9 @@ def test_an_occupy_pod_that_is_deleted_comes_back_on_the_same_card(named: Named)
     uid = bench.pod("first").metadata.uid
     name = occupy(OURS.name, "zxcvb")
     before = named.occupying()[name]["metadata"]["uid"]
-    bench.create(on(OURS.name, asking("whole", nvidia=2)))  # who waits for cards must not take it meanwhile
+    bench.create(
+        on(OURS.name, asking("whole", nvidia=2))
+    )  # a pod that waits for cards must not take this one meanwhile
     named.api.delete(f"{OCCUPYING}/{name}", {"gracePeriodSeconds": 0})
     again = until(lambda: (p := named.occupying().get(name)) and p["metadata"]["uid"] != before and p)
     until(lambda: named.occupying()[name]["status"]["phase"] == "Running")
@@ -171,7 +201,7 @@ def test_an_occupy_pod_that_is_deleted_comes_back_on_the_same_card(named: Named)
     assert named.condition("first", "Degraded").get("status") != "True"
 
 
-def test_its_own_pod_deleted_by_somebody_is_made_again(named: Named) -> None:
+def test_pod_of_an_mtgpupod_deleted_by_a_user_is_created_again(named: Named) -> None:
     named.create("first", "zxcvb", "0.2")
     card = named.runs("first")
     before = named.bench.pod("first").metadata.uid
@@ -196,7 +226,7 @@ def test_a_pod_of_that_name_is_never_taken_over(named: Named) -> None:
     named.runs("first")
 
 
-def test_one_that_has_ended_frees_its_share_and_stays_to_be_read(named: Named) -> None:
+def test_mtgpupod_that_has_ended_frees_its_share_and_keeps_its_status(named: Named) -> None:
     named.create("job", "zxcvb", "1", restartPolicy="Never")
     card = named.runs("job")
     named.create("next", "zxcvb", "0.5")
@@ -242,7 +272,7 @@ def test_on_a_node_that_is_gone_a_deletion_ends_too(named: Named) -> None:
 
 
 def test_mtgpupod_waits_while_a_pod_of_its_namespace_runs_that_was_deleted_by_force(named: Named) -> None:
-    """The kubelet that is away stands for a program that ignores SIGTERM: the container runs on without its object."""
+    """The stopped kubelet simulates a program that ignores SIGTERM: the container runs on after its Pod is deleted."""
     cluster, node = named.bench.cluster, OURS.name
     named.create("first", "zxcvb", "0.2")
     named.runs("first")
@@ -252,7 +282,7 @@ def test_mtgpupod_waits_while_a_pod_of_its_namespace_runs_that_was_deleted_by_fo
     named.api.delete(f"{PODS}/first", {"gracePeriodSeconds": 0})
     until(lambda: uid in str(named.api.get(f"{DEVICES}/{node}")["metadata"].get("annotations")))
     named.create("second", "qwert", "0.2", STOCK.name)
-    # It has a card and no Pod where the scheduler heard of it before it heard of the Device.
+    # If the scheduler received the MtgpuPod before the Device, the MtgpuPod has a card but no Pod.
     until(lambda: "DeletedPodsRunning" in [row["reason"] for row in named.status("second").get("conditions") or ()])
     assert "second" not in named.bench.names()
     (container,) = kubelet.runtime.containers(uid)
@@ -264,7 +294,7 @@ def test_mtgpupod_waits_while_a_pod_of_its_namespace_runs_that_was_deleted_by_fo
     cluster.wait_offers(node)
 
 
-def test_one_that_names_no_node_of_the_cluster_waits_for_it(named: Named) -> None:
+def test_mtgpupod_that_names_a_missing_node_waits_for_the_node(named: Named) -> None:
     named.create("first", "zxcvb", "0.2", "elsewhere")
     named.waits("first", "NodeNotFound")
     assert not named.occupying()
@@ -321,20 +351,23 @@ def test_on_a_cordoned_node_nothing_new_starts(named: Named) -> None:
 
 
 def waits_for_the_node(named: Named, name: str) -> bool:
-    """Whether a new MtgpuPod waits for its cordoned node: the scheduler may hear of it before it hears of that."""
+    """Create an MtgpuPod and return whether it waits for its node.
+
+    The scheduler may receive the event of the MtgpuPod before it receives the event that its node is cordoned.
+    """
     named.create(name, "zxcvb", "0.1")
     return bool(until(lambda: named.condition(name, "Bound").get("reason")) == "NodeUnschedulable")
 
 
-def test_an_occupy_pod_on_another_card_moves_nobody_and_is_told(named: Named) -> None:
-    """NVIDIA's plugin gives out whichever card is free."""
+def test_occupy_pod_that_gets_another_card_moves_no_mtgpupod_and_is_reported(named: Named) -> None:
+    """NVIDIA's plugin may give the new occupy pod any card that is free."""
     name = occupy(STOCK.name, "zxcvb")
     named.create("first", "zxcvb", "0.2", STOCK.name)
     card = named.runs("first")
     uid = named.bench.pod("first").metadata.uid
 
     def moved(wanted: str) -> bool:
-        """The occupy pod is deleted; whether it comes back to what Degraded says then."""
+        """Delete the occupy pod, and return whether the new one makes the condition Degraded `wanted`."""
         before = named.occupying()[name]["metadata"]["uid"]
         named.api.delete(f"{OCCUPYING}/{name}", {"gracePeriodSeconds": 0})
         again = until(lambda: (p := named.occupying().get(name)) and p["metadata"]["uid"] != before and p)
@@ -354,7 +387,7 @@ def test_an_occupy_pod_on_another_card_moves_nobody_and_is_told(named: Named) ->
     assert named.bench.pod("first").metadata.uid == uid
 
 
-def test_nobody_can_make_a_pod_that_passes_for_an_mtgpupods(named: Named) -> None:
+def test_pod_with_annotations_of_an_mtgpupod_is_rejected(named: Named) -> None:
     pod = {"metadata": {"name": "forged", "annotations": {"lsalab.nthu/GPUID": "zxcvb"}}}
     with pytest.raises(Exception, match="MtgpuPod"):
         named.bench.create({**pod, "spec": {"containers": [{"name": "c", "image": "busybox"}]}})
@@ -364,7 +397,7 @@ def test_nobody_can_make_a_pod_that_passes_for_an_mtgpupods(named: Named) -> Non
     ("field", "value"),
     [("gpu_request", "NaN"), ("gpu_request", "-0.1"), ("gpu_limit", "1e0"), ("gpu_mem", "1Gi"), ("GPUID", "Z")],
 )
-def test_what_is_no_share_is_refused_with_its_field(named: Named, field: str, value: str) -> None:
+def test_mtgpupod_with_an_invalid_amount_is_rejected_with_the_field(named: Named, field: str, value: str) -> None:
     raw = mtgpupod("first", "zxcvb", "0.2")
     raw["metadata"]["annotations"][f"lsalab.nthu/{field}"] = value
     with pytest.raises(ApiError, match=rf"lsalab\.nthu/{field}") as refused:

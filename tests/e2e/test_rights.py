@@ -43,7 +43,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def granted() -> Iterator[tuple[Request, dict[str, Any]]]:
-    """Each right of each of the three, as the request that it is for, and its rule. namespace "": everywhere."""
+    """Each right of each of the three, as the request that it is for, and its rule. namespace "": all namespaces."""
     found = {(m["kind"], m["metadata"].get("namespace", ""), m["metadata"]["name"]): m for m in manifests()}
     for (kind, namespace, _), binding in found.items():
         if not kind.endswith("RoleBinding"):

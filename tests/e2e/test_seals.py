@@ -48,7 +48,7 @@ FORGED: dict[str, tuple[Json, dict[str, str]]] = {
 
 
 def decided(bench: Bench, name: str) -> None:
-    """The pod runs on cards of the scheduler's: one that nobody has, sealed for this very pod."""
+    """Check that the pod runs on a free card that the scheduler decided, with a seal for this pod's UID."""
     bench.exact(name)
     pod = bench.pod(name)
     assert f".{pod.metadata.uid}." in pod.metadata.annotations[SEAL]
@@ -93,7 +93,7 @@ def test_a_pod_that_is_created_again_with_all_that_its_namesake_had_is_decided_a
 
 
 def test_a_record_that_is_changed_before_the_pod_starts_shows_nothing(bench: Bench) -> None:
-    """On a node whose cards are all taken: there is nothing to decide anew."""
+    """All cards of the node are held, so the scheduler cannot decide the record again."""
     bench.create(share("victim", core=400, mib=None, nodeName="node-1"))
     decided(bench, "victim")
     bench.create(

@@ -1,4 +1,4 @@
-"""Slices through the whole chain: a plan, the cut, the pod on it. Cards are cut for nobody before."""
+"""Tests slices end to end: the plan, the partitioning of the card and the pod on the slice."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def sliced(bench: Bench) -> Iterator["Sliced"]:
-    """Starts with no pods, and with cards that are not cut."""
+    """The slices of a cluster without pods, whose cards are not partitioned."""
     made = Sliced(bench)
     for node in NODES:
         made.uncut(node.name)
@@ -48,7 +48,7 @@ def sliced(bench: Bench) -> Iterator["Sliced"]:
 
 
 class Sliced:
-    """What is asked and looked at beside `Bench`."""
+    """Creates and reads pods with slices, through a `Bench`."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -61,7 +61,7 @@ class Sliced:
         )
 
     def runs(self, name: str, slice_: str, count: int = 1) -> list[str]:
-        """A pod that asks for this, once it runs, with exactly what its record says: the places, `card:start`."""
+        """Return the places, `card:start`, of a pod with these slices as soon as it runs; create it if necessary."""
         if name not in self.bench.names():
             self.create(name, slice_, count)
         self.bench.runs(name)
@@ -76,7 +76,7 @@ class Sliced:
         return places
 
     def devices(self, node: str) -> dict[str, str]:
-        """Place → the UUID that a container sees of it, as NVML says; under MPS the card's."""
+        """Return place → the UUID that a container sees, from NVML; on an MPS node the UUID of the card."""
         if node.startswith("mps"):
             return {f"{s.card}:{s.start}": f"GPU-{node}-{s.card}" for s in self.said(node).existing}
         modes = nvml_state.read_state(self.bench.cluster.nvml_state(node)).cards
@@ -93,11 +93,11 @@ class Sliced:
         return self.bench.cluster.api.get(f"/api/v1/nodes/{node}")
 
     def settled(self, node: str) -> NodeSlices:
-        """What the node says once no plan is under way."""
+        """Return the slices that the node reports, as soon as no plan is pending."""
         return until(lambda: None if (said := self.said(node)).has_pending_plan else said)
 
     def uncut(self, node: str) -> None:
-        """As an administrator does it: a plan by hand, which has nothing."""
+        """Remove all slices with a manual plan, as an administrator does."""
         said = self.settled(node)
         if said.existing:
             plan = (said.partitioning.plan or 0) + 1

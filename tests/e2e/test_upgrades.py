@@ -16,14 +16,14 @@ BEFORE = "cardPolicy: binpack"
 AFTER = "{cardPolicy: spread, dialects: {gpushare: {memoryUnit: MiB}, koordinator: {enabled: false}}}"
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Path:
-    file = tmp_path / "mgpu.yaml"
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("settings") / "mgpu.yaml"
     file.write_text(BEFORE)
     return file
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(settings: Path) -> Iterator[Cluster]:
     with patient(make_nodes(1, 4), config=settings) as made:
         yield made

@@ -1,11 +1,10 @@
-"""gpushare and Koordinator pods, and whole cards, as their users write them, beside mGPU pods: the whole way."""
+"""Tests gpushare and Koordinator pods and whole cards, as their users write them, together with mGPU pods."""
 
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from mgpu.model.device_object import DEVICE_API
 from playground.cluster import Cluster
-from playground.nodes import NodeSpec, make_nodes
+from playground.nodes import make_nodes
 from tests.e2e.bench import Bench, Json, asking, share
 from tests.e2e.clusters import patient
 from tests.waiting import until
@@ -32,7 +31,7 @@ def inspect(cluster: Cluster, *command: str) -> str:
 
 
 def gpushare_table(cluster: Cluster) -> list[list[str]]:
-    """`kubectl inspect gpushare -d`, or the plugin itself where there is no kubectl, as words."""
+    """Return the words of `kubectl inspect gpushare -d`, from the plugin itself if kubectl is not installed."""
     plugin = Path(sys.executable).with_name("kubectl-inspect-gpushare")
     command = [str(plugin)]
     if shutil.which("kubectl"):
@@ -85,7 +84,7 @@ def test_the_gpushare_seeds_pod_sees_its_card_and_the_tool_prints_the_seeds_tabl
 
 @pytest.fixture
 def rdma(bench: Bench) -> Iterator[None]:
-    """A device of another type on node-1, reported by somebody else; its agent leaves it alone."""
+    """A device of another type on node-1 that another component reports. The agent must not change it."""
     row = {"type": "rdma", "id": "mlx5_0", "minor": 0, "health": True, "resources": {"koordinator.sh/rdma": "100"}}
     bench.cluster.api.patch(f"{DEVICES}/node-1", {"spec": {"devices": [*devices(bench), row]}})
     until(lambda: allocatable(bench, "node-1").get("koordinator.sh/rdma") == "100")
@@ -148,7 +147,7 @@ def test_an_init_container_alone_brings_a_pod_to_the_webhook(bench: Bench) -> No
 
 
 def test_equal_and_unequal_pods_of_all_vocabularies_at_once(bench: Bench) -> None:
-    """The kubelet tells nobody whose an Allocate is."""
+    """The kubelet does not say for which pod it calls Allocate."""
     asks: list[Json] = [{"gpu_mem": 7}, {"gpu": 10}, {"memory": "6Gi"}, {"core": 10, "memory": "6Gi"}]
     pods = [asking(f"p{i}", **asks[i % 4]) for i in range(16)] + [share(f"m{i}", core=10, mib=6000) for i in range(6)]
     for pod in pods:
@@ -158,15 +157,11 @@ def test_equal_and_unequal_pods_of_all_vocabularies_at_once(bench: Bench) -> Non
     assert bench.within_capacity()
 
 
-def started(tmp_path: Path, nodes: list[NodeSpec], config: str = "") -> AbstractContextManager[Cluster]:
-    file = tmp_path / "mgpu.yaml"
-    file.write_text(config)
-    return patient(nodes, config=file)
-
-
-def test_gpushare_in_mib_works_like_in_gib(tmp_path: Path) -> None:
-    """As ids these are 655,360, of which the kubelet takes none."""
-    with started(tmp_path, make_nodes(1, 8), "dialects: {gpushare: {memoryUnit: MiB}}") as cluster:
+def test_gpushare_counted_in_mib_works_as_in_gib(tmp_path: Path) -> None:
+    """The node offers 655,360 MiB, more than the kubelet accepts as device ids."""
+    config = tmp_path / "mgpu.yaml"
+    config.write_text("dialects: {gpushare: {memoryUnit: MiB}}")
+    with patient(make_nodes(1, 8), config=config) as cluster:
         bench = Bench(cluster)
         for name, mib in (("small", 1), ("seed", 8138), ("most", 81920)):
             bench.create(asking(name, gpu_mem=mib))
@@ -176,26 +171,4 @@ def test_gpushare_in_mib_works_like_in_gib(tmp_path: Path) -> None:
         assert (bench.sees("small"), bench.sees("seed")) == ({"c": [0]}, {"c": [0]})
         bench.create(asking("larger", gpu_mem=81921))
         assert "8 cards: " in bench.waits("larger")
-        bench.close()
-
-
-def test_cards_that_nvidias_own_plugin_gave_out_are_never_shared(tmp_path: Path) -> None:
-    (node,) = make_nodes(1, 4)
-    with started(tmp_path, [NodeSpec(node.name, node.cards, node.labels, nvidia_plugin=True)]) as cluster:
-        bench = Bench(cluster)
-        bench.create(asking("stock", nvidia=2))
-        bench.runs("stock")
-        theirs = bench.sees("stock")["c"]
-        assert len(theirs) == 2
-        until(lambda: sum(state.idle for state in bench.samples.states()["node-1"]) == 2)
-        shares = [share("mgpu", core=60), asking("gpushare", gpu_mem=50), asking("koordinator", gpu=60)]
-        for pod in (*shares, asking("koordinator-2", gpu=30), asking("gpushare-2", gpu_mem=25)):
-            bench.create(pod)
-            outcome = bench.samples.settled(pod["metadata"]["name"])
-            assert not outcome.running or set(bench.sees(pod["metadata"]["name"])["c"]).isdisjoint(theirs)
-        for pod in shares[:2]:
-            bench.exact(pod["metadata"]["name"])
-        text = inspect(cluster, sys.executable, "-m", "mgpu.cli.main", "inspect")
-        assert "default/stock · nvidia" in text
-        assert bench.within_capacity()
         bench.close()

@@ -1,6 +1,6 @@
-"""The web page in a real browser, on a cluster that runs: what is created shows up, is found, and is told why it waits.
+"""Tests the web page in a real browser on a running cluster: pods appear, can be searched, and show why they wait.
 
-Needs a chromium on PATH; playwright's own browsers are never downloaded.
+Needs a chromium on PATH. Browsers of playwright are never downloaded.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.e2e.bench import Bench, share
 from tests.e2e.clusters import patient
 
 SECONDS = 20_000
-"""In milliseconds, as playwright has it: for a browser beside other work."""
+"""Timeout in milliseconds, long enough for a browser on a busy machine."""
 FOCUS = """async () => {
   const { Waiting } = await import("/waiting.js");
   const list = document.body.appendChild(document.createElement("ul"));
@@ -45,14 +45,14 @@ TILE = 'section[data-node="{}"] .tile[data-card="{}"]'
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of its own: the page also shows reservations, and those of other modules may last for 30 s."""
+    """A separate cluster, because the page also shows reservations, and those of other modules may last for 30 s."""
     with patient(make_nodes(2, 4)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def page(cluster: Cluster) -> Iterator[Page]:
-    """The page, opened; whatever the browser complains of fails the module's tests."""
+    """The opened page. Any error or warning in the browser's console fails the module."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not found:
         pytest.skip("no chromium or google-chrome is installed")

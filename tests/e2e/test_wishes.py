@@ -1,4 +1,4 @@
-"""Wishes through the whole chain: the three processes, and a scheduler that asks the extender."""
+"""Tests constraints end to end: the three processes, and a scheduling loop that calls the extender."""
 
 import json
 
