@@ -56,7 +56,7 @@ MANAGED = {
     "koordinator.sh/rdma": False,
     "koordinator.sh/fpga": False,
     "nvidia.com/gpu": False,
-    # Slices are made when a pod asks for them; a node may have none before.
+    # A node may have no slices until a pod requests some.
     **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
     **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, _MOST_GIGABYTES + 1)},
 }
@@ -254,7 +254,7 @@ class Cluster:
         kubelet.start()
         self.kubelets[node.name] = kubelet
         if node.nvidia_plugin:
-            # It serves whole cards beside the agent, which runs with wholeCards: nvidia.
+            # It serves whole cards in addition to the agent, which runs with wholeCards: nvidia.
             plugin = NvidiaPlugin(config.plugins, [card.uuid for card in node.known_cards()])
             stack.callback(plugin.stop)
             plugin.start()

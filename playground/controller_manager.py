@@ -1,7 +1,7 @@
 """Two controllers of kube-controller-manager: the garbage collector, and the one that deletes pods of deleted nodes.
 
-The garbage collector handles the propagation policies Background, Foreground and Orphan. `cluster` runs it beside its
-API server, real or not. Only objects of `_KINDS` are collected; an owner of another kind is assumed to exist.
+The garbage collector handles the propagation policies Background, Foreground and Orphan. `cluster` starts it with
+either API server. Only objects of `_KINDS` are collected; an owner of another kind is assumed to exist.
 """
 
 import logging

@@ -5,7 +5,7 @@
 
 It may import the standard library alone (`python -S -E mps_control.py`). There is one daemon per pipe directory, which
 ends when the directory is removed, so that none outlives its cluster. Two files make it fail on purpose, for tests:
-`hang` in the pipe directory stops its answers, `refuse` beside the pipe directory makes it exit at the start.
+`hang` in the pipe directory stops its answers, `refuse` next to the pipe directory makes it exit at the start.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Simulates NVIDIA's own device plugin, which offers whole cards by UUID and answers Allocate by itself.
 
-`cluster` starts it on nodes with `nvidia_plugin`; tests of the node agent run it beside the agent.
+`cluster` starts it on nodes with `nvidia_plugin`; tests of the node agent run it together with the agent.
 """
 
 import threading

@@ -84,7 +84,7 @@ class State:
 
 
 def state_file(cards: Path) -> Path:
-    """Return the state file of the cards that a file lists: `cards.mig.json` beside `cards.yaml`."""
+    """Return the state file of the cards that a file lists: `cards.mig.json` next to `cards.yaml`."""
     return cards.with_suffix(_SUFFIX)
 
 

@@ -1,6 +1,6 @@
 """A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest).
 
-`cluster` runs them in place of the playground's API server, the contract tests beside it.
+`cluster` runs them in place of the playground's API server if KUBEBUILDER_ASSETS is set. The contract tests run both.
 """
 
 import json

@@ -373,7 +373,7 @@ class SimulatedMig(NvmlMig):
     """The MIG driver of simulated cards.
 
     Args:
-        cards: the file that lists the cards, read again when it changes. The state file is beside it.
+        cards: the file that lists the cards, read again when it changes. The state file is next to it.
         node: the node's name.
     """
 

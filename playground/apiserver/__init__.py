@@ -2,7 +2,7 @@
 
 `tests/playground/apiserver` runs the same tests on this server and on a real kube-apiserver. Known differences:
 
-- A user may do everything unless the server is told to restrict the user to RBAC.
+- A user may do everything unless the server restricts the user to RBAC.
 - There are no controllers; a deleted namespace empties itself, and quotas are charged from the existing pods.
 - Server-side apply knows neither conflicts nor `managedFields`.
 - Protobuf bodies are read only for the kinds that kubectl writes so. Streamed lists (`sendInitialEvents`) are declined.

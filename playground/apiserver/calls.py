@@ -1,4 +1,4 @@
-"""A request to the API server, parsed: path, query parameters and user, and what admission is told about it.
+"""A request to the API server, parsed: path, query parameters and user, and what admission reviews say about it.
 
 `api_server` makes one `Call` of each HTTP request; the other modules of the package take it from there.
 """
@@ -105,7 +105,7 @@ class Call:
         return mode
 
     def attributes(self, operation: str, name: str, **differing: Any) -> Attributes:
-        """Return what admission is told about this request; `differing` replaces fields of the result."""
+        """Return the request of an admission review; `differing` replaces fields of the result."""
         kind, dry_run = self.path.kind, self.dry_run
         own = name if kind.resource == "namespaces" else ""
         found: dict[str, Any] = {

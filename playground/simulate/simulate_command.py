@@ -111,7 +111,7 @@ def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
         yield from _reasons(reasons or ["there are no nodes"])
     else:
         given = (f"{name} on {_devices(given)}" for name, given in outcome.containers.items())
-        where = "; ".join(given) if outcome.dialect else "asks for no GPU"
+        where = "; ".join(given) if outcome.dialect else "requests no GPU"
         yield Text.assemble(f"{pod}   ", (outcome.node, "green"), f"   {where}")
 
 

@@ -245,7 +245,7 @@ def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, s
 
 
 def _pods(document: Document) -> list[Raw] | None:
-    """Return the pods that an object stands for, each with namespace, name and uid; None for other objects."""
+    """Return the pods that an object describes, each with namespace, name and uid; None for other objects."""
     raw, kind = document.raw, document.kind
     if kind in ("Pod", KIND):
         meta = raw["metadata"]

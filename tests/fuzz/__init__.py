@@ -1,1 +1,1 @@
-"""The largest inputs that anybody can send, at each door: what they cost beside ordinary ones."""
+"""Tests that the largest inputs of each endpoint cost little more than ordinary ones."""

@@ -1,4 +1,4 @@
-"""What a call costs, and the ordinary call that it is compared with.
+"""Measures the time and the memory of a call, and compares them with those of an ordinary call.
 
 Times are the thread's own CPU time and memory is what Python allocates, so that a busy machine changes neither much.
 All assertions are ratios: no figure of this machine is in any test.
@@ -13,26 +13,30 @@ from dataclasses import dataclass
 from tests.examples import SOAK
 
 LARGE = 1 << 20 if SOAK else 1 << 15
-"""Bytes of what is sent. An API server stores up to 1.5 MiB; disproportion shows at 32 KiB as well."""
+"""Bytes of a large input. An API server stores up to 1.5 MiB; disproportion shows at 32 KiB as well."""
 _REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Cost:
-    """seconds: of CPU, the least of a few calls. peak: bytes allocated at once, beyond what was there before."""
+    """The cost of a call.
+
+    seconds: the least CPU time of several calls.
+    peak: the most bytes that were allocated at once during the call.
+    """
 
     seconds: float
     peak: int
 
 
 def cost(call: Callable[[], object]) -> Cost:
-    """The cheapest of a few calls: what the first one imports or caches is not its own cost."""
+    """Return the cost of the cheapest of several calls, because the first one may import modules or fill caches."""
     seconds = min(_timed(call) for _ in range(_REPEATS))
     return Cost(seconds, _peak(call))
 
 
 def least(one: Cost, other: Cost) -> Cost:
-    """Of two measurements of the same call."""
+    """Return the smaller values of two measurements of the same call."""
     return Cost(min(one.seconds, other.seconds), min(one.peak, other.peak))
 
 
@@ -56,6 +60,6 @@ def _peak(call: Callable[[], object]) -> int:
 
 
 def in_proportion(found: Cost, to: Cost, time_factor: float, memory_factor: float) -> None:
-    """Neither is more than so many times what the other call costs."""
+    """Assert that neither time nor memory is more than so many times that of the other call."""
     assert found.seconds <= time_factor * to.seconds, f"{found.seconds / to.seconds:.1f} times as long"
     assert found.peak <= memory_factor * to.peak, f"{found.peak / to.peak:.1f} times the memory"

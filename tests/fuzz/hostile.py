@@ -1,4 +1,4 @@
-"""Pods that are as large as they may be, each in another way."""
+"""Pods that are as large as the API server accepts, each in another way."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,13 +13,13 @@ Make = Callable[[int], Raw]
 
 
 def filled(size: int, one: Callable[[int], Any]) -> list[Any]:
-    """As many of these as fit into `size` bytes."""
+    """Return as many of these as fit into `size` bytes."""
     length = sum(len(orjson.dumps(one(100_000 + i))) + 1 for i in range(16)) / 16
     return [one(i) for i in range(int(size / length))]
 
 
 def keyed(size: int, one: Callable[[int], tuple[str, Any]]) -> dict[str, Any]:
-    """The same as an object."""
+    """Return an object with as many of these entries as fit into `size` bytes."""
     length = len(orjson.dumps(dict([one(100_000)])))
     return dict(one(i) for i in range(int(size / length)))
 
@@ -41,7 +41,7 @@ def _annotated(size: int, form: str) -> Raw:
 
 
 def ordinary(size: int) -> Raw:
-    """Containers as people write them, to measure by."""
+    """Return an ordinary pod of this size, with which the others are compared."""
 
     def one(i: int) -> Raw:
         env = [{"name": f"VAR_{j}", "value": f"value {j}"} for j in range(20)]
@@ -51,7 +51,7 @@ def ordinary(size: int) -> Raw:
 
 
 def _widest(size: int, *resources: str) -> Raw:
-    """As many containers as are accepted, and the rest of the size in their environment."""
+    """Return a pod with as many containers as admission accepts; variables fill the rest of the size."""
     env = filled(max(0, size // budget.MAX_CONTAINERS - 200), lambda i: {"name": f"V{i}"})
     amounts = dict.fromkeys(resources, "60")
     one = {

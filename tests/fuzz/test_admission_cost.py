@@ -1,4 +1,4 @@
-"""What the admission of pods costs at its worst, beside an ordinary pod of the same size."""
+"""The admission of hostile pods costs little more than that of an ordinary pod of the same size."""
 
 from functools import cache
 from typing import Any
@@ -41,7 +41,7 @@ def ordinary(path: str, size: int) -> Cost:
 
 
 def in_proportion(path: str, tree: Any) -> None:
-    """Beside an ordinary pod of its size, which is LARGE or a multiple of it."""
+    """Compare the cost with that of an ordinary pod of the same size, rounded up to a multiple of LARGE."""
     size = -(-len(orjson.dumps(tree["request"]["object"])) // LARGE) * LARGE
     proportion(cost_of(path, tree), ordinary(path, size), _MOST_OF_TIME, _MOST_OF_MEMORY)
 

@@ -1,4 +1,4 @@
-"""What the node agent reads, at its worst: its time grows no faster than what it reads."""
+"""The node agent's time grows no faster than the size of its input, even for hostile input."""
 
 import base64
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""What processes keep of a pod that was made as large as an API server lets users make it, after its admission too.
+"""Processes store little of a pod that is as large as an API server accepts.
 
-The webhook is not asked about updates that change labels alone, so these bounds are those of the processes themselves.
+The API server does not call the webhook for updates that change only labels, so the processes must do this themselves.
 """
 
 import gc
@@ -33,7 +33,7 @@ _SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 RECORDS = RecordVerifier(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
 _PODS = 4
 _LARGER = 8
-"""Times an ordinary pod's."""
+"""The limit, as a multiple of the memory for an ordinary pod."""
 
 Raw = dict[str, Any]
 Take = Callable[[Raw], None]
@@ -61,7 +61,7 @@ def with_128_labels(i: int, _: int) -> Raw:
 
 
 def annotated(key: str, text: str) -> Callable[[int, int], Raw]:
-    """An annotation that is read, with a text that no other pod has."""
+    """Return a function that makes pods with a long value of this annotation, each with another value."""
     return lambda i, size: b.share(f"p{i}", annotations={key: (f"{i}{text}" * size)[:size]})
 
 
@@ -118,7 +118,7 @@ def with_scheduling(i: int, size: int) -> Raw:
 
 
 def with_long_texts(i: int, size: int) -> Raw:
-    """Every text of a pod that an API server stores at any length, and more."""
+    """Return a pod with long values in every field whose length an API server does not limit, and in others."""
     raw, text = b.share(f"p{i}"), f"x{i}" * (size // 2)
     raw["metadata"] |= {"generateName": text, "selfLink": text}
     keys = ("schedulerName", "priorityClassName", "serviceAccountName", "hostname", "subdomain", "runtimeClassName")
@@ -157,7 +157,7 @@ PODS: Mapping[str, Callable[[int, int], Raw]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_heap() -> None:
-    """Each measurement collects garbage, and need not walk what all tests before have left."""
+    """Freeze the objects of earlier tests, because each measurement collects garbage."""
     gc.collect()
     gc.freeze()
 
@@ -215,7 +215,7 @@ def test_process_keeps_of_the_largest_pod_little_more_than_of_an_ordinary_one(
 def test_process_keeps_little_of_an_ended_pod_with_as_many_containers_as_are_accepted(
     process: Callable[[], Take], most: int, core: int
 ) -> None:
-    """Pods that name their node and fail there stay until somebody deletes them; their number is not limited."""
+    """Failed pods stay until they are deleted, and their number is not limited."""
     wide = [
         b.pod(
             f"p{i}",

@@ -1,4 +1,4 @@
-"""What the scheduler's doors cost at their worst, beside an ordinary pod of that size; and what it keeps of pods."""
+"""The scheduler's endpoints and events cost little more for hostile pods than for an ordinary pod of the same size."""
 
 import gc
 import tracemalloc
@@ -162,7 +162,7 @@ def decoding(size: int) -> Cost:
 def test_event_of_changed_labels_costs_little_more_than_the_decoding_of_a_pod(
     process: Callable[[], Take], node: str, name: str
 ) -> None:
-    """Whoever may change pods sends hundreds of them a second, and one thread takes the events of all pods."""
+    """A user that may change pods can do so hundreds of times a second, and one thread handles all events."""
     raw, take = hostile.PODS[name](LARGE), process()
     raw["spec"]["nodeName"] = node
     labels = raw["metadata"].setdefault("labels", {})

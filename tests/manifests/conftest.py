@@ -1,4 +1,4 @@
-"""An API server with nothing on it, and kubectl: the playground's, and the real one where KUBEBUILDER_ASSETS has it."""
+"""Fixtures: an empty API server (the playground's, or a real one from KUBEBUILDER_ASSETS) and kubectl."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from playground.realapi import real_api_server
 
 ADMIN = {"admin-token": User("kubernetes-admin", ("system:masters",))}
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-"""Runs a command with the cluster's KUBECONFIG; `given` is its stdin, `env` beside its environment."""
+"""Runs a command with the cluster's KUBECONFIG; `given` is its standard input, `env` is added to its environment."""
 
 
 @pytest.fixture(scope="module", params=["playground", "real"])
@@ -47,7 +47,7 @@ def run(kubeconfig: Path, tmp_path: Path) -> Run:
 
 
 def runner(kubeconfig: Path, home: Path) -> Run:
-    """Skips the test where there is no kubectl."""
+    """Return a function that runs commands. Skips the test if kubectl is not installed."""
     if not shutil.which("kubectl"):
         pytest.skip("kubectl is not installed")
 

@@ -1,4 +1,4 @@
-"""The kustomizations as kubectl renders them, and what tests look for in the result."""
+"""Renders the kustomizations with kubectl, and finds objects in the result."""
 
 import json
 import os
@@ -29,13 +29,13 @@ COMPONENTS = sorted(path.parent for path in MANIFESTS.glob("components/*/kustomi
 
 @cache
 def text_of(folder: Path) -> str:
-    """Skips the test where there is no kubectl."""
+    """Return the rendered kustomization as YAML. Skips the test if kubectl is not installed."""
     kubectl = shutil.which("kubectl")
     if not kubectl:
         pytest.skip("kubectl is not installed: nothing renders the kustomizations")
     done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr  # what is deprecated is told there
+    assert not done.stderr  # where kubectl reports deprecated fields
     return done.stdout
 
 
@@ -45,7 +45,7 @@ def rendered(folder: Path) -> tuple[Json, ...]:
 
 
 def kustomization(folder: Path, below: Path, components: Sequence[Path] = (), **more: Any) -> Path:
-    """Makes one in a folder anywhere (kustomize wants relative paths); that folder."""
+    """Write a kustomization into any folder, and return the folder. kustomize accepts only relative paths."""
     top = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -57,7 +57,7 @@ def kustomization(folder: Path, below: Path, components: Sequence[Path] = (), **
 
 
 def served(documents: tuple[Json, ...]) -> list[Json]:
-    """Without the kinds that the playground's API server does not know."""
+    """Return the documents whose kinds the playground's API server serves."""
     known = {(kind.api_version, kind.kind) for kind in BUILT_IN}
     return [d for d in documents if (d["apiVersion"], d["kind"]) in known]
 
@@ -86,6 +86,6 @@ def containers(workload: Json) -> list[Json]:
 
 
 def running_mgpu(workload: Json) -> Json:
-    """The container of the process."""
+    """Return the container that runs the mgpu process."""
     (found,) = (c for c in containers(workload) if "--config=/etc/mgpu/mgpu.yaml" in c.get("args", ()))
     return found

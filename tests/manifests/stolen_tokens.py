@@ -160,7 +160,7 @@ def key_of(right: Right) -> Key:
 
 
 def table(file: str) -> str:
-    """Raises KeyError for a right of which nobody has said what it costs."""
+    """Raises KeyError for a right whose consequences are not listed."""
     lines = ["| identity | right | where | if its token is stolen |", "|---|---|---|---|"]
     for right in rights(file):
         where = right.namespace or "everywhere"

@@ -1,4 +1,4 @@
-"""An API server takes all of it: the whole of every overlay, and the pods that would be made of it (dry runs)."""
+"""An API server accepts every object of every overlay, and the pods of its workloads (dry runs)."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.manifests.rendered import (
 
 _DEFINED_ELSEWHERE = "cert-manager.io/v1"
 REAL = pytest.mark.parametrize("kubeconfig", ["real"], indirect=True)
-"""What the playground would say of it, test_rendered.py says in less time."""
+"""For the playground's API server, test_rendered.py tests the same in less time."""
 EVERY_OVERLAY = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
 
 
@@ -35,7 +35,9 @@ def apply(run: Run, documents: list[Json], *flags: str) -> str:
 @EVERY_OVERLAY
 def test_every_overlay_passes_a_server_side_dry_run(run: Run, folder: Path) -> None:
     documents = [d for d in rendered(folder) if d["apiVersion"] != _DEFINED_ELSEWHERE]
-    apply(run, [named(rendered(folder), "Namespace", "mgpu-system")])  # a dry run does not make it for the others
+    apply(
+        run, [named(rendered(folder), "Namespace", "mgpu-system")]
+    )  # a dry run does not create it for the other objects
     said = apply(run, documents, "--dry-run=server").splitlines()
     assert len(said) == len(documents)
     assert all(line.endswith("(server dry run)") for line in said)
@@ -43,20 +45,20 @@ def test_every_overlay_passes_a_server_side_dry_run(run: Run, folder: Path) -> N
 
 @REAL
 @EVERY_OVERLAY
-def test_the_pods_of_every_overlay_pass_one_too(run: Run, folder: Path) -> None:
-    """A Deployment is taken with a template of which no pod can be made."""
+def test_pods_of_every_overlay_pass_a_server_side_dry_run(run: Run, folder: Path) -> None:
+    """An API server accepts a Deployment whose template makes no valid pod."""
     pods = []
     for workload in workloads(rendered(folder)):
         template = json.loads(json.dumps(workload["spec"]["template"]))
         meta = {**template["metadata"], "name": workload["metadata"]["name"], "namespace": "mgpu-system"}
-        template["spec"].pop("runtimeClassName", None)  # NVIDIA's operator makes it
+        template["spec"].pop("runtimeClassName", None)  # NVIDIA's operator creates it
         pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]})
     apply(run, [named(rendered(folder), "Namespace", "mgpu-system")])
     assert len(apply(run, pods, "--dry-run=server").splitlines()) == len(pods) == 3
 
 
 def test_a_kustomization_with_another_image_is_applied_whole(run: Run, tmp_path: Path) -> None:
-    """Without the policies, as a cluster before 1.30 wants it, and the playground."""
+    """The policies are left out, which Kubernetes before 1.30 and the playground do not serve."""
     own = kustomization(tmp_path, MANIFESTS / "overlays/second-scheduler", patches=[WITHOUT_POLICIES])
     environment = {"IMAGE": "images.example:5000/team/mgpu:9", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
     done = run(MANIFESTS / "deploy.sh", own, env=environment)
@@ -76,8 +78,8 @@ def _containers(workload: Json) -> list[Json]:
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
-def test_what_was_changed_on_the_cluster_gives_way_and_koordinators_crd_does_not(run: Run, tmp_path: Path) -> None:
-    """`kubectl rollout undo` makes the image another's field; only the real API server knows whose a field is."""
+def test_deployment_overwrites_changes_on_the_cluster_and_keeps_koordinators_crd(run: Run, tmp_path: Path) -> None:
+    """`kubectl rollout undo` makes another manager own the image. Only the real API server has field managers."""
     crd, webhook = "devices.scheduling.koordinator.sh", "mgpu-webhook"
     documents = rendered(MANIFESTS / "base")
     undone = json.loads(json.dumps(named(documents, "Deployment", webhook)))
@@ -99,7 +101,7 @@ def test_what_was_changed_on_the_cluster_gives_way_and_koordinators_crd_does_not
     assert [c["image"] for c in _containers(found)] == ["images.example/mgpu:2"]
 
 
-def test_an_image_that_would_not_be_put_in_is_refused(run: Run, tmp_path: Path) -> None:
+def test_image_that_replaces_none_is_refused(run: Run, tmp_path: Path) -> None:
     images = [{"name": "mgpu", "newName": "images.example/gpus", "newTag": "1"}]
     own = kustomization(tmp_path, MANIFESTS / "base", images=images)
     done = run(MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:9", "WAIT": "0"})
@@ -107,8 +109,8 @@ def test_an_image_that_would_not_be_put_in_is_refused(run: Run, tmp_path: Path) 
     assert "IMAGE is not put in" in done.stderr
 
 
-def test_who_waits_in_vain_is_shown_the_pods_and_told_where_to_look(run: Run) -> None:
-    """Nobody makes pods of Deployments here."""
+def test_deployment_that_does_not_become_ready_fails_with_the_command_that_shows_why(run: Run) -> None:
+    """No controller creates pods for the Deployments of this API server."""
     done = run(MANIFESTS / "deploy.sh", MANIFESTS / "crds", env={"WAIT": "1"})
     assert done.returncode == 1
     assert "mgpu does not answer after 1 s: kubectl -n mgpu-system describe pods says why\n" in done.stderr

@@ -1,4 +1,4 @@
-"""manifests/certificates.sh makes the authorities, keeps them, and rotates them without a moment of distrust.
+"""manifests/certificates.sh creates the authorities, keeps them, and rotates them without an interruption of trust.
 
 deploy.sh runs once for all tests. Each begins with the authorities of that first deployment, or without any.
 """
@@ -87,7 +87,7 @@ def installed(clean: Installation, api: Api) -> Installation:
 
 
 def certificates(run: Run, mode: str = "keep", days: int = 3650) -> "subprocess.CompletedProcess[str]":
-    """As deploy.sh calls it, or an administrator."""
+    """Run certificates.sh as deploy.sh or an administrator does."""
     done = run(MANIFESTS / "certificates.sh", env={"CA": mode, "DAYS": str(days)})
     assert done.returncode == 0, done.stderr
     return done
@@ -114,13 +114,13 @@ def trust(api: Api, process: str, bundle: bytes) -> None:
 
 
 def renew(api: Api, process: str) -> Files:
-    """What a process does every minute."""
+    """Renew the certificate as a process does every minute."""
     store = SecretStore(api, "mgpu-system", f"mgpu-{process}-tls")
     return ensure_certificate(store, {f"mgpu-{process}.mgpu-system.svc"}, datetime.now(UTC), Authority.GIVEN)
 
 
 def trusts(api: Api, process: str, files: Files) -> bool:
-    """Whether the API server, by what is in its webhook configurations, accepts the certificate that is served."""
+    """Return whether the CA bundles of the webhook configurations accept the certificate of the process."""
     (bundle,) = bundles(api, process)
     store = Store(x509.load_pem_x509_certificates(bundle))
     verifier = PolicyBuilder().store(store).build_server_verifier(x509.DNSName(f"mgpu-{process}.mgpu-system.svc"))
@@ -159,7 +159,7 @@ def test_second_deployment_keeps_the_authority_and_removes_only_rights_of_an_ear
 
 
 def rights_of_an_earlier_version(api: Api) -> set[str]:
-    """Create them, and a role of somebody else; return the paths of those that are to go."""
+    """Create them and an unrelated role. Return the paths of those that a deployment must delete."""
     ours = {"labels": {"app.kubernetes.io/part-of": "mgpu"}}
     rule = {
         "apiGroups": ["admissionregistration.k8s.io"],

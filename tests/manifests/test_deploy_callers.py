@@ -1,4 +1,4 @@
-"""manifests/deploy.sh opens the admission endpoints to the API server and to nobody else."""
+"""manifests/deploy.sh opens the admission endpoints to the API server alone."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from tests.manifests.conftest import Run
 from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, kustomization
 
 _OWN_CERTIFICATES = "webhook: {certDir: /tls}\nscheduler: {certDir: /tls}\n"
-"""With its own authorities deploy.sh takes twice as long; test_certificates.py has these."""
+"""Settings under which deploy.sh makes no authorities, which takes half the time; test_certificates.py tests those."""
 _VARIABLES = {"mgpu-webhook": "MGPU_WEBHOOK__APISERVERS", "mgpu-scheduler": "MGPU_SCHEDULER__APISERVERS"}
 
 
@@ -22,7 +22,7 @@ def deploy(run: Run, folder: Path, settings: str = _OWN_CERTIFICATES, **env: str
 
 
 def admitted(run: Run) -> dict[str, Any]:
-    """The data of the ConfigMap that both Deployments refer to."""
+    """Return the data of the ConfigMap to which both Deployments refer."""
     names = set()
     for deployment, variable in _VARIABLES.items():
         found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "deployment", deployment, "-o", "json").stdout)
@@ -35,7 +35,7 @@ def admitted(run: Run) -> dict[str, Any]:
 
 
 def service(run: Run, *addresses: str) -> None:
-    """The EndpointSlice of the Service `kubernetes`, which API servers write themselves; here none does."""
+    """Apply the EndpointSlice of the Service `kubernetes`, which a cluster's API servers write themselves."""
     labels = {"kubernetes.io/service-name": "kubernetes"}
     body = {
         "apiVersion": "discovery.k8s.io/v1",

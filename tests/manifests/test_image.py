@@ -1,4 +1,4 @@
-"""The image, as far as that can be told without building it: what it copies is there and is all that it needs."""
+"""The files that the Dockerfile copies exist and suffice for the image; the image is not built."""
 
 import fnmatch
 import re

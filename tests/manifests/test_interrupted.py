@@ -1,4 +1,4 @@
-"""Scripts that are interrupted leave no folder behind: private keys are in some of them."""
+"""Interrupted scripts leave no temporary folder, because some of these contain private keys."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ SCRIPTS = sorted(file for file in Path("manifests").glob("*.sh") if "mktemp" in 
 
 
 def _with_default_signals() -> None:
-    """A shell cannot trap what was ignored when it started, as under nohup."""
+    """Restore the default handlers: a shell cannot trap a signal that was ignored when it started, as under nohup."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 

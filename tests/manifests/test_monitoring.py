@@ -1,4 +1,4 @@
-"""Alert rules and dashboard name metrics that there are; each alert fires when it should and not otherwise."""
+"""Alert rules and the dashboard name existing metrics, and each alert fires exactly when it should."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""manifests/record-keys.sh makes the keys of records once, keeps them, and rotates them so that all seals count on."""
+"""manifests/record-keys.sh creates the keys of allocation records and keeps them; after a rotation old seals count."""
 
 import base64
 import os
@@ -27,7 +27,7 @@ RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-co
 
 @pytest.fixture
 def api(api: Api) -> Iterator[Api]:
-    """With the namespace, and without keys."""
+    """Create the namespace; delete the keys after each test."""
     if not any(row["metadata"]["name"] == "mgpu-system" for row in api.list("/api/v1/namespaces")[0]):
         api.create("/api/v1/namespaces", {"metadata": {"name": "mgpu-system"}})
     yield api
@@ -41,7 +41,7 @@ def api(api: Api) -> Iterator[Api]:
 
 @pytest.fixture
 def rollouts(tmp_path: Path) -> Path:
-    """The file of the `kubectl rollout` commands that a script ran. They do nothing: nobody rolls anything out here."""
+    """Return the file of the `kubectl rollout` commands that a script ran. A stand-in for kubectl only records them."""
     kubectl, log = tmp_path / "bin" / "kubectl", tmp_path / "rollouts"
     kubectl.parent.mkdir()
     kubectl.write_text(
@@ -76,7 +76,7 @@ def since(api: Api) -> str:
 
 
 def mounted(api: Api, folder: Path, *, signing: bool) -> RecordVerifier:
-    """As a process reads what the kubelet mounts, by the paths that the ConfigMap itself names."""
+    """Return the verifier of a process that reads the mounted keys, at the paths that the ConfigMap names."""
     data: dict[str, str] = api.get(f"{NAMESPACE}/configmaps/mgpu-record-keys")["data"]
     private: dict[str, str] = api.get(f"{NAMESPACE}/secrets/mgpu-record-key")["data"]
     public = folder / data["publicKeys"].strip("/")
@@ -127,7 +127,7 @@ def test_the_keys_are_made_once_and_rotated_without_a_seal_that_stops_counting(
 def test_upgrade_from_a_scheduler_without_seals_its_records_count_until_it_is_replaced(
     run: Run, api: Api, rollouts: Path
 ) -> None:
-    """What it decides in the meantime has no seal, and those pods must go on being able to start their containers."""
+    """Its decisions have no seal until then, and containers of these pods must still be able to start."""
     api.create(f"{NAMESPACE}/pods", scheduler("mgpu-scheduler-tls"))
     before = datetime.now(UTC) - timedelta(seconds=1)
     done = run(SCRIPT, env={"PATH": path_with(rollouts)})
@@ -145,7 +145,7 @@ def test_upgrade_from_a_scheduler_without_seals_its_records_count_until_it_is_re
 
 
 def test_keys_made_for_processes_that_started_without_they_are_restarted(run: Run, api: Api, rollouts: Path) -> None:
-    """Otherwise an agent that starts by chance would refuse all that a scheduler without a key decides."""
+    """Otherwise an agent that restarts would reject every decision of a scheduler without a key."""
     api.create(f"{NAMESPACE}/pods", scheduler("mgpu-record-key"))
     done = run(SCRIPT, env={"PATH": path_with(rollouts)})
     assert done.returncode == 0, done.stderr
@@ -157,7 +157,7 @@ def test_keys_made_for_processes_that_started_without_they_are_restarted(run: Ru
 def test_rotation_with_agents_that_are_replaced_by_hand_ends_when_all_know_the_new_key(
     run: Run, api: Api, rollouts: Path
 ) -> None:
-    """`components/slices`: seals of a key that an agent does not know would keep the containers of its node waiting."""
+    """For `components/slices`: an agent rejects seals of an unknown key, so that containers of its node would wait."""
     assert run(SCRIPT).returncode == 0
     old = api.get(f"{NAMESPACE}/secrets/mgpu-record-key")["data"]["signing.pem"]
     api.create(DAEMONSETS, agents_replaced_by_hand())
@@ -182,7 +182,7 @@ def test_rotation_with_agents_that_are_replaced_by_hand_ends_when_all_know_the_n
 def test_since_with_a_secret_that_is_made_again_stays_and_the_former_key_counts(
     run: Run, api: Api, tmp_path: Path
 ) -> None:
-    """A time that moved with the Secret would let every record count that was forged before."""
+    """A later time would make every record count that was forged before it."""
     assert run(SCRIPT).returncode == 0
     api.patch(f"{NAMESPACE}/configmaps/mgpu-record-keys", {"data": {"since": "2026-01-01T00:00:00Z"}})
     first = mounted(api, tmp_path / "first", signing=False)
@@ -197,7 +197,7 @@ def test_since_with_a_secret_that_is_made_again_stays_and_the_former_key_counts(
 
 
 def test_the_scheduler_alone_mounts_the_private_key() -> None:
-    """And both find the public keys where the ConfigMap says that they are."""
+    """The scheduler and the agent mount the public keys at the path that the ConfigMap names."""
     documents = rendered(MANIFESTS / "base")
     private = []
     for name in ("mgpu-scheduler", "mgpu-deviceplugin", "mgpu-webhook"):

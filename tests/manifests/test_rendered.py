@@ -1,4 +1,4 @@
-"""What the kustomizations make agrees with itself, with the processes, and with what the API server takes."""
+"""The rendered kustomizations are consistent, fit the processes, and are valid for the API server."""
 
 import json
 import re

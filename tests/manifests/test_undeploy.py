@@ -1,4 +1,4 @@
-"""`make undeploy` leaves nothing stuck, with the scheduler process alive and with nobody to take finalizers off."""
+"""`make undeploy` removes everything, with a running scheduler and without one that removes finalizers."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ _DEVICES = "devices.scheduling.koordinator.sh"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _ALL_MTGPUPODS, _OCCUPYING = "/apis/lsalab.nthu/v1/mtgpupods", "/api/v1/namespaces/kube-system/pods"
 PLAYGROUND = pytest.mark.parametrize("kubeconfig", ["playground"], indirect=True)
-"""A real API server alone never ends a namespace: that is kube-controller-manager's."""
+"""A real API server alone never deletes a namespace, because kube-controller-manager does that."""
 
 
 def there(api: Api, path: str) -> bool:
@@ -54,7 +54,7 @@ def nothing_is_left(api: Api) -> None:
 @PLAYGROUND
 def test_without_a_scheduler_process_finalizers_are_taken_off_by_hand(run: Run, api: Api) -> None:
     deployed(run)
-    # Nobody answers for the webhooks; while they are there, no MtgpuPod can be made.
+    # No process answers for the webhooks; while they are configured, no MtgpuPod can be created.
     for kind in ("mutating", "validating"):
         api.delete(f"{_ADMISSION}/{kind}webhookconfigurations/mgpu-webhook")
     stuck = mtgpupod("stuck", "zxcvb", "0.2")
@@ -84,7 +84,7 @@ def test_nodes_are_cleaned_where_that_is_asked_for_and_koordinators_crd_stays(ru
     koordinators = named(rendered(MANIFESTS / "base"), "CustomResourceDefinition", _DEVICES)
     koordinators = {**koordinators, "metadata": {"name": _DEVICES}}
     assert run("kubectl", "create", "-f", "-", given=json.dumps(koordinators)).returncode == 0
-    done = run(_SCRIPT, env={"CLEAN_NODES": "yes"})  # mgpu itself has gone before: there is nothing else to do
+    done = run(_SCRIPT, env={"CLEAN_NODES": "yes"})  # mgpu itself was removed before
     assert done.returncode == 0, done.stderr
     assert there(api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{_DEVICES}")
     api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{_DEVICES}")
@@ -97,7 +97,7 @@ def test_nodes_are_cleaned_where_that_is_asked_for_and_koordinators_crd_stays(ru
 def test_with_the_processes_running_mtgpupods_end_as_they_should(tmp_path: Path) -> None:
     with patient([OURS], assets="") as cluster:
         run, api = runner(cluster.kubeconfig, tmp_path), cluster.api
-        deployed(run, webhooks=False)  # the playground's lead to this machine
+        deployed(run, webhooks=False)  # the playground's webhook configurations lead to this machine
         for kind in ("mutating", "validating"):
             run("kubectl", "label", f"{kind}webhookconfigurations", "--all", "app.kubernetes.io/part-of=mgpu")
         for name, gpuid in (("one", "zxcvb"), ("two", "zxcvb"), ("three", "qwert")):

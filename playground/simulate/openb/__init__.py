@@ -1,1 +1,1 @@
-"""`mgpu simulate openb`: the experiment on the traces of a production cluster (docs/design/fragmentation.md)."""
+"""`mgpu simulate openb`: replays the trace of a production cluster (docs/design/fragmentation.md)."""

@@ -1,4 +1,4 @@
-"""The picture of the experiment: a curve per policy. `check` runs before the experiment, `draw` after it.
+"""Draws the curve of each policy. `openb_command` calls `check` before the experiment and `draw` after it.
 
 matplotlib is an optional dependency (`mgpu[plot]`), so it is imported only where a picture is wanted.
 """
@@ -54,7 +54,7 @@ def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -
         axes.set_ylim(min(heights) - 0.5, max(heights) + 1.2)
     axes.set_title("GPUs allocated as pods arrive", loc="left", fontsize=13, fontweight="bold", pad=22)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, color="#6b7280", fontsize=9)
-    axes.set_xlabel("GPUs asked for by the pods that arrived, % of the cluster")
+    axes.set_xlabel("GPUs requested by the pods that arrived, % of the cluster")
     axes.set_ylabel("GPUs allocated, % of the cluster")
     axes.grid(color="#e5e7eb", linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""The experiment of docs/design/fragmentation.md: pods arrive until they ask for 130 % of the cluster's GPUs.
+"""The experiment of docs/design/fragmentation.md: pods arrive until they request 130 % of the cluster's GPUs.
 
 `run` is one policy with one seed; `run_all` runs several in parallel. `openb_command` and bench/openb.py
 call `run_all`.
@@ -15,7 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from playground.simulate.openb.experiment_policies import POLICIES, Setting, endless, shuffled
+from playground.simulate.openb.experiment_policies import POLICIES, PolicyInput, endless, shuffled
 from playground.simulate.openb.trace import Trace, demand
 from scheduler.engine.learning.node_board import NodeBoard
 from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_per_card
@@ -25,7 +25,7 @@ REPORTED = (90, 95, 100, 110, 120, 130)
 
 
 class ExperimentNodes:
-    """The nodes and what is free on them. Policies break ties by the order of the nodes."""
+    """The nodes and their free resources. Policies break ties by the order of the nodes."""
 
     def __init__(self, nodes: Sequence[NodeClass]) -> None:
         self.board = NodeBoard()
@@ -68,7 +68,7 @@ class Run:
 
 
 def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
-    """Return the trace's pods in random order, then drawn with replacement, until they ask for `load` × all cards."""
+    """Return the trace's pods in random order, then drawn with replacement, until they request `load` × all cards."""
     asked = 0
     found: list[Shape] = []
     source = endless(trace.pods, random)
@@ -79,11 +79,11 @@ def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
 
 
 def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
-    """Place or refuse every arrival. No pod leaves, and none is tried again."""
+    """Run the experiment once. Each pod is tried once when it arrives, and no pod ends."""
     random = Random(seed)
     pods = arrivals(trace, random, load)
     nodes = ExperimentNodes(shuffled(trace.nodes, random))
-    place = POLICIES[policy](Setting(trace, nodes.board, random))
+    place = POLICIES[policy](PolicyInput(trace, nodes.board, random))
     asked = 0
     allocated = 0
     heights: defaultdict[int, list[int]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""The policies of the experiment: where a pod goes. One function each, in the table `POLICIES`.
+"""The policies of the experiment, which choose the node and the cards of each pod.
 
-`fgd` and `fragmentation` are the scheduler's own; the others are what they are compared with. Everything random comes
+`experiment` reads the table `POLICIES`. `fgd` and `fragmentation` are the scheduler's own. Everything random comes
 from `Random.random`, whose stream Python promises not to change, so that a seed gives the same result everywhere.
 """
 
@@ -52,7 +52,7 @@ class BestFit:
         left = (rows.cpu - shape.cpu) * most_gpu + (
             rows.free.sum(1) - shape.cards * needed_milli(rows, shape)
         ) * most_cpu
-        return _where_able(rows, shape, (200 * most_cpu * most_gpu - 100 * left) // (2 * most_cpu * most_gpu))
+        return _keys_of_fitting(rows, shape, (200 * most_cpu * most_gpu - 100 * left) // (2 * most_cpu * most_gpu))
 
     def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         return _fullest(rows.free, rows, shape)
@@ -68,13 +68,13 @@ class Fullness:
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
         total = CARD * np.array([node.cards for node in rows.classes], np.int64)[rows.class_index]
         used = total - rows.free.sum(1) + shape.cards * needed_milli(rows, shape)
-        return _where_able(rows, shape, self._score(np.minimum(used, total), np.maximum(total, 1)))
+        return _keys_of_fitting(rows, shape, self._score(np.minimum(used, total), np.maximum(total, 1)))
 
     def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         return _fullest(self._sign * rows.free, rows, shape)
 
 
-def _where_able(rows: NodeRows, shape: Shape, scores: Ints) -> Ints:
+def _keys_of_fitting(rows: NodeRows, shape: Shape, scores: Ints) -> Ints:
     keys = np.full(len(rows.class_index), UNFIT, np.int64)
     at = fitting_rows(rows, shape, needed_milli(rows, shape))
     keys[at] = scores[at]
@@ -94,74 +94,74 @@ Place = Callable[[Shape], Spot | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What a policy may use. `board` has what is free when a pod arrives."""
+class PolicyInput:
+    """The input of a policy. `board` has the free resources at the time when a pod arrives."""
 
     trace: Trace
     board: NodeBoard
     random: Random
 
 
-def _random(setting: Setting) -> Place:
+def _random(given: PolicyInput) -> Place:
     """Choose any node that the pod fits, and any of its cards."""
     fit = Fullness("binpack")
 
     def place(pod: Shape) -> Spot | None:
-        fitting_rows = np.flatnonzero(setting.board.keys(fit, pod) != UNFIT)
+        fitting_rows = np.flatnonzero(given.board.keys(fit, pod) != UNFIT)
         if not len(fitting_rows):
             return None
-        row = pick(fitting_rows.tolist(), setting.random)
-        node = setting.board.rows([row])
+        row = pick(fitting_rows.tolist(), given.random)
+        node = given.board.rows([row])
         cards = np.flatnonzero(node.free[0] >= needed_milli(node, pod)).tolist()
-        return row, tuple(shuffled(cards, setting.random)[: pod.cards])
+        return row, tuple(shuffled(cards, given.random)[: pod.cards])
 
     return place
 
 
-def _best(setting: Setting, chooser: Chooser) -> Place:
+def _best(given: PolicyInput, chooser: Chooser) -> Place:
     """Choose the node with the highest key, the first one among equals."""
 
     def place(pod: Shape) -> Spot | None:
-        keys = setting.board.keys(chooser, pod)
+        keys = given.board.keys(chooser, pod)
         row = int(np.argmax(keys))
-        return None if keys[row] == UNFIT else (row, chooser.cards(setting.board.rows([row]), pod))
+        return None if keys[row] == UNFIT else (row, chooser.cards(given.board.rows([row]), pod))
 
     return place
 
 
-def _fragmentation(setting: Setting) -> Place:
-    """Learn which pods to expect from those that came, also refused ones, as the live scheduler does."""
-    learner, nodes = Learner(), Counter(setting.trace.nodes)
+def _fragmentation(given: PolicyInput) -> Place:
+    """Learn which pods to expect from those that have arrived, including refused ones, as the live scheduler does."""
+    learner, nodes = Learner(), Counter(given.trace.nodes)
     best: Place
 
     def place(pod: Shape) -> Spot | None:
         nonlocal best
         learner.observe(pod)
         if learner.due():
-            best = _best(setting, Fragmentation(learner.counts(), nodes))
+            best = _best(given, Fragmentation(learner.counts(), nodes))
         return best(pod)
 
     return place
 
 
-def _fragmentation_known(setting: Setting) -> Place:
+def _fragmentation_known(given: PolicyInput) -> Place:
     """Know the popularity of pods in the trace beforehand, as FGD does."""
-    counts = sorted(Counter(setting.trace.pods).items())
+    counts = sorted(Counter(given.trace.pods).items())
     known = tuple((shape, UNIT * number) for shape, number in counts)
-    return _best(setting, Fragmentation(known, Counter(setting.trace.nodes)))
+    return _best(given, Fragmentation(known, Counter(given.trace.nodes)))
 
 
-def _fgd(setting: Setting) -> Place:
+def _fgd(given: PolicyInput) -> Place:
     """Know the popularity of pods in the trace beforehand, as published."""
-    return _best(setting, Fgd(typical_pods(Counter(setting.trace.pods))))
+    return _best(given, Fgd(typical_pods(Counter(given.trace.pods))))
 
 
-POLICIES: Mapping[str, Callable[[Setting], Place]] = MappingProxyType(
+POLICIES: Mapping[str, Callable[[PolicyInput], Place]] = MappingProxyType(
     {
         "random": _random,
-        "bestfit": lambda setting: _best(setting, BestFit()),
-        "binpack": lambda setting: _best(setting, Fullness("binpack")),
-        "spread": lambda setting: _best(setting, Fullness("spread")),
+        "bestfit": lambda given: _best(given, BestFit()),
+        "binpack": lambda given: _best(given, Fullness("binpack")),
+        "spread": lambda given: _best(given, Fullness("spread")),
         "fgd": _fgd,
         "fragmentation": _fragmentation,
         "fragmentation-known": _fragmentation_known,

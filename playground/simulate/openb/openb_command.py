@@ -1,4 +1,4 @@
-"""The command line of `mgpu simulate openb` and its output."""
+"""The command line of `mgpu simulate openb` and its output. `simulate_command` calls `command`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ def _load(_: click.Context, __: click.Parameter, load: float) -> float:
     "--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Number of seeds, from --seed on."
 )
 @click.option(
-    "--load", type=float, callback=_load, default=1.3, show_default=True, help="GPUs that are asked for ÷ GPUs there."
+    "--load", type=float, callback=_load, default=1.3, show_default=True, help="Requested GPUs ÷ existing GPUs."
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Write the curves too: FILE.png or FILE.svg.")
@@ -63,9 +63,9 @@ def command(
 ) -> None:
     """Let the pods of a trace arrive at its nodes, and report how much of the GPUs each policy allocates.
 
-    The pods arrive in random order, then are drawn with replacement until they ask for --load of the GPUs; none
-    leaves, none is tried twice. --policy may be given several times; `-o json` prints one object for one policy and
-    seed, else a list. The same seed gives the same result.
+    The pods arrive in random order, then are drawn with replacement until they request --load of the GPUs; no
+    pod ends, and none is tried twice. --policy may be given several times; `-o json` prints one object for one policy
+    and seed, otherwise a list. The same seed gives the same result.
     """
     if picture:
         curve_plot.check(picture)
@@ -86,7 +86,7 @@ def command(
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """Return the JSON of docs/design/simulate.md. `load` is null where that much has not arrived."""
+    """Return the JSON of docs/design/simulate.md. `load` is null for percentages that were not reached."""
     found = {percent: run.curve.get(percent) for percent in REPORTED}
     load = {str(percent): None if height is None else round(height, 3) for percent, height in found.items()}
     rate = round(run.placements_per_second, 1)
@@ -113,7 +113,7 @@ def _seeds(runs: Sequence[Run]) -> str:
 
 def _table(runs: Sequence[Run]) -> Table:
     """Return a row per policy with the means over its seeds."""
-    title = f"% of the GPUs allocated when pods have asked for so many %; {_seeds(runs)}"
+    title = f"% of the GPUs allocated when pods have requested so many %; {_seeds(runs)}"
     shown = Table(title=title, title_justify="left")
     shown.add_column("policy")
     for percent in REPORTED:

@@ -1,4 +1,4 @@
-"""Reads the CSV files of the openb trace: a list of nodes and a list of pods."""
+"""Reads the CSV files of the openb trace: a list of nodes and a list of pods. `openb_command` calls `read_trace`."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
@@ -38,12 +38,12 @@ def read_trace(nodes: Path, pods: Path) -> Trace:
     if not trace.capacity:
         raise BadObject([Problem(f"{nodes}: gpu", "no node has a GPU")])
     if not any(pod.cards for pod in trace.pods):
-        raise BadObject([Problem(f"{pods}: num_gpu", "no pod asks for a GPU")])
+        raise BadObject([Problem(f"{pods}: num_gpu", "no pod requests a GPU")])
     return trace
 
 
 def demand(pod: Shape) -> int:
-    """Return what a pod asks for on all its cards, in thousandths of a card."""
+    """Return what a pod requests on all its cards, in thousandths of a card."""
     return pod.cards * pod.core
 
 

@@ -65,7 +65,7 @@ POD = "p7,1000,1024,1,500,,LS"
         (NODES, PODS + "p7,1000", "pods.csv: line 8: num_gpu: must be a whole number"),
         (NODES, PODS + POD + ",more", "pods.csv: line 8: row: has 8 cells where the header has 7"),
         (NODES, PODS + '"p7', "pods.csv: line 8: row: is not CSV"),
-        (NODES, PODS.splitlines()[0] + "\np6,3000,1024,0,0,,BE\n", "pods.csv: num_gpu: no pod asks for a GPU"),
+        (NODES, PODS.splitlines()[0] + "\np6,3000,1024,0,0,,BE\n", "pods.csv: num_gpu: no pod requests a GPU"),
     ],
 )
 def test_read_trace_error_names_file_line_and_column(tmp_path: Path, nodes: str, pods: str, said: str) -> None:
