@@ -1,7 +1,7 @@
-"""The scheduler's own look at slices: filter, scores and the plan for one pod, over 5,000 nodes of which 1,000 of
-8 cards can be cut.
+"""Measures filter, scores and the plan for one pod with slices, over 5,000 nodes of which 1,000 can be partitioned.
 
-`python -m bench.cutting`; milliseconds, in the process, with the nodes' sites made beforehand as the scheduler does.
+`python -m bench.cutting` prints milliseconds within the process. The nodes' state is computed before, as the scheduler
+does.
 """
 
 from collections.abc import Callable

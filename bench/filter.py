@@ -1,7 +1,7 @@
 """`filter` and `prioritize` over HTTP: clusters of 100, 1,000 and 5,000 nodes × 8 cards with 8 pods per node.
 
-Beside each, in the same run, a no-op that reads the same names and says the same: what HTTP, JSON and the machine
-themselves cost. Before each pair a pod is bound somewhere, as in a cluster that is being filled.
+The same run measures a no-op that reads the same names and gives the same answer: the cost of HTTP, JSON and the
+machine. Before each pair a pod is bound somewhere, as in a cluster that is being filled.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""Planning of slices for one pod over 1,000 nodes of 8 cards: which could be cut for it, and how one of them is.
+"""Measures planning slices for one pod over 1,000 nodes of 8 cards: the nodes that can be partitioned, and one plan.
 
-`python -m bench.slices`; CPU milliseconds, nothing remembered from before but the nodes' cards, which the scheduler
-keeps from one change of a node to the next; what reading them costs stands beside.
+`python -m bench.slices` prints CPU milliseconds. Only the nodes' cards are cached, as in the scheduler, which reads
+them when a node changes. The cost of reading them is printed separately.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ ASKS: tuple[tuple[str, str, Mapping[str, int], Geometries], ...] = (
 
 
 class Row(NamedTuple):
-    """CPU milliseconds. could: nodes that could be cut for the pod. states: different cards among all."""
+    """CPU milliseconds. could: nodes that can be partitioned for the pod. states: distinct card states of all nodes."""
 
     name: str
     states: int
@@ -83,7 +83,7 @@ def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometrie
 
 
 def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -> int:
-    """What one pod costs: a look at every node, and the plan of the first that could be cut for it."""
+    """Return the cost of one pod: the check of every node, and the plan of the first that can be partitioned."""
     could = [node for node in nodes if can_offer(node, request)]
     planned = plan_cards(could[0] if could else nodes[0], [request])
     if isinstance(planned, Rejection) == bool(could):
@@ -92,7 +92,7 @@ def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -
 
 
 def _node(chance: Random, mode: str) -> tuple[list[Card], NodeSlices, list[Slice]]:
-    """A node whose cards are cut and used at random, the more of it the higher its load."""
+    """Return a node whose cards are partitioned and used at random, the more the higher its load."""
     gpus = [Card(i, f"GPU-{i}", _MODEL, 80 * _GIB) for i in range(CARDS)]
     layout = layout_of(_MODEL, 80 * _GIB)
     load = chance.random()

@@ -1,9 +1,9 @@
 """Pods per second from bound to running on one node: without a lock, and with a node lock as HAMi's scheduler takes it.
 
 Equal pods, the same agent, one binder for each pod, in turns. The lock is a node annotation, held from the bind until
-Allocate returned: one pod at a time. Here whoever waits for it goes on the moment it is free; HAMi fails the bind, and
-the pod comes back after the scheduler's back-off of seconds. So the ratio is the least that the lock costs, the more
-since API server, kubelet and binders share one Python process, which is the limit without a lock.
+Allocate returned: one pod at a time. Here the next binder continues as soon as the lock is free. HAMi fails the bind,
+and the pod comes back after the back-off of the scheduler. So the ratio is the least that the lock costs,
+the more since API server, kubelet and binders share one Python process, which is the limit without a lock.
 """
 
 import statistics

@@ -66,7 +66,7 @@ def test_a_record_without_a_seal_is_a_finding_and_decided_anew(bench: Bench, nam
     assert bench.pod(thief).spec.node_name != "node-1" or bench.sees(thief) == {"c": [3]}
     if node:
         (message,) = until(lambda: bench.events(thief, "UnsealedRecord"))
-        assert "only records that mgpu decided count" in message
+        assert "has no seal and is ignored" in message
 
 
 def test_a_copied_record_with_its_seal_is_a_finding_and_decided_anew(bench: Bench) -> None:
