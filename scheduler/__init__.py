@@ -1,1 +1,1 @@
-"""The scheduler process: which cards, decided in the binding; and the extender that helps to choose the node."""
+"""The scheduler process. It decides the cards of a pod in its binding, and its extender helps to choose the node."""

@@ -9,8 +9,9 @@ other meaning.
 kube-scheduler may also observe a change (a pod ends, a label changes) before this process does. Then it retries the
 pod at once, gets an answer from the old state, and does not retry again. `Announcements` covers this race too.
 
-`scheduler.runtime` runs the thread and subscribes `cards_freed` and `node_may_fit` to the cache's events; the extender
-calls `pod_rejected`. Announcements must stay rare, since kube-scheduler retries all rejected pods after each.
+`scheduler.runtime` runs the thread, subscribes `cards_freed` and `node_may_fit` to the cache's events, and calls
+`announce` when this replica begins to decide; the extender calls `pod_rejected`. Announcements must stay rare, because
+kube-scheduler retries all rejected pods after each of them.
 """
 
 import logging
@@ -28,19 +29,22 @@ log = logging.getLogger(__name__)
 
 ANNOTATION = "mgpu.io/cards-changed"
 NODE_PAUSE_SECONDS = 5.0
-"""Between two announcements of one node, and before an announcement that failed is retried."""
+"""The pause between two announcements of one node, and before an announcement that failed is repeated."""
 WATCH_LAG_SECONDS = 10.0
-"""How much later than kube-scheduler this process may observe a change: so long may a broken watch pause."""
+"""The time by which this process may observe a change later than kube-scheduler, for example after a broken watch."""
 RACE_PAUSE_SECONDS = 1.0
-"""Between two announcements, of any nodes, that only cover the race. No call of the extender takes longer."""
+"""The pause between two announcements that cover only the race, even if they are of different nodes. No call of the
+extender takes longer."""
 
 
 class Announcements:
-    """Announces nodes in a thread of its own. The other methods return at once and may be called by any thread.
+    """Announces nodes in the thread that calls `run`. The other methods except `work` return at once.
+
+    Any thread may call these methods. `_changed` guards the times of the announcements.
 
     Args:
-        may_decide: Raises RetryLater while this replica must not write. Then nothing is announced: the replica that
-            decides observes the same changes.
+        may_decide: Raises RetryLater while this replica must not write. It then announces nothing, because the replica
+            that decides observes the same changes.
     """
 
     def __init__(self, api: Api, may_decide: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,11 +52,12 @@ class Announcements:
         self._may_decide = may_decide
         self._clock = clock
         self._changed = threading.Condition()
-        self._due: dict[str, float] = {}  # node → when to announce it
-        self._announced: dict[str, float] = {}
+        self._due: dict[str, float] = {}  # By node, when to announce it.
+        self._announced: dict[str, float] = {}  # By node, when it was announced, for the length of its pause.
         self._last_announced = -WATCH_LAG_SECONDS
         self._last_rejection = -WATCH_LAG_SECONDS
-        self._last_change: tuple[str, float] = ("", -WATCH_LAG_SECONDS)  # the node of a NodeMayFit event, and when
+        # The node of the last NodeMayFit event, and the time of that event.
+        self._last_change: tuple[str, float] = ("", -WATCH_LAG_SECONDS)
 
     def cards_freed(self, event: CardsFreed) -> None:
         """Announce the node: kube-scheduler cannot know that cards came free there."""
@@ -73,7 +78,7 @@ class Announcements:
             self._announce_for_race(node)
 
     def _announce_for_race(self, node: str) -> None:
-        """Announce this node, unless another announcement is due as soon: any node makes kube-scheduler retry."""
+        """Announce this node, unless another node is due by then, whose announcement has the same effect."""
         if not self._decides():
             return
         with self._changed:
@@ -99,7 +104,7 @@ class Announcements:
         return True
 
     def run(self, stop: threading.Event) -> None:
-        """Announce nodes until `stop` is set, which must be followed by `wake`."""
+        """Announce nodes until `stop` is set. Whoever sets it must then call `wake`."""
         while not stop.is_set():
             self.work()
             with self._changed:
@@ -107,7 +112,7 @@ class Announcements:
                     self._changed.wait(self._wait_seconds())
 
     def wake(self) -> None:
-        """Make `run` look at its stop event."""
+        """Make `run` check its stop event."""
         with self._changed:
             self._changed.notify_all()
 

@@ -1,23 +1,24 @@
-"""Paces background work, so that request threads get the GIL in between.
+"""Paces long work with short sleeps, so that other threads get the GIL in between.
 
-The extender's long calls, the web page and the metrics call a `Pace` between the steps of their work. Without it, work
-such as rendering the page would hold the interpreter for its whole time slice again and again while calls of
-kube-scheduler wait.
+The engine's long calls (`decisions.effort_budgets`), the web page, the metrics and gpushare's `/inspect` call a `Pace`
+between the steps of their work. Without it, work such as rendering the page would hold the interpreter for its whole
+time slice again and again while calls of kube-scheduler wait.
 """
 
 import time
 from collections.abc import Callable
 
 _WORK_SECONDS = 0.002
+"""The time for which work runs before a pause."""
 _MAX_WORK_SECONDS = 0.005
-"""The most work for which a pause compensates. A step that took longer was waiting for other work of the machine."""
+"""The longest work that counts for the length of a pause. A step that took longer has waited for the CPU or the GIL."""
 
 
 class Pace:
-    """Sleeps now and then when it is called. For one thread at a time.
+    """A function that sleeps in some of its calls. Only one thread at a time may call it.
 
     Attributes:
-        pause_ratio: The duration of the pauses as a multiple of the work; may be changed.
+        pause_ratio: The duration of a pause as a multiple of the work before it. It may be changed between two calls.
     """
 
     def __init__(self, pause_ratio: float, sleep: Callable[[float], object] = time.sleep) -> None:

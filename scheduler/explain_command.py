@@ -36,9 +36,10 @@ from scheduler.decisions.explanation import CardRow, Explainer, Explanation, Nod
 
 _KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
 _SIMPLE = re.compile(r"[-a-z0-9.]*")
-"""Names that need no escape in a field selector, which all valid node names do not."""
+"""Matches the names that need no escaping in a field selector. All valid names of nodes are among them."""
 _MAX_DETAILED_NODES = 8
-"""The cards of all nodes are listed if at most so many nodes have cards."""
+"""The cards of all nodes are listed if at most this many nodes have cards."""
+# The most holders of a card, names of nodes and different reasons that the text names.
 _MOST_HOLDERS = 2
 _MOST_NAMES = 4
 _MOST_REASONS = 12
@@ -110,10 +111,10 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
 
 
 def _nodes_to_read(kind: str, raw: Raw, settings: Settings, selected: Sequence[str]) -> Sequence[str]:
-    """Return the nodes to read: the object's own node, or else those that the user selects; () means all nodes.
+    """Return the nodes to read: the object's own node, or else those that the user selects. () means all nodes.
 
-    All nodes are read if other nodes affect the answer: by the other pods of the pod's groups, or by the pods from
-    which a policy learns.
+    All nodes are read if other nodes affect the answer. They do if the pod belongs to groups, whose pods may be on
+    other nodes, and if the node policy learns from all pods. All nodes are also read if a name would need escaping.
     """
     own = raw["spec"].get("nodeName")
     nodes = [str(own)] if own else list(dict.fromkeys(selected))
@@ -126,10 +127,11 @@ def _nodes_to_read(kind: str, raw: Raw, settings: Settings, selected: Sequence[s
 
 
 def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterCache, list[str]]:
-    """Return a cache as the scheduler has it, and the names of the nodes.
+    """Return a cache that is filled as the scheduler fills its own, and the sorted names of the nodes.
 
     Args:
-        nodes: The nodes to read, with the pods on them and on no node; all nodes and pods if empty.
+        nodes: The names of the nodes to read, together with the pods on them and the pods without a node. If it is
+            empty, all nodes and pods are read.
     """
     state = ClusterCache(settings)
     names = []
@@ -152,7 +154,12 @@ def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[C
 def _explain(
     state: ClusterCache, settings: Settings, kind: str, raw: Raw, selected: Sequence[str], names: Sequence[str]
 ) -> Explanation:
-    """Explain the object. selected: the nodes that the user selects, if any. names: all nodes that were read."""
+    """Explain the object.
+
+    Args:
+        selected: The names of the nodes that the user selects, if any.
+        names: The names of all nodes that were read.
+    """
     unknown = sorted(set(selected) - set(names))
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")

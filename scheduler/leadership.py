@@ -1,9 +1,10 @@
-"""Directs calls to the leader by a label, and lets the lead follow a kube-scheduler in the same pod.
+"""Directs calls to the leader by a label, and finds out which replica should lead if each runs a kube-scheduler.
 
-`scheduler.runtime` runs both classes. `LeaderLabel` labels the pod of the replica that decides, and the Service selects
-that label. So all replicas can be ready, as Deployments, PodDisruptionBudgets and alerts expect. `OwnKubeScheduler`
-finds out which replica should lead if each has a kube-scheduler in its pod. Safety depends on neither: only the holder
-of the Lease (`mgpu.kube.leader`) decides, and any other replica answers 503, whatever the label of its pod.
+`scheduler.runtime` uses both classes. `LeaderLabel` labels the pod of the replica that decides, and the Service selects
+that label. So all replicas can be ready, as Deployments, PodDisruptionBudgets and alerts expect. If each replica has a
+kube-scheduler in its pod, `OwnKubeScheduler` finds out whether the one in another pod leads. Safety depends on neither
+class: only the holder of the Lease (`mgpu.kube.leader`) decides, and any other replica answers 503, whatever the label
+of its pod.
 """
 
 import logging
@@ -18,10 +19,11 @@ from mgpu.kube.leader import LABEL, LEASE_SECONDS
 log = logging.getLogger(__name__)
 
 REPLICAS = "app.kubernetes.io/name=mgpu,app.kubernetes.io/component=scheduler"
+"""The label selector of the pods of all replicas."""
 _ROUND_SECONDS = 0.2
 _RETRY_SECONDS = 2.0
 _REPEAT_SECONDS = 15.0
-"""How often the labels are checked: users may edit them, and a former leader's last write may arrive late."""
+"""How often the labels are checked. Users may edit them, and a former leader's last write may arrive late."""
 
 
 class LeaderLabel:
@@ -55,14 +57,18 @@ class LeaderLabel:
         self._logged_error: str | None = None
 
     def run(self, stop: threading.Event, wait_for_release: Callable[[], object]) -> None:
-        """Keep the label until `stop`, then remove it. wait_for_release: blocks until another replica may lead."""
+        """Keep the label until `stop` is set, then remove it.
+
+        Args:
+            wait_for_release: Blocks until another replica may lead. The label is removed after it has returned.
+        """
         while not stop.wait(_ROUND_SECONDS):
             self.round()
         wait_for_release()
         self.end()
 
     def round(self) -> None:
-        """Label this pod, and no other, if it is time. Never raises."""
+        """Label this pod, and no other, if this process decides and a check is due. API errors are only logged."""
         if self._not_deciding_reason() is not None:
             self._due = 0.0
             self.written = False
@@ -71,7 +77,7 @@ class LeaderLabel:
             self._due = self._clock() + (_REPEAT_SECONDS if self.written else _RETRY_SECONDS)
 
     def end(self) -> None:
-        """Remove the label from this pod, which does not decide any more. Never raises."""
+        """Remove the label from the pod of this process, which no longer decides. API errors are only logged."""
         self.written = False
         name = self._name
         if name is not None:
@@ -98,7 +104,12 @@ class LeaderLabel:
             raise ApiError(404, "NotFound", f"no pod has uid {self._uid} and the labels {REPLICAS}")
 
     def _write(self, name: str, value: str | None, **preconditions: str) -> None:
-        """Set or remove the label. preconditions: the UID, so that a new pod of the same name is not changed."""
+        """Set or remove the label.
+
+        Args:
+            value: The value of the label, or None to remove it.
+            preconditions: The UID, so that a new pod of the same name is not changed, and perhaps the resourceVersion.
+        """
         try:
             self._api.patch(f"{self._path}/{name}", {"metadata": {**preconditions, "labels": {LABEL: value}}})
         except ApiError as error:
@@ -121,8 +132,13 @@ class OwnKubeScheduler:
     """Finds out which replica's kube-scheduler leads, if each replica has one in its pod.
 
     A kube-scheduler calls the extender in its own pod, and only a replica that decides plans partitions for the pods
-    that its filter saw. So mgpu's Lease follows the Lease of the kube-schedulers. A kube-scheduler's identity is
-    HOST_UUID, and all containers of a pod have the same host name.
+    that its filter has rejected. So the replica whose kube-scheduler leads should lead too. A kube-scheduler's identity
+    is HOST_UUID, and all containers of a pod have the same host name.
+
+    Args:
+        namespace: The namespace of the Lease.
+        lease: The name of the Lease of the kube-schedulers.
+        host: The host name of this process's own pod.
     """
 
     def __init__(
@@ -138,9 +154,9 @@ class OwnKubeScheduler:
     def elsewhere(self, leads: bool) -> bool:
         """Return whether a replica in another pod should lead.
 
-        False if that is unknown, or if no kube-scheduler has renewed the Lease while it was valid: cards are decided
-        without one too. If the Lease was just released, a kube-scheduler is about to acquire it. Until then a replica
-        that leads continues, and one that does not waits.
+        Returns False if that is unknown, or if the Lease has expired: cards must be decided even if no kube-scheduler
+        runs. If the Lease was just released, a kube-scheduler is about to acquire it. Until then a replica that leads
+        continues to lead, and a replica that does not lead waits.
 
         Args:
             leads: Whether this replica leads.

@@ -30,7 +30,7 @@ Examples:
   # In a cluster, with cert-manager's certificate
   mgpu scheduler --cert-dir /tls
 \b
-  # Outside of a cluster, as the only replica: no lease, and any free ports (the first lines of output name them)
+  # Outside of a cluster, as the only replica, without a Lease; the first lines of output name the free ports
   mgpu scheduler --kubeconfig ~/.kube/config --host 127.0.0.1 --port 0 --extender-port 0 --no-leader-elect
 """
 
@@ -38,21 +38,23 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--host", help="Address of the binding admission (HTTPS).  [default: 0.0.0.0]")
-@click.option("--port", type=int, help="Port of the binding admission; 0: any free port.  [default: 8444]")
+@click.option("--port", type=int, help="Port of the binding admission; 0 means any free port.  [default: 8444]")
 @click.option("--extender-host", help="Address of the extender.  [default: 127.0.0.1]")
-@click.option("--extender-port", type=int, help="Port of the extender; 0: any free port.  [default: 8888]")
-@click.option("--metrics-port", type=int, help="Port of /metrics and probes, plain HTTP; -1: none.  [default: -1]")
-@click.option("--web-port", type=int, help="Port of the web page on loopback; -1: not served.  [default: -1]")
+@click.option("--extender-port", type=int, help="Port of the extender; 0 means any free port.  [default: 8888]")
+@click.option(
+    "--metrics-port", type=int, help="Port of /metrics and the probes, by plain HTTP; -1 means none.  [default: -1]"
+)
+@click.option("--web-port", type=int, help="Port of the web page on loopback; -1 means none.  [default: -1]")
 @click.option("--cert-dir", help="Directory with tls.crt and tls.key, which are reloaded when they change.")
 @click.option("--self-signed-dir", help="Directory for the self-signed certificate.  [default: a private one]")
 @click.option("--names", help="Further DNS names and addresses for the self-signed certificate, comma-separated.")
 @click.option(
     "--leader-elect/--no-leader-elect",
     default=None,
-    help="Elect a leader, which decides.  [default: on]",
+    help="Elect a leader among the replicas; only the leader decides.  [default: on]",
 )
-@click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Overrides the configured policy.")
-@click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Overrides the configured policy.")
+@click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Card policy; it overrides the settings.")
+@click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Node policy; it overrides the settings.")
 @click.option("--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="Unit of gpu-mem.  [default: GiB]")
 @click.option("--kubeconfig", default="", help="Kubeconfig of the cluster.  [default: the cluster that this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
@@ -69,9 +71,14 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 
 
 def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
-    """Serve until a signal ends the process. stack: receives what must be cleaned up afterwards."""
+    """Serve until a signal ends the process.
+
+    Args:
+        stack: Receives the resources that must be released afterwards.
+    """
     own = settings.scheduler
-    # The thread of the certificates has a client of its own: the pool of this one must not be used before the fork.
+    # The thread that renews the certificate has an API client of its own, because the connection pool of this client
+    # must not be used before the fork.
     api = Api.connect(kubeconfig)
     records = make_record_verifier(settings, signing=True)
     process = Process(settings, api, f"{socket.gethostname()}-{os.getpid()}", records)

@@ -29,8 +29,8 @@ DECISIONS = Counter(
 )
 REJECTIONS = Counter(
     "mgpu_rejections",
-    "Rejected pods, by the kind of the most frequent reason. stage filter: the pod fits on no node; stage decision: "
-    "the chosen node has no cards for the pod.",
+    "Rejected pods, by the kind of the most frequent reason. The stage is filter if the pod fits on no node, and "
+    "decision if the chosen node has no cards for the pod.",
     ["stage", "reason"],
     registry=REGISTRY,
 )

@@ -1,8 +1,9 @@
 """Composes the parts of the scheduler process, without its HTTP side, and runs their threads.
 
-`scheduler.main` creates `Process` and calls `start`, `end` and `stop`; `scheduler.api` asks it what this replica may do
-now. The order of the steps in `_supervise` and `end` matters: a replica decides only while it leads and after it has
-observed what the last leader wrote, and it releases the Lease only after its own writes have arrived.
+`scheduler.main` creates `Process` and calls `start`, `end` and `stop`; `scheduler.api` uses its parts, and asks it
+whether this replica may answer and decide now. The order of the steps in `_supervise` and `end` matters. A replica
+decides only while it leads and after it has observed what the last leader wrote, and it releases the Lease only after
+its own writes have arrived.
 """
 
 import gc
@@ -55,27 +56,43 @@ log = logging.getLogger(__name__)
 
 _LEASE = "mgpu-scheduler"
 _SILENT_SECONDS = 30.0
+"""How long a watch may be broken until this replica is not ready."""
 _WATCH_SECONDS = 30
-"""The length of a watch request. A scheduler must not decide for long by what a half-open connection delivered last.
-It has about eight watches; the agents, of which there are thousands, use longer requests and ask the API server again
-before they hand out cards."""
+"""The duration of a watch request. A half-open connection delivers no more events until its request ends, and the
+scheduler must not decide on outdated objects for long. The agents, of which there are thousands, use longer requests,
+because they ask the API server again before they hand out cards."""
 _ROUND_SECONDS = 0.1
+"""The interval at which the supervisor checks the term and the overdue reservations."""
 _REFRESH_SECONDS = 120.0
+"""The longest wait for a new list at the beginning of a term."""
 _LEARN_SECONDS = 1.0
+"""The shortest interval at which learned policies and the arrays of nodes are updated."""
 _LEARN_FRACTION = 0.05
 """The largest part of the time that learning may take."""
 _POLL_SECONDS = 0.02
 _END_SECONDS = 10.0
+"""How long `end` waits for the Lease to be released and the label to be removed."""
 
 SWITCH_SECONDS = 0.001
-"""How long a decision waits for the GIL while a filter holds it. Python's own 5 ms are as long as a whole decision."""
+"""The interval after which Python switches threads. A decision waits this long for the GIL while a filter holds it.
+Python's default of 5 ms is as long as a whole decision."""
 
 
 class Process:
     """One replica of the scheduler.
 
-    The constructor has no side effects; `start` begins the watches and threads, after the fork into the process that
-    serves.
+    The constructor has no side effects. `start` begins the watches and threads; it must be called after the fork, in
+    the process that serves.
+
+    Args:
+        identity: The name of this replica in the Lease and in Events.
+        records: Verifies and seals allocation records.
+
+    Attributes:
+        state: The cache of the cluster.
+        planning: The controller that plans partitions.
+        late: The queue of late binding decisions.
+        mtgpus: The controller of MtgpuPods.
     """
 
     def __init__(self, settings: Settings, api: Api, identity: str, records: RecordVerifier = UNSEALED) -> None:
@@ -104,8 +121,8 @@ class Process:
         self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.not_deciding_reason) if own.pod_uid else None
         self._subscribe()
         self._watches = self._required_watches()
-        # No start waits for these. Without the right to read budgets, pods are evicted as if there were none. A
-        # ConfigMap is read again before it is written.
+        # This replica answers without waiting for these watches. Without the permission to read budgets, pods are
+        # evicted as if there were no budgets. A ConfigMap is read again before it is written.
         watch = partial(Reflector, watch_seconds=_WATCH_SECONDS, optional=True)
         configs = self.planning.configs
         self._optional_watches = {
@@ -160,7 +177,8 @@ class Process:
     def end(self) -> None:
         """Stop deciding, and return once the writes have arrived and another replica may lead.
 
-        Until `stop` this replica answers as one that does not lead.
+        It returns after 10 seconds at the latest. Until `stop` is called, this replica answers as one that does not
+        lead.
         """
         self.state.close()
         self._stop.set()
@@ -240,9 +258,9 @@ class Process:
     def _awaited_watches(self) -> Iterator[tuple[str, Reflector]]:
         """Yield the watches that must be in sync.
 
-        MtgpuPods are not awaited after this process has been forbidden to read them for long: it serves none then, and
-        the MtgpuPods that have a card are known by their Pods and occupy pods. At first the reason may be that the API
-        server has just started.
+        The watch of MtgpuPods is left out if this process has been forbidden to read them for some time. It then serves
+        no MtgpuPods, and knows those that have a card from their Pods and occupy pods. It does not give up at once,
+        because an API server that has just started may forbid a request that it allows later.
         """
         for name, watch in self._watches.items():
             if name != "mtgpupods" or not watch.forbidden or watch.broken_for <= _SILENT_SECONDS:
@@ -267,7 +285,7 @@ class Process:
         """Return once all decisions and writes of this replica have arrived, at the latest after WRITE_SECONDS."""
         until = time.monotonic() + WRITE_SECONDS
         if not self._stop.wait(WRITE_SECONDS):
-            return  # the writers' threads go on, so there is no end to wait for
+            return  # The process continues. Writes that began while it led have arrived by now.
         for thread in self._writers:
             thread.join(max(0.0, until - time.monotonic()))
         while self.state.has_unobserved_reservations(WRITE_SECONDS) and time.monotonic() < until:
@@ -285,19 +303,20 @@ class Process:
         while not all(watch.wait_synced(_ROUND_SECONDS) for _, watch in self._awaited_watches()):
             if self._stop.is_set():
                 return
-        self._learn()  # here and not in the first call, since all nodes are new
+        self._learn()  # All nodes are new, so the first call would otherwise have to wait for this.
         self._run("learning", self._keep_learning)
         gc.collect()
-        gc.freeze()  # otherwise each full collection walks every pod of the cluster while all threads wait
+        gc.freeze()  # Otherwise each full garbage collection visits every pod of the cluster while all threads wait.
         if first_term >= 0:
-            self._begin_term(first_term)  # the Lease was held before the list began, so nothing can be missing
+            # The Lease was acquired before the first lists began, so they contain all that the last leader wrote.
+            self._begin_term(first_term)
         while not self._stop.wait(_ROUND_SECONDS):
             try:
                 if self.leading and self._observed_term != self._term():
                     self._catch_up()
                 self.decider.check_overdue()
             except Exception:
-                # The outermost handler of the thread: without it reservations would never be released again.
+                # This is the outermost handler of the thread. Without it, reservations would not be released any more.
                 log.exception("round failed")
 
     def _start_leadership(self) -> None:
@@ -325,7 +344,7 @@ class Process:
             try:
                 refresh()
             except Exception:
-                # The outermost handler of the thread: what was learned before stays in force.
+                # This is the outermost handler of the thread. What was learned before stays in force.
                 log.exception("cannot update what policies have learned")
 
     def _catch_up(self) -> None:
@@ -344,7 +363,8 @@ class Process:
         for uid in self.state.undecided_pods():
             self.late.add(uid)
         # No replica has announced the cards that came free between two terms, and pods that wait for slices are known
-        # only to the replica whose filter saw them. After a change of any one Node kube-scheduler retries all pods.
+        # only to the replica whose filter has rejected them. One announcement suffices, because kube-scheduler retries
+        # all pods after a change of any Node.
         for node in sorted({*self.state.partitions.nodes(), *self.state.nodes_with_cards()})[:1]:
             self.announcements.announce(node)
 

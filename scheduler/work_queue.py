@@ -1,7 +1,7 @@
 """Provides the work queue of a controller: names to reconcile, with growing pauses for those that failed.
 
-`decisions.late_binding` and `scheduler.mtgpupods` use it. It must stay fair between groups (namespaces), so that one
-tenant cannot delay others by many names.
+`decisions.late_binding` queues the UIDs of pods, with their namespaces as groups, and `scheduler.mtgpupods` the names
+of nodes, without groups. The queue must stay fair between groups, so that one tenant cannot delay others by many names.
 """
 
 import heapq
@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 MAX_PAUSE = 30.0
+"""The longest pause before a name is retried, in seconds."""
 _FIRST_PAUSE = 0.2
 
 
@@ -18,7 +19,8 @@ class Queue:
     """A queue for one consumer thread. Any thread may call `add`, which returns at once.
 
     Each name is in the queue at most once. `next` takes turns between the groups that have names due, so a tenant that
-    adds a thousand names delays another tenant by one turn.
+    adds a thousand names delays another tenant by one turn. `_changed` guards the names and their times; the pauses
+    belong to the consumer thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +66,7 @@ class Queue:
             return None
 
     def run(self, reconcile: Callable[[str], None], stop: threading.Event) -> None:
-        """Reconcile the names that are due until `stop` is set, which must be followed by `wake`."""
+        """Reconcile the names that are due until `stop` is set. Whoever sets it must then call `wake`."""
         while not stop.is_set():
             name = self.next()
             if name is not None:
@@ -76,6 +78,6 @@ class Queue:
                     self._changed.wait(pause)
 
     def wake(self) -> None:
-        """Make `run` look at its stop event."""
+        """Make `run` check its stop event."""
         with self._changed:
             self._changed.notify_all()

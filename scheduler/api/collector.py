@@ -145,8 +145,8 @@ def _gauges(replica: Replica, sums: Figures) -> Iterator[Metric]:
         (
             "mgpu_fragmentation_ratio",
             sums[Figure.STRANDED, ""] / free if free else 0.0,
-            "Fraction of the free compute of healthy cards that is on cards in use, and so in no whole card; 0 if "
-            "nothing is free. Partitioned cards and cards with a GPUID do not count.",
+            "Fraction of the free compute of healthy cards that is on cards in use, and so not part of a free whole "
+            "card; 0 if nothing is free. Partitioned cards and cards with a GPUID do not count.",
         ),
         ("mgpu_nodes", sums[Figure.NODES, ""], "Nodes with cards."),
         (

@@ -1,6 +1,6 @@
-"""All nodes and their cards as arrays, updated node by node.
+"""Stores all nodes and their cards as arrays, which are updated node by node.
 
-`NodeSnapshots` updates the arrays, and the filter evaluates a snapshot of them without any lock. To copy the arrays for
+`NodeSnapshots` updates the arrays, and the filter evaluates a snapshot of them without any lock. Copying the arrays for
 each call would take as long as the evaluation, and nearly every call has ended before anything changes. So a snapshot
 shares the arrays, and they are copied before a change only while a snapshot is in use (copy on write).
 """
@@ -22,7 +22,9 @@ from scheduler.cluster.eligibility import Eligibility
 from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, NodeArrays, NodeTable, table_row
 
 UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (yet)", hopeless=True)
+"""The rejection of a node that kube-scheduler knows and this process does not."""
 _MAX_REQUIREMENTS = 64
+"""The most different requirements whose results are stored."""
 _NO_NODE = Node("")
 _NO_ROW = 0
 """The row of all unknown names; its node is `_NO_NODE`."""
@@ -30,7 +32,7 @@ _NO_ROW = 0
 
 @dataclass(slots=True)
 class _RequirementResults:
-    """Which rows meet the requirements of a request, and the rejections of the others."""
+    """The rows that meet the requirements of a request, and the rejections of the other rows."""
 
     is_met: Mask
     rejections: list[Rejection]
@@ -42,7 +44,10 @@ class _RowByName(dict[str, int]):
 
 
 class ClusterArrays:
-    """Not thread-safe. The tables that it returns are immutable and may be read by any thread."""
+    """The arrays of all nodes. Not thread-safe; the tables that it returns are immutable and may be read by any thread.
+
+    A node has a row, and each of its cards a column of that row. A row that is no longer used is given to another node.
+    """
 
     def __init__(self) -> None:
         self._rows = _RowByName()
@@ -84,6 +89,7 @@ class ClusterArrays:
         """Return a snapshot of these nodes for a request.
 
         Args:
+            request: The request whose requirements and constraints exclude nodes and cards.
             instead: By node, the cards that replace the stored ones in the snapshot.
         """
         if 2 * self._names_since_compaction > len(self._rows):
@@ -136,9 +142,9 @@ class ClusterArrays:
         self._data[:, row, : len(cards)], self._totals[:, row] = description
 
     def _compact_names(self) -> None:
-        """Copy all names and row numbers one after the other, so that they lie together in memory.
+        """Copy all names and row numbers one after the other, so that they are close to one another in memory.
 
-        Every call looks up all names, which then is several times faster.
+        Every call looks up all names, and this makes the look-up several times faster.
         """
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows)).tolist()
         names = [name.encode().decode() for name in self._rows]

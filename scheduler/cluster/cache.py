@@ -1,8 +1,9 @@
-"""ClusterCache: nodes, cards, GPU pods and their holdings, as the API server reports them and as decided here.
+"""Caches nodes, cards, GPU pods and their holdings, as the API server reports them and as this process decides them.
 
-`scheduler.runtime` creates it and connects its informers (`…_changed`, `…_gone`); `mgpu explain` fills one from lists.
-The other packages of the scheduler, except the engine, read from it, and `decisions.decider` makes reservations in it.
-MtgpuPods and partition plans have facades of their own (`mtgpupods`, `partitions`), which share its lock and its data.
+`scheduler.runtime` creates the `ClusterCache` and connects its informers (`…_changed`, `…_gone`); `mgpu explain` fills
+one from lists. The other packages of the scheduler, except the engine, read from it, and `decisions.decider` makes
+reservations in it. MtgpuPods and partition plans have facades of their own (`mtgpupods`, `partitions`), which share its
+lock and its data.
 
 What must hold:
 
@@ -67,7 +68,7 @@ class ClusterCache:
 
     Attributes:
         records: Verifies and seals allocation records.
-        forecast: The pods that are likely to come. It has its own lock, since `refresh` takes longer than a decision
+        forecast: The forecast of the next pods. It has its own lock, because its `refresh` takes longer than a decision
             may wait.
         mtgpupods: The MtgpuPods, for their controller.
         partitions: The nodes that mgpu may partition, and their plans.
@@ -285,7 +286,7 @@ class ClusterCache:
             return tuple(sorted(name for name, cards in self._ledger.nodes().items() if cards))
 
     def agent_problems(self, names: Sequence[str]) -> dict[str, str]:
-        """Return, by node, the brief reason why its mgpu agent cannot start containers now; without the other nodes."""
+        """Return those of the nodes whose mgpu agent cannot start containers now, each with the brief reason."""
         with self._lock:
             silent = self._agents.silent
             return {name: brief_problem(silent[name]) for name in names if name in silent} if silent else {}
@@ -308,7 +309,7 @@ class ClusterCache:
         """Return a snapshot of the node for a pod.
 
         Args:
-            uid: The UID of the pod, whose own holdings are left out; "" for a snapshot with the holdings of all pods.
+            uid: The UID of the pod, whose own holding is left out; "" for a snapshot with the holdings of all pods.
             gpuid: The GPUID for which the pod occupies a card of this node; "" for any other pod.
         """
         with self._lock:
@@ -332,7 +333,7 @@ class ClusterCache:
             return (self._ledger.cards(node), self._ledger.holdings(node)) if node in self._nodes else None
 
     def node_versions(self) -> dict[str, int]:
-        """Return by node a number that changes with the contents of the node. Some of the nodes may be gone."""
+        """Return, for each node, a number that changes with its contents. Some of the nodes may have been deleted."""
         with self._lock:
             return self._snapshots.versions()
 
@@ -369,12 +370,12 @@ class ClusterCache:
             return self._snapshots.table(names, pod, request)
 
     def refresh(self) -> None:
-        """Update the arrays that `node_table` reads; each node that has changed since takes about 20 µs."""
+        """Update the arrays that `node_table` reads. This takes about 20 µs for each node that has changed."""
         with self._lock:
             self._snapshots.refresh()
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> dict[str, Rejection | None]:
-        """Return the nodes where NVIDIA's plugin chooses the cards of this pod, each with the rejection, if any."""
+        """Return the nodes where NVIDIA's plugin chooses the cards of this pod, each with its rejection or None."""
         candidates: list[tuple[Node, tuple[CardState, ...], tuple[int, ...]]] = []
         with self._lock:
             for name in names:
@@ -396,6 +397,7 @@ class ClusterCache:
 
         Returns False, and changes nothing, if cards must be decided for the pod again: the node has changed since
         `version`, the pod's same-card group is now on another card, or the pod cannot be bound (`binding_problem`).
+        After `close` it always returns False.
         """
         with self._lock:
             if self._is_closed or self._snapshots.version(reservation.node) != version:
@@ -425,7 +427,7 @@ class ClusterCache:
             return f"the pod is bound to {pod.node} already" if pod.node else f"the pod has {pod.phase.lower()}"
 
     def renew(self, reservation: Reservation) -> bool:
-        """Restart the time of a reservation for another binding; return False if it is no longer in force."""
+        """Restart the time of a reservation for another attempt to bind. Return False if it is no longer in force."""
         with self._lock:
             if self._is_closed or self._reservations.get(reservation.uid) is not reservation:
                 return False
@@ -433,13 +435,13 @@ class ClusterCache:
             return True
 
     def keep(self, reservation: Reservation) -> None:
-        """Restart the full time of a reservation, if it is in force: its pod is bound, or may be."""
+        """Restart the full time of a reservation, if it is in force, because its pod is bound or may be bound."""
         with self._lock:
             if not self._is_closed and self._reservations.get(reservation.uid) is reservation:
                 self._reservations.keep(reservation)
 
     def reservation_pause(self, uid: str) -> float:
-        """Return the seconds until cards may be reserved for the pod again, whose bindings failed for too long."""
+        """Return the seconds until cards may be reserved for the pod again after its bindings have failed too long."""
         with self._lock:
             return self._reservations.pause(uid)
 
@@ -526,6 +528,7 @@ class ClusterCache:
             self._events.publish(PartitionsChanged(name))  # The partition controller forgets the node.
 
     def _set_cards(self, name: str | None) -> None:
+        """Derive the cards of a node again; does nothing for None."""
         if name is None:
             return
         node = self._nodes.get(name)

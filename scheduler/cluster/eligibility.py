@@ -1,7 +1,8 @@
-"""Which cards of all nodes a pod must not use: those that MtgpuPods share, and those that its constraints exclude.
+"""Finds the cards that a pod must not use: those that MtgpuPods share, and those that its constraints exclude.
 
-`ClusterArrays` updates it row by row, and the filter combines the result with its arrays. Models and UUIDs come from
-Devices and pods, which others write, so everything that is not in use any more must be dropped.
+`ClusterArrays` stores the cards here row by row, and adds the result to the tables that the filter evaluates. Models
+and UUIDs come from Devices and pods, which other clients can write. So everything that is no longer in use must be
+dropped.
 """
 
 from collections import Counter
@@ -17,8 +18,9 @@ from scheduler.engine.card_constraints import IN_USE_BY_MTGPUPODS, Exclusion
 Codes = npt.NDArray[np.int64]
 
 _MAX_EXCLUSIONS = 4096
+"""The most exclusions with a code. If there are more, a new mapping is started."""
 _SPARE_MODELS = 64
-"""Numbers of models without cards, which may exist in addition to as many as there are numbers in use."""
+"""Models are numbered again once the numbers without cards exceed the numbers in use by more than this."""
 
 
 class Eligibility:
@@ -26,7 +28,8 @@ class Eligibility:
 
     Attributes:
         exclusions: The exclusions by code. A card that is not excluded has the code 0, which is not in this mapping. A
-            code never changes its meaning, since results for a row are cached with its codes.
+            code never changes its meaning, because the filter caches the result for a row together with the row's
+            codes.
     """
 
     def __init__(self) -> None:
@@ -117,7 +120,7 @@ class Eligibility:
         return code
 
     def _reset_exclusions(self) -> None:
-        """Start a new mapping. Tables that still use old codes keep the old mapping."""
+        """Start a new mapping. Tables that were made before keep the old mapping."""
         self._code = {}
         self._exclusions = {}
         self.exclusions = self._exclusions

@@ -13,7 +13,8 @@ from mgpu.model.groups import Group
 
 E = TypeVar("E")
 Warn = Callable[[dict[str, Any], str, str], None]
-"""(object reference, reason, message): records a Kubernetes Event of type Warning, and returns at once."""
+"""A function of an object reference, a reason and a message. It records a Kubernetes Event of type Warning, and returns
+at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class NodeMayFit:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsChanged:
-    """The partitioned cards of this node, their holdings, or whether mgpu partitions the node have changed."""
+    """The partitioned cards of this node or their holdings have changed, or mgpu no longer partitions the node."""
 
     node: str
 
@@ -46,14 +47,18 @@ class MtgpuPodsAffected:
 
 @dataclass(frozen=True, slots=True)
 class PodUndecided:
-    """The pod with this UID is bound, has no cards and has not started: it needs a late binding decision."""
+    """The pod with this UID is bound, has no cards and has not started, so it needs a late binding decision."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectWarning:
-    """Users are warned about an object by a Kubernetes Event of type Warning."""
+    """A Kubernetes Event of type Warning is to be recorded for an object.
+
+    Attributes:
+        regarding: The reference to the object.
+    """
 
     regarding: dict[str, Any]
     reason: str
@@ -62,7 +67,11 @@ class ObjectWarning:
 
 @dataclass(frozen=True, slots=True)
 class HoldingsChanged:
-    """Internal: a holding on this node has changed. group: the same-card group of its pod."""
+    """Internal: a holding on this node has changed.
+
+    Attributes:
+        group: The same-card group of the pod, or None if it has none.
+    """
 
     node: str
     group: Group | None = None
@@ -93,7 +102,7 @@ class Publisher:
         self._subscribers: dict[type, list[Callable[[Any], None]]] = {}
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], None]) -> None:
-        """Call the subscriber with each event of exactly this type. Not thread-safe: subscribe before any event."""
+        """Call the subscriber with each event of exactly this type. Not thread-safe: call it before the first event."""
         self._subscribers.setdefault(kind, []).append(subscriber)
 
     def publish(self, event: object) -> None:

@@ -1,8 +1,10 @@
-"""Forecasts which pods are likely to come, from the pods that came before, for card and node policies that learn.
+"""Forecasts the next pods from earlier pods, for the card policies and node policies that learn.
 
-`ClusterCache` reports pods and nodes to the `Forecast`; a background thread of `scheduler.runtime` calls `refresh`,
-which makes a judge for each learning policy that is in use. `decisions` rates nodes and cards with the judges. Tenants
-choose the pods that the forecast learns from, so a namespace must not dominate it with pods that never get cards.
+`ClusterCache` reports pods and nodes to the `Forecast`, and a background thread of `scheduler.runtime` calls `refresh`.
+That makes a judge for each learning policy that is in use: an object that rates nodes and cards for the pods that are
+likely to come. `scheduler.decisions` uses the judges. `mgpu simulate` has a forecast of its own, and `mgpu explain` has
+one in its cache. Tenants choose the pods from which the forecast learns, so a namespace must not dominate it with pods
+that never get cards.
 """
 
 import logging
@@ -26,6 +28,7 @@ from scheduler.engine.policies import POLICIES
 log = logging.getLogger(__name__)
 
 Counts = tuple[tuple[Shape, int], ...]
+"""Shapes of pods, each with the number of pods that had it, in thousandths."""
 
 _MAKE_JUDGE: Mapping[str, Learning] = MappingProxyType(
     {name: policy.learn for name, policy in POLICIES.items() if policy.learn}
@@ -34,15 +37,16 @@ LEARNING_POLICIES = tuple(_MAKE_JUDGE)
 """The names of the policies that need a judge."""
 
 MAX_WAITING_PODS = 100
-"""The number of pods of a namespace that count before they have cards: 2.5 % of the last 4,000 pods, which the policies
-remember. A user may create any number of pods that wait for ever, or that name a node and fail there."""
+"""The most pods of a namespace that count before they have cards: 2.5 % of the 4,000 pods that the policies remember. A
+user may create any number of pods that wait for ever, or that name a node and fail there."""
 
 
 class _Arrivals:
-    """Decides which pods count, each at most once. Not thread-safe.
+    """Decides which pods count, that is, from which pods the forecast learns. Each counts at most once.
 
-    A pod counts when it is created; beyond the allowance of its namespace it counts once it has cards. A namespace
-    regains its allowance through pods that get cards, and not through pods that are deleted.
+    A pod counts when it is created. If its namespace has used up its allowance (`MAX_WAITING_PODS`), the pod counts
+    once it has cards. A namespace regains its allowance through pods that get cards, and not through pods that are
+    deleted. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -68,16 +72,17 @@ class _Arrivals:
         return False
 
     def drop(self, uid: str) -> None:
+        """Forget a pod that was deleted. Its namespace does not regain the allowance."""
         self._waiting.discard(uid)
 
 
 class Forecast:
-    """Learns from pods and nodes. Thread-safe.
+    """Learns from pods and nodes. Thread-safe: `_lock` guards all private data.
 
     Attributes:
-        judges: By policy, the judges in use; empty until something is learned. The mapping is replaced as a whole, and
-            judges are immutable. The node and the cards of one pod may be chosen with two successive judges. That is
-            harmless: the ledger decides which cards are free.
+        judges: The judges in use, by policy. The mapping is empty until something is learned. It is replaced as a
+            whole, and judges are immutable. The node and the cards of one pod may be chosen with two successive judges.
+            That is harmless, because the ledger decides which cards are free.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -95,7 +100,7 @@ class Forecast:
         self._is_outdated = False
 
     def pod_added(self, pod: Pod, request: GpuRequest) -> None:
-        """Learn from a pod that was not there before. Before the first `refresh` pods may be added in any order."""
+        """Learn from a pod that did not exist before. Before the first `refresh`, pods may be added in any order."""
         if not request.containers:
             return
         with self._lock:
@@ -166,7 +171,10 @@ class Forecast:
                     del self._classes[before]
 
     def refresh(self) -> bool:
-        """Make new judges if the pods or nodes have changed enough; return whether it did. One thread at a time."""
+        """Make new judges if the pods or nodes have changed enough. Return whether new judges were made.
+
+        Only one thread at a time may call this.
+        """
         with self._lock:
             self._learn_from_first_pods()
             is_due = self._learner.due()
@@ -181,9 +189,9 @@ class Forecast:
         return True
 
     def _make_judge(self, name: str, counts: Counts, classes: Mapping[NodeClass, int]) -> Judge | None:
-        """Return a judge of the policy, or its previous one if that fails.
+        """Return a new judge of the policy, or its previous judge if the policy fails.
 
-        Tenants choose the pods that it learns from, and can bring a policy into use that no setting names. A policy
+        Tenants choose the pods from which a policy learns, and can request a policy that no setting names. A policy
         that fails must not stop the others.
         """
         try:

@@ -1,8 +1,9 @@
 """GPU pods as the scheduler reads them: their request, and the cards in their allocation record.
 
 `ClusterCache` reads the pods of its informer with `make_gpu_pod`, and stores what `trim` leaves of them. `decisions`
-and `mgpu explain` read other pods, such as those in calls of kube-scheduler, with `read_gpu_pod`. Users choose the size
-of a pod, so nothing may be stored here that neither the filter, a decision nor the page reads.
+and `mgpu explain` read other pods, such as those in calls of kube-scheduler, with `read_gpu_pod`. `mgpu simulate`
+creates GPU pods itself. Users choose the size of a pod, so `trim` must leave only what the filter, a decision or the
+web page reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +28,13 @@ class GpuPod:
     """A pod that requests GPUs.
 
     Attributes:
-        pod: Without its allocation record if the record does not count.
-        request: None if it is malformed.
-        problems: Why the request is malformed or cannot be served.
-        version: Its resourceVersion.
-        verdict: The verification of its allocation record.
-        fingerprint: The digest of everything that was read of it (`mgpu.dialects.watched_pods`), or None if no informer
-            delivered it.
+        pod: The pod. If its allocation record does not count, the record is left out.
+        request: The request, or None if it is malformed.
+        problems: The reasons why the request is malformed or cannot be served.
+        version: The resourceVersion of the pod.
+        verdict: The result of the verification of the allocation record.
+        fingerprint: The digest of everything that was read of the pod (`mgpu.dialects.watched_pods`), or None if no
+            informer delivered it.
     """
 
     pod: Pod
@@ -45,17 +46,17 @@ class GpuPod:
 
     @property
     def finding(self) -> Finding | None:
-        """The reason why its allocation record does not count, or None."""
+        """The reason why the pod's allocation record does not count, or None."""
         return self.verdict.finding if self.verdict is not None else None
 
     @property
     def dialect(self) -> str:
-        """The dialect of its request; "" for a malformed request, which belongs to no dialect."""
+        """The dialect of the request; "" for a malformed request, which belongs to no dialect."""
         return self.request.dialect if self.request is not None else ""
 
     @property
     def constraints(self) -> Constraints:
-        """The constraints of its request; none for a malformed request."""
+        """The constraints of the request; a malformed request has none."""
         return self.request.constraints if self.request is not None else NO_CONSTRAINTS
 
 
@@ -74,7 +75,7 @@ def make_gpu_pod(
     """Return the GPU pod for a pod that has been read, or None if it requests no GPU in an enabled vocabulary.
 
     Args:
-        before: The last verdict on its allocation record, which holds while the record is the same.
+        before: The last verdict on the pod's allocation record. It is used again if the record has not changed.
     """
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
     pod, verdict = records.judge(dialects.drop_unread_annotations(pod), before)
@@ -93,14 +94,15 @@ def make_gpu_pod(
 
 
 def _is_ours(pod: Pod) -> bool:
-    """Return whether the pod uses a vocabulary. The holding of a bound Pod of an MtgpuPod is that of its MtgpuPod."""
+    """Return whether the pod uses a vocabulary. A bound Pod of an MtgpuPod does not: the MtgpuPod has the holding."""
     return bool(vocabularies(pod).keys() - ({mtgpu.NAME} if pod.node else set()))
 
 
 def trim(gpu_pod: GpuPod) -> GpuPod:
     """Return the part of a pod that the scheduler stores.
 
-    A pod that has ended holds nothing, and clusters keep 12,500 of them, so only the vocabulary of its request remains.
+    A pod that has ended holds nothing, so only the vocabulary of its request remains. By default, Kubernetes keeps up
+    to 12,500 pods that have ended.
     """
     pod = gpu_pod.pod
     request = gpu_pod.request
@@ -115,21 +117,21 @@ def trim(gpu_pod: GpuPod) -> GpuPod:
 
 
 def with_current_labels(gpu_pod: GpuPod, raw: Mapping[str, Any]) -> GpuPod:
-    """Return the pod with the labels and the resourceVersion of `raw`, which is the same in all else that is read."""
+    """Return the pod with the labels and the resourceVersion of `raw`, which must agree with it in everything else."""
     meta = raw["metadata"]
     labels = watched_pods.stored_labels(meta.get("labels") or {})
     return replace(gpu_pod, pod=replace(gpu_pod.pod, labels=labels), version=str(meta.get("resourceVersion", "")))
 
 
 def _rejected(pod: Pod, problems: Sequence[Problem], version: str, verdict: Verdict | None) -> GpuPod:
-    """Return a pod that gets no cards. Its containers, of which there may be many, matter only once it is bound."""
+    """Return a pod that gets no cards. Its containers, which may be many, are stored only if it is bound."""
     return GpuPod(pod if pod.node else replace(pod, containers=()), None, shorten_problems(problems), version, verdict)
 
 
 def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) -> Iterator[Problem]:
     """Yield a problem for each container that would start without the node agent, and so without its cards.
 
-    Admission did not complete such a container, or did so under other settings.
+    Admission has not completed such a container, or has completed it under other settings.
     """
     served = dialects.device_containers(request)
     for container in pod.containers:
@@ -167,10 +169,10 @@ def recorded_shares(gpu_pod: GpuPod) -> tuple[Share, ...] | None:
 
 
 def shares_on_unknown_cards(gpu_pod: GpuPod, *, has_record: bool) -> tuple[Share, ...]:
-    """Return what a pod holds that runs on unknown cards.
+    """Return the shares that a pod holds while it runs on unknown cards.
 
     Args:
-        has_record: Whether it has an allocation record, which then is unreadable or does not count.
+        has_record: Whether the pod has an allocation record, which is unreadable or does not count.
     """
     if gpu_pod.request is not None:
         return unknown_shares(gpu_pod.request, gpu_pod.pod, recorded=has_record)

@@ -1,9 +1,9 @@
-"""Counts the GPUIDs that each namespace uses at once, which the settings can limit. Pure.
+"""Counts the GPUIDs that each namespace uses at once. The settings can limit their number.
 
-`MtgpuPodHoldings` counts them for the whole cluster; `scheduler.mtgpupods` and `mgpu simulate` use the counts to assign
-cards. Each GPUID of a node takes a whole card from all other pods, however small the requests of its MtgpuPods are. A
-namespace uses a GPUID while one of its MtgpuPods holds a share of that card, even if an MtgpuPod of another namespace
-came first. Otherwise two namespaces could take cards for each other.
+`MtgpuPodHoldings` counts them for the whole cluster; `scheduler.mtgpupods` and `mgpu simulate` count them again when
+they assign the cards of a node. Each GPUID of a node takes a whole card from all other pods, however small the requests
+of its MtgpuPods are. A namespace uses a GPUID while one of its MtgpuPods holds a share of that card, even if an
+MtgpuPod of another namespace was the first to use it. Otherwise two namespaces could take cards for each other.
 """
 
 from collections import Counter
@@ -35,13 +35,16 @@ class UsedGpuids:
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
         self._users: dict[str, Counter[Gpuid]] = {}  # By namespace, the number of its MtgpuPods with each GPUID.
-        self._of: dict[str, tuple[str, Gpuid]] = {}
+        self._of: dict[str, tuple[str, Gpuid]] = {}  # By UID of an MtgpuPod, its namespace and its GPUID.
         for held in holdings:
             if held.dialect == NAME and not held.occupies:
                 self.put(held.uid, held)
 
     def put(self, uid: str, held: Holding | None) -> str | None:
-        """Replace what an MtgpuPod holds; return the namespace that no longer uses a GPUID, or None."""
+        """Replace what an MtgpuPod holds.
+
+        Returns its namespace if that no longer uses the former GPUID of the MtgpuPod, or None.
+        """
         before = self._of.pop(uid, None)
         if held is not None:
             self._of[uid] = (held.namespace, _gpuid(held))
@@ -72,5 +75,5 @@ class UsedGpuids:
 
 
 def _gpuid(held: Holding) -> Gpuid:
-    """Return the GPUID of a holding. An MtgpuPod whose GPUID became unreadable counts as using one of its own."""
+    """Return the GPUID of a holding. An MtgpuPod whose GPUID cannot be read counts as using a GPUID of its own."""
     return held.node, held.gpuid or f"of {held.uid}"

@@ -1,8 +1,9 @@
 """What GPU pods hold, derived from allocation records, reservations and the shares that nodes themselves gave.
 
-`Holdings` is the only writer of the ledger. `ClusterCache` calls it when pods, nodes or reservations change, and
-`MtgpuPodHoldings` writes the holdings of MtgpuPods through it. The result follows from the present objects of the API
-server, in whatever order they arrived; only reservations originate in this process.
+Only `Holdings` writes holdings to the ledger; `ClusterCache` stores the cards of the nodes there. `ClusterCache` calls
+`Holdings` when pods, nodes or reservations change, and `MtgpuPodHoldings` writes the holdings of MtgpuPods through it.
+The holdings of Pods follow from the present objects of the API server, in whatever order they arrived; only
+reservations originate in this process.
 """
 
 import sys
@@ -32,7 +33,11 @@ from scheduler.engine import nvidia_plugin
 
 
 class _OtherPod(NamedTuple):
-    """A pod without a GPU request, or an unknown pod of which a node has only reported the UID."""
+    """A pod without a GPU request, or an unknown pod of which a node has only reported the UID.
+
+    Attributes:
+        gpuid: The GPUID for which the pod occupies a card of its node; "" if it is no occupy pod.
+    """
 
     uid: str
     namespace: str = ""
@@ -45,8 +50,12 @@ class _OtherPod(NamedTuple):
 class Holdings:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    Publishes HoldingsChanged with every change of the ledger, and PodUndecided for each pod that is bound without cards
-    and has not started.
+    It publishes HoldingsChanged with every change of a holding, and PodUndecided for each pod that is bound without
+    cards and has not started.
+
+    Attributes:
+        ledger: The cards of all nodes and all holdings.
+        remnants: The deleted pods whose containers still run.
     """
 
     def __init__(
@@ -140,9 +149,9 @@ class Holdings:
 
         The kubelet starts a container without asking a device plugin if the node does not offer the container's
         resource (yet). A pod with `nodeName` would then hold cards that it does not have. If the agent lists all pods
-        that have cards without a record (`OTHERS`), a pod that is not listed has none; if it has one all the same, the
-        agent gives that card to no other pod. A pod with an invalid record, or one that NVIDIA's plugin serves, is bare
-        only if the agent lists it without cards.
+        that have cards without a record (`UNLISTED_PODS`), a pod that is not listed has none. If such a pod has a card
+        all the same, the agent gives that card to no other pod. A pod with an invalid record, or one that NVIDIA's
+        plugin serves, is bare only if the agent lists it without cards.
         """
         given = self._nodes.given(gpu_pod.pod.node)
         if gpu_pod.pod.uid in given:
@@ -152,10 +161,11 @@ class Holdings:
         return UNLISTED_PODS in given
 
     def _is_decided_late(self, gpu_pod: GpuPod) -> bool:
-        """Return whether the cards of a bare pod are decided now, or the pod is failed.
+        """Return whether a bare pod needs a late binding decision, which gives it cards or makes it fail.
 
-        This is so if a container of it still waits for its cards. It is also so if the pod requests only slices and its
-        agent lists it: while it runs, the kubelet counts its slices as used, and fails other pods of that profile.
+        It does if one of its containers still waits for cards. It also does if the pod requests only slices and its
+        agent lists it: while it runs, the kubelet counts its slices as used, and fails other pods that request slices
+        of that profile.
         """
         if gpu_pod.request is None:
             return False
@@ -185,20 +195,24 @@ class Holdings:
         if gpu_pod is not None:
             self.settle(gpu_pod)
         elif holding is not None and (holding.node != node or holding.dialect == mtgpu.NAME):
-            return  # The pod of another node, or the UID of an MtgpuPod, which no Pod has.
+            return  # The UID is that of a pod of another node, or that of an MtgpuPod, which no Pod has.
         elif self._reservations.get(uid) is None:
             self.release(uid)
             if self._other_pods.get(uid, _OtherPod(uid)).node in ("", node):
                 self._hold_given(uid, node)
 
     def other_pod_changed(self, pod: Pod, uid: str) -> None:
-        """Store a pod that requests no GPU. Its node may have given it cards all the same."""
+        """Store a pod that requests no GPU. It holds the cards that its node has given to it all the same."""
         node = sys.intern(pod.node)
         self._other_pods[uid] = _OtherPod(uid, pod.namespace, pod.name, pod.ended, occupied_gpuid(pod, node), node)
         self._hold_given(uid, pod.node)
 
     def pod_gone(self, uid: str, gpu_pod: GpuPod | None) -> None:
-        """Remove a deleted pod, but hold what its node still reports for it. gpu_pod: None if it requested no GPU."""
+        """Remove a deleted pod. It goes on holding what its node still reports for it.
+
+        Args:
+            gpu_pod: The pod as a GPU pod, or None if it requested no GPU.
+        """
         other_pod = self._other_pods.pop(uid, _OtherPod(uid))
         if gpu_pod is None:
             self._hold_given(uid, other_pod.node)
@@ -223,7 +237,7 @@ class Holdings:
         self._reservations.put(reservation)
 
     def forget(self, uid: str) -> None:
-        """Release what a pod holds that is gone or requests no GPU any more."""
+        """Release what a pod holds, because it was deleted or no longer requests GPUs."""
         self.release(uid)
         self._undecided.discard(uid)
 
@@ -265,7 +279,8 @@ class Holdings:
         if reservation is None or reservation.node != pod.node:
             self.release(pod.uid)
             if unreadable is not None and gpu_pod.request is not None:
-                # Until its cards are decided, the scheduler that wrote the record may rely on any of them.
+                # Another scheduler may have written the record, and may rely on any of the cards. So the pod holds its
+                # share on all of them until its cards are decided.
                 shares = unknown_shares(gpu_pod.request)
                 self.hold(_holding(pod, pod.node, gpu_pod.dialect, shares, constraints=gpu_pod.constraints))
         if unreadable is not None:
@@ -295,7 +310,7 @@ class Holdings:
         self._warn(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
 
     def _warn_of_split_group(self, gpu_pod: GpuPod) -> None:
-        """Warn if a same-card group is on several cards: by a record that a user wrote, or one that was lost."""
+        """Warn if a same-card group is on several cards, because a user wrote a record or a record was lost."""
         group = gpu_pod.constraints.same_card
         group_cards = self.ledger.group_cards(group)
         if len(group_cards) > 1:

@@ -1,8 +1,8 @@
 """The MtgpuPods of the cluster, as the controller of MtgpuPods reads and admits them.
 
-`ClusterCache.mtgpupods` is the only instance. The informer of MtgpuPods feeds it, and `scheduler.mtgpupods` reads from
-it and admits MtgpuPods to cards. The web page and the metrics read `objects`. Its objects and its holdings are parts of
-the cluster cache, and it takes the lock of the cluster cache for each call.
+`ClusterCache.mtgpupods` is the only instance. The informer of MtgpuPods and `mgpu explain` store MtgpuPods in it, and
+`scheduler.mtgpupods` reads from it and admits MtgpuPods to cards. The web page and the metrics read `objects`. Its
+objects and its holdings are parts of the cluster cache, and it acquires the lock of the cluster cache for each call.
 """
 
 import threading
@@ -20,10 +20,14 @@ from scheduler.cluster.pods import Pods
 class MtgpuSnapshot:
     """The data from which the controller plans one node, all read at the same moment.
 
-    Otherwise a Pod that the informer delivers between two reads would look like a Pod that somebody else created.
+    If they were read one after the other, a Pod that the informer delivers between two reads would look like a Pod that
+    somebody else created.
 
     Attributes:
-        gpuids_elsewhere: By namespace with MtgpuPods on this node, the number of GPUIDs that it uses on other nodes.
+        node: The cards of the node and their holdings.
+        objects: The MtgpuPods and the occupy pods of the node.
+        gpuids_elsewhere: For each namespace with MtgpuPods on this node, the number of GPUIDs that it uses on other
+            nodes.
     """
 
     node: MtgpuNode
@@ -70,7 +74,7 @@ class MtgpuPodCache:
             return MtgpuSnapshot(self._holdings.on(node), objects, gpuids)
 
     def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
-        """Return, by namespace, after how many seconds its remnants no longer count, unless it has none.
+        """Return, for each of these namespaces that has remnants, after how many seconds they no longer count.
 
         If the remnants of a returned namespace end earlier, MtgpuPodsAffected is published for the node.
         """

@@ -1,8 +1,8 @@
-"""What MtgpuPods hold: bound MtgpuPods by their status, others by the controller's admission.
+"""Derives what MtgpuPods hold: bound ones the share in their status, others the share that they are admitted to.
 
-`ClusterCache` and `MtgpuPodCache` report MtgpuPods and Pods to it, and the controller of MtgpuPods admits through it. A
-bound MtgpuPod holds its share even if the card has no free capacity for it. An admission exists only in memory until
-the informer delivers the bound MtgpuPod; the next leader decides it again (docs/design/mtgpu.md, "Controller").
+`ClusterCache` reports Pods to it, and `MtgpuPodCache` reports MtgpuPods and the admissions of the controller. A bound
+MtgpuPod holds its share even if the card has no free capacity for it. An admission exists only in memory until the
+informer delivers the bound MtgpuPod; the next leader decides it again (docs/design/mtgpu.md, "Controller").
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,12 +31,13 @@ class MtgpuNode:
     """The cards of a node at one moment, for the controller of MtgpuPods.
 
     Attributes:
+        node: The Node, or None if there is none.
         version: The version of the node, as in a NodeSnapshot.
         cards: The GPUs that are not partitioned.
-        held: All holdings on them.
+        held: All holdings on the node.
         admitted: By UID, the holdings of MtgpuPods that are admitted and not bound yet. They are part of `held`.
-        occupied: By UID of an occupy pod, the UUID of its card, if it is known.
-        remnants: By UID of a remnant of an MtgpuPod, the GPUID.
+        occupied: By UID of an occupy pod, the UUID of its card, if the card is known.
+        remnants: By UID of a Pod that is a remnant of an MtgpuPod, the GPUID of the MtgpuPod.
     """
 
     node: Node | None
@@ -54,7 +55,7 @@ class OwnPod:
 
     Attributes:
         owner: The UID of the MtgpuPod, or None if the owner reference was removed and no seal names the MtgpuPod.
-        holding: The holding in the Pod's annotations, or None if they name none.
+        holding: The holding according to the Pod's annotations, or None if they describe none.
     """
 
     namespace: str
@@ -70,8 +71,8 @@ class _Observed:
     """An MtgpuPod of the API server.
 
     Attributes:
-        pod_uid: The UID of the Pod in its status; "" if there is none.
-        holding: None if the MtgpuPod is not bound.
+        pod_uid: The UID of the Pod in its status; "" if the status has none.
+        holding: The holding according to its status, or None if the MtgpuPod is not bound.
     """
 
     ended: bool
@@ -93,10 +94,11 @@ class MtgpuPodHoldings:
         self._snapshots = snapshots
         self._events = events
         self._gpuids = UsedGpuids()
-        # By namespace, the nodes where its MtgpuPods wait until it uses fewer GPUIDs, or until its remnants end.
+        # By namespace, the nodes where its MtgpuPods wait until the namespace uses fewer GPUIDs.
         self._limited_nodes: dict[str, set[str]] = {}
+        # By namespace, the nodes where its MtgpuPods wait until the remnants of the namespace have ended.
         self._remnant_nodes: dict[str, set[str]] = {}
-        self._findings: dict[str, Finding] = {}  # By UID of a Pod, why it was not created for an MtgpuPod.
+        self._findings: dict[str, Finding] = {}  # By UID of a Pod, why its claim to belong to an MtgpuPod is false.
         self._observed: dict[str, _Observed] = {}
         self._own: dict[str, OwnPod] = {}
         self._pods_of: dict[str, set[str]] = {}  # By UID of an MtgpuPod, the Pods that name it as their owner.
@@ -125,8 +127,8 @@ class MtgpuPodHoldings:
     def pod_changed(self, pod: Pod, own: OwnPod | None, finding: Finding | None) -> None:
         """Store a Pod of any kind, with the result of `own_pod`."""
         if finding is not None:
-            # A user may name any MtgpuPod as the owner of a Pod, so a Pod with a finding must not hold anything, nor
-            # keep its MtgpuPod's holding.
+            # A user may name any MtgpuPod as the owner of a Pod. So a Pod with a finding must hold nothing, and must
+            # not prolong the holding of the MtgpuPod that it names.
             own = None
             if self._findings.get(pod.uid) != finding and not pod.ended:
                 reference = pod_reference(pod.namespace, pod.name, pod.uid)
@@ -145,7 +147,7 @@ class MtgpuPodHoldings:
     def pod_gone(self, uid: str) -> None:
         """Remove a Pod that was deleted. If it had not ended, it may become a remnant.
 
-        The Pods of a deleted node become no remnants: the controller itself deletes them by force.
+        The Pods of a deleted node do not become remnants, because the controller itself deletes them by force.
         """
         self._findings.pop(uid, None)
         own = self._own.get(uid)
@@ -183,9 +185,9 @@ class MtgpuPodHoldings:
         return self._gpuids.elsewhere(namespaces, node)
 
     def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
-        """Return for each of the namespaces that has remnants the seconds after which they no longer count.
+        """Return, for each of these namespaces that has remnants, after how many seconds they no longer count.
 
-        If the remnants of a returned namespace end before, MtgpuPodsAffected is published for the node.
+        If the remnants of a returned namespace end earlier, MtgpuPodsAffected is published for the node.
         """
         remnants = self._holdings.remnants
         all_seconds = {name: remnants.seconds(name) for name in sorted(set(namespaces))}
@@ -203,7 +205,7 @@ class MtgpuPodHoldings:
         numbers in `limit` have changed, or one of the MtgpuPods is not stored here.
 
         Args:
-            limit: The limit that the decision kept, or None if there is none.
+            limit: The limit that the decision observes, or None if there is none.
             limited: The namespaces whose MtgpuPods on this node wait because of the limit.
         """
         desired = {holding.uid: holding for holding in holdings}
@@ -241,7 +243,7 @@ class MtgpuPodHoldings:
         if holding == before:
             return
         if uid not in self._observed and before is not None and before.dialect != mtgpu.NAME:
-            return  # The holding of another Pod: a user can create a Pod whose owner reference has any UID.
+            return  # This is the holding of a Pod. A user can create a Pod whose owner reference has any UID.
         if holding is None:
             self._holdings.release(uid)
         else:
@@ -253,7 +255,10 @@ class MtgpuPodHoldings:
             self._events.publish(CardsFreed(before.node))
 
     def _wake(self, waiting: dict[str, set[str]], namespace: str) -> None:
-        """Make the controller reconcile the nodes that wait for a namespace. It adds those that still wait again."""
+        """Make the controller reconcile the nodes that wait for a namespace.
+
+        If MtgpuPods of a node still have to wait, the controller reports the node again.
+        """
         for node in sorted(waiting.pop(namespace, ())):
             self._events.publish(MtgpuPodsAffected(node))
 
@@ -267,7 +272,7 @@ class MtgpuPodHoldings:
         running = [own for own in self._pods(uid) if not own.ended]
         if observed and observed.holding and (running or not observed.ended):
             return observed.holding
-        # The Pod's card stays held without the MtgpuPod: users can remove its finalizer, and its status may be lost.
+        # A running Pod holds its card even if the MtgpuPod or its status is lost: users can remove the finalizer.
         of_pod = next((own.holding for own in running if own.holding and own.owner == uid), None)
         return of_pod or self._admitted.get(uid)
 
@@ -283,10 +288,11 @@ class MtgpuPodHoldings:
 
 
 def own_pod(pod: Pod, raw: Raw, records: RecordVerifier) -> tuple[OwnPod | None, Finding | None]:
-    """Return the Pod of an MtgpuPod, and why it was not created for an MtgpuPod although it claims that.
+    """Return the holding and the owner of a Pod that claims to be created for an MtgpuPod, and why the claim is false.
 
-    Returns (None, None) for a Pod that does not claim it; the webhook denies such annotations to users. This may verify
-    a seal, so the caller does not hold the cache's lock.
+    The second result is None if the claim is true. The function returns (None, None) for a Pod without such a claim;
+    the webhook denies users the annotations that make it. The function may verify a seal, so the caller must not hold
+    the cache's lock.
     """
     owner = mtgpu.claimed_mtgpupod(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:

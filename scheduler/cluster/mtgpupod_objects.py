@@ -1,4 +1,4 @@
-"""The MtgpuPods of the API server, the Pods created for them, and what their controller needs of their nodes.
+"""Stores the MtgpuPods, the Pods that are created for them, and the taints of their nodes, for the MtgpuPod controller.
 
 `ClusterCache` and `MtgpuPodCache` store the objects here, and `scheduler.mtgpupods` reads them by node
 (`MtgpuPodCache.snapshot`). There may be thousands of them and users choose their size, so they are stored as JSON text
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 Raw = Mapping[str, Any]
 Key = tuple[str, str]
-"""Namespace and name."""
+"""The namespace and the name of an object."""
 _PLAIN_NODE: tuple[bool, tuple[Raw, ...]] = (False, ())
 """A node that is not cordoned and has no taints that evict Pods."""
 
@@ -39,10 +39,10 @@ class MtgpuObjects:
 
     Attributes:
         items: The MtgpuPods of the node, sorted by key.
-        made: Pods that were created for an MtgpuPod, and have the name of an MtgpuPod of this node.
+        made: The Pods that were created for an MtgpuPod and have the name of an MtgpuPod of this node.
         uids: The UIDs of all Pods that have the name of an MtgpuPod of this node.
         occupies: The occupy pods of the node, by GPUID.
-        impostors: By GPUID, the UIDs of Pods that have the name of an occupy pod but are not one.
+        impostors: By GPUID, the UID of a Pod that has the name of an occupy pod but is not one.
         unschedulable: Whether the node is cordoned.
         taints: The taints of the node that evict Pods.
     """
@@ -61,10 +61,10 @@ class PodText:
     """The stored part of one Pod.
 
     Attributes:
-        uid: None if the Pod was deleted.
-        made: Its text, if it was created for an MtgpuPod.
-        occupied: The node and GPUID in its name, if it has the name of an occupy pod.
-        occupies: Its text, if it is an occupy pod.
+        uid: The UID of the Pod, or None if the Pod was deleted.
+        made: The stored part as JSON text if the Pod was created for an MtgpuPod, or None.
+        occupied: The node and the GPUID in the Pod's name if that is the name of an occupy pod, or None.
+        occupies: The stored part as JSON text if the Pod is an occupy pod, or None.
     """
 
     key: Key
@@ -77,7 +77,7 @@ class PodText:
 class MtgpuPodObjects:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    Publishes MtgpuPodsAffected for each node whose MtgpuPods or occupy pods a changed object concerns.
+    It publishes MtgpuPodsAffected for each node whose MtgpuPods or occupy pods a changed object concerns.
     """
 
     def __init__(self, events: Publisher) -> None:
@@ -88,7 +88,7 @@ class MtgpuPodObjects:
         self._made: dict[Key, bytes] = {}
         self._occupies: dict[str, dict[str, bytes]] = {}
         self._impostors: dict[str, dict[str, str]] = {}
-        self._nodes: dict[str, tuple[bool, tuple[Raw, ...]]] = {}  # The nodes that are cordoned or have taints.
+        self._nodes: dict[str, tuple[bool, tuple[Raw, ...]]] = {}  # All nodes that differ from _PLAIN_NODE.
 
     def mtgpupod_changed(self, raw: Raw) -> None:
         """Store an MtgpuPod that was added or modified."""
@@ -105,7 +105,7 @@ class MtgpuPodObjects:
         self._publish(self._drop(key_of(raw)))
 
     def pod_changed(self, text: PodText) -> None:
-        """Store a Pod of any kind. A Pod that has the name of an MtgpuPod concerns it, even if a user created it."""
+        """Store a Pod of any kind. A Pod concerns the MtgpuPod of the same name even if a user created the Pod."""
         self._made.pop(text.key, None)
         if text.made is not None:
             self._made[text.key] = text.made
@@ -127,7 +127,11 @@ class MtgpuPodObjects:
         self._set_node(raw["metadata"]["name"], _PLAIN_NODE)
 
     def on(self, node: str, uid_of: Callable[[str, str], str | None]) -> MtgpuObjects:
-        """Return the objects of a node. uid_of: returns the UID of the Pod with a namespace and name, or None."""
+        """Return the objects of a node.
+
+        Args:
+            uid_of: Returns the UID of the Pod with a namespace and a name, or None if there is no such Pod.
+        """
         items = {key: self._items[key] for key in sorted(self._on.get(node, ()))}
         uids = {key: uid for key in items if (uid := uid_of(*key)) is not None}
         return MtgpuObjects(
@@ -174,7 +178,7 @@ class MtgpuPodObjects:
 
 
 def pod_text(raw: Raw, records: RecordVerifier) -> PodText:
-    """Return the stored part of a Pod. This may verify a seal, so the caller does not hold the cache's lock."""
+    """Return the stored part of a Pod. This may verify a seal, so the caller must not hold the cache's lock."""
     key = key_of(raw)
     made = encode(stored_own_pod(raw)) if _claims_mtgpupod(raw) and records.finding_of_mtgpu(raw) is None else None
     occupied = _occupied_by_name(key)
@@ -203,7 +207,7 @@ def node_of(item: Raw) -> str:
 def _claims_mtgpupod(pod: Raw) -> bool:
     """Return whether a Pod claims to have been created for an MtgpuPod.
 
-    Admission denies this to users, and the Pod's seal proves it.
+    Admission denies users such Pods, and the Pod's seal proves the claim.
     """
     meta = pod["metadata"]
     kinds = [(owner.get("apiVersion"), owner.get("kind")) for owner in meta.get("ownerReferences") or ()]
@@ -211,7 +215,7 @@ def _claims_mtgpupod(pod: Raw) -> bool:
 
 
 def _occupied_by_name(key: Key) -> tuple[str, str] | None:
-    """Return the node and GPUID of an occupy pod with this name, or None if it is no name of an occupy pod."""
+    """Return the node and GPUID of an occupy pod with this name, or None if it is not the name of an occupy pod."""
     namespace, name = key
     return mtgpu.occupy_target(Pod(namespace, name, labels={mtgpu.OCCUPY_LABEL: name.rpartition("-")[2]}))
 

@@ -1,8 +1,9 @@
 """Makes immutable snapshots of nodes: for one pod, or for the page and the metrics.
 
-`ClusterCache` and its facades create them. A snapshot for a pod leaves out the pod's own holding, and counts the cards
-of nominated pods of the same or a higher priority as taken. Decisions use a `NodeSnapshot` of one node; the filter uses
-a `NodeTable` of all nodes, of which only the changed nodes are computed again.
+`ClusterCache` and its facades create them; `mgpu simulate` creates a `NodeSnapshot` itself. A snapshot for a pod leaves
+out the pod's own holding, and counts the cards of nominated pods of the same or a higher priority as taken. Decisions
+use a `NodeSnapshot` of one node. The filter mainly uses a `NodeTable` of all nodes, for which only the changed nodes
+are computed again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +33,9 @@ class NodeSnapshot:
     """A node at one moment for one pod, without the pod's own holding.
 
     Attributes:
-        node: None if there is no such Node.
-        cards: The GPUs with their holdings.
-        version: Changes whenever the node, its cards or its holdings change.
+        node: The Node, or None if there is none.
+        cards: The GPUs, with what pods hold of each.
+        version: A number that changes whenever the node, its cards or its holdings change.
         free_resources: The cpu and memory that other pods do not reserve.
         available_cards: `cards`, with those of nominated pods counted as taken (scheduler/cluster/nominations.py).
         mgpu_cards: On a node where NVIDIA's plugin allocates cards too (scheduler/engine/nvidia_plugin.py), the indexes
@@ -60,7 +61,9 @@ class NodeContents:
     Attributes:
         cards: All its GPUs, partitioned or not.
         other_devices: Its devices that are neither GPUs nor slices.
-        problem: Why its partitioning cannot be read, or None.
+        slices: Its partitioning.
+        problem: The reason why the annotations about its partitioning cannot be read, or None.
+        held: All holdings on the node.
     """
 
     node: Node
@@ -75,7 +78,7 @@ class NodeSnapshots:
     """Part of the ClusterCache, which holds its lock around every call.
 
     Args:
-        record_changes: Whether `take_changed` is used.
+        record_changes: Whether to record the nodes that `take_changed` returns.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class NodeSnapshots:
 
     def touch(self, node: str) -> None:
         """Record that the node, its cards or its holdings have changed."""
-        # One counter for all nodes, so that a node that is deleted and created again never repeats a version.
+        # All nodes have one counter, so that a node that is deleted and created again never has a former version.
         self._last_version += 1
         self._versions[node] = self._last_version
         self._outdated.add(node)
@@ -108,12 +111,12 @@ class NodeSnapshots:
         self._outdated.update(nodes)
 
     def set_usage(self, uid: str, node: str, needs: CpuMemory) -> None:
-        """Replace what a pod reserves, and on which node ("" for none)."""
+        """Replace the cpu and memory that a pod reserves, and the node on which it reserves them ("" for none)."""
         for name in self._usage.put(uid, node, needs):
             self._record_change(name)
 
     def drop_usage(self, uid: str) -> None:
-        """Remove what a pod reserves."""
+        """Remove the cpu and memory that a pod reserves."""
         self.set_usage(uid, "", NO_CPU_MEMORY)
 
     def take_changed(self) -> list[tuple[str, NodeSnapshot]]:
@@ -131,7 +134,12 @@ class NodeSnapshots:
         return dict(self._versions)
 
     def of(self, name: str, uid: str, gpuid: str = "") -> NodeSnapshot:
-        """Return a snapshot of the node for a pod. gpuid: the GPUID for which the pod occupies a card there."""
+        """Return a snapshot of the node for a pod.
+
+        Args:
+            uid: The UID of the pod, whose own holding is left out; "" for a snapshot with all holdings.
+            gpuid: The GPUID for which the pod occupies a card of this node; "" for any other pod.
+        """
         node = self._nodes.get(name)
         gpu_pod = self._pods.get(uid)
         priority = gpu_pod.pod.priority if gpu_pod else 0

@@ -1,7 +1,7 @@
-"""The cpu and memory that pods reserve on each node, whether they request GPUs or not.
+"""Sums the cpu and memory that pods reserve on each node, whether they request GPUs or not.
 
-`NodeSnapshots` computes from it how much of a node is free; `mgpu simulate` uses it for its own cluster. It follows
-from the present pods alone, in whatever order their events arrive.
+`NodeSnapshots` computes from the sums how much of a node is free; `mgpu simulate` uses them for its own cluster. The
+sums follow from the present pods alone, in whatever order their events arrive.
 """
 
 import sys
@@ -9,21 +9,23 @@ import sys
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 
 _MAX_SHARED_SIZES = 10_000
+"""The most amounts of which one object is shared between pods."""
 
 
 class NodeUsage:
-    """Not thread-safe. A pod that reserves nothing takes no memory here."""
+    """The sums of cpu and memory by node. Not thread-safe. A pod that reserves nothing is not stored."""
 
     def __init__(self) -> None:
         self._pods: dict[str, tuple[str, CpuMemory]] = {}
-        self._sums: dict[str, tuple[int, int, int]] = {}  # Node → cpu, memory and number of its pods.
+        self._sums: dict[str, tuple[int, int, int]] = {}  # By node, the cpu, the memory and the number of its pods.
         self._sizes: dict[CpuMemory, CpuMemory] = {}
 
     def put(self, uid: str, node: str, needs: CpuMemory) -> set[str]:
-        """Replace what the pod reserves, and on which node; return the nodes whose sums have changed.
+        """Replace what the pod reserves and on which node. Return the nodes whose sums have changed.
 
         Args:
-            node: "" if the pod is on no node.
+            node: The node of the pod; "" if it is on none.
+            needs: The cpu and memory that the pod reserves.
         """
         before = self._pods.get(uid)
         now = (node, needs) if node and any(needs) else None
@@ -44,7 +46,7 @@ class NodeUsage:
         return changed
 
     def drop(self, uid: str) -> set[str]:
-        """Remove a pod; return the nodes whose sums have changed."""
+        """Remove a pod. Return the nodes whose sums have changed."""
         return self.put(uid, "", NO_CPU_MEMORY)
 
     def on(self, node: str, without: str = "") -> CpuMemory:

@@ -1,9 +1,10 @@
-"""The nodes of the API server, their cards, and the shares that the nodes themselves gave to pods.
+"""Stores the nodes of the API server, their cards, and the shares that the nodes themselves gave to pods.
 
 `ClusterCache` stores Nodes, Devices and ConfigMaps here; the other parts of the cache read the result. The cards of a
-node come from its Device. If a node has no Device, its capacity may say how many equal cards it has. A ConfigMap can
-mark cards as unhealthy. Annotations of the Node say how its cards are partitioned (scheduler/cluster/slice_state.py).
-An invalid object must never take cards away: what was read last stays in force, and a warning is published.
+node come from its Device. If a node has neither a Device nor mgpu's agent, its capacity may say how many equal cards it
+has. A ConfigMap can mark cards as unhealthy. Annotations of the Node say how its cards are partitioned
+(scheduler/cluster/slice_state.py). An invalid Device or annotation must never take cards away: what was read last stays
+in force, and a warning is published.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,16 +26,19 @@ from scheduler.cluster.slice_state import SliceStates
 
 Raw = Mapping[str, Any]
 GivenShares = Mapping[str, tuple[Share, ...]]
-"""By pod UID, the shares that the node itself gave to the pod: through NVIDIA's plugin, or before mgpu had a record."""
+"""By pod UID, the shares that the node itself gave to the pod, for example through NVIDIA's device plugin."""
 
 _MAX_MESSAGE = 1024
-"""Characters of a message about an invalid object, which may quote the object."""
+"""The most characters of a message. A message about an invalid object may quote the object."""
 
 
 class Nodes:
     """Part of the ClusterCache, which holds its lock around every call.
 
     A method that takes a Device or a ConfigMap returns the name of the node whose cards it may have changed, or None.
+
+    Attributes:
+        slices: The partitioning of the nodes.
     """
 
     def __init__(self, settings: Settings, events: Publisher) -> None:
@@ -93,12 +97,12 @@ class Nodes:
         return name if had_cards else None
 
     def _forget_given(self, name: str) -> None:
-        """Forget what a node gave to pods, once both its Node and its Device are gone."""
+        """Forget what a node gave to pods, if both its Node and its Device were deleted."""
         if name not in self._nodes and name not in self._cards:
             self._given.pop(name, None)
 
     def configmap_changed(self, raw: Raw) -> str | None:
-        """Store the unhealthy cards that a ConfigMap lists; an unreadable list has none."""
+        """Store the unhealthy cards that a ConfigMap lists. A list that cannot be read counts as empty."""
         unhealthy_list = dialects.unhealthy_list_of(raw)
         if unhealthy_list is None:
             return None
@@ -125,7 +129,7 @@ class Nodes:
         self._events.publish(ObjectWarning(node_reference(node), reason, message[:_MAX_MESSAGE]))
 
     def cards(self, node: Node) -> tuple[Card, ...]:
-        """Return what pods can get: GPUs that are not partitioned, slices, and devices of other types."""
+        """Return the devices that pods can get: GPUs that are not partitioned, slices, and devices of other types."""
         devices = self._devices(node)
         slices = self.slices.of(node.name)
         if not slices.mode:

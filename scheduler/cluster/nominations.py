@@ -1,8 +1,8 @@
-"""Sets cards aside for pods that are nominated to a node (`status.nominatedNodeName`) and not bound yet.
+"""Keeps cards free for pods that are nominated to a node (`status.nominatedNodeName`) and not bound yet.
 
 `ClusterCache` reports the nominated pods, and `NodeSnapshots` counts their cards as taken. Members of a gang that wait
-in Permit, and pods for which others were evicted, have been placed, but only their status says so. Without nominations
-the next member of the gang would be counted on the same card.
+in Permit, and pods for which others were evicted, have a node, but only their status says so. Without nominations the
+filter would count on the same card for the next member of the gang.
 
 For pods of the same or a lower priority the filter counts the cards of a nominated pod as taken, which is
 kube-scheduler's rule for its own resources (addGENominatedPods, "greater or equal priority"). A binding never waits for
@@ -10,8 +10,8 @@ a nomination: a decision avoids these cards if the pod fits on others, and takes
 reject bindings, two gangs could wait for each other for ever, each with a member nominated where a member of the other
 binds.
 
-The engine chooses the cards: first among those that are free now, then as if deleted pods were already gone. They
-stay the same until a binding or a fault takes them; then the engine chooses others.
+The engine chooses the cards: first among those that are free now, then as if terminating pods were already gone. A
+nominated pod keeps its cards until a binding or a fault takes them; then the engine chooses others.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -30,18 +30,24 @@ from scheduler.engine.card_constraints import same_card_group_rejection, still_f
 from scheduler.engine.node_assessment import assess
 
 LOWEST_PRIORITY = -(1 << 31)
-"""Pod priorities are int32."""
+"""The lowest priority of a pod, since priorities are int32."""
 
 _EFFORT = 20_000
-"""The engine's effort for all nominated pods of a node, about 5 ms, since the cache's lock is held meanwhile. Each pod
-has an equal part, so that a pod that is hard to place does not use up the parts of the others. A pod with one container
-takes far less than its part."""
+"""The most steps of the engine for all nominated pods of a node. They take about 5 ms, and the cache's lock is held for
+that time. Each pod has an equal part, so that a pod that is hard to place does not use up the parts of the others. A
+pod with one container takes far less than its part."""
 _MIN_EFFORT = 400
+"""The least limit of a search for one nominated pod, however many there are."""
 
 
 @dataclass(slots=True)
 class _Nominee:
-    """A nominated pod. holding: the cards that are set aside for it, or None if it does not fit."""
+    """A nominated pod.
+
+    Attributes:
+        request: The request of the pod, which is not malformed.
+        holding: The cards that are kept free for it, or None if it does not fit.
+    """
 
     gpu_pod: GpuPod
     request: GpuRequest
@@ -49,7 +55,7 @@ class _Nominee:
 
     @property
     def order(self) -> tuple[int, str, str, str]:
-        """The sort key by which the nominated pods of a node choose cards."""
+        """The sort key for the order in which the nominated pods of a node get cards."""
         pod = self.gpu_pod.pod
         return -pod.priority, pod.created, pod.key, pod.uid
 
@@ -102,7 +108,7 @@ class Nominations:
         return {node}
 
     def reserved(self, uid: str) -> set[str]:
-        """Record that a reservation for the pod was made or released, on whatever node."""
+        """Record that a reservation for the pod was made or released on any node."""
         node = self._node_of.get(uid)
         if node is None:
             return set()
@@ -115,7 +121,7 @@ class Nominations:
             self._stale.add(node)
 
     def differing(self, uid: str, priority: int) -> set[str]:
-        """Return the nodes with other available cards for this pod than for a pod of the lowest priority."""
+        """Return the nodes whose available cards for this pod differ from those for a pod of the lowest priority."""
         return {
             node
             for node, nominees in self._on_node.items()
@@ -131,9 +137,15 @@ class Nominations:
         }
 
     def available(self, node: str, cards: tuple[CardState, ...], uid: str, priority: int) -> tuple[CardState, ...]:
-        """Return the cards with those taken that are set aside from a pod with this UID and priority.
+        """Return the states of the cards for a pod, where the cards of nominated pods count as taken.
 
-        No cards are set aside for a nominated pod whose same-card group is now on another node, where it must go.
+        A nominated pod of a lower priority does not count, nor one that has a holding already. Neither does one whose
+        same-card group is now on another node, because it can only be placed there.
+
+        Args:
+            cards: The states of the cards without nominations.
+            uid: The UID of the pod, whose own nomination does not count.
+            priority: The priority of the pod.
         """
         if node not in self._on_node:
             return cards

@@ -1,9 +1,10 @@
 """The nodes that mgpu may partition, and the partition plans that are decided but not written yet.
 
-`ClusterCache.partitions` is the only instance. `scheduler.partitioning` reads the nodes and adds plans;
-`decisions.slice_filter` and `decisions.preemption` read the nodes. A `PartitionableNode` is expensive to compute, so
-each is cached until its node changes. The other data here is the usage of named resources; everything else belongs to
-other parts of the cluster cache. Every call takes the lock of the cluster cache.
+`ClusterCache.partitions` is the only instance. `scheduler.partitioning` reads the nodes, and adds and drops plans;
+`decisions.slice_filter`, `decisions.preemption` and `scheduler.runtime` read the nodes, and `decisions.filter` calls
+`refresh`. A `PartitionableNode` is expensive to compute, so each is cached until its node changes. Besides this cache,
+the module stores the usage of named resources; all other data belongs to other parts of the cluster cache. Every call
+acquires the lock of the cluster cache.
 """
 
 import threading
@@ -25,7 +26,10 @@ from scheduler.engine.partitioning.slice_scores import NamedResourceUsage, named
 
 
 class PartitionableNodes:
-    """Thread-safe. Publishes PlanChanged for each plan that is added or dropped."""
+    """The nodes with the partitioning label. Thread-safe.
+
+    It publishes PlanChanged for each plan that is added or dropped.
+    """
 
     def __init__(
         self,
@@ -69,8 +73,8 @@ class PartitionableNodes:
         """Return how the node could be partitioned for a pod, or None if it does not exist or has no label.
 
         Args:
-            uid: Of the pod; "" for no particular pod.
-            without: The UIDs of pods that are to end, so that their slices are free.
+            uid: The UID of the pod; "" for no particular pod.
+            without: The UIDs of pods that are to be evicted. Their slices count as free.
         """
         with self._lock:
             snapshot = self._snapshots.of(name, uid)
@@ -115,12 +119,12 @@ class PartitionableNodes:
             return made
 
     def refresh(self) -> None:
-        """Compute all nodes now, so that no call of kube-scheduler has to wait for them."""
+        """Compute all nodes whose cached result is outdated, so that no call of kube-scheduler has to wait for them."""
         for name in self.nodes():
             self.get(name)
 
     def add_plan(self, plan: PartitionPlan, version: int) -> bool:
-        """Apply the plan instead of what its node says; return False if the node has changed since `version`."""
+        """Apply the plan in place of its node's annotations. Return False if the node has changed since `version`."""
         with self._lock:
             if self._snapshots.version(plan.node) != version:
                 return False
@@ -129,7 +133,7 @@ class PartitionableNodes:
             return True
 
     def drop_plan(self, plan: PartitionPlan) -> None:
-        """Drop a plan that has not been written and will not be."""
+        """Drop a plan that was not written and will not be written."""
         with self._lock:
             self._nodes.slices.drop_plan(plan)
             self._events.publish(PlanChanged(plan.node))

@@ -1,4 +1,4 @@
-"""The pods that the API server has: GPU pods by UID, and the UIDs of all pods by name.
+"""Stores the pods of the API server: GPU pods by UID, and the UIDs of all pods by name.
 
 `ClusterCache` stores the pods here; the other parts of the cache read them.
 """
@@ -25,7 +25,7 @@ class Pods:
             del self._uids[namespace, name]
 
     def uid_of(self, namespace: str, name: str) -> str | None:
-        """Return the UID of the pod of this name, GPU pod or not, or None if there is no such pod."""
+        """Return the UID of the pod with this name, whether it requests GPUs or not, or None if there is none."""
         return self._uids.get((namespace, name))
 
     def put(self, gpu_pod: GpuPod) -> None:

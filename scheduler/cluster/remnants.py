@@ -1,10 +1,10 @@
-"""Remnants: pods that were deleted by force while their containers still run and hold cards.
+"""Stores the remnants: pods that were deleted by force while their containers still run and hold cards.
 
-`Holdings` and `MtgpuPodHoldings` report deleted pods here; `ClusterCache.remnant_problem` and the controller of
-MtgpuPods ask for the remnants of a namespace. A ResourceQuota stops counting a pod when its object is deleted, but its
-containers run until the agent kills them. `maxGPUIDsPerNamespace`, which counts MtgpuPods, has the same gap. By
-deleting pods by force again and again, a namespace could hold many times its quota. So its pods and MtgpuPods get no
-more cards until its remnants have ended.
+`Holdings` and `MtgpuPodHoldings` report deleted pods here, and `Holdings` also what nodes report for them.
+`ClusterCache.remnant_problem` and `MtgpuPodHoldings` ask for the remnants of a namespace. A ResourceQuota no longer
+counts a pod when its object is deleted, but its containers run until the agent kills them. `maxGPUIDsPerNamespace`,
+which counts MtgpuPods, has the same gap. By deleting pods by force again and again, a namespace could hold many times
+its quota. So its pods and MtgpuPods get no more cards until its remnants have ended.
 
 Nodes report only the UIDs of the pods that still run. A node is trusted only about its own pods: otherwise one node
 could block the tenants of another.
@@ -16,14 +16,20 @@ from typing import NamedTuple
 from scheduler.cluster.events import Publisher, RemnantsEnded
 
 WAIT_SECONDS = 300.0
-"""The time after the deletion in which a remnant counts. Agents kill its containers after 60 s. An agent that cannot,
-or a node that is lost, must not block a namespace for ever."""
+"""The time after its deletion for which a remnant counts. Agents kill its containers after 60 s. An agent that cannot
+kill them, or a node that is lost, must not block a namespace for ever."""
 _MAX_UNREPORTED = 10_000
-"""The number of deleted pods that are remembered until a node reports them, the latest ones; each takes about 300
-bytes. A node reports a remnant within seconds of its deletion."""
+"""The most deleted pods that are remembered until a node reports them. The oldest are forgotten first; each takes about
+300 bytes. A node reports a remnant within seconds of its deletion."""
 
 
 class _Deleted(NamedTuple):
+    """A pod that was deleted before it had ended.
+
+    Attributes:
+        gpuid: The GPUID of its MtgpuPod, or None if it was created for none.
+    """
+
     namespace: str
     name: str
     node: str
@@ -34,12 +40,12 @@ class _Deleted(NamedTuple):
 class Remnants:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    Publishes RemnantsEnded for each namespace whose last remnant has ended. A restart of the scheduler loses the
-    remnants, but their cards stay held. Reported remnants have no maximum number: otherwise a tenant could get cards
-    again by deleting many small pods.
+    It publishes RemnantsEnded for each namespace whose last remnant has ended. After a restart the scheduler no longer
+    knows the remnants, but their cards stay held. The number of reported remnants is not limited: otherwise a tenant
+    could get cards again by deleting many small pods.
 
     Args:
-        clock: Returns seconds, and never goes back.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(self, events: Publisher, clock: Callable[[], float]) -> None:
@@ -59,7 +65,7 @@ class Remnants:
         self._remember(uid, _Deleted(namespace, name, node, self._clock(), gpuid))
 
     def hold(self, uid: str, node: str) -> None:
-        """Record that the node reports this UID as holding cards. It is a remnant if it was a pod of this node."""
+        """Record that the node reports this UID as holding cards. It is a remnant if it was the UID of a pod there."""
         deleted = self._unreported.get(uid)
         if deleted and deleted.node == node:
             self._reported[uid] = self._unreported.pop(uid)

@@ -1,7 +1,8 @@
-"""Reservations: the cards decided for pods that have not appeared on their nodes yet.
+"""Stores the reservations: the cards decided for pods that have not appeared on their nodes yet.
 
-`ClusterCache` makes them for `decisions.decider`, through `Holdings.reserve`, and releases them once the pod appears.
-A reservation must end by itself in bounded time, since cards are held for it that no quota counts.
+`ClusterCache` makes them for `decisions.decider`, through `Holdings.reserve`, and `Holdings` releases them once the pod
+appears. `decisions.decider` checks those that are overdue. A reservation must end in bounded time even if its pod never
+appears, because no quota counts the cards that it holds.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,20 +12,24 @@ from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement
 
 _FULL_TIMES = 4
+"""How many full reservation times one pod may use in succession before its reservations become short."""
 _SHORT_SECONDS = 2.0
-"""The write of a Binding takes milliseconds. kube-scheduler's timeout for it is not visible here."""
+"""The length of a short reservation. The write of a Binding takes milliseconds; kube-scheduler's timeout for it is not
+known here."""
 _PAUSE_FACTOR = 10
+"""The interval between the beginnings of short reservations, as a multiple of their length."""
 _DELETED_SECONDS = 120.0
-"""How long deleted pods are remembered: longer than any request takes."""
+"""How long deleted pods are remembered. No request takes as long."""
 _MAX_DELETED = 1 << 16
+"""The most deleted pods that are remembered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Cards reserved for a pod on a node until the pod appears there.
+    """The cards that are reserved for a pod on a node until the pod appears there.
 
     Attributes:
-        annotations: The annotations for its Binding.
+        annotations: The allocation record, as annotations of the Binding.
         needs: The cpu and memory that the pod reserves on the node.
         gpuid: The GPUID for which the pod occupies a card; "" if it is no occupy pod.
     """
@@ -42,7 +47,13 @@ class Reservation:
 
 @dataclass(slots=True)
 class _Series:
-    """Consecutive reservations of one pod: when the first one was made, and when the last one was made and ends."""
+    """Consecutive reservations of one pod.
+
+    Attributes:
+        first: When the first one was made.
+        last: When the last one was made or renewed.
+        until: When the last one ends.
+    """
 
     first: float
     last: float
@@ -52,11 +63,11 @@ class _Series:
 class Reservations:
     """The reservations in force, by pod UID. Part of the ClusterCache, which holds its lock around every call.
 
-    A reservation lasts `seconds`: it is made when the write of a Binding begins, and gangs and Permit plugins wait
-    before that. Bindings that fail again and again hold cards for `_FULL_TIMES` times `seconds` in all. After that each
-    attempt holds them for `_SHORT_SECONDS`, followed by a pause of nine times as long. A Binding that the API server
-    would accept still succeeds after a pause, because schedulers retry. The count starts again for a pod that had no
-    reservation for `_FULL_TIMES` times `seconds`.
+    A reservation lasts `seconds`. That is long enough, because it is made when the write of a Binding begins, and gangs
+    and Permit plugins wait before that. Bindings that fail again and again hold cards for `_FULL_TIMES` times `seconds`
+    in all. After that each attempt holds them for `_SHORT_SECONDS`, followed by a pause of nine times that length. A
+    Binding that the API server would accept still succeeds after a pause, because schedulers retry. The count starts
+    again for a pod that had no reservation for `_FULL_TIMES` times `seconds`.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -64,9 +75,9 @@ class Reservations:
         self._clock = clock
         self._full_seconds = _FULL_TIMES * seconds
         self._short_seconds = min(_SHORT_SECONDS, seconds)
-        self._in_force: dict[str, tuple[Reservation, float]] = {}  # With the end of their time.
+        self._in_force: dict[str, tuple[Reservation, float]] = {}  # Each with the time at which it becomes overdue.
         self._series: dict[str, _Series] = {}
-        self._deleted: dict[str, float] = {}
+        self._deleted: dict[str, float] = {}  # By UID, the time of the deletion.
 
     def get(self, uid: str) -> Reservation | None:
         """Return the pod's reservation, or None."""
@@ -84,7 +95,7 @@ class Reservations:
         self._in_force[reservation.uid] = (reservation, series.until)
 
     def keep(self, reservation: Reservation) -> None:
-        """Restart the full time of a reservation: the pod is bound, or whether it is bound is unknown."""
+        """Restart the full time of a reservation, because the pod is bound or may be bound."""
         until = self._clock() + self._seconds
         self._series[reservation.uid].until = until
         self._in_force[reservation.uid] = (reservation, until)
@@ -104,8 +115,8 @@ class Reservations:
     def mark_deleted(self, uid: str) -> None:
         """Remember that the pod was deleted, so that nothing is reserved for it.
 
-        Its Binding may be under way. No event would release a reservation that is made now, so it would hold cards for
-        its whole time. A tenant could repeat that, and no quota counts a deleted pod.
+        A Binding of the pod may be in progress. No event would release a reservation that is made for it now, so that
+        would hold cards for its whole time. A tenant could repeat this, and no quota counts a deleted pod.
         """
         now = self._clock()
         self._deleted[uid] = now

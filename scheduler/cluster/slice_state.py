@@ -1,7 +1,8 @@
-"""The partitioning of nodes: the state in their annotations, and partition plans that are not written there yet.
+"""Stores the partitioning of nodes: the state in their annotations, and partition plans that they do not have yet.
 
-`Nodes` reports each Node here and derives slices from it; `PartitionableNodes` adds and drops plans. Annotations that
-cannot be read must never free a slice: the last valid ones stay in force.
+`Nodes` reports each Node here and derives slices from the result; `PartitionableNodes` adds and drops plans, and
+`ClusterCache` reads the state too. The partition controller creates `PartitionPlan` objects. Annotations that cannot be
+read must never free a slice: the last valid annotations stay in force.
 """
 
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ class _Observed:
     """A node with the partitioning label.
 
     Attributes:
-        annotations: The label and annotations that were read, to recognize events that change none of them.
+        annotations: The label and the annotations that were read. Events that change none of them are ignored.
         slices: The last partitioning that could be read.
         held: By pod UID, the slices that the node gave to the pod, according to `slices`.
         problem: Why the present annotations cannot be read, or None if `slices` is read from them.
@@ -65,9 +66,9 @@ _UNLABELLED = _Observed((), NO_SLICES, {})
 
 
 class SliceStates:
-    """Part of the ClusterCache, which holds its lock around every call. Nodes without the label take no memory here.
+    """Part of the ClusterCache, which holds its lock around every call. Nodes without the label are not stored.
 
-    Publishes a warning for invalid annotations and for a plan that the agent refused.
+    It publishes a warning for invalid annotations and for a plan that the agent refused.
     """
 
     def __init__(self, events: Publisher) -> None:
@@ -122,7 +123,7 @@ class SliceStates:
         return self._nodes.get(name, _UNLABELLED).problem
 
     def is_unreadable(self, name: str) -> bool:
-        """Return whether no annotations of a labelled node could ever be read, so that its slices are unknown."""
+        """Return whether the annotations of a labelled node could never be read, so that its slices are unknown."""
         observed = self._nodes.get(name, _UNLABELLED)
         return observed.problem is not None and observed.slices in (NodeSlices(MIG), NodeSlices(MPS))
 

@@ -1,10 +1,10 @@
-"""Reduces MtgpuPods, and the Pods created for them, to the parts that the scheduler stores. Pure.
+"""Reduces MtgpuPods, and the Pods created for them, to the parts that the scheduler stores. The functions are pure.
 
 `mtgpupod_objects` stores these parts, and `scheduler.mtgpupods` reads them. Users choose the size of these objects, and
-there may be thousands, so only the fields that the controller reads are stored, as JSON text, which takes a tenth of
-the memory of the decoded object. Every part must have a limit in bytes: admission limits the size of an object too, but
-not on every update, such as one of its labels. All other fields of an MtgpuPod are read from the API server when its
-Pod is created.
+there may be thousands, so only the fields that the controller reads are stored. They are stored as JSON text, which
+takes a tenth of the memory of the decoded object. Every part must have a limit in bytes: admission limits the size of
+an object too, but not at every update, for example not when only its labels change. All other fields of an MtgpuPod are
+read from the API server when its Pod is created.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,20 +32,22 @@ _CONTAINER_FIELDS = frozenset(("name", "restartPolicy"))
 _ANNOTATIONS = frozenset((*mtgpu.ANNOTATIONS, *CONSTRAINTS))
 _CONTAINER_LISTS = ("initContainers", "containers")
 _MAX_MIRRORED = 16 << 10
-"""The status of an MtgpuPod repeats the metadata and the status of its Pod: at most so many bytes of JSON of each. Of a
-larger one the largest fields are left out, but not mgpu's annotations."""
+"""The most bytes of JSON of a Pod's metadata, and of its status. The status of an MtgpuPod repeats both. If one of them
+is larger, its largest fields are left out, but not mgpu's annotations."""
 _MAX_STATUS = 3 * _MAX_MIRRORED
-"""Bytes of the status of an MtgpuPod: the mirrored parts, and conditions."""
+"""The most bytes of the status of an MtgpuPod, which consists of the metadata and the status of its Pod and of
+conditions."""
 _MAX_SPEC = 32 << 10
-"""Bytes of the stored part of an MtgpuPod's spec. 256 containers with names of 63 characters take 27 KiB."""
+"""The most bytes of the stored part of an MtgpuPod's spec. 256 containers with names of 63 characters take 27 KiB."""
 FINALIZERS = 16
-"""The number of finalizers that are stored of an MtgpuPod, besides mgpu's own."""
+"""The most finalizers of an MtgpuPod that are stored, besides mgpu's own."""
 _MAX_TEXT = 320
-"""Characters of a stored text: longer than a qualified name, so that a name that is too long stays too long."""
+"""The most characters of a stored text. A qualified name is shorter, so a name that is too long is still recognized as
+too long."""
 _MAX_CONDITIONS = 16
-"""The conditions that are stored of a status that is too large."""
+"""The most conditions that are stored of a status that is too large."""
 EXCESS = "excess"
-"""The field of a stored MtgpuPod that says which part of it is too large to be read."""
+"""The field of a stored MtgpuPod that says which part of the MtgpuPod is too large to be read."""
 
 
 class StoredObjects(Mapping[K, Raw]):
@@ -85,8 +87,8 @@ def decode(text: bytes) -> dict[str, Any]:
 def stored_mtgpupod(raw: Raw) -> dict[str, Any]:
     """Return the stored part of an MtgpuPod, which `read_mtgpupod` reads like the whole object.
 
-    If its spec is too large, the part has the field EXCESS instead. Fields that no card depends on, such as
-    `spec.priority`, are left out; admission and the API server validate them.
+    If the spec is too large, only its `nodeName` is stored, and the field EXCESS is added. Fields that no card depends
+    on, such as `spec.priority`, are left out; admission and the API server validate them.
     """
     meta = raw["metadata"]
     spec = raw.get("spec")
@@ -107,7 +109,8 @@ def stored_mtgpupod(raw: Raw) -> dict[str, Any]:
 def stored_own_pod(raw: Raw) -> dict[str, Any]:
     """Return the stored part of a Pod that was created for an MtgpuPod.
 
-    This is its card, and the metadata and the status that the status of the MtgpuPod mirrors.
+    It consists of the variables that name its card, and of the metadata and the status, which the status of the
+    MtgpuPod mirrors.
     """
     meta = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
     if len(encode(meta.get("annotations"))) > _MAX_MIRRORED:
@@ -172,7 +175,7 @@ def _status(status: Raw) -> Raw:
 
 
 def _conditions(status: Raw) -> list[dict[str, Any]]:
-    """Return the conditions with shortened texts, and first the one that says that a Pod is being evicted."""
+    """Return the conditions with shortened texts. The condition of a Pod that is being evicted comes first."""
     rows = [row for row in status.get("conditions") or () if isinstance(row, dict)]
     first = sorted(rows, key=lambda row: row.get("type") != "DisruptionTarget")[:_MAX_CONDITIONS]
     return [
@@ -189,7 +192,7 @@ def _mgpu_annotations(annotations: Raw) -> dict[str, Any]:
 
 
 def _finalizers(names: list[str]) -> list[str]:
-    """Return the finalizers, or so many of them that the controller notices that some are left out."""
+    """Return at most FINALIZERS + 1 of the finalizers. With that many, the controller reads the rest from the API."""
     if len(names) <= FINALIZERS:
         return names
     others = [name for name in names if name != mtgpu.FINALIZER][:FINALIZERS]
@@ -199,7 +202,7 @@ def _finalizers(names: list[str]) -> list[str]:
 def _tolerations(rows: object) -> object:
     """Return the tolerations that may match a `NoExecute` taint, with the fields that are read.
 
-    A toleration with a field of another type tolerates nothing: the API server refuses a Pod with it.
+    A toleration with a field of a wrong type tolerates nothing, because the API server refuses a Pod with it.
     """
     if not isinstance(rows, list):
         return None
@@ -227,7 +230,7 @@ def _annotations(annotations: object) -> object:
 
 
 def _containers(rows: object) -> object:
-    """Return the read fields of the containers. A malformed list stays as it is, so that its problems are the same."""
+    """Return the fields of the containers that are read. A malformed list is not changed, so that it is reported."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return rows
     return [_container(row) for row in rows]
@@ -243,7 +246,7 @@ def _container(row: Raw) -> dict[str, Any]:
 
 
 def _visible_devices(env: object) -> object:
-    """Return the variables that say which cards a container sees; a malformed list stays as it is."""
+    """Return the variables that say which cards a container sees. A malformed list is not changed."""
     if not isinstance(env, list) or not all(isinstance(row, dict) for row in env):
         return env
     return [row for row in env if row.get("name") == VISIBLE_DEVICES]
@@ -262,7 +265,7 @@ def _amounts(amounts: object) -> object:
 
 
 def _is_read(name: str, amount: object) -> bool:
-    """Return whether an amount is of a vocabulary, or of a wrong type, which is reported as a problem."""
+    """Return whether an amount is read: if it belongs to a vocabulary, or has a wrong type, which is a problem."""
     is_valid = isinstance(amount, str | int | float) and not isinstance(amount, bool)
     return not is_valid or name == SHARE or vocabulary_of(name) is not None
 
