@@ -1,8 +1,8 @@
 """Evaluates a request against the arrays of all nodes at once.
 
-`decisions.filter` calls it first, since numpy evaluates thousands of nodes in milliseconds. The nodes for which arrays
-do not suffice are returned as `Remaining`, and the engine evaluates them one by one. An answer of this module must be
-the engine's answer for the same node; a property test compares the two.
+`decisions.filter` calls it first, because numpy evaluates thousands of nodes in milliseconds. The nodes for which the
+arrays do not suffice are returned as `Remaining`, and the engine evaluates them one by one. An answer of this module
+must be the engine's answer for the same node; a property test compares the two.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +26,9 @@ class Members:
     """The placement of the other pods in the groups of the request.
 
     Attributes:
-        group_cards: The cards of its same-card group.
-        nodes: The names of the nodes of all its groups.
+        group_cards: The cards of the request's same-card group.
+        nodes: The names of the nodes with cards of the same-card group. If that group has no card, the names of the
+            nodes on which pods of any of the request's groups are or to which they are nominated.
     """
 
     group_cards: Sequence[GroupCard]
@@ -40,7 +41,7 @@ class Remaining:
 
     Attributes:
         positions: The position of each node among the names of the call.
-        unique: True for a node whose answer is not valid for any other node, even one with equal rows.
+        unique: True for a node whose answer is not valid for any other node, even for one with an equal row.
     """
 
     positions: Places
@@ -57,7 +58,8 @@ class ArrayVerdict:
     Attributes:
         unmet: The nodes that do not meet a requirement of the request regardless of free capacity, with the reason.
         fits: True for nodes on which the pod fits.
-        rejected: The other nodes that are rejected.
+        rejected: The nodes that are rejected for other reasons.
+        remaining: The nodes that the engine has to evaluate.
     """
 
     unmet: Mapping[int, Rejection]
@@ -75,7 +77,7 @@ class ArrayScores:
 
 
 def filter_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> ArrayVerdict:
-    """Return on which nodes of a snapshot the pod fits, on which it does not and why, and which nodes remain."""
+    """Return the nodes of a snapshot on which the pod fits, those that are rejected, and those that remain."""
     verdicts, unique = _evaluate(table, names, request, members)
     unmet = _unmet(table, unique, request, members)
     candidates = _all_but(unmet, len(names))
@@ -129,7 +131,7 @@ def _all_but(positions: Collection[int], count: int) -> Mask:
 
 
 def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> Ints:
-    """Return the points of a pod with a spread group: nodes where it would share a card with the group come last."""
+    """Return the points for a pod with a spread group. Nodes where it would share a card with the group come last."""
     shares_card = np.zeros(len(points), np.bool_)
     places = table.rows_of_names[near]
     shares_card[near] = only_beside_group(

@@ -1,9 +1,9 @@
 """Decides which cards a pod gets on a node, and reserves them before the decision is answered.
 
-`api.binding_webhook`, `bind` of `api.extender` and `decisions.late_binding` call `Decider.decide`. The reservation
-holds the cards until the watch delivers the pod on its node; `scheduler.runtime` calls `check_overdue`, which releases
-reservations whose write has failed. A decision must hold its cards before it is answered: the order of snapshot,
-search and `ClusterCache.reserve` in `_decide` guarantees that.
+`api.binding_webhook`, `bind` of `api.extender` and `decisions.late_binding` call `Decider.decide`; the extender also
+calls `Decider.read`. The reservation holds the cards until the watch delivers the pod on its node. `scheduler.runtime`
+calls `check_overdue`, which releases the reservations whose write has failed. A decision must hold its cards before it
+is answered: the order of snapshot, search and `ClusterCache.reserve` in `_decide` guarantees that.
 """
 
 import logging
@@ -33,8 +33,9 @@ from scheduler.engine.node_assessment import Foresight, assess, record
 
 log = logging.getLogger(__name__)
 
-# An attempt fails only if another decision on this node has succeeded meanwhile, and fewer run at the same time.
 _ATTEMPTS = 50
+"""The most attempts at one decision. An attempt fails if the node has changed meanwhile, mostly by another decision.
+Fewer decisions than this run at the same time."""
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -43,7 +44,11 @@ def pod_path(namespace: str, name: str) -> str:
 
 
 class FoundPod(NamedTuple):
-    """A pod that exists. gpu_pod: None if it requests no GPU."""
+    """A pod that exists.
+
+    Attributes:
+        gpu_pod: The pod as a GPU pod, or None if it requests no GPU.
+    """
 
     uid: str
     gpu_pod: GpuPod | None
@@ -52,8 +57,8 @@ class FoundPod(NamedTuple):
 class Decider:
     """Decides and reserves cards. Thread-safe.
 
-    Decisions are idempotent by the pod's UID: for the same node the pod gets the same cards again; for another node the
-    reservation moves there.
+    Decisions are idempotent for each UID. If the pod is decided again for the same node, it gets the same cards. If it
+    is decided for another node, its reservation moves there.
     """
 
     def __init__(self, state: ClusterCache, api: Api, settings: Settings, budgets: EffortBudgets | None = None) -> None:
@@ -63,10 +68,14 @@ class Decider:
         self._budgets = budgets or EffortBudgets()
 
     def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> FoundPod | None:
-        """Return the pod of this name, or None if there is none.
+        """Return the pod with this name, or None if there is none.
 
-        The pod is read from the cache if it is there under this UID, and otherwise from the API: without a UID, the
-        cache may still have an older pod of this name.
+        The pod is taken from the cache if the cache has it with this UID. Otherwise it is read from the API, because
+        the cache may still have an older pod of this name.
+
+        Args:
+            uid: The UID of the pod, or "" if it is not known.
+            live: Whether to read the pod from the API in any case, and to return it even if it has another UID.
 
         Raises:
             RetryLater: The API does not answer.
@@ -140,7 +149,7 @@ class Decider:
             remnants = self._state.remnant_problem(gpu_pod.pod)
             if remnants:
                 if gpu_pod.pod.node:
-                    raise RetryLater(remnants)  # the pod waits on its node, where a rejection would fail it
+                    raise RetryLater(remnants)  # The pod waits on its node. A rejection would make it fail there.
                 return _final(RejectionKind.OTHER, remnants)
             decision = self._choose(gpu_pod, request, node, snapshot, gone)
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, snapshot):
@@ -150,15 +159,15 @@ class Decider:
     def _rejection_before_search(
         self, gpu_pod: GpuPod, request: GpuRequest, node: str, snapshot: NodeSnapshot, *, reserve: bool
     ) -> Rejection | None:
-        """Return why an unbound pod gets no cards now on this node, whatever is free there, or None.
+        """Return why an unbound pod gets no cards on this node now, regardless of free capacity, or None.
 
-        A pod that is bound already waits on its node for cards, and the agent there may come back.
+        A pod that is bound already waits on its node for cards, and the agent there may become ready again.
         """
         pod = gpu_pod.pod
         if pod.node:
             return None
         if pod.gated:
-            raw = self._read(pod.namespace, pod.name)  # the watch may be behind the removal of the last gate
+            raw = self._read(pod.namespace, pod.name)  # The watch may not have delivered the removal of the gates yet.
             if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
                 return _final(RejectionKind.GATED, GATED)
         pause = self._state.reservation_pause(pod.uid) if reserve else 0.0
@@ -182,8 +191,8 @@ class Decider:
     def _holds(self, reserved: Reservation, snapshot: NodeSnapshot) -> bool:
         """Return whether the pod may still get the cards of its reservation.
 
-        The reservation keeps them free, except from decisions of another replica that has led since, and from pods that
-        run without an allocation record.
+        No other decision of this replica uses them. But another replica may have led meanwhile and decided on them, and
+        pods may run on them without an allocation record.
         """
         group_cards = self._state.group_cards(reserved.request, reserved.uid)
         if same_card_group_rejection(reserved.request, snapshot.cards, group_cards):
@@ -214,10 +223,10 @@ class Decider:
     def _search(
         self, gpu_pod: GpuPod, request: GpuRequest, node: Node, snapshot: NodeSnapshot, call: Call
     ) -> Placement | Rejection:
-        """Search without the cards that are kept for nominated pods, and if that finds nothing, with them.
+        """Search without the cards that are kept free for nominated pods, and if that finds nothing, with them.
 
-        A search that ends without a proof under a policy that looks ahead is repeated without looking ahead, which is
-        how the filter searches. So a pod that has passed the filter gets cards here too.
+        If a search under a learning policy ends without a proof, it is repeated without the policy's judge, as the
+        filter searches. So a pod that has passed the filter gets cards here too.
         """
         group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         cards = (*snapshot.cards, *snapshot.other_devices)
@@ -249,7 +258,7 @@ class Decider:
         return result
 
     def check_overdue(self) -> None:
-        """Check all reservations whose pod has not appeared on its node in time."""
+        """Check each reservation whose pod has not appeared on its node in time."""
         for decision in self._state.overdue_reservations():
             self.check(decision)
 
@@ -262,14 +271,17 @@ class Decider:
             self._state.keep(decision)
             return
         if raw is not None and raw["metadata"]["uid"] == decision.uid and (raw.get("spec") or {}).get("nodeName"):
-            self._state.keep(decision)  # the event of the bound pod is on its way
+            self._state.keep(decision)  # The watch will deliver the bound pod.
         else:
             log.info("reservation released, its write failed", extra={"pod": decision.uid, "node": decision.node})
             self._state.cancel(decision)
             metrics.RELEASED.inc()
 
     def _immovable_reason(self, reserved: Reservation) -> str | None:
-        """Return why a reservation cannot move to another node, or None: its pod is bound or deleted by now."""
+        """Return why a reservation cannot move to another node, or None if it can.
+
+        It cannot if its pod is bound or deleted, which the watch may not have delivered yet.
+        """
         raw = self._read(reserved.namespace, reserved.name)
         if raw is None or raw["metadata"]["uid"] != reserved.uid:
             self._state.cancel(reserved)
@@ -290,5 +302,5 @@ class Decider:
 
 
 def _final(kind: RejectionKind, reason: str) -> Rejection:
-    """Return a rejection that no eviction can change."""
+    """Return a rejection that no eviction of pods can resolve."""
     return Rejection(kind, reason, hopeless=True)

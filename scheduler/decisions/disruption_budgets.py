@@ -1,8 +1,9 @@
 """Counts which evictions would violate a PodDisruptionBudget, as kube-scheduler counts them.
 
-`scheduler.runtime` creates `DisruptionBudgets` and feeds it from a watch; `scheduler.decisions.preemption` prefers
-victims whose eviction violates no budget, and reports the number of violations to kube-scheduler. The count must agree
-with kube-scheduler's, which compares it with its own. Malformed or very large budgets are ignored.
+`scheduler.runtime` creates `DisruptionBudgets` and stores the budgets of a watch in it. `decisions.preemption` prefers
+victims whose eviction violates no budget, and reports the number of violations to kube-scheduler. The violations must
+be counted as kube-scheduler counts them, because it compares the reported numbers with its own. Very large budgets are
+ignored, and malformed ones match no pod.
 """
 
 import logging
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 PATH = "/apis/policy/v1/poddisruptionbudgets"
 
 SELECTOR = 64
-"""The most labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB decoded."""
+"""The most labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB of memory."""
 BUDGETS = 100
 """The most budgets that are compared with one pod. Budgets whose `matchLabels` require a label of the pod come first,
 in the order of their names, since a namespace may have hundreds of workloads with a budget each."""
@@ -50,7 +51,7 @@ class _Budget:
 
 
 class DisruptionBudgets:
-    """All budgets that the watch has delivered; none if this process is not allowed to read them. Thread-safe.
+    """The budgets that the watch has delivered. Thread-safe. It has none if this process must not read budgets.
 
     A user of one namespace can create any number of budgets of any size. They must not use up memory, or delay
     evictions in other namespaces. So budgets beyond `SELECTOR` and `BUDGETS` protect no pod here. That is acceptable,
@@ -96,10 +97,10 @@ class DisruptionBudgets:
                 del self._by_group[group]
 
     def violated_by(self, pods: Sequence[Pod]) -> frozenset[str]:
-        """Return the uids of the pods whose eviction violates a budget if all of them are evicted in this order.
+        """Return the UIDs of the pods whose eviction violates a budget if all pods are evicted in this order.
 
-        This follows kube-scheduler's filterPodsWithPDBViolation: if a budget allows two disruptions, all its pods but
-        the first two violate it. The caller passes the most important pods first.
+        This follows kube-scheduler's filterPodsWithPDBViolation. If a budget allows two disruptions, the evictions of
+        all its pods except for the first two violate it. The caller passes the most important pods first.
         """
         groups = {pod.uid: _groups(pod) for pod in pods if pod.labels}
         with self._lock:

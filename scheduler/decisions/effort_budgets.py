@@ -11,9 +11,10 @@ that cost:
 - Long calls run one at a time, pause regularly, and end when their caller has gone.
 
 Effort is counted in steps (`scheduler/engine/effort.py`) and not in seconds, so that the result of a search does not
-depend on the clock. Only the choice of the limits does. `decisions.filter`, `decisions.decider`,
-`decisions.preemption` and `partitioning.partition_controller` begin each call with `EffortBudgets.call`. You may tune
-the constants; docs/attacks.md says what they protect against, and `python -m bench hostile` measures it.
+depend on the clock. Only the choice of the limits depends on it. `decisions.filter`, `decisions.decider`,
+`decisions.preemption` and `partitioning.partition_controller` begin each call with `EffortBudgets.call`. The web page
+and `mgpu explain` have budgets of their own. You may tune the constants; docs/attacks.md says what they protect
+against, and `python -m bench hostile` measures it.
 """
 
 import threading
@@ -29,38 +30,39 @@ from scheduler.engine import FULL, LEAST, SHORT, Effort, Limits
 from scheduler.engine.effort import STEPS_PER_MILLISECOND, Budget
 
 SECOND = 1000 * STEPS_PER_MILLISECOND
-"""Steps that take about a second of CPU time."""
+"""The steps that take about a second of CPU time."""
 
 FULL_CALL = SECOND // 5
-"""Steps of a call with full searches. A search that is running when they are used up continues to its own limit."""
+"""The steps after which a call begins no more full searches. A running search continues to its own limit."""
 SHORT_CALL = SECOND // 10
-"""Steps of a call with short searches, once the steps for full searches are used up."""
+"""The further steps that a call may use for short searches after its full searches."""
 FREE = SECOND // 100
-"""Steps of each call that are not charged to its namespace."""
+"""The steps of each call that are not charged to its namespace."""
 FREE_IN_DEBT = SECOND // 1000
-"""Steps of a call of a namespace that has used up its debt too."""
+"""The steps of a call if its namespace has used up both its allowance and its debt."""
 
 ALLOWANCE = SECOND // 2
-"""Steps that a namespace may use at once."""
+"""The steps that a namespace may use at once."""
 DEBT = SECOND // 4
-"""Steps that a namespace may use beyond its allowance, in short searches."""
+"""The steps that a namespace may use beyond its allowance, for short searches."""
 REFILL = 0.03
-"""Seconds of effort by which the allowance of a namespace refills per second."""
+"""The seconds of effort by which the allowance of a namespace refills per second."""
 REFILL_OF_ALL = 0.15
-"""Seconds of effort by which the allowances of all namespaces together refill per second."""
+"""The seconds of effort by which the allowances of all namespaces together refill per second."""
 
 _MAX_WAITING = 8
-"""Long calls that may wait for their turn; each occupies a thread of the server."""
+"""The most long calls that may wait for their turn. Each occupies a thread of the server."""
 _CALLER_CHECK_SECONDS = 0.02
+"""The interval at which a call that waits for its turn checks whether its caller has given up."""
 _PAUSE_RATIO = 0.5
-"""How long a long call pauses, as a fraction of the time that it works. Other requests get the GIL in the pauses."""
+"""The duration of the pauses of a long call, as a multiple of its work. Other requests get the GIL in the pauses."""
 
 CallerGone = Callable[[], bool]
 """Returns whether the caller has given up: its deadline has passed, or its connection is closed."""
 
 
 class EffortExceeded(RetryLater):
-    """The search ended because other pods need the time. The pod may fit; a later attempt can find out."""
+    """The search ended because other pods need the time. The pod may fit, which a later attempt can find out."""
 
 
 def never() -> bool:
@@ -71,10 +73,15 @@ def never() -> bool:
 class Call:
     """The budget of one call for one pod. Not thread-safe.
 
+    Args:
+        limits: The limits of each of the first searches.
+        full: The steps after which the limits of a search are at most SHORT.
+        short: The further steps after which there are no more searches.
+
     Attributes:
         effort: The effort that the call has used so far.
         quick_first: Whether a search of this call has ended without a proof. Searches on other nodes are likely to end
-            in the same way, so a quick search precedes each, which at least finds out whether the pod fits.
+            in the same way. So each of them is preceded by a quick search, which may find a placement at least.
     """
 
     def __init__(self, limits: Limits, full: int, short: int, effort: Effort) -> None:
@@ -94,16 +101,16 @@ class Call:
         return None
 
     def next_budget(self) -> Budget:
-        """Return the steps of one search on the next node; none if the budget is used up."""
+        """Return the budget of one search on the next node. It is empty if the budget of the call is used up."""
         limits = self.next_limits()
         return Budget(self.effort, limits.search if limits else 0)
 
     def last_budget(self) -> Budget:
-        """Return the steps of one search on a node that is chosen already. It is never empty."""
+        """Return the budget of one search on a node that is chosen already. It is never empty."""
         return Budget(self.effort, (self.next_limits() or LEAST).search)
 
     def allows(self, steps: int) -> bool:
-        """Return whether the call may do work of so many steps that cannot be interrupted."""
+        """Return whether the call may do work that takes this many steps and cannot be interrupted."""
         return steps <= FREE or self._limits is not LEAST
 
     @property
@@ -126,15 +133,17 @@ NOT_EXAMINED = (
 
 
 def unlimited() -> Call:
-    """Return the budget of a call in a process that serves no one else, such as a command or a simulation."""
+    """Return the budget of a call in a process that serves no other caller, such as a command or a simulation."""
     return Call(FULL, FULL_CALL, SHORT_CALL, Effort())
 
 
 class EffortBudgets:
     """The allowances of all namespaces, and the lock under which long calls run. Thread-safe.
 
+    A long call holds `_long_call_lock`. `_lock` guards what the namespaces have used and the number of waiting calls.
+
     Args:
-        allowance: Steps that a namespace may use at once; 0 if full searches are never needed.
+        allowance: The steps that a namespace may use at once. With 0, no call gets full searches.
     """
 
     def __init__(
@@ -149,7 +158,7 @@ class EffortBudgets:
         self._lock = threading.Lock()
         self._long_call_lock = threading.Lock()
         self._waiting = 0
-        self._used: dict[str, tuple[float, float]] = {}  # steps that a namespace owes, and at what time
+        self._used: dict[str, tuple[float, float]] = {}  # By namespace, the steps that it owed at a time, and the time.
 
     @contextmanager
     def call(
@@ -161,7 +170,7 @@ class EffortBudgets:
         caller has gone.
 
         Args:
-            charge_single: Whether the work takes long for a pod of one container too (preemption).
+            charge_single: Whether the work may take long even for a pod with one container, as in a preemption.
         """
         if not charge_single and len(request.containers) <= 1 and len(request.others) <= 1:
             yield Call(FULL, 1 << 62, 0, Effort())
@@ -194,7 +203,7 @@ class EffortBudgets:
         if steps <= 0:
             return
         with self._lock:
-            # All debts are brought up to date together, since the rate at which they shrink depends on their number.
+            # All debts are updated together, because the rate at which they shrink depends on their number.
             owed = {name: self._owed(name) for name in (*self._used, namespace)}
             owed[namespace] += steps
             now = self._clock()
@@ -229,7 +238,7 @@ class EffortBudgets:
 
 
 class _Turn:
-    """Makes a call a long one as soon as it has used its free steps."""
+    """Makes a call a long call as soon as it has used its free steps (`FREE`)."""
 
     def __init__(self, budgets: EffortBudgets, gone: CallerGone) -> None:
         self._budgets = budgets
@@ -237,7 +246,10 @@ class _Turn:
         self._pace: Pace | None = None
 
     def check(self, spent: int) -> None:
-        """Pause if it is time; the engine calls this every few thousand steps. Raises as `EffortBudgets.enter`."""
+        """Pause if a pause is due. The engine calls this every few thousand steps.
+
+        It raises the same errors as `EffortBudgets.enter`.
+        """
         if spent < FREE:
             return
         _check(self._gone)
@@ -255,4 +267,4 @@ class _Turn:
 def _check(gone: CallerGone) -> None:
     if gone():
         metrics.SEARCHES_ENDED.labels("gone").inc()
-        raise RetryLater("the caller waits no longer; the search was ended")
+        raise RetryLater("the caller has given up, so the search was ended")

@@ -29,7 +29,7 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Raw = Mapping[str, Any]
 _NEGATIVE = ("DisruptionTarget", "Degraded")
-"""Conditions whose status True means trouble; of all other conditions False does."""
+"""The types of conditions that report a problem by the status True. All other types report it by False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class NodeRow:
 
     Attributes:
         reason: Why the pod does not fit, or None if it does.
-        hopeless: Whether no eviction there can help.
+        hopeless: Whether evicting pods there cannot help.
         repartitionable: Whether the pod fits once the node's cards are partitioned again.
         points: The score of a node on which the pod fits, 0 to 10.
     """
@@ -81,14 +81,16 @@ class Explanation:
     """The explanation of one object.
 
     Attributes:
-        subject: For example `Pod default/train-0`.
-        status: For example `Pending` or `on n1, Running`.
-        request: Each container with the text of its request.
-        policy: How the cards are, or would be, chosen.
-        problems: What is wrong with the request.
-        verdict: Sentences, the most important first.
-        nodes: For a pod that waits: first the nodes on which it fits, by their points, then the others by name.
-        conditions: What others have written in the object's status.
+        subject: The kind, namespace and name of the object, such as `Pod default/train-0`.
+        status: The node and the phase, such as `Pending` or `on n1, Running`.
+        dialect: The dialect of the request, or None if there is no valid request.
+        request: Each container with a text that describes its request.
+        constraints: The constraints of the request, by annotation.
+        policy: A text that says how the cards are, or would be, chosen.
+        problems: The reasons why the request is invalid.
+        verdict: The sentences of the explanation, the most important first.
+        nodes: The nodes for a pod that waits: first those on which it fits, by their points, then the others by name.
+        conditions: The conditions and messages that other components have written into the object's status.
         cards: The cards of some nodes, by the name of the node.
     """
 
@@ -106,7 +108,11 @@ class Explanation:
 
 
 class Explainer:
-    """Explains objects of the cluster. state: holds the whole cluster, or all of it that matters to the object."""
+    """Explains objects of the cluster.
+
+    Args:
+        state: A cache of the whole cluster, or of all nodes and pods that affect the explanation.
+    """
 
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
         self._state = state
@@ -121,7 +127,7 @@ class Explainer:
         Args:
             names: The nodes to evaluate if the pod waits.
             detailed: The nodes whose cards to include if the pod waits.
-            all_cards: Include also the cards of nodes whose labels exclude the pod.
+            all_cards: Whether to include also the cards of nodes whose labels exclude the pod.
         """
         pod = read_pod(raw)
         gpu_pod = self._state.gpu_pod(str(raw["metadata"].get("uid")))
@@ -146,7 +152,7 @@ class Explainer:
             return replace(explanation, verdict=(f"It has {pod.phase.lower()}, and holds no cards.",))
         if pod.node:
             return self._bound(explanation, gpu_pod)
-        # Gates are a part of the verdict; the nodes are evaluated as if the gates were removed.
+        # The verdict names the gates. The nodes are evaluated as if the gates had been removed.
         ungated = replace(gpu_pod, pod=replace(gpu_pod.pod, gated=False))
         result = self._filter.filter(ungated, names)
         points = dict(zip(result.passed, self._filter.scores(gpu_pod, result.passed), strict=True))
@@ -194,7 +200,9 @@ class Explainer:
         rows = self._card_rows(pod.node, pod.uid)
         holding = next((h for h in self._state.holdings(pod.node) if h.uid == pod.uid), None)
         if self._state.is_undecided(pod.uid):
-            text = f"It is bound to {pod.node} without a valid allocation record: the scheduler decides its cards late."
+            text = (
+                f"It is bound to {pod.node} without a valid allocation record, and waits for a late binding decision."
+            )
         elif holding is None:
             text = f"It is bound to {pod.node}, and holds no card there."
             return replace(explanation, verdict=(text,), cards={pod.node: rows})
@@ -232,7 +240,7 @@ def _without_request(pod: Pod, raw: Raw) -> str:
     """Return the verdict for a pod that is not a GPU pod."""
     if mtgpu.controlling_mtgpupod(raw):
         name = next(o.get("name") for o in raw["metadata"]["ownerReferences"] if o.get("kind") == mtgpu.KIND)
-        return f"It was made for an MtgpuPod, whose card it has: explain mtgpupod/{name}."
+        return f"It was created for an MtgpuPod and has the card of that MtgpuPod; explain mtgpupod/{name}."
     for name, resource in vocabularies(pod).items():
         return f"It requests GPUs in the vocabulary {name} ({resource}), which the settings do not enable."
     return "It requests no GPU, so mgpu does not affect its scheduling."
@@ -336,7 +344,7 @@ def _waiting_containers(explanation: Explanation) -> tuple[str, ...]:
 
 
 def _holding_text(holding: Holding, rows: Sequence[CardRow], node: str) -> str:
-    """Return which devices the containers have: whole cards by index, slices and other devices by what they are."""
+    """Return which devices the containers have: GPUs by index, slices and other devices by their names."""
     if any(share.card is None for share in holding.shares):
         return f"It is on {node}, but its cards are unknown: its share is counted on each of them."
     containers = dict.fromkeys(share.container for share in holding.shares)

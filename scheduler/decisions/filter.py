@@ -1,9 +1,9 @@
 """Filters and scores nodes for a pod, thousands of nodes per call. It writes nothing.
 
-`api.extender`, `api.page.waiting_list` and `decisions.explanation` call it. Each call takes a snapshot of the nodes,
-evaluates the arrays of all of them (`decisions.array_filter`), and evaluates the remaining nodes one by one with the
-engine. Requests for slices go to `decisions.slice_filter` instead, and requests for devices that the arrays do not hold
-to the engine alone.
+`api.extender`, `api.page.waiting_list` and `decisions.explanation` call it; `scheduler.runtime` calls `refresh`. Each
+call takes a snapshot of the nodes, evaluates the arrays of all of them (`decisions.array_filter`), and evaluates the
+remaining nodes one by one with the engine. `decisions.slice_filter` evaluates requests for slices instead, and the
+engine alone evaluates requests for devices of types that the arrays do not contain.
 
 A node that passes must be one on which the decider finds cards as long as nothing changes: a rejected binding costs the
 pod a back-off without preemption.
@@ -35,8 +35,9 @@ from scheduler.engine.nvidia_plugin import requests_nvidia_cards
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _MAX_REQUESTS = 256
+"""The most requests for which answers of the engine are cached."""
 _MAX_ANSWERS = 40_000
-"""Answers of the engine that are cached, for all requests together: about 40 MB."""
+"""The most answers of the engine that are cached for all requests together. They take about 40 MB."""
 
 
 @dataclass(slots=True)
@@ -45,9 +46,9 @@ class Filtered:
 
     Attributes:
         passed: The nodes on which the pod fits, in the order of the call.
-        failed: The other nodes, with the reason.
-        hopeless: Those of the other nodes where evicting pods cannot help, with the reason.
-        repartitionable: Those of the failed nodes on which the pod fits once their cards are partitioned again.
+        failed: The rejected nodes on which evicting pods may help, each with the reason.
+        hopeless: The rejected nodes on which evicting pods cannot help, each with the reason.
+        repartitionable: The failed nodes on which the pod fits once their cards are partitioned again.
         kinds: The kind of each reason.
     """
 
@@ -114,7 +115,7 @@ class Filter:
     """Filters and scores nodes for pods. Thread-safe.
 
     Args:
-        pace: Called after each node that was evaluated by itself; background work sleeps there.
+        pace: A function that is called after each node that the engine has evaluated. Background work sleeps in it.
     """
 
     def __init__(
@@ -156,7 +157,10 @@ class Filter:
             return self._filter(gpu_pod, request, names, call)
 
     def filter_without_request(self, pod: Pod, names: Sequence[str]) -> Filtered:
-        """Filter for a pod that requests no GPU: all nodes pass, except for requests in disabled vocabularies."""
+        """Filter for a pod that requests no GPU in an enabled vocabulary.
+
+        All nodes pass, except those without a resource of a disabled vocabulary that the pod requests.
+        """
         resources = disabled_resources(pod, self._settings)
         nodes = self._cache.nodes(names) if resources else []
         reasons = ((name, missing_reason(resources, node)) for name, node in zip(names, nodes, strict=False))
@@ -164,9 +168,9 @@ class Filter:
         return Filtered(passed=[name for name in names if name not in rejected], hopeless=rejected)
 
     def scores(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> list[int]:
-        """Return 0 to 10 for each node; 0 if the pod does not fit (any more) or the node was not examined.
+        """Return 0 to 10 for each node, and 0 if the pod does not fit there (any more) or the node was not examined.
 
-        Args and errors are those of `filter`.
+        The arguments and errors are those of `filter`.
         """
         if gpu_pod.request is None or gpu_pod.pod.ended:
             return [0] * len(names)
@@ -184,7 +188,7 @@ class Filter:
             # kube-scheduler may not know yet that the pod has ended.
             return Rejection(RejectionKind.BOUND_ALREADY, f"the pod has {pod.phase.lower()}", hopeless=True)
         if pod.gated:
-            # A partition plan would be carried out for a pod that no scheduler binds.
+            # Otherwise a partition plan could be carried out for a pod that no scheduler binds.
             return Rejection(RejectionKind.GATED, GATED, hopeless=True)
         problem = self._cache.remnant_problem(pod)
         return Rejection(RejectionKind.OTHER, problem, hopeless=True) if problem else None
@@ -198,7 +202,7 @@ class Filter:
             served = [name for name in served if name not in agentless]
         found = self._evaluate(gpu_pod, request, served, call)
         for name, problem in agentless.items():
-            # Hopeless: evicting pods there does not bring the agent back.
+            # The rejection is hopeless, because evicting pods there does not make the agent ready.
             found.reject((name,), Rejection(RejectionKind.AGENT, problem, hopeless=True))
         for name, rejection in by_nvidia.items():
             if rejection is not None:
@@ -249,7 +253,8 @@ class Filter:
         return points
 
     def _members(self, gpu_pod: GpuPod, request: GpuRequest) -> Members:
-        # Once a same-card group has a card, only that card matters. Before, the nodes of its nominated pods count too.
+        # Once a same-card group has a card, only that card matters. Until then, the nodes to which pods of the groups
+        # are nominated matter too.
         group_cards = self._cache.group_cards(request, gpu_pod.pod.uid)
         return Members(group_cards, {group_card.node for group_card in group_cards} or self._cache.group_nodes(request))
 
@@ -276,7 +281,7 @@ class Filter:
         cost nothing until its namespace has the effort for a full search.
         """
         if not len(remaining.positions):
-            return  # the memo stays as it is: a new entry would push out another request
+            return  # No answers are needed, and a new entry in the memo would displace another request.
         memo = self._memo.answers(request)
         for i, position in enumerate(remaining.positions.tolist()):
             key = b"" if remaining.unique[i] else remaining.rows.key(i)
@@ -324,5 +329,5 @@ class Filter:
 
 
 def _steps_of_arrays(request: GpuRequest, names: Sequence[str]) -> int:
-    """Return what the evaluation of the arrays costs, in steps of the engine."""
+    """Return the cost of evaluating the arrays, in steps of the engine."""
     return len(request.containers) * len(names) // 2

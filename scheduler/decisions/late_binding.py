@@ -1,9 +1,9 @@
-"""Decides the cards of pods that are bound without any, on the node where they are, or fails these pods.
+"""Decides the cards of pods that are bound without any, on the node where they are, or sets their phase to Failed.
 
 Such pods were created with `nodeName`, or were bound while the binding webhook could not be reached. Their containers
 wait at the node agent for the allocation record (docs/design/design.md, "Scheduler process"). `scheduler.runtime` runs
-the one thread, and passes on the cache's event for each such pod. A pod that was failed once must never get cards: its
-controller may have replaced it.
+the thread of `LateDecisions`, and adds the UID of each such pod to its queue. A pod that was set to Failed must never
+get cards afterwards, because its controller may have replaced it.
 """
 
 import logging
@@ -34,7 +34,9 @@ _NO_CARDS_YET_SECONDS = 30.0
 _PARTITION_SECONDS = 120.0
 """How long a pod waits until its node's cards are partitioned for it."""
 _MAX_CONFLICTS = 5
+"""The most attempts to write one decision if the pod changes meanwhile."""
 _FIRST_CLEANUP_SIZE = 64
+"""The number of failed pods at which deleted ones are forgotten for the first time."""
 
 
 class PartitionPlanner(Protocol):
@@ -45,12 +47,15 @@ class PartitionPlanner(Protocol):
 
 
 class LateDecisions:
-    """A work queue of pods by UID, for one thread. A UID stays in it until the pod is decided, failed or deleted.
+    """A work queue of the UIDs of pods, for one consumer thread. Any thread may call `add` and `wake`.
+
+    A UID stays in the queue until the cards of the pod are decided, its phase is set to Failed, or it is deleted.
 
     Args:
-        api: Writes only while this replica leads (`mgpu.kube.fence`).
-        warn: Sends an Event.
+        api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
+        warn: Records a Kubernetes Event of type Warning.
         may_decide: Raises RetryLater while this replica must not decide.
+        planner: Plans partitions for pods that request slices.
     """
 
     def __init__(
@@ -74,11 +79,11 @@ class LateDecisions:
         self._clock = clock
         self._queue = Queue(clock)
         self._first_seen: dict[str, float] = {}
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, str] = {}  # By UID, the reason for which the pod was set to Failed.
         self._cleanup_size = _FIRST_CLEANUP_SIZE
 
     def add(self, uid: str, after: float = 0.0) -> None:
-        """Process this pod in `after` seconds, or earlier if it is due earlier already."""
+        """Process this pod after `after` seconds, or earlier if it is already due earlier."""
         self._queue.add(uid, after, self._namespace(uid))
 
     def _namespace(self, uid: str) -> str:
@@ -87,11 +92,11 @@ class LateDecisions:
         return "" if gpu_pod is None else gpu_pod.pod.namespace
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set, which must be followed by `wake`."""
+        """Process the pods that are due until `stop` is set. Whoever sets it must then call `wake`."""
         self._queue.run(self.process, stop)
 
     def wake(self) -> None:
-        """Make `run` look at its stop event."""
+        """Make `run` check its stop event."""
         self._queue.wake()
 
     def work(self) -> None:
@@ -104,7 +109,7 @@ class LateDecisions:
         try:
             self._may_decide()
         except RetryLater:
-            return  # the replica that decides next adds all undecided pods to its queue
+            return  # The replica that decides next adds all undecided pods to its queue.
         try:
             again = self._attempt(uid)
         except (ApiError, Unreachable, RetryLater) as error:
@@ -112,7 +117,7 @@ class LateDecisions:
             self._queue.add_again(uid, self._namespace(uid))
             return
         except Exception:
-            # The outermost handler of the thread: one odd pod must not delay the others.
+            # This is the outermost handler of the thread. An error with one pod must not delay the others.
             log.exception("late binding failed", extra={"pod": uid})
             again = MAX_PAUSE
         if again:
@@ -134,7 +139,7 @@ class LateDecisions:
                 self._write(gpu_pod, result)
             except ApiError as error:
                 if error.status == 404:
-                    return 0  # the event of its deletion is on its way
+                    return 0  # The pod was deleted, which the watch will deliver.
                 if error.status != 409:
                     raise
                 gpu_pod = self._read(gpu_pod)
@@ -146,7 +151,8 @@ class LateDecisions:
         """Return the cards of the pod, or the reason why it fails, or the seconds until the next attempt."""
         pod = gpu_pod.pod
         if pod.uid in self._failed:
-            # The failure is written, and the pod's controller may have replaced it: it must not get cards after all.
+            # The phase Failed was written, and the pod's controller may have replaced the pod. So the phase is written
+            # again, and the pod gets no cards.
             return self._failed[pod.uid]
         if gpu_pod.request is None:
             return "; ".join(map(str, gpu_pod.problems))
@@ -155,7 +161,7 @@ class LateDecisions:
         has_cards = bool(snapshot.cards or snapshot.other_devices)
         if snapshot.node is None or (not has_cards and waited < _NO_CARDS_YET_SECONDS):
             self._planner.can_serve(gpu_pod)
-            return 1.0  # the node may be starting; Kubernetes itself removes pods of nodes that do not exist
+            return 1.0  # The node may be starting. Kubernetes itself removes pods of nodes that do not exist.
         decision = self._decider.decide(gpu_pod, pod.node)
         if isinstance(decision, Reservation):
             return decision
@@ -164,7 +170,7 @@ class LateDecisions:
         return str(decision)
 
     def _write(self, gpu_pod: GpuPod, result: Reservation | str) -> None:
-        """Write the pod's cards, or its failure with the reason."""
+        """Write the pod's cards, or the phase Failed with the reason."""
         pod = gpu_pod.pod
         meta: dict[str, Any] = {"uid": pod.uid, "resourceVersion": gpu_pod.version}
         path = pod_path(pod.namespace, pod.name)
@@ -183,7 +189,7 @@ class LateDecisions:
         self._warn(pod_reference(pod.namespace, pod.name, pod.uid), REASON, message)
 
     def _remember_failed(self, uid: str, reason: str) -> None:
-        """Remember the failure until the pod is deleted. Drop deleted pods whenever the number has doubled."""
+        """Remember a failed pod until it is deleted. Deleted pods are removed when the number of pods has doubled."""
         self._failed[uid] = reason
         if len(self._failed) >= self._cleanup_size:
             self._failed = {uid: reason for uid, reason in self._failed.items() if self._state.gpu_pod(uid)}
@@ -192,8 +198,9 @@ class LateDecisions:
     def _recorded(self, path: str) -> dict[str, None]:
         """Return the annotations of the pod's record, each with None, so that a patch removes them.
 
-        They are read from the API, since the cache does not store records of unlimited size. The patch names the
-        resourceVersion that the decision is based on, so the API server rejects it (409) if the pod has changed since.
+        They are read from the API, because the cache does not store invalid records, which may have any size. The patch
+        contains the resourceVersion on which the decision is based, so the API server rejects it (409) if the pod has
+        changed meanwhile.
         """
         annotations = table_at(self._api.get(path), "metadata", "annotations")
         return {key: None for key in annotations if dialects.is_placement_annotation(key)}

@@ -2,9 +2,9 @@
 
 kube-scheduler chooses victims itself and then calls `/preempt` of `api.extender`, which calls `Preemption.choose`. It
 knows the GPUs of a node only as a sum, so its victims free everything that the pod needs except, perhaps, the cards.
-This module adds the victims that the cards need. It drops kube-scheduler's own victims only if nothing but cards, cpu
+This module adds the victims that free the cards. It drops kube-scheduler's own victims only if nothing but cards, cpu
 and memory can be the reason for them (`_only_cards_can_be_short`). No pod may be evicted unless the search has proven
-that the preempting pod fits then. docs/preemption.md describes the result for users.
+that the preempting pod fits afterwards. docs/preemption.md describes the result for users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,15 +40,20 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.partitioning.slice_choice import assess_slices
 
 _STEPS_PER_NODE = 400_000
-"""Effort for one node: the search for victims, and each test whether the pod fits without them."""
+"""The most steps for one node, for the search for victims and for each test whether the pod fits without them."""
 
-# Volumes that every node can provide, so that they are no reason for an eviction.
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
+"""The types of volumes that every node can provide, so that they cannot be a reason for an eviction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """The uids of the pods to evict from a node, and how many of these evictions violate a disruption budget."""
+    """The pods to evict from a node.
+
+    Attributes:
+        uids: The UIDs of the pods, the most important first.
+        violations: How many of the evictions violate a disruption budget.
+    """
 
     uids: tuple[str, ...]
     violations: int = 0
@@ -108,11 +113,12 @@ class Preemption:
         group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         proposed_holdings = [holding for holding, _ in occupants if holding.uid in proposed.uids]
         if node is None or any(holding.occupies for holding in proposed_holdings):
-            return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
+            # The MtgpuPod controller would create the occupy pod again. Only the end of its MtgpuPods frees its card.
+            return None
         if nvidia_plugin.chooses_cards(node, request):
             return None if nvidia_plugin.rejection(request, node, snapshot.cards, snapshot.mgpu_cards) else proposed
         if self._state.agent_problem(name) is not None:
-            return None  # the pod could not start there after the evictions
+            return None  # The pod could not start there after the evictions.
         if requested_slices(request):
             return proposed if self._slices_fit(name, node, gpu_pod, request, proposed, budget) else None
 
@@ -123,7 +129,7 @@ class Preemption:
             return isinstance(answer, Placement)
 
         if request.others:
-            # Devices of other types: only kube-scheduler's own victims are considered.
+            # For devices of other types, only kube-scheduler's own victims are considered.
             devices = (*snapshot.available_cards, *snapshot.available_other_devices)
             return proposed if fits([_without_holdings(state, proposed_holdings) for state in devices]) else None
         exact = budget.part(budget.left // 2)
@@ -187,10 +193,10 @@ def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, evicted: Iterable[Pod]
 
 
 def _merge(proposed: Victims, evictable: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:
-    """Return the chosen pods with those victims of kube-scheduler that hold no cards, the most important first.
+    """Return the chosen pods and those victims of kube-scheduler that hold no cards, the most important first.
 
-    For victims without cards only kube-scheduler's order is known, not the priority: each is at least as important as
-    the next victim after it that holds cards.
+    The priorities of victims without cards are not known here, only kube-scheduler's order. Each of them is at least as
+    important as the next victim in that order that holds cards.
     """
     by_uid = {pod.uid: pod for pod in evictable}
     at_least = LOWEST_PRIORITY
@@ -210,9 +216,9 @@ def _is_no_device(resource: str) -> bool:
 
 
 def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
-    """Return whether, by the pod's specification, it can only be short of cards, cpu and memory on a node.
+    """Return whether, according to its specification, a pod can lack only cards, cpu and memory on a node.
 
-    Anti-affinity of other pods is not considered: kube-scheduler evicts these pods in its next attempt.
+    The anti-affinity of other pods is not considered: kube-scheduler evicts these pods in its next attempt.
     """
     spec = raw.get("spec") or {}
     if spec.get("resourceClaims"):

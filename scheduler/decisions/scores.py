@@ -1,9 +1,10 @@
-"""Scores nodes by the learning node policies, which compare all nodes with one another.
+"""Scores nodes according to the learning node policies, which compare all nodes with one another.
 
-Such a policy learns from the pods that arrive (`scheduler.cluster.forecast`) and provides a judge, which gives each
-node a key for a pod of a certain shape (`scheduler.engine.learning`). `decisions.filter` creates `Ranking` and asks it
-first; the simulation of the playground uses it too. `Ranking` keeps the keys of all nodes up to date, so a call costs
-only what has changed since the last call for a pod of the same shape.
+Such a policy learns from the pods that arrive (`scheduler.cluster.forecast`) and provides a judge. The judge gives each
+node a key for a pod of a certain shape (`scheduler.engine.learning`); the node with the highest key is the best one.
+`decisions.filter` creates a `Ranking` and calls it before it scores by other means; `mgpu simulate` uses one too.
+`Ranking` keeps the keys of all nodes up to date, so a call has to rate only the nodes that have changed since the last
+call for a pod of the same shape.
 """
 
 import threading
@@ -24,7 +25,7 @@ from scheduler.engine.learning.shapes import Shape, class_of, free_milli, node_r
 from scheduler.engine.node_assessment import assess
 
 _SHAPES_RENEWED = 64
-"""Shapes of recent pods for which a new judge is prepared before it comes into force."""
+"""The most shapes of recent pods for which the keys of a new judge are computed before it is used."""
 
 
 class Cluster(Protocol):
@@ -45,7 +46,7 @@ class Cluster(Protocol):
 
 
 class Ranking:
-    """Ranks nodes by the judge of the configured node policy. Thread-safe.
+    """Ranks nodes by the judge of the configured node policy. Thread-safe: `_lock` guards the board and the judge.
 
     A new judge is used only after `refresh`, which a background thread calls.
     """
@@ -60,8 +61,8 @@ class Ranking:
     def points(self, gpu_pod: GpuPod, names: Sequence[str], call: Call | None = None) -> list[int] | None:
         """Return 0 to 10 for each node, with exactly one 10.
 
-        None means that the caller has to score by other means: `nodePolicy` is not a learning one, nothing is learned
-        yet, or the pod requests no GPU.
+        Returns None if the caller has to score by other means: `nodePolicy` does not learn, nothing is learned yet, the
+        pod requests no GPU, or it fits on none of the nodes.
 
         Args:
             call: The budget; None if it is unlimited.
@@ -86,7 +87,7 @@ class Ranking:
         return extender_scores(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
-        """Update all nodes and use the latest judge. One thread at a time.
+        """Update all nodes and use the latest judge. Only one thread at a time may call this.
 
         The keys for the shapes of recent pods are computed on a copy, while calls continue with the old judge.
         """
@@ -112,7 +113,7 @@ class Ranking:
                 self._field.put(snapshot.node, snapshot.cards, snapshot.free_resources)
 
     def _key(self, gpu_pod: GpuPod, request: GpuRequest, name: str, judge: Judge, shape: Shape, call: Call) -> int:
-        """Return the key of a node that the engine judges by itself."""
+        """Return the key of a node for which the engine, and not the board, finds out whether the pod fits."""
         snapshot = self._state.node_snapshot(name, gpu_pod.pod.uid)
         limits = call.next_limits()
         if snapshot.node is None or limits is None:

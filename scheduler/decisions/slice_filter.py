@@ -1,4 +1,4 @@
-"""Evaluates nodes for requests for slices: which nodes have them free, or can be partitioned so that they have.
+"""Evaluates nodes for requests for slices: which have the slices free, and which can be partitioned for the request.
 
 `decisions.filter` calls it in place of the arrays. Finding out whether a node can be partitioned for a pod takes a
 search; nodes with equal cards share its result.
@@ -19,11 +19,11 @@ from scheduler.engine.partitioning.slice_choice import assess_slices, rejection_
 from scheduler.engine.partitioning.slice_scores import score_for_slices
 
 _MAX_REJECTIONS = 10_000
-"""Proven rejections that are cached."""
+"""The most rejections that are cached. Only proven rejections are cached."""
 
 
 class SliceFilter:
-    """Evaluates nodes for requests for slices. Thread-safe; it writes nothing and waits for nothing."""
+    """Evaluates nodes for requests for slices. Thread-safe. It makes no API calls."""
 
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
         self._cache = state
@@ -33,7 +33,11 @@ class SliceFilter:
     def answers(
         self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, *, scoring: bool = False
     ) -> Iterator[NodeFit]:
-        """Yield the answer for each node, within the budget of `call`. scoring: also score nodes on which it fits."""
+        """Yield the answer for each node, within the budget of `call`.
+
+        Args:
+            scoring: Whether to score the nodes on which the pod fits.
+        """
         slices = requested_slices(request)
         for name, node in zip(names, self._cache.nodes(names), strict=True):
             if node is None:
@@ -50,7 +54,10 @@ class SliceFilter:
                 yield NodeFit(score=score_for_slices(target, slices, gpu_pod.pod, self._settings)) if fits else answer
 
     def _rejection(self, target: PartitionableNode, slices: Mapping[str, int], budget: Budget) -> NodeFit:
-        """Return the answer for a node that does not have the slices free now: whether a partitioning gives them."""
+        """Return the answer for a node that does not have the slices free now.
+
+        The answer says whether the node's cards can be partitioned so that it has them.
+        """
         key = (target.cards, tuple(sorted(slices.items())))
         answer = self._rejections.get(key)
         if answer is None:

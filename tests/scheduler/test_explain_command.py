@@ -88,7 +88,7 @@ def test_json_refers_to_the_scheduler_if_cards_fit(cluster: Cluster) -> None:
         ("malformed", "It fits on no node for this reason. Create a new Pod"),
         ("incomplete", "It fits on no node for this reason. Create a new Pod"),
         ("plain", "It requests no GPU"),
-        ("late", "It is bound to n2 without a valid allocation record: the scheduler decides its cards late."),
+        ("late", "It is bound to n2 without a valid allocation record, and waits for a late binding decision."),
         ("late", "It has not started: container c"),
         ("lost", "without a valid allocation record"),
         ("holder", "c is on card 1 of n1."),

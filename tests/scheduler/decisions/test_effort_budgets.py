@@ -117,7 +117,7 @@ def test_small_calls_and_single_containers_are_not_charged(budgets: EffortBudget
 
 
 def test_search_ends_when_its_caller_has_gone(budgets: EffortBudgets) -> None:
-    with pytest.raises(RetryLater, match="waits no longer"), budgets.call("x", SEVERAL, lambda: True) as call:
+    with pytest.raises(RetryLater, match="has given up"), budgets.call("x", SEVERAL, lambda: True) as call:
         call.effort.spend(FREE)
     with asked(budgets, "y") as call:  # other calls can run
         call.effort.spend(2 * FREE)
@@ -264,7 +264,7 @@ def test_decision_that_exceeds_its_effort_raises_effort_exceeded(clock: Clock) -
 def test_decision_whose_caller_has_gone_reserves_nothing(clock: Clock) -> None:
     state, budgets = packed(1), EffortBudgets(clock, lambda _: None)
     decider = Decider(state, FakeApi(), SETTINGS, budgets)  # type: ignore[arg-type]
-    with pytest.raises(RetryLater, match="waits no longer"):
+    with pytest.raises(RetryLater, match="has given up"):
         decider.decide(pod("hard", unsolvable()), "n0", gone=lambda: True)
     assert state.reservation("uid-hard") is None
 

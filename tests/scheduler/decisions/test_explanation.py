@@ -84,7 +84,7 @@ def test_explain_pod_of_mtgpupod_names_the_mtgpupod() -> None:
     raw = pod("m", container(), node="n1")
     raw["metadata"]["ownerReferences"] = [{"kind": "Other", "name": "x"}, owned("notebook")]
     assert explained(state([node()], raw), raw).verdict == (
-        "It was made for an MtgpuPod, whose card it has: explain mtgpupod/notebook.",
+        "It was created for an MtgpuPod and has the card of that MtgpuPod; explain mtgpupod/notebook.",
     )
 
 
