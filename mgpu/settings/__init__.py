@@ -1,7 +1,7 @@
 """Parses the settings of all processes into frozen objects.
 
-The `main` module of each process calls `load_settings` once and passes the result on. docs/settings.md lists the keys,
-which are API.
+Each process reads its settings once, when it starts (`mgpu.cli.process_settings`). docs/settings.md describes the keys.
+Users write the keys, so they must not change.
 """
 
 from mgpu.settings.component_settings import DevicePluginSettings, SchedulerSettings, WebhookSettings

@@ -1,7 +1,7 @@
 """Defines the settings of the three processes, and of allocation records.
 
-`mgpu.settings.loader` parses them, and each process reads its own block. Users write the keys (docs/settings.md), so
-the keys must not change.
+`mgpu.settings.loader` parses them. Each process reads its own block, and `mgpu doctor` and the playground read the
+blocks of the others too. Users write the keys (docs/settings.md), so the keys must not change.
 """
 
 from collections.abc import Collection
@@ -16,20 +16,27 @@ _PROCESSES = ("scheduler", "deviceplugin", "webhook")
 
 
 class WebhookSettings(Block):
-    """The webhook: where /mutate, /rebuild and /validate are served.
+    """The settings of the webhook, which serves /mutate, /rebuild and /validate on `host` and `port`.
 
-    certDir: a folder with the certificate to serve (`tls.crt`, `tls.key`). If it is empty, the process makes a
-    certificate for the names of the Service and for `names`. In a cluster it stores the certificate in a Secret, and
-    signs it with the CA that the installation stored there. Elsewhere it stores the certificate in `selfSignedDir`, or
-    in a private temporary folder if that is empty, and signs it with a CA of its own.
-    identities: users that may write placement annotations and create the Pods of MtgpuPods. Empty: mgpu's service
-    accounts in `namespace`.
-    schedulerName: the schedulerName that new GPU pods get. Empty: they keep theirs.
-    clientCa: a file of CA certificates; only clients with a certificate that one of them has signed are answered. If it
-    is empty, clients need no certificate.
-    apiServers: the addresses of the API servers; other peers get 403. If it is None, every peer with a certificate may
-    call when `clientCa` is set, and only loopback otherwise.
-    metricsPort: the port of /metrics, /healthz and /readyz in plain HTTP; -1: none.
+    Keys:
+        workers: The number of worker processes.
+        certDir: A folder with the certificate to serve (`tls.crt`, `tls.key`). If it is empty, the process makes a
+            certificate for the names of the Service and for `names`. In a cluster it stores the certificate in a
+            Secret, and signs it with the CA that the installation stored there. Elsewhere it stores the certificate in
+            `selfSignedDir`, or in a private temporary folder if that is empty, and signs it with a CA of its own.
+        names: Further DNS names and addresses for that certificate.
+        identities: The users that may write placement annotations and create the Pods of MtgpuPods. If it is empty,
+            these are mgpu's service accounts in `namespace`.
+        service: The Service of the webhook. Its names are in the certificate.
+        configuration: The name of the webhook configurations that refer to this Service.
+        namespace: The namespace of the Service, of the Secret and of mgpu's service accounts.
+        schedulerName: The `schedulerName` that new GPU pods get. If it is empty, they keep their own.
+        clientCa: A file of CA certificates. Only clients with a certificate that one of them has signed are answered.
+            If it is empty, clients need no certificate.
+        apiServers: The addresses of the API servers. Other peers get 403. If it is None, every peer with a certificate
+            may call when `clientCa` is set, and only loopback addresses otherwise.
+        metricsHost: The address on which /metrics, /healthz and /readyz are served, in plain HTTP.
+        metricsPort: The port of these endpoints. They are not served if it is -1.
     """
 
     host: str = "0.0.0.0"
@@ -63,21 +70,28 @@ class WebhookSettings(Block):
 
 
 class SchedulerSettings(Block):
-    """The scheduler: binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback).
+    """The settings of the scheduler.
 
-    clientCa, apiServers: as for the webhook, for the binding admission.
-    extenderClientCa: the same for the extender, which is then served over TLS and may listen on any address.
-    metricsPort: as for the webhook.
-    webPort: the port of the page of the cluster's cards, in plain HTTP, for `kubectl port-forward`; -1: none.
-    podUid: the uid of this process's own pod, from the downward API. While the process leads, its pod has the label
-    that the Service selects. Empty: no pod is labelled.
-    extenderTimeoutSeconds: the time that kube-scheduler waits for the extender (`httpTimeout`). The work for a call
-    ends after that time.
-    kubeSchedulerLease: the Lease of the kube-schedulers that run in the pods of mgpu-scheduler. The replica whose
-    kube-scheduler holds it leads. Empty: no kube-scheduler runs in these pods.
-    bindingUsers: users and groups that may bind GPU pods, the extender's own account among them if it binds. Empty:
-    all.
-    requireReadyAgents: whether a node is refused while the Pod of its agent is not ready.
+    The binding admission is served over TLS on `host` and `port`, and the extender on `extenderHost` and
+    `extenderPort`. The keys that are not explained here have the same meaning as for the webhook.
+
+    Keys:
+        extenderClientCa: The same as `clientCa`, for the extender. If it is set, the extender is served over TLS and
+            may listen on any address. Otherwise it is served in plain HTTP on a loopback address.
+        podUid: The UID of this process's own pod, from the downward API. While the process leads, its pod has the label
+            that the Service selects. If it is empty, no pod is labelled.
+        kubeSchedulerLease: The Lease of the kube-schedulers that run in the pods of mgpu-scheduler. The replica whose
+            kube-scheduler holds it leads. If it is empty, no kube-scheduler runs in these pods.
+        leaderElect: Whether the replicas elect a leader.
+        extenderTimeoutSeconds: The time that kube-scheduler waits for the extender (`httpTimeout`). The work for a call
+            ends after that time.
+        reservationSeconds: The time after which a reservation without an observed binding is checked.
+        bindingUsers: The users and groups that may bind GPU pods. If the extender binds pods, the list must contain its
+            own service account. If it is empty, every user that has the right may bind GPU pods.
+        requireReadyAgents: Whether a node is refused while the Pod of its agent is not ready.
+        clientCa, apiServers: The callers of the binding admission.
+        webHost: The address of the web page with the cluster's cards, in plain HTTP, for `kubectl port-forward`.
+        webPort: The port of the web page. It is not served if the port is -1.
     """
 
     host: str = "0.0.0.0"
@@ -110,7 +124,7 @@ class SchedulerSettings(Block):
     def _closed(cls, host: str, found: ValidationInfo) -> str:
         if not (found.data.get("extender_client_ca") or _is_loopback(host)):
             raise ValueError(
-                "must be a loopback address, since anybody who reaches it may bind; or set extenderClientCa"
+                "must be a loopback address, because everyone who can reach it may bind pods; or set extenderClientCa"
             )
         return host
 
@@ -123,24 +137,33 @@ def _is_loopback(host: str) -> bool:
 
 
 class DevicePluginSettings(Block):
-    """The node agent.
+    """The settings of the node agent.
 
-    cards: a file of simulated cards; empty: NVML.
-    healthPort: the port of /metrics and probes; 0: none.
-    wholeCards: who serves `nvidia.com/gpu` on the node, this agent (`mgpu`) or NVIDIA's device plugin (`nvidia`).
-    With `auto`, this agent does unless another plugin does. Change the setting only on a drained node.
-    criSocket: the container runtime's socket. The agent asks the runtime whether deleted pods still run, and makes it
-    stop them. It also asks about unrecorded pods that the kubelet's checkpoint does not have. If it is empty, the agent
-    does not ask.
-    enforce: with `mps`, an MPS control daemon (the program `mpsControl`, with folders below `mpsDir`) runs for each
-    shared card, and limits each share to its memory and compute.
-    mpsRequireMounts: whether an MPS daemon starts only if the folders that containers write to are mounts of their own.
-    migManager: whether this agent may switch the MIG mode of cards.
-    limitsDir: where the limits of a card's MtgpuPods are written, one file per card; empty: nowhere.
-    deviceList: with `mounts`, NVIDIA's container toolkit learns a container's cards from mounts too. It can be
-    configured to trust these alone, unlike the variable, which images can set.
-    deviceNodes: whether the agent adds the device nodes of a container's cards, instead of leaving that to the toolkit.
-    devDir: where the host's /dev is mounted.
+    Keys:
+        node: The name of the node. If it is empty, `$NODE_NAME` or else the name of the host applies.
+        cards: A file of simulated cards. If it is empty, the agent finds the cards by NVML.
+        kubeletDir: The folder of the kubelet, with its sockets and its checkpoint.
+        podResources: The PodResources socket. If it is empty, it is `pod-resources/kubelet.sock` in `kubeletDir`.
+        cdiDir: The folder in which the container runtime looks for CDI files.
+        cdi: Whether the container runtime supports CDI.
+        healthPort: The port of /metrics, /healthz and /readyz. They are not served if it is 0.
+        criSocket: The socket of the container runtime. The agent asks the runtime whether deleted pods still run, and
+            makes it stop them. It also asks about unrecorded pods that the kubelet's checkpoint does not have. If it is
+            empty, the agent does not ask.
+        wholeCards: Who serves `nvidia.com/gpu` on the node: this agent (`mgpu`) or NVIDIA's device plugin (`nvidia`).
+            With `auto`, this agent does unless another plugin does. Change the setting only on a drained node.
+        enforce: With `mps`, an MPS control daemon runs for each shared card, and limits each share to its memory and
+            compute.
+        mpsDir: The folder with the folders of the MPS daemons.
+        mpsControl: The program of the MPS control daemon.
+        mpsRequireMounts: Whether an MPS daemon starts only if the folders that containers write to are separate mounts.
+        migManager: Whether this agent may switch the MIG mode of cards.
+        limitsDir: The folder of the files with the limits of MtgpuPods, one file for each card. If it is empty, no such
+            files are written.
+        deviceList: With `mounts`, the agent also names a container's cards by mounts. NVIDIA's container toolkit can be
+            configured to trust only these mounts, and not the environment variable, which images can set.
+        deviceNodes: Whether the agent adds the device nodes of a container's cards. Otherwise the toolkit adds them.
+        devDir: The folder at which the host's /dev is mounted.
     """
 
     node: str = ""
@@ -166,12 +189,15 @@ class DevicePluginSettings(Block):
 
 
 class RecordSettings(Block):
-    """Which allocation records count. Without the two paths, records are not sealed, and every readable one counts.
+    """Decides which allocation records count.
 
-    signingKey: a file with the private key (Ed25519, PEM) with which the scheduler seals its decisions.
-    publicKeys: a folder that the scheduler and the agents read. It contains the public keys whose seals count, in files
-    `….pem`, and the file `since` with the time at which sealing came into force.
-    peers: vocabularies whose records count without a seal, since another scheduler writes them.
+    If `publicKeys` is empty, records are not sealed, and every readable record counts.
+
+    Keys:
+        signingKey: A file with the private key (Ed25519, PEM) with which the scheduler seals its decisions.
+        publicKeys: A folder that the scheduler and the agents read. It contains the public keys whose seals count, in
+            files `….pem`, and the file `since` with the time at which sealing came into force.
+        peers: The vocabularies whose records count without a seal, because another scheduler writes them.
     """
 
     signing_key: str = Field("", alias="signingKey")

@@ -1,7 +1,8 @@
 """Defines the settings of the dialects, one block each.
 
-Each dialect reads its own block, and `mgpu.settings.loader` parses all of them. Keys are API and spelled as in the
-vocabularies' own documents (docs/settings.md).
+`mgpu.settings.loader` parses them. Each dialect reads its own block; the webhook, the scheduler, the node agent and the
+playground read single settings. Users write the keys (docs/settings.md), so the keys must not change. They are spelled
+as in the vocabularies' own documents.
 """
 
 from typing import Annotated, Literal
@@ -16,7 +17,17 @@ MinMemory = Annotated[int, Field(ge=0)]
 
 
 class MgpuSettings(Block):
-    """The settings of Volcano mGPU: Volcano's `predicate.*` keys without prefix, and `minGPUMemory` in MiB."""
+    """The settings of Volcano mGPU: Volcano's `predicate.*` keys without their prefix, and `minGPUMemory`.
+
+    Keys:
+        enabled, MGPUEnable: Whether mgpu serves pods of this vocabulary. Both must be true.
+        MGPUPolicy: The card policy for pods of this vocabulary, or None for `cardPolicy`.
+        MGPUWeightOfCore: The weight of compute in the score of a card, in percent. Memory has the rest.
+        MGPUScheduleMode: Whether allocation records name cards by index or by UUID (`id`).
+        MGPUMaxContainersPerCard: The most shares on one card.
+        MGPUMaxContainersNumPolicyValid: For pods with more containers than this, the search may end before it has found
+            the best placement.
+    """
 
     enabled: bool = True
     mgpu_enable: bool = Field(True, alias="MGPUEnable")
@@ -37,7 +48,10 @@ def _unit(value: object) -> object:
 class GpushareSettings(Block):
     """The settings of gpushare.
 
-    memoryUnit: the unit of `aliyun.com/gpu-mem` in all pods, annotations and nodes of the cluster.
+    Keys:
+        enabled: Whether mgpu serves pods of this vocabulary.
+        memoryUnit: The unit of `aliyun.com/gpu-mem` in all pods, annotations and nodes of the cluster.
+        policy: The card policy for pods of this vocabulary, or None for `cardPolicy`.
     """
 
     enabled: bool = True
@@ -49,7 +63,11 @@ class GpushareSettings(Block):
 class KoordinatorSettings(Block):
     """The settings of Koordinator.
 
-    minGPUMemory, minGPUMemoryRatio: the minimum of requests in bytes, and of requests in percent of a card.
+    Keys:
+        enabled: Whether mgpu serves pods of this vocabulary.
+        policy: The card policy for pods of this vocabulary, or None for `cardPolicy`.
+        minGPUMemory: The minimum memory, in MiB on each card, of a share that is requested in bytes.
+        minGPUMemoryRatio: The minimum memory, in percent of each card, of a share that is requested in percent.
     """
 
     enabled: bool = True
@@ -61,9 +79,13 @@ class KoordinatorSettings(Block):
 class MtgpuSettings(Block):
     """The settings of MtgpuPods.
 
-    occupyImage: the image of occupy pods, which needs `sleep`. mgpu's own image is already on every GPU node.
-    occupyPriorityClass: the priority class of occupy pods; empty: the cluster's default.
-    maxGPUIDsPerNamespace: the most GPUIDs, each with a card of its own, that a namespace may use; None: no limit.
+    Keys:
+        enabled: Whether mgpu serves MtgpuPods.
+        occupyImage: The image of occupy pods, which must contain `sleep`. The default is mgpu's own image, because it
+            is already on every GPU node.
+        occupyPriorityClass: The priority class of occupy pods. If it is empty, the cluster's default applies.
+        maxGPUIDsPerNamespace: The most GPUIDs that the MtgpuPods of a namespace may use at the same time. Each GPUID
+            takes a whole card. There is no limit if it is None.
     """
 
     enabled: bool = True

@@ -1,7 +1,7 @@
 """Defines the types of settings that several blocks share.
 
-The modules of this package use them. Blocks are frozen and reject unknown keys. The alias of a field is its key in
-files and variables, which is API.
+The other modules of this package use them. Blocks are frozen and reject unknown keys. The alias of a field is its key
+in files and environment variables. Users write the keys, so they must not change.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,6 +30,7 @@ def split_list(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(split_list)]
+"""A list of names, which may also be written as one string with commas."""
 
 
 def _address_block(value: object) -> object:
@@ -50,7 +51,7 @@ NODE_POLICIES = CARD_POLICIES
 if TYPE_CHECKING:
     _Policy = str
 else:
-    _Policy = Literal[SELECTABLE]  # the registry's names, so that this module does not repeat them
+    _Policy = Literal[SELECTABLE]  # the names come from the registry, so that this module does not repeat them
 Policy = Annotated[_Policy, BeforeValidator(to_lower_case)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPort = Annotated[int, Field(ge=-1, le=65535)]

@@ -1,8 +1,8 @@
 """Loads the settings from a YAML file, environment variables and flags.
 
-The `main` modules, the command line and the playground call `load_settings`. Environment variables override the file,
-and flags override both. Every error contains the key. The file may be Volcano's `volcano-scheduler.conf`, of which the
-arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
+The processes, the commands and the playground call `load_settings`, mainly through `mgpu.cli.process_settings`.
+Environment variables override the file, and flags override both. Every error contains the key. The file may be
+Volcano's `volcano-scheduler.conf`; then only its arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,16 @@ _SLICES = "dialects.slices"
 
 
 class Settings(Block):
-    """The settings of all processes."""
+    """The settings of all processes.
+
+    Attributes:
+        card_policy: The policy that chooses the cards of a node; None for the default of each dialect.
+        node_policy: The policy that scores nodes.
+        dialects: One block for each vocabulary.
+        webhook, scheduler, deviceplugin: One block for each process.
+        records: Which allocation records count.
+        card_policy_flag: The value of the flag `--card-policy`, which a file cannot contain.
+    """
 
     card_policy: Policy | None = Field(None, alias="cardPolicy")
     node_policy: Policy = Field("binpack", alias="nodePolicy")
@@ -43,18 +52,22 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the settings from YAML, `MGPU_*` variables and flags, later ones over earlier ones.
+    """Return the settings from YAML, `MGPU_*` environment variables and flags.
+
+    Flags override the environment, and the environment overrides the YAML text.
 
     Args:
-        text: the content of the YAML file.
-        source: the name of the file in errors.
-        environ: `MGPU_CARD_POLICY`, `MGPU_NODE_POLICY`, and for other settings the path with `__` between its keys,
-            ignoring case: `MGPU_WEBHOOK__PORT`, `MGPU_DIALECTS__MGPU__MGPUPOLICY`. A single `_` is not possible, since
-            Kubernetes sets `MGPU_WEBHOOK_PORT` in every pod of a namespace with a Service of this name.
-        flags: the values by dotted path (`webhook.port`); None for a flag that is not given. `cardPolicy` also
-            overrides the dialects' settings.
+        text: The content of the YAML file.
+        source: The name of the file in errors.
+        environ: The environment variables. `MGPU_CARD_POLICY` and `MGPU_NODE_POLICY` set the two policies. The name of
+            another setting is its path with `__` between the keys, such as `MGPU_WEBHOOK__PORT` or
+            `MGPU_DIALECTS__MGPU__MGPUPOLICY`; the case of the keys does not matter. A single `_` cannot separate keys,
+            because Kubernetes sets `MGPU_WEBHOOK_PORT` in every pod of a namespace with a Service `mgpu-webhook`.
+        flags: The values by dotted path (`webhook.port`); None for a flag that is not given. `cardPolicy` also
+            overrides the policies of the dialects.
+
     Raises:
-        BadObject: with the path of each invalid key, and the allowed values.
+        BadObject: The settings are not valid. The error has the path of each invalid key, and the allowed values.
     """
     tree = _parse(text, source)
     problems = []
@@ -109,7 +122,10 @@ _VOLCANO: Mapping[str, tuple[str, type[BaseModel]]] = {
     "predicate.MGPU": ("mgpu", MgpuSettings),
     "dynamicgpuslice.": ("slices", SlicesSettings),
 }
-"""The dialect and the block of settings by the prefix of the Volcano arguments. Fields with an alias are Volcano's."""
+"""The dialect and its block of settings, by the prefix of the Volcano arguments.
+
+Volcano has only the settings whose fields have an alias.
+"""
 
 
 def _from_volcano(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -174,7 +190,7 @@ def _put(tree: dict[str, Any], path: list[str], value: object) -> bool:
             return False
         inner = tree.setdefault(key, {})
         if not isinstance(inner, dict):
-            return True  # the validation reports it
+            return True  # the validation reports that this is not a block
         tree = inner
     return False
 

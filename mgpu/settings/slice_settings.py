@@ -1,7 +1,7 @@
-"""Defines the settings of slices: the `dynamicgpuslice.*` keys of a Volcano configuration without prefix.
+"""Defines the settings of slices: the `dynamicgpuslice.*` keys of a Volcano configuration without their prefix.
 
-`mgpu.settings.loader` parses them, and the partition planner (`scheduler.engine.partitioning`) reads them. The keys are
-API (docs/slices.md).
+`mgpu.settings.loader` parses them. The scheduler's partition planner reads most of them; the node agent, `mgpu doctor`
+and the playground also read some. Users write the keys (docs/slices.md), so the keys must not change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +18,30 @@ _WEIGHT, _OF = "weight.", "resources."
 Weight = Annotated[int, Field(ge=0)]
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
-"""The allowed geometries (number of instances by profile) by model. Models that are missing may have any geometry."""
+"""The allowed geometries by model. A geometry is the number of instances by profile.
+
+Cards of a model that is missing may have any geometry.
+"""
 
 
 def _each_one(value: object) -> object:
-    """Return a comma-separated list of resources with weight 1 each; `weight.resources.<name>` overrides it."""
+    """Return the weight 1 for each resource of a list or a text with commas, and any other value unchanged.
+
+    `weight.resources.<name>` overrides the weight of one resource.
+    """
     names = split_list(value)
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return names  # the validation reports it
+        return names  # the validation reports an invalid value
     return dict.fromkeys(names, 1)
 
 
 class WeightSettings(Block):
-    """The weight of each resource in the score of a node. `gpu` stands for the memory of the cards."""
+    """The weight of each resource in the score of a node.
+
+    Attributes:
+        gpu: The weight of the cards' memory.
+        resources: The weights of extended resources, by name.
+    """
 
     cpu: Weight = 1
     memory: Weight = 1
@@ -73,7 +84,10 @@ Geometry = Annotated[
 
 
 class GeometrySettings(Block):
-    """The allowed geometries of models. Names of models match as in constraints (`pod_constraints.matches_model`)."""
+    """The allowed geometries of some card models.
+
+    A name matches card models in the same way as in constraints (`mgpu.model.pod_constraints.matches_model`).
+    """
 
     models: Annotated[Names, Field(min_length=1)]
     allowed: Annotated[tuple[Geometry, ...], Field(alias="allowedGeometries", min_length=1)]
@@ -82,10 +96,14 @@ class GeometrySettings(Block):
 class SlicesSettings(Block):
     """The settings of slices.
 
-    schedulePolicy, scheduleWeight, weight: the score of a node.
-    DevicePluginCMName, DevicePluginCMNamespace: the ConfigMap with the MPS partitions of nodes.
-    mpsIdleSeconds: the time after which unused MPS shares of a card are removed; 0: never.
-    KnowGeometries: the allowed geometries of MIG cards; models without an entry may have any geometry.
+    Keys:
+        enabled: Whether mgpu serves pods of this vocabulary.
+        schedulePolicy: Whether full nodes (`binpack`) or empty nodes (`spread`) get the higher score.
+        scheduleWeight: The weight of that score.
+        weight: The weight of each resource in that score.
+        DevicePluginCMName, DevicePluginCMNamespace: The ConfigMap with the MPS partitions of nodes.
+        mpsIdleSeconds: The time after which unused MPS shares of a card are removed. They stay if it is 0.
+        KnowGeometries: The allowed geometries of MIG cards. Cards of a model without an entry may have any geometry.
     """
 
     enabled: bool = True
@@ -115,7 +133,7 @@ class SlicesSettings(Block):
 
 
 def find_impossible_geometries(settings: SlicesSettings, path: str) -> Iterator[Problem]:
-    """Yield a problem for each geometry that no card of its models can have, with paths below `path`."""
+    """Yield a problem for each geometry that the cards of one of its models cannot have, with a path below `path`."""
     for i, entry in enumerate(settings.know_geometries):
         for j, geometry in enumerate(entry.allowed):
             reason = next(filter(None, (invalid_geometry_reason(model, geometry) for model in entry.models)), None)
@@ -127,9 +145,11 @@ def nest_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return the block with the flat keys (`weight.cpu`, `weight.resources.<name>`) merged into `weight`.
 
     Args:
-        path: the path of the block, for errors.
+        block: The block `dialects.slices` of a file, which is not validated yet.
+        path: The path of the block, for errors.
+
     Raises:
-        BadObject
+        BadObject: The flat keys contradict one another, or the block also has the key `weight`.
     """
     flat = {key.removeprefix(_WEIGHT): value for key, value in block.items() if str(key).startswith(_WEIGHT)}
     if not flat:
@@ -141,7 +161,7 @@ def nest_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     weight = {key: value for key, value in flat.items() if not key.startswith(_OF)}
     resources = _each_one(weight.get("resources", ()))
     if not isinstance(resources, dict):
-        return {**rest, "weight": weight}  # The validation reports it.
+        return {**rest, "weight": weight}  # the validation reports the invalid value of `resources`
     problems = [
         Problem(f"{path}.{_WEIGHT}{_OF}{name}", f"{name!r} is not listed in weight.resources")
         for name in of
