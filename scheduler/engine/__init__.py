@@ -1,7 +1,8 @@
 """The engine: pure functions over `mgpu.model` that decide which cards a pod gets, and on which node.
 
-`place` chooses cards, `node_score` rates nodes, and the tables hold the policies. The modules of this package may use
-neither clock nor API server, so that the scheduler process, `mgpu simulate` and the benches decide alike.
+`place` chooses cards, `node_score` scores nodes, and `POLICIES` and `NODE_POLICIES` contain the policies. The modules
+of this package must use neither a clock nor the API server, so that the scheduler process, `mgpu simulate` and the
+benchmarks decide alike.
 """
 
 from scheduler.engine.card_policy import Policy

@@ -1,7 +1,7 @@
 """Applies a pod's constraints to the cards of a node, and checks whether an earlier placement still holds.
 
-`place`, the rejections, the evictions and the arrays call `exclusions`; the filter, the decider and the scores handle
-groups with the other functions. An excluded card must count as if it did not exist, whatever is free on it.
+`place`, the rejections and the evictions call `exclusions`. The arrays, `scheduler.cluster` and `scheduler.decisions`
+use the other functions and the types. An excluded card must never be given to the pod, whatever is free on it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from scheduler.engine.node_fit import HIGHEST
 Score = TypeVar("Score", int, npt.NDArray[np.int64])
 
 _FRESH = HIGHEST // 2
-"""The lowest score of a node on which the pod shares no card with its spread group. All other nodes are below it."""
+"""The lowest score of a node on which the pod shares no card with its spread group. All other nodes score less."""
 
 
 class Exclusion(NamedTuple):
@@ -64,13 +64,14 @@ def cards_of_spread_group(request: GpuRequest, cards: Sequence[CardState]) -> li
 def same_card_group_rejection(
     request: GpuRequest, cards: Sequence[CardState], group_cards: Sequence[GroupCard]
 ) -> Rejection | None:
-    """Return the rejection of a node whose cards the request's same-card group is not on, or None.
+    """Return the rejection of a node if the request's same-card group is only on other nodes, or None.
 
-    No eviction helps here. A group on several cards, which no decision of mgpu leads to, stays there: its pods may take
-    any of these cards and no other. If it is not known which card of a node the group holds, its pods wait.
+    No eviction helps here. No decision of mgpu puts a group on several cards. If a group is on several cards anyway, it
+    stays there, and its pods may take any of these cards and no other. If it is not known which card of a node the
+    group holds, the pods of the group wait.
 
     Args:
-        group_cards: The cards of the group, on any node. Without any, the first pod may take any card.
+        group_cards: The cards of the group, on any node. If there are none, the first pod may take any card.
     """
     group = request.constraints.same_card
     if group is None or not group_cards or any(group in state.groups for state in cards):
@@ -79,7 +80,7 @@ def same_card_group_rejection(
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
-    """Return the score with which nodes on which the pod shares no card with its spread group come first."""
+    """Return the score of a node, changed so that nodes on which the pod shares no card with its spread group win."""
     if request.constraints.spread is None:
         return score
     if shares_card_with_group(request, placement, cards):
@@ -100,16 +101,18 @@ def score_on_fresh_cards(score: Score) -> Score:
 
 
 def score_beside_group(score: Score) -> Score:
-    """Return the score of a node on which the pod shares a card with its spread group, below that of any other."""
+    """Return the score of a node on which the pod shares a card with its spread group."""
     return score * (_FRESH - 1) // HIGHEST
 
 
 def still_fits(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardState]) -> bool:
-    """Return whether the shares of an earlier placement still fit: the cards exist, are healthy, not excluded and free.
+    """Return whether the shares of an earlier placement still fit.
+
+    They fit if the cards exist, are healthy, are not excluded, and have enough free.
 
     Args:
         cards: The node's devices of all types, without what the pod itself holds. A slice may be in use although no
-            pod holds it: the node may have given it to a pod by itself.
+            pod holds it, because the node may have given it to a pod by itself.
     """
     gpus = states_of_type(cards)
     usable: dict[tuple[str, object], CardState] = {(s.card.type, s.card.index): s for s in cards if s.card.healthy}

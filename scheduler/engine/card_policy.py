@@ -1,7 +1,8 @@
 """The interface of a card policy: how it rates cards and nodes, and whether it learns.
 
-Each module in `scheduler/engine/policies/` provides a `CardPolicy`; `place` and the scores of nodes use them. Ratings
-must be exact integers: a rounding difference would give equal nodes different placements on different machines.
+Each module in `scheduler/engine/policies/` provides a `CardPolicy`. `place` and the scores of nodes use the policies.
+Ratings of cards must be exact integers: with rounding differences, equal nodes could get different placements on
+different machines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +13,26 @@ from scheduler.engine.learning.node_board import Judge
 from scheduler.engine.learning.shapes import NodeClass, Shape
 
 CardScore = Callable[[int, int, int], int]
-"""(position of the card, core in milli and memory in bytes that the pod takes at its peak) → worth; higher is better.
+"""Returns the worth of a card; a higher worth is better.
 
-(position, 0, 0) is the worth of a card that the pod does not use.
+The arguments are the position of the card, and the core in milli and the memory in bytes that the pod takes of it at
+its peak. Both amounts are 0 for a card that the pod does not use.
 """
 
 Scoring = Callable[[Sequence[CardState], int], CardScore]
-"""(all cards of the node, weight of core in percent) → the worth of each card."""
+"""Returns the rating of cards, given all cards of a node and the weight of core in percent."""
 
 NodeScoring = Callable[[int, int], int]
-"""(used, capacity) → the score of a node, 0 to HIGHEST. Only arithmetic, so that it works on arrays of floats too."""
+"""Returns the score of a node, 0 to HIGHEST, given the used amount and the capacity.
+
+It must use only arithmetic, so that it also works with arrays of floats.
+"""
 
 Learning = Callable[[tuple[tuple[Shape, int], ...], Mapping[NodeClass, int]], Judge]
-"""(shapes of past pods with their counts, classes of nodes with their numbers) → a judge for the pods to come."""
+"""Returns a judge for the pods to come.
+
+The arguments are the shapes of past pods with their counts, and the classes of nodes with their numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +40,12 @@ class CardPolicy:
     """One card policy.
 
     Attributes:
-        scoring: The best placement has the highest total worth of all cards of the node. If the worth of a card
-            depends on the rest of the node, it is the worth of the node with only this card changed, which is exact
+        scoring: Rates cards. The best placement has the highest total worth of all cards of the node. If the worth of a
+            card depends on the rest of the node, it is the worth of the node with only this card changed. That is exact
             for pods on one card.
         node_scoring: The node policy of the same name; None if there is none.
-        learn: Creates the judge of a learning policy, which uses `scoring` and `node_scoring` until it has learnt.
+        learn: Creates the judge of a learning policy; None if the policy does not learn. A learning policy uses
+            `scoring` and `node_scoring` until it has learnt.
     """
 
     scoring: Scoring
@@ -49,8 +58,9 @@ class Policy:
     """A card policy for one pod.
 
     Attributes:
-        weight_of_core: In percent; the rest is the weight of memory.
-        steps: The steps to rate all cards for one more amount; 0 for a few multiplications.
+        scoring: Rates cards, as in `CardPolicy`.
+        weight_of_core: The weight of core in percent. The rest is the weight of memory.
+        steps: The steps to rate all cards for one more amount, or 0 if that takes only a few multiplications.
     """
 
     scoring: Scoring

@@ -5,7 +5,7 @@ builds configurations with `grow`, one container at a time.
 
 Equal containers that start one after the other are one kind, because only their number on a card matters. A
 configuration is a number of containers of each kind, packed into an integer with a field for each kind. It must be
-built in start order: what the containers need together is the peak of what runs at the same time
+built in start order. What the containers need together is the peak of what runs at the same time
 (`mgpu.model.gpu_requests.peak`), and init containers end before the others start.
 """
 
@@ -23,7 +23,7 @@ from scheduler.engine.effort import Budget, Exhausted
 _NOTHING = Amount()
 
 _PERCENT = 100
-"""The resolution of what a pod holds. A finer one leaves the search many more different placements."""
+"""The resolution of `Configuration.held`. With a finer one, the search has many more placements to compare."""
 
 _GROW_STEPS = 16
 """Steps to add one container to a configuration and to check whether it fits."""
@@ -34,10 +34,11 @@ class Kind:
     """Equal containers, which are interchangeable.
 
     Attributes:
-        members: Their positions in the request.
-        units: The number of cards that they need in total.
+        container: One of these containers.
+        members: The positions of the containers in the request.
+        units: The number of cards that the containers need in total.
         shift: The position of the kind's field in a packed integer.
-        mask: The largest number in the field.
+        mask: The largest number that the field can contain.
         guard: The bit above the field, which is 0 in configurations. `solver` uses it to detect an underflow.
     """
 
@@ -57,11 +58,11 @@ class Configuration(NamedTuple):
     """Containers that are on one card.
 
     Attributes:
-        code: How many of each kind, packed.
-        need: What they take of the card at their busiest moment.
-        whole: Whether one of them takes the whole card, so that the card must be idle.
-        running: What those take that keep running, so far.
-        whole_runs: Whether one of those takes the whole card.
+        code: The number of containers of each kind, packed into an integer.
+        need: What the containers take of the card at their busiest moment.
+        whole: Whether one of the containers takes the whole card, so that the card must be idle.
+        running: What the containers that keep running take, without init containers.
+        whole_runs: Whether one of the containers that keep running takes the whole card.
     """
 
     code: int = 0
@@ -71,7 +72,11 @@ class Configuration(NamedTuple):
     whole_runs: bool = False
 
     def fits(self, state: CardState, max_shares: int) -> bool:
-        """Return whether the card has enough free. max_shares: the most shares of a card, or 0 for no limit."""
+        """Return whether enough of the card is free.
+
+        Args:
+            max_shares: The most shares of a card, or 0 for no limit.
+        """
         return (
             self.need.core <= state.core_free
             and self.need.memory <= state.memory_free
@@ -83,8 +88,11 @@ class Configuration(NamedTuple):
     def held(self, largest: Amount) -> int:
         """Return how much of a card the pod holds: percent of core plus percent of memory, rounded up.
 
-        The percentages are of the largest card, so that no size of card is preferred. A whole card of any size counts
-        as all of the largest.
+        The percentages refer to the largest card, so that no size of card is preferred. A whole card of any size counts
+        as the whole largest card.
+
+        Args:
+            largest: The result of `largest_of`.
         """
         if self.whole:
             return 2 * _PERCENT
@@ -115,10 +123,10 @@ def kinds_of(request: GpuRequest) -> tuple[Kind, ...]:
 def largest_of(request: GpuRequest, cards: Sequence[CardState]) -> Amount | None:
     """Return the core and memory of the largest card, to measure what the pod holds (`Configuration.held`).
 
-    Return None if the pod holds the same in every placement, because it has no init container beside other containers.
+    Returns None if the pod holds the same in every placement, because it has a single container or no init containers.
 
-    A pod holds each card with the peak of its containers there for as long as it exists, while a ResourceQuota and the
-    kubelet count the peak of the whole pod. With init containers on cards of their own, a pod would hold more than is
+    For as long as a pod exists, it holds of each card the peak of its containers there. A ResourceQuota and the kubelet
+    count the peak of the whole pod. So a pod whose init containers have cards of their own would hold more than is
     counted.
     """
     if len(request.containers) == 1 or all(c.stage is not Stage.INIT for c in request.containers):
@@ -129,10 +137,10 @@ def largest_of(request: GpuRequest, cards: Sequence[CardState]) -> Amount | None
 def configurations(
     kinds: Sequence[Kind], states: Sequence[CardState], max_shares: int, limit: int, budget: Budget
 ) -> list[Configuration]:
-    """Return every configuration that may fit one of `states`, which are cards of one size; the empty one first.
+    """Return every configuration that may fit one of `states`, which are cards of one size. The first one is empty.
 
-    Raises Exhausted if there are more than `limit`, or if the attempts take more than the budget: many kinds of which
-    few go together have few configurations but need many attempts.
+    Raises Exhausted if there are more than `limit` configurations, or if the attempts take more than the budget. Many
+    kinds of which few fit together have few configurations but need many attempts.
     """
     card = states[0].card
     shares = max_shares - min(s.shares for s in states) if max_shares else sum(len(k.members) for k in kinds)
@@ -167,7 +175,7 @@ def configurations(
 def grow(before: Configuration, kind: Kind, card: Card) -> Configuration | None:
     """Return the configuration with one more container of this kind, which starts last.
 
-    Return None if it would run beside a container that takes the whole card.
+    Returns None if one of two containers that would run at the same time takes the whole card.
     """
     container = kind.container
     if before.whole_runs or (container.whole and before.running.shares):

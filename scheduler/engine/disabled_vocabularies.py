@@ -1,9 +1,9 @@
 """Finds pods that request GPUs in a vocabulary that is disabled here.
 
-`decisions.filter` rejects such a pod on nodes that do not have the resource from another device plugin. Otherwise the
-pod would run without cards of its own, and a CUDA image sees all cards of the node: kube-scheduler does not count
-resources that its extender manages (`ignoredByScheduler`), and the kubelet drops requests for resources that its node
-does not have (docs/design/kubernetes.md, "Device manager").
+`scheduler.decisions.filter` rejects such a pod on nodes that do not have the resource from another device plugin.
+Otherwise the pod would run without cards of its own, and a CUDA image would see all cards of the node. The reason is
+that kube-scheduler does not count resources that its extender manages (`ignoredByScheduler`), and that the kubelet
+drops requests for resources that its node does not have (docs/design/kubernetes.md, "Device manager").
 """
 
 from mgpu import dialects
@@ -24,7 +24,11 @@ def disabled_resources(pod: Pod, settings: Settings) -> dict[str, str]:
 
 
 def missing_reason(resources: dict[str, str], node: Node | None) -> str | None:
-    """Return why the pod must not run on this node, or None. A node that is unknown here passes."""
+    """Return why the pod must not run on this node, or None if it may run or if the node is not known.
+
+    Args:
+        resources: The result of `disabled_resources`.
+    """
     if node is None:
         return None
     for name, vocabulary in resources.items():

@@ -1,10 +1,11 @@
 """Limits the work of the engine, counted in steps.
 
-`scheduler.decisions.effort_budgets` creates an `Effort` for each call and chooses the `Limits`; every search of the
-engine charges a `Budget`. The engine has no clock: it counts elementary work, so that the same pod on the same cards
-gets the same answer on every machine and every replica, however busy they are. A step takes a quarter to half a
-microsecond of a current server core. The costs that the modules charge are measured (`python -m bench.hard`) and
-rounded up; they must cover the setup of a search too, where a pod of many different containers spends most time.
+`scheduler.decisions.effort_budgets` creates an `Effort` for each call and chooses the `Limits`, and every search of the
+engine charges a `Budget`. The benchmarks and `mgpu simulate` create budgets too. The engine has no clock. It counts
+elementary work, so that the same pod on the same cards gets the same answer on every machine and every replica, however
+busy they are. A step takes a quarter to half a microsecond on one core of a current server. The costs that the modules
+charge are measured (`python -m bench.hard`) and rounded up. They must also cover the setup of a search, which takes
+most of the time for a pod of many different containers.
 """
 
 from collections.abc import Callable
@@ -13,16 +14,17 @@ from dataclasses import dataclass
 STEPS_PER_MILLISECOND = 4_000
 
 _CHECK_EVERY = 4_000
+"""The steps between two calls of a checkpoint."""
 _UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most steps of one `place`, except for work that is linear in containers × cards.
+    """The most steps of one call of `place`, except for work that is linear in containers × cards.
 
     Attributes:
-        search: For the exact search.
-        fallback: For the search for any placement, if the exact search ends without a result.
+        search: The most steps of the exact search.
+        fallback: The most steps of the search for any placement, if the exact search ends without a result.
     """
 
     search: int
@@ -46,7 +48,7 @@ LEAST = Limits(2_000, 2_000)
 
 
 class Exhausted(Exception):
-    """A search has used up its budget. The engine catches it; callers of `place` never see it."""
+    """A search has used up its budget. `place` and `assess` never raise it, but some functions for slices do."""
 
 
 def _continue(_spent: int) -> None:
@@ -57,8 +59,9 @@ class Effort:
     """The steps of all searches of one caller. Not thread-safe.
 
     Args:
-        checkpoint: Called about once a millisecond with the steps spent so far. It may pause, so that other threads
-            run, or raise to end the work. It must not change the result of a search that continues.
+        checkpoint: A function that is called about once a millisecond with the steps spent so far. It may pause, so
+            that other threads run, or raise an exception to end the work. It must not change the result of a search
+            that continues.
     """
 
     __slots__ = ("_checkpoint", "_next_checkpoint", "spent")
@@ -77,7 +80,11 @@ class Effort:
 
 
 class Budget:
-    """The steps that one search may take of a caller's effort."""
+    """The steps that one search may take of a caller's effort.
+
+    Attributes:
+        left: The number of steps that are left.
+    """
 
     __slots__ = ("effort", "left")
 
@@ -94,11 +101,11 @@ class Budget:
         self.effort.spend(steps)
 
     def beyond(self) -> "Budget":
-        """Return a budget without a limit, for work that must be done. It counts for the caller too."""
+        """Return a budget without a limit, for work that must be done. Its steps also count as the caller's effort."""
         return Budget(self.effort, _UNBOUNDED)
 
     def part(self, steps: int) -> "Budget":
-        """Move steps into a new budget. `give_back` returns those that are not used."""
+        """Move steps into a new budget. `give_back` returns the steps that are not used."""
         steps = min(steps, self.left)
         self.left -= steps
         return Budget(self.effort, steps)

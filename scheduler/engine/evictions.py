@@ -1,10 +1,11 @@
 """Chooses the pods to evict from a node so that a pod fits on its cards: as few and as unimportant ones as possible.
 
-`scheduler.decisions.preemption` calls `choose_victims`. The order of preference is kube-scheduler's own for nodes
-(pickOneNodeForPreemption): the fewest violations of disruption budgets, the lowest highest priority, the smallest sum
-of priorities, the fewest pods, those that started last. kube-scheduler itself only spares pods one by one, the most
-important first, and so often evicts from several cards what one card would have given. docs/preemption.md promises the
-best set, or a set without a pod that could stay if the search ends early.
+`scheduler.decisions.preemption` calls `choose_victims`; `scheduler.cluster` uses `without_usage`. Sets of pods are
+compared as kube-scheduler compares nodes (pickOneNodeForPreemption). The best set has the fewest violations of
+disruption budgets, then the lowest highest priority, then the smallest sum of priorities, then the fewest pods, and
+then the pods that started last. kube-scheduler itself only spares pods one by one, the most important first. So it
+often evicts pods from several cards although one card would suffice. docs/preemption.md promises the best set, or, if
+the search ends early, a set without a pod that could stay.
 
 Why the result is best
     1. The highest priority is tried in ascending order. The rest of the order is one integer cost for each pod, whose
@@ -17,8 +18,8 @@ Why the result is best
     4. If the true cost of that result is higher, a pod on several cards was only partly paid. Branch and bound decides
        the most expensive such pod: it is evicted, or it stays. Branches whose lower bound is no better than the best
        set so far are left out.
-    5. `fits`, which is `place` on the cards, confirms every result, and pods without which the pod fits as well are
-       spared (`_necessary`).
+    5. The argument `fits`, which calls `place`, confirms every result. Pods that need not be evicted are spared
+       (`_necessary`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +34,15 @@ from scheduler.engine.configurations import Configuration, configurations, kinds
 from scheduler.engine.effort import Budget, Exhausted
 from scheduler.engine.solver import lowest, solve
 
-_SOLVER_STEPS = 100_000  # of one search over the cards
-_STATE_STEPS = 8  # for one pod and one state of the dynamic program
-_COMPARE_STEPS = 2  # to compare two states
-_MAX_CONFIGURATIONS = 500  # per card size
-_MAX_STATES = 2_000  # of the dynamic program, none of which is better than another in all respects
-_PRUNE_ABOVE = 64  # states
+_SOLVER_STEPS = 100_000  # the most steps of one search over the cards
+_STATE_STEPS = 8  # steps for one pod and one state of the dynamic program
+_COMPARE_STEPS = 2  # steps to compare two states
+_MAX_CONFIGURATIONS = 500  # the most configurations for each size of cards
+_MAX_STATES = 2_000  # the most states of the dynamic program after those that others equal or better are removed
+_PRUNE_ABOVE = 64  # with more states than this, such states are removed
 
 LOWEST_PRIORITY = -(1 << 31)
+"""The lowest priority that a pod can have."""
 
 Fits = Callable[[Sequence[CardState]], bool]
 """Returns whether the pod fits on the node's cards in this state. More free capacity never makes it False."""
@@ -51,8 +53,8 @@ class EvictablePod:
     """A pod that may be evicted.
 
     Attributes:
-        uses: What it holds, by card index.
-        started: RFC 3339, in UTC; "" if it has not started.
+        uses: What the pod holds, by card index.
+        started: The time at which it started, in RFC 3339 and UTC; "" if it has not started.
         violates: Whether its eviction violates a PodDisruptionBudget.
         leaving: Whether it is being deleted already, so that its eviction costs nothing.
     """
@@ -71,12 +73,15 @@ def by_importance(pods: Sequence[EvictablePod]) -> list[EvictablePod]:
 
 
 def without_pods(cards: Sequence[CardState], evicted: Sequence[EvictablePod]) -> list[CardState]:
-    """Return the cards without the evicted pods. Groups stay on their cards: no pod is evicted to move a group."""
+    """Return the cards without the evicted pods.
+
+    The cards keep their groups, because no pod is evicted to move a group to another card.
+    """
     return [without_usage(state, [pod.uses for pod in evicted]) for state in cards]
 
 
 def without_usage(state: CardState, usages: Sequence[Mapping[int, Amount]]) -> CardState:
-    """Return the card without what these usages, by card index, take of it."""
+    """Return the card without what these usages take of it. Each usage has amounts by card index."""
     amounts = [uses[state.card.index] for uses in usages if state.card.index in uses]
     if not amounts:
         return state
@@ -101,11 +106,11 @@ def choose_victims(
     Raises Exhausted if finding any set takes more than `budget`.
 
     Args:
-        cards: With everything that is held of them.
+        cards: The cards of the node, with everything that pods hold of them.
         highest: The highest priority of the pods that are evicted in any case.
-        exact: For the search for the best set. If it ends, the result still fits, has the lowest highest priority, and
-            contains no pod that could stay.
-        budget: For everything else; `fits` charges it too.
+        exact: The budget of the search for the best set. If it ends early, the pod fits without the returned pods, the
+            highest priority among them is the lowest possible, and none of them could stay.
+        budget: The budget of everything else; `fits` charges it too.
     """
     leaving = [pod for pod in pods if pod.leaving]
     staying = by_importance([pod for pod in pods if not pod.leaving])
@@ -138,7 +143,10 @@ def _cheapest(
     exact: Budget,
     budget: Budget,
 ) -> tuple[list[EvictablePod], bool]:
-    """Return the cheapest set of candidates and True, or else a set without a pod that could stay and False."""
+    """Return a set of candidates, and whether it is proven to be the cheapest.
+
+    If it is not proven, the set still contains no pod that could stay.
+    """
     costs = _costs(candidates)
     try:
         uids, proven = _BranchAndBound(request, cards, {pod.uid: pod.uses for pod in candidates}, costs, exact).run()
@@ -153,8 +161,8 @@ def _cheapest(
 def _costs(pods: Sequence[EvictablePod]) -> dict[str, int]:
     """Return the cost of each pod's eviction, a positive integer.
 
-    From the highest bits down it holds the violation, the priority, a 1 for the number of pods and the rank by age, in
-    fields so wide that their sums over all pods do not overflow.
+    The integer has four fields: the violation in the highest bits, then the priority, then a 1 that counts the pod,
+    then the rank by age. The fields are so wide that their sums over all pods do not overflow.
     """
     n = len(pods)
     age_bits, count_bits, priority_bits = (n * n).bit_length(), n.bit_length(), 33 + n.bit_length()
@@ -177,7 +185,7 @@ def _necessary(
     fits: Fits,
     budget: Budget,
 ) -> list[EvictablePod]:
-    """Return the certain pods and those of the chosen that must be evicted beside them, the most important first.
+    """Return the certain pods, and those of the chosen pods that must be evicted too, the most important first.
 
     Pods whose eviction violates a disruption budget are spared first, then the most important.
     """
@@ -190,7 +198,7 @@ def _necessary(
 
 
 class _Evictions(NamedTuple):
-    """Pods and the cost of their eviction: of the parts that were paid, in a lower bound."""
+    """Pods and the cost of their eviction. In a lower bound it is the sum of the parts that the cards have paid."""
 
     cost: int
     uids: frozenset[str]
@@ -200,9 +208,9 @@ class _BranchAndBound:
     """The search for the cheapest set of pods on one node.
 
     Args:
-        uses: What each pod that may be evicted holds, by card index.
-        costs: The cost of each pod, above 0.
-        budget: For all searches together. The constructor and `run` raise Exhausted.
+        uses: By UID, what each pod that may be evicted holds, by card index.
+        costs: By UID, the cost of each pod, which is above 0.
+        budget: The budget of all searches together. The constructor and `run` raise Exhausted if it ends.
     """
 
     def __init__(
@@ -224,7 +232,10 @@ class _BranchAndBound:
         self._options_cache: dict[tuple[int, frozenset[str], frozenset[str]], dict[int, _Evictions]] = {}
 
     def run(self) -> tuple[frozenset[str], bool]:
-        """Return the cheapest set that suffices, none if there is no such set; and whether it is proven."""
+        """Return the cheapest set of pods that suffices, and whether it is proven to be the cheapest.
+
+        The set is empty if no set suffices.
+        """
         best: _Evictions | None = None
         branches: list[tuple[frozenset[str], frozenset[str]]] = [(frozenset(), frozenset())]
         while branches:
@@ -252,7 +263,7 @@ class _BranchAndBound:
         return sum(self._costs[uid] for uid in uids)
 
     def _lower_bound(self, evicted: frozenset[str], kept: frozenset[str]) -> _Evictions | None:
-        """Return the cheapest further evictions if each card pays only its part, or None if none suffice."""
+        """Return the cheapest further evictions if each card pays only its part of a pod, or None if none suffice."""
         evictions = [self._options(i, evicted & pods, kept & pods) for i, pods in enumerate(self._pods_of_card)]
         options = [[(-one.cost, code) for code, one in of_card.items()] for of_card in evictions]
         order = sorted((i for i, of_card in enumerate(options) if len(of_card) > 1), key=lambda i: (options[i], i))
@@ -274,7 +285,10 @@ class _BranchAndBound:
         return _Evictions(sum(one.cost for one in chosen), frozenset(uid for one in chosen for uid in one.uids))
 
     def _options(self, i: int, evicted: frozenset[str], kept: frozenset[str]) -> dict[int, _Evictions]:
-        """Return by code what can be on a card, and the cheapest evictions for it beside the decided pods."""
+        """Return, by the code of each configuration that can be on a card, the cheapest evictions that make it fit.
+
+        The pods that are evicted or kept already are not among these evictions.
+        """
         options = self._options_cache.get((i, evicted, kept))
         if options is None:
             index, max_shares = self._cards[i].card.index, self._request.max_shares
@@ -290,7 +304,7 @@ class _BranchAndBound:
         return options
 
     def _configurations_if_empty(self) -> list[list[Configuration]]:
-        """Return what could be on each card if all pods that may be evicted were."""
+        """Return the configurations that each card could have if all pods that may be evicted were evicted."""
         emptied = [without_usage(state, list(self._uses.values())) for state in self._cards]
         positions_by_size: dict[tuple[int, int], list[int]] = {}
         for i, (state, exclusion) in enumerate(zip(self._cards, exclusions(self._request, self._cards), strict=True)):
@@ -316,7 +330,8 @@ class _BranchAndBound:
 
 def _missing(state: CardState, configuration: Configuration, max_shares: int) -> Amount:
     """Return how much of the card must be freed for the configuration."""
-    # A card may be held beyond its size; a configuration that takes nothing of an amount needs none of it freed.
+    # Pods may hold more than the size of a card. A configuration that takes no core does not need core to be freed, and
+    # the same is true of memory, shares and ratio.
     core, memory, shares, ratio = configuration.need
     missing_shares = max(0, state.shares + shares - max_shares) if max_shares and shares else 0
     return Amount(
@@ -328,12 +343,12 @@ def _missing(state: CardState, configuration: Configuration, max_shares: int) ->
 
 
 def _cheapest_on_card(missing: Amount, pods: Sequence[tuple[int, Amount, str]], budget: Budget) -> _Evictions:
-    """Return the cheapest of these pods that together free what is missing; all of them do.
+    """Return the cheapest of these pods that together free what is missing. All of them together must free it.
 
-    The dynamic program keeps, pod by pod, the cheapest way to every remainder that is still missing.
+    Pod by pod, the dynamic program keeps the cheapest way to each amount that is still missing.
 
     Args:
-        pods: Of each (cost, what its eviction frees, UID).
+        pods: The cost of each pod, what its eviction frees, and its UID.
     """
     nothing = Amount()
     ways: dict[Amount, tuple[int, tuple[str, ...]]] = {missing: (0, ())}
@@ -356,7 +371,7 @@ def _cheapest_on_card(missing: Amount, pods: Sequence[tuple[int, Amount, str]], 
 def _undominated(
     ways: Mapping[Amount, tuple[int, tuple[str, ...]]], budget: Budget
 ) -> dict[Amount, tuple[int, tuple[str, ...]]]:
-    """Return the ways that no other way equals or betters in every respect at no higher cost."""
+    """Remove each way for which another way costs at most as much and leaves at most as much missing."""
     kept: dict[Amount, tuple[int, tuple[str, ...]]] = {}
     for remainder, way in sorted(ways.items(), key=lambda row: (row[1], row[0])):
         budget.take(1 + _COMPARE_STEPS * len(kept))

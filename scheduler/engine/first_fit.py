@@ -3,14 +3,16 @@
 `placement` calls `first_fit` when the exact search has used up its budget without a result.
 
 Five greedy passes come first. Each puts one container after the other onto cards and takes none back, so a pass costs
-containers × cards at most. They differ in the order of the containers and in the preferred card, because each fails on
-other pods: hardest containers first, as in best-fit decreasing for bin packing, by the policy's choice, the tightest
-card or the emptiest. What they do not solve, a depth-first search over all choices tries, until its budget is used up.
+containers × cards at most. All passes place the containers that need most first, as best-fit decreasing does for bin
+packing. They differ in what "most" means, and in whether they prefer the card that the policy prefers, the fullest card
+or the emptiest card, because each order fails on other pods. If all passes fail, a depth-first search tries all choices
+until the budget is used up.
 
 Why the results are right. A placement is checked container by container with `grow` and `Configuration.fits`, so what
 is returned fits. None is returned only if all choices were tried, or if the containers need more than all cards have
 free (`_exceeds_free`). The depth-first search skips a state that has failed before; equal cards are interchangeable, so
-a state is the multiset of the contents of the cards. Everything else ends in Exhausted, which says nothing.
+a state is the multiset of the contents of the cards. In all other cases Exhausted is raised, and it is not known
+whether the pod fits.
 
 Whether a placement is found may depend on the policy, which prefers cards in the first pass and in the depth-first
 search. Callers that must agree on whether a pod fits have to use the same policy (`scheduler.decisions.decider`).
@@ -27,28 +29,33 @@ from scheduler.engine.card_policy import CardScore
 from scheduler.engine.configurations import Configuration, Kind, grow
 from scheduler.engine.effort import Budget
 
-_TRY_STEPS = 8  # to look at one card for one container
-_GROW_STEPS = 8  # for each container that is added to a configuration
-_MAX_SEEN = 20_000  # states that are remembered, of some hundreds of bytes each
+_TRY_STEPS = 8  # steps to look at one card for one container
+_GROW_STEPS = 8  # steps for each container that is added to a configuration
+_MAX_SEEN = 20_000  # the most states that are remembered; each takes some hundreds of bytes
 
 CardPositions = tuple[int, ...]
 """The positions of the cards of one container."""
 
 Preference = Callable[[int, "CardContent", "CardContent"], tuple[int, ...]]
-"""(position of a card, its content, its content with the container) → sort key; the card with the lowest is taken."""
+"""Returns the sort key of a card; the card with the lowest key is taken.
+
+The arguments are the position of the card, its content, and its content with the container that is to be placed.
+"""
 
 _Turn = tuple[int, int]
-"""(number of a kind, position of a container of this kind in the request)."""
+"""The number of a kind, and the position of a container of this kind in the request."""
 
 
 class CardContent:
     """The containers of the pod on a card. Equal cards with equal containers share one object.
 
     Attributes:
-        number: Identifies the object.
-        held: The numbers of the containers' kinds, ascending, which is their start order.
+        number: The number that identifies the object.
+        state: The state of the card without the pod.
+        held: The numbers of the containers' kinds in ascending order, which is their start order.
+        configuration: The configuration of the containers.
         with_kind: By kind, the content with one more container of it; None if that does not fit.
-        worth: The policy's score by position of the card, because some policies tell equal cards apart.
+        worth: The policy's score by the position of the card, because some policies rate equal cards differently.
     """
 
     __slots__ = ("configuration", "held", "number", "state", "with_kind", "worth")
@@ -63,7 +70,14 @@ class CardContent:
 
 
 class Packing:
-    """Computes what happens to the cards of a node when containers of the pod are added."""
+    """Computes what happens to the cards of a node when containers of the pod are added.
+
+    Args:
+        score: The policy's rating of the cards.
+        avoided: For each card, whether a pod of the request's spread group is on it.
+        largest: The result of `configurations.largest_of`.
+        budget: The steps that may be taken.
+    """
 
     def __init__(
         self,
@@ -108,8 +122,8 @@ class Packing:
             return None
         held = list(content.held)
         insort(held, k)
-        # Containers that all start at the same time need the same in any order. Otherwise the new one may start before
-        # others, so the configuration is built again in start order.
+        # If all containers start at the same time, what they need does not depend on their order. Otherwise the new
+        # container may start before others, so the configuration is built again in start order.
         added = [k] if self._apps_only else held
         self.budget.take(_GROW_STEPS * len(added) + len(held))
         configuration: Configuration | None = content.configuration if self._apps_only else Configuration()
@@ -120,7 +134,7 @@ class Packing:
         return self._content(i, tuple(held), configuration)
 
     def by_policy(self, i: int, before: CardContent, after: CardContent) -> tuple[int, ...]:
-        """Prefer the card whose score gains most; cards of the pod's spread group come last."""
+        """Prefer the card whose score increases most; the cards of the pod's spread group come last."""
         return self._avoided[i] and not before.held, self._worth(i, before) - self._worth(i, after)
 
     def _worth(self, i: int, content: CardContent) -> int:
@@ -137,9 +151,10 @@ class Packing:
     def rank(
         self, contents: Sequence[CardContent], k: int, preference: Preference
     ) -> tuple[list[int], dict[int, CardContent]]:
-        """Return the cards that one more container of kind `k` fits, best first, and their contents with it.
+        """Return the cards on which one more container of kind `k` fits, best first, and their contents with it.
 
-        Cards on which the pod then holds the least more come first; among these the preferred ones.
+        The cards on which the container adds least to what the pod holds come first. Among equal ones the preferred
+        cards come first.
         """
         keys: list[tuple[tuple[int, ...], int]] = []
         grown: dict[int, CardContent] = {}
@@ -176,7 +191,7 @@ def first_fit(packing: Packing) -> list[CardPositions] | None:
 
 
 def _greedy_pass(packing: Packing, order: Sequence[_Turn], preference: Preference) -> list[CardPositions] | None:
-    """Put each container onto the cards that are best at its turn; return None if one of them finds too few cards."""
+    """Put each container in turn onto the cards that are best for it; return None if one finds too few cards."""
     contents = list(packing.empty)
     path: list[CardPositions] = []
     for k, _ in order:
@@ -233,7 +248,10 @@ def _in_request_order(order: Sequence[_Turn], path: Sequence[CardPositions]) -> 
 
 
 def _orders(kinds: Sequence[Kind], cards: Sequence[CardState]) -> tuple[list[_Turn], list[_Turn], list[_Turn]]:
-    """Return the containers with the hardest first: by the larger part of a card, by memory, and by core."""
+    """Return three orders of the containers: by the larger part of a card, by memory, and by core, the largest first.
+
+    In each order, containers that request whole cards come first.
+    """
     core, memory = (max(1, *sizes) for sizes in zip(*((s.card.core, s.card.memory) for s in cards), strict=True))
 
     def turns(size: Callable[[Kind], int]) -> list[_Turn]:
@@ -248,7 +266,7 @@ def _orders(kinds: Sequence[Kind], cards: Sequence[CardState]) -> tuple[list[_Tu
 
 
 def _left(content: CardContent) -> int:
-    """Return what is left of the card: the fractions of core and of memory, in millionths, added up."""
+    """Return what is left of the card: the sum of the fractions of core and of memory, in millionths."""
     need, state = content.configuration.need, content.state
     core = (state.core_free - need.core) * 1_000_000 // max(1, state.card.core)
     memory = (state.memory_free - need.memory) * 1_000_000 // max(1, state.card.memory)
@@ -264,15 +282,18 @@ def _emptiest(_i: int, _before: CardContent, after: CardContent) -> tuple[int, .
 
 
 def _memory(kind: Kind, cards: Sequence[CardState]) -> int:
-    """Return the memory that a container takes of a card, to compare containers. A percentage is of the first card."""
+    """Return the memory that a container takes of a card, to compare containers.
+
+    A request in percent is converted to bytes of the first card.
+    """
     return kind.container.memory or (kind.container.ratio or 0) * cards[0].card.memory // 100
 
 
 def _exceeds_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> bool:
     """Return whether the containers that run at the same time surely need more than all cards have free.
 
-    That is so if their sum exceeds the sum of what is free, or their number the sum over the cards of how many of the
-    smallest containers fit on each.
+    That is certain if the sum of their requests exceeds the sum of what is free. It is also certain if there are more
+    containers than the sum, over all cards, of how many of the smallest containers fit on the card.
     """
     running = [kind for kind in kinds if kind.container.stage is not Stage.INIT]
     healthy = [state for state in cards if state.card.healthy]

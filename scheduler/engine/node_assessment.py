@@ -1,7 +1,8 @@
 """Decides about one pod on one node: whether it fits and on which cards, the node's score, and the allocation record.
 
-The filter, the decider, preemption, `mgpu explain` and `mgpu simulate` call `assess`, so that all of them agree. A
-policy that has learnt may change which cards a pod gets, but never whether it fits.
+Most modules of `scheduler.decisions`, the nominations in `scheduler.cluster`, `mgpu explain` and `mgpu simulate` call
+`assess`, so that all of them agree. A policy that has learnt may change which cards a pod gets, but never whether it
+fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,11 @@ from scheduler.engine.learning.shapes import NodeClass, class_of, free_milli, fr
 
 
 def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
-    """Return the scoring of a learning policy: the worth of the node with only this card changed.
+    """Return the scoring of a learning policy. The worth of a card is that of the node with only this card changed.
 
     Args:
-        room: What the node has free of CPU and memory without the pod.
+        node: The class of the node.
+        room: The CPU and memory of the node that are free without the pod.
         needs: The CPU and memory that the pod requests.
     """
     after = room.minus(needs)
@@ -39,7 +41,7 @@ def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: Cpu
 
         def score(position: int, core: int, memory: int) -> int:
             values = cached.get((core, memory))
-            if values is None:  # for all cards at once, because the others are rated next
+            if values is None:  # all cards are rated at once, because the caller asks for the other cards next
                 left = [free_milli_of_card(state, core, memory) for state in cards]
                 states = [sorted((*now[:i], milli, *now[i + 1 :])) for i, milli in enumerate(left)]
                 values = cached[core, memory] = judge.rate_changes(before, node_rows(node, after, states)).tolist()
@@ -51,8 +53,9 @@ def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: Cpu
 
 
 _CAPPED_STEPS = 10_000
+"""The steps of the exact search for a pod with more containers than `MGPUMaxContainersNumPolicyValid`."""
 _FORESIGHT_STEPS = 400
-"""Steps for a judge to rate all cards for one more amount."""
+"""The steps that a judge takes to rate all cards for one more amount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ class Foresight:
     """What policies that have learnt need besides the cards.
 
     Attributes:
-        judges: The judge of each policy (`scheduler.cluster.forecast`).
-        room: What the node has free of CPU and memory without the pod.
+        judges: The judges by the name of their policy (`scheduler.cluster.forecast`).
+        room: The CPU and memory of the node that are free without the pod.
         needs: The CPU and memory that the pod requests.
     """
 
@@ -83,14 +86,14 @@ def assess(
 ) -> Placement | Rejection:
     """Return the cards that the node gives to a pod with this request, or why the pod does not fit.
 
-    A Rejection is hopeless if no eviction on the node can help: the node has no cards, or it does not meet what the
-    dialect requires (docs/design/mgpu.md, "Filter").
+    A Rejection is hopeless if no eviction on the node can help, for example because the node has no cards or does not
+    meet a requirement of the dialect (docs/design/mgpu.md, "Filter").
 
     Args:
         cards: The cards of the node without what the pod itself holds, and its other devices if the pod requests some.
-        foresight: What learning policies need.
+        foresight: What policies that have learnt need; None if no policy has.
         group_cards: The cards of the other pods of the request's same-card group, on any node.
-        limits: Of the search on this node.
+        limits: The limits of the search on this node.
         effort: Counts the steps, and may end the search (`scheduler.decisions.effort_budgets`).
     """
     unmet = request.unmet_requirement(node)
@@ -126,7 +129,7 @@ def _with_other_devices(
     limits: Limits,
     effort: Effort | None,
 ) -> Placement | Rejection:
-    """Add devices of the other types that the pod requests, each type by itself, with the lowest minors."""
+    """Add the devices of other types that the pod requests, for each type those with the lowest minors."""
     for type in dict.fromkeys(c.type for c in request.others):
         devices = states_of_type(cards, type)
         if not devices:
@@ -153,7 +156,11 @@ def _card_policy(
 
 
 def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
-    """Return the node's score for this placement under `nodePolicy`, 0 to 10. cards: as for `assess`."""
+    """Return the node's score for this placement under `nodePolicy`, 0 to 10.
+
+    Args:
+        cards: The cards of the node, as for `assess`.
+    """
     by_policy = node_score(request, placement, cards, settings.node_policy, _weight_of_core(settings))
     return spread_group_score(by_policy, request, placement, states_of_type(cards))
 
@@ -161,7 +168,12 @@ def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState],
 def record(
     pod: Pod, request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings, now_ns: int
 ) -> dict[str, str]:
-    """Return the annotations that store the placement; the Binding carries them. cards: the node's, of all types."""
+    """Return the annotations that store the placement.
+
+    Args:
+        cards: The devices of the node, of all types.
+        now_ns: The time of the decision, in nanoseconds since 1970.
+    """
     known = [state.card for state in cards]
     return dialects.by_name(request.dialect).write_placement(pod, request, placement, known, settings, now_ns)
 

@@ -1,6 +1,7 @@
-"""The answer whether a pod fits on one node.
+"""Defines the answer to the question whether a pod fits on one node.
 
-`scheduler.decisions`, the slices of `partitioning.slice_choice` and `mgpu simulate` exchange it.
+`partitioning.slice_choice` and the filters in `scheduler.decisions` return it, and `mgpu simulate` reads it. Other
+modules of the engine use the limit of scores.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,7 @@ class NodeFit(NamedTuple):
     """The answer for one node.
 
     Attributes:
-        rejection: Why the pod does not fit now, as `Rejection.summary` shortens it; None if it fits.
+        rejection: The reason why the pod does not fit now, shortened by `Rejection.summary`; None if it fits.
         score: The score of the node, 0 to 10, if the pod fits and the caller requested scores.
         fits_repartitioned: Whether the pod fits once the node's cards are partitioned differently.
     """

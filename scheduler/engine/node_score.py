@@ -1,7 +1,8 @@
 """Scores a node for a pod, 0 to 10, as the extender protocol of kube-scheduler requires.
 
-`scheduler.engine.node_assessment.score` scores a placement on one node, and `arrays.array_scores` many nodes at once;
-both must give the same scores, so the formula is in `score_by_fullness` alone. It is exact, in integers.
+`scheduler.engine.node_assessment.score` calls it for a placement on one node, and `arrays.array_scores` scores many
+nodes at once. Both must give the same scores, so both use `score_by_fullness`, which is exact because it computes with
+integers.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ def node_score(
     """Score a node by how full all its cards are with the pod on them, in core and memory.
 
     For a pod that requests no GPU, the devices of the requested types count. Raises KeyError for a policy that is not
-    in NODE_POLICIES, which the settings do not let through.
+    in NODE_POLICIES; the settings accept no such policy.
 
     Args:
-        weight_of_core: In percent; the rest is the weight of memory.
+        weight_of_core: The weight of core in percent. The rest is the weight of memory.
     """
     core_used = memory_used = core = memory = 0
     requests = request.containers or request.others
@@ -43,7 +44,7 @@ def node_score(
 def score_by_fullness(
     core_used: int, memory_used: int, core: int, memory: int, node_policy: str, weight_of_core: int
 ) -> int:
-    """Score a node by the sums of what is used of its cards and of their sizes."""
+    """Score a node, given the sums of what is used of its cards and the sums of their sizes."""
     used = weight_of_core * core_used * memory + (100 - weight_of_core) * memory_used * core
     capacity = 100 * core * memory
     return NODE_POLICIES[node_policy](min(used, capacity), capacity)

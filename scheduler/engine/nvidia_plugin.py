@@ -1,9 +1,10 @@
-"""Handles nodes on which the NVIDIA device plugin serves `nvidia.com/gpu`, as a label of the Node says.
+"""Handles nodes on which the NVIDIA device plugin serves `nvidia.com/gpu`, according to a label of the Node.
 
-`scheduler.cluster`, `scheduler.decisions`, `scheduler.mtgpupods` and `mgpu simulate` ask here before they decide about
-such a node. The plugin chooses among its free cards by itself, so mgpu does not choose the cards of such a pod: it
-holds every card of the node for the pod until the node reports which ones it got, and shares none of them. For the same
-reason such a pod must not go to a node where a card carries shares of mgpu: the plugin could allocate that card.
+`scheduler.cluster`, `scheduler.decisions`, `scheduler.mtgpupods`, the web page and `mgpu simulate` call the functions.
+On such a node, the plugin chooses the cards of pods that request `nvidia.com/gpu`. So mgpu does not choose the cards of
+such a pod. It holds every card of the node for the pod until the node reports which cards the pod got, and shares none
+of these cards. For the same reason such a pod must not go to a node where mgpu has given a card to other pods, because
+the plugin could allocate that card.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,12 +26,15 @@ def is_on_node(node: Node | None) -> bool:
 
 
 def holding_rules(node: Node | None) -> tuple[bool, str | None]:
-    """Return what of the node decides how holdings are derived; if it changes, they are derived again."""
+    """Return the properties of the node on which the holdings of its pods depend.
+
+    If they change, the holdings are derived again.
+    """
     return is_on_node(node), node.labels.get(LABEL) if node else None
 
 
 def requests_nvidia_cards(request: GpuRequest | None) -> bool:
-    """Return whether the NVIDIA device plugin, on nodes that have it, allocates cards to a pod with this request."""
+    """Return whether the NVIDIA device plugin would allocate cards to a pod with this request on a node that has it."""
     return request is not None and any(container.is_nvidia_gpu for container in request.containers)
 
 
@@ -40,9 +44,12 @@ def chooses_cards(node: Node | None, request: GpuRequest | None) -> bool:
 
 
 def held_shares(request: GpuRequest | None, reported: Sequence[Share]) -> tuple[Share, ...]:
-    """Return the shares that a pod holds for which the node has reported these.
+    """Return the shares that a pod holds.
 
-    A container whose cards are not reported yet holds unknown cards: containers get their cards one after the other.
+    Containers get their cards one after the other. A container whose cards are not reported yet holds unknown cards.
+
+    Args:
+        reported: The shares that the node has reported for the pod.
     """
     containers = {share.container for share in reported}
     unknown = unknown_shares(request) if request else ()
@@ -52,13 +59,13 @@ def held_shares(request: GpuRequest | None, reported: Sequence[Share]) -> tuple[
 def indexes_used_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
     """Return the indexes of the node's GPUs that mgpu has given to pods and that the plugin could allocate too.
 
-    A card of MtgpuPods does not count if their occupy pod was allocated it, because the plugin cannot allocate it
-    again. MtgpuPods that have been admitted, but whose card nobody knows yet, are on no card.
+    A card of MtgpuPods does not count if it was allocated to their occupy pod, because the plugin cannot allocate it
+    again. MtgpuPods that have been admitted, but whose card is not known yet, are on no card.
 
     Args:
         without: The UID of a pod that does not count.
-        gpuid: The GPUID whose occupy pod `without` is. If its MtgpuPods have a card already, cards of other MtgpuPods
-            do not count: two occupy pods that are missing would otherwise wait for each other for ever.
+        gpuid: The GPUID whose occupy pod `without` is. If its MtgpuPods have a card already, the cards of other
+            MtgpuPods do not count. Otherwise two missing occupy pods would wait for each other forever.
     """
     holdings = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
     occupiers = [h for h in ledger.holdings(node) if h.dialect == NVIDIA and h.occupies]
@@ -76,7 +83,7 @@ def indexes_used_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: st
 
 
 class CardsUsedByMgpu:
-    """`indexes_used_by_mgpu` of each node, cached because a filter needs it of thousands. Not thread-safe."""
+    """Caches `indexes_used_by_mgpu` of each node, because a filter needs it for thousands of nodes. Not thread-safe."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -97,9 +104,12 @@ class CardsUsedByMgpu:
 
 
 def rejection(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:
-    """Return why a pod whose cards the NVIDIA device plugin chooses must not be placed here, or None.
+    """Return why a pod whose cards the NVIDIA device plugin chooses must not be placed on this node, or None.
 
-    Whether enough cards are free, the kubelet counts. ours: the cards that mgpu has given to other pods, by index.
+    The function does not check whether enough cards are free, because the kubelet does.
+
+    Args:
+        ours: The indexes of the cards that mgpu has given to other pods.
     """
     unmet = request.unmet_requirement(node)
     if unmet is not None:

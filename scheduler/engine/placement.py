@@ -1,12 +1,13 @@
 """Places a pod on the cards of a node: `place` returns the best placement, or why there is none.
 
-`scheduler.engine.node_assessment` calls it for one node; everything that chooses cards goes through it. The result must
-depend on nothing but the arguments, and higher limits must find whatever lower ones find.
+`scheduler.engine.node_assessment` calls it for one node. The result must depend only on the arguments, and a search
+with higher limits must find a placement if one with lower limits does.
 
-A single container is a sort: each card gains or loses by itself. All containers on one card (a same-card group) are
-tried card by card. Otherwise the kinds of containers and the configurations that fit each card make a problem for the
-exact `solver`, whose options are worth what the policy says. What counts before the policy is subtracted from the
-worth, in units that all differences of worth together cannot outweigh (`_penalize`), so one search decides everything.
+For a single container the cards are sorted, because each card gains or loses by itself. The containers of a pod in a
+same-card group must be on one card, so the cards are tried one by one. Otherwise the kinds of containers and the
+configurations that fit each card are a problem for the exact `solver`, in which the policy defines the worth of an
+option. Some criteria come before the policy. They are subtracted from the worth as penalties, whose unit is larger than
+all differences of worth together (`_penalize`), so one search decides everything.
 """
 
 from collections.abc import Sequence
@@ -37,9 +38,9 @@ from scheduler.engine.rejections import (
 )
 from scheduler.engine.solver import EDGE, Option, any_path, lowest, solve
 
-_CONFIGURATION_STEPS = 8  # to create one configuration of one card
-_CONTAINER_STEPS = 8  # to check whether a card can take a container alone
-_OPTION_STEPS = 8  # to check whether a configuration fits a card, and to rate it
+_CONFIGURATION_STEPS = 8  # steps to create one configuration of one card
+_CONTAINER_STEPS = 8  # steps to check whether a card can take a container alone
+_OPTION_STEPS = 8  # steps to check whether a configuration fits a card, and to rate it
 
 
 def place(
@@ -52,13 +53,14 @@ def place(
 ) -> Placement | Rejection:
     """Return the best placement of a request on the cards of a node, or why there is none.
 
-    Of all placements that fit, the best one holds the least (`largest_of`: init containers reuse cards); then it uses
-    the fewest cards that others of its spread group hold; then it has the highest sum of the policy's scores over all
-    cards; then the lowest card indexes, container by container in the order of the request. If finding it takes more
-    steps than `limits` allows, the result is the best placement found, with `proven=False`.
-
-    A Rejection that says "does not fit" is always proven. A search that ended without a result says so, with
+    The best of all placements that fit holds the least, because init containers use the cards of other containers
+    (`largest_of`); then it uses the fewest cards with other pods of its spread group; then it has the highest sum of
+    the policy's scores over all cards; then it has the lowest card indexes, container by container in the order of the
+    request. If finding it takes more steps than `limits` allows, the result is the best placement found, with
     `proven=False`.
+
+    A Rejection that says that the pod does not fit is always proven. If a search ended without a result, the Rejection
+    says so and has `proven=False`.
 
     Args:
         cards: All cards of the node, in any order.
@@ -120,7 +122,7 @@ def _without_excluded(request: GpuRequest, cards: Sequence[CardState]) -> Sequen
 def _place_one(
     container: ContainerRequest, cards: Sequence[CardState], max_shares: int, score: CardScore, avoided: Sequence[bool]
 ) -> CardPositions | None:
-    """Return the best cards for a single container: the first ones by loss of score, since losses add up."""
+    """Return the best cards for a single container, which are those that lose the least score."""
     losses: list[tuple[bool, int, int]] = []
     for i, state in enumerate(cards):
         usable = state.card.healthy and not (container.whole and state.shares)
@@ -139,7 +141,7 @@ def _place_one(
 def _place_on_one_card(
     request: GpuRequest, cards: Sequence[CardState], score: CardScore, avoided: Sequence[bool], effort: Effort
 ) -> Sequence[CardPositions] | None:
-    """Return the best card that all containers fit together."""
+    """Return the best card on which all containers fit together, for each of the containers."""
     kinds = kinds_of(request)
     losses: list[tuple[bool, int, int]] = []
     for i, state in enumerate(cards):
@@ -163,10 +165,10 @@ class _Search:
     effort: Effort
 
     def run(self, limits: Limits) -> tuple[Sequence[CardPositions] | None, bool]:
-        """Return the positions of each container's cards, or None if they do not fit; and whether that is proven.
+        """Return the positions of each container's cards, or None if they do not fit, and whether that is proven.
 
-        Raises Exhausted. A search with lower limits may find what one with higher limits does not, because its narrow
-        search keeps other states. So lower limits are tried too, and higher limits never find less.
+        Raises Exhausted. A search with lower limits may find a placement that one with higher limits does not find,
+        because its narrow search keeps other states. So lower limits are tried too.
         """
         kinds, largest = kinds_of(self.request), largest_of(self.request, self.cards)
         lower = (min(limits.search, less.search) for less in (SHORT, LEAST))
@@ -248,7 +250,7 @@ def _penalize(options: Sequence[Sequence[Option]], penalties: Sequence[Sequence[
 
 
 def _equal_cards_together(options: Sequence[Sequence[Option]]) -> list[int]:
-    """Return the positions of the cards that can take anything, equal ones one after the other."""
+    """Return the positions of the cards that can take at least one container, with equal cards side by side."""
     first: dict[tuple[Option, ...], int] = {}
     group = {i: first.setdefault(tuple(of_card), i) for i, of_card in enumerate(options) if len(of_card) > 1}
     return sorted(group, key=lambda i: (group[i], i))

@@ -1,8 +1,8 @@
-"""Rejections of a node: a reason for each card, and whether evicting pods could help.
+"""Creates the rejections of a node: a reason for each card, and whether evicting pods could help.
 
-`scheduler.engine.placement` returns them for one node, `scheduler.engine.arrays` for many, and
-`scheduler.mtgpupods.card_assignment` asks for the reason of single cards. The order of the checks in `_reason` is also
-the order of `arrays.array_rejections._brief_reasons`; a change of one needs the other.
+`scheduler.engine.placement` calls the functions for one node, `scheduler.engine.arrays` for many nodes, and
+`scheduler.mtgpupods.card_assignment` for single cards. `_reason` must check in the same order as
+`arrays.array_rejections._brief_reasons`, so change both together.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,9 @@ def card_refusal(
     """Return why a card cannot take this container even without the pod's other containers, or None.
 
     Args:
-        exclusion: Why the card is excluded for the pod (`card_constraints.exclusions`).
-        brief: Leave amounts out, so that thousands of nodes have few different reasons.
+        max_shares: The most shares of a card, or 0 for no limit.
+        exclusion: The reason why the card is excluded for the pod (`card_constraints.exclusions`), or None.
+        brief: Whether to leave amounts out, so that thousands of nodes have few different reasons.
     """
     reason = _reason(state, container, max_shares, exclusion, brief=brief)
     return None if reason is None else CardRefusal(state.card.index, *reason, state.card.type)
@@ -56,7 +57,7 @@ def _reason(
         return RejectionKind.SHARES, "no share left" if brief else f"holds {state.shares} of {max_shares} shares"
     core, memory, _, ratio = container.amount_on(state.card)
     core, memory = max(0, core - state.core_free), max(0, memory - state.memory_free)
-    # A lack of memory in bytes implies one in percent; bytes are exact.
+    # A card that lacks memory in bytes also lacks it in percent. Only the bytes are reported, because they are exact.
     ratio = 0 if memory else max(0, ratio - state.ratio_free)
     if not (core or memory or ratio):
         return None
@@ -68,9 +69,9 @@ def _reason(
 
 @lru_cache(maxsize=10_000)
 def _short(core: int, memory: int, ratio: int) -> str:
-    """Return the text for what a card lacks. Cached, because a filter gives it for tens of thousands of cards.
+    """Return the text for what a card lacks. It is cached, because a filter needs it for tens of thousands of cards.
 
-    There is no percent sign, because kube-scheduler passes the text to Sprintf, and its Event would say
+    The text has no percent sign, because kube-scheduler passes it to Sprintf, and its Event would contain
     `50%!s(MISSING)hort`.
     """
     parts = [f"core {core / 10:g} percent short"] if core else []
@@ -125,9 +126,11 @@ def container_rejection(
     *,
     brief: bool = False,
 ) -> Rejection | None:
-    """Return why this container does not fit even alone, or None. `hopeless` is not set.
+    """Return why this container does not fit even alone, or None. The rejection's `hopeless` is not set.
 
-    excluded: as `card_constraints.exclusions` returns it.
+    Args:
+        excluded: The result of `card_constraints.exclusions`.
+        brief: Whether to leave amounts out, as for `card_refusal`.
     """
     refusals = [
         card_refusal(state, container, request.max_shares, exclusion, brief=brief)
@@ -147,7 +150,7 @@ def container_rejection(
 
 
 def empty_cards(cards: Sequence[CardState]) -> list[CardState]:
-    """Return the cards with no shares on them. Their health, groups and GPUIDs stay."""
+    """Return the cards as if nothing of them were in use. They keep their health, groups and GPUIDs."""
     return [CardState(state.card, groups=state.groups, gpuid=state.gpuid) for state in cards]
 
 
@@ -159,13 +162,13 @@ def _unplaceable_when_empty(
 
 
 def _fewer_can(container: ContainerRequest, cards: Sequence[CardState], max_shares: int) -> bool:
-    """Return whether fewer cards than the container requests could take it alone."""
+    """Return whether fewer cards could take the container alone than it requests."""
     fitting = (state for state in cards if card_refusal(state, container, max_shares) is None)
     return sum(1 for _ in islice(fitting, container.cards)) < container.cards
 
 
 def not_together_rejection(request: GpuRequest, *, hopeless: bool) -> Rejection:
-    """Return the rejection of containers each of which fits alone."""
+    """Return the rejection of a pod whose containers do not fit together, although each of them fits alone."""
     count, group = len(request.containers), request.constraints.same_card
     together = f"on one card, as {group} requires" if group else "together"
     text = f"each of the {count} {_type(request)} containers fits alone, but not all of them {together}"
@@ -173,7 +176,7 @@ def not_together_rejection(request: GpuRequest, *, hopeless: bool) -> Rejection:
 
 
 def unproven_rejection(request: GpuRequest) -> Rejection:
-    """Return the rejection for a search that ended without a result, which must not be taken for "does not fit"."""
+    """Return the rejection for a search that ended without a result. It does not mean that the pod does not fit."""
     count = len(request.containers)
     text = (
         f"the search for cards for the {count} {_type(request)} containers was ended because it takes too long, and "

@@ -11,12 +11,13 @@ T = TypeVar("T")
 
 
 def by_turns(items: Iterable[T], group: Callable[[T], str], rank: Callable[[str], Any]) -> Iterator[T]:
-    """Yield the items, one from each group in turn; the items of a group keep their order.
+    """Yield the items, one from each group in turn. The items of a group keep their order.
 
-    So a group with a thousand items delays each item of another group by one item only.
+    So even a group with a thousand items adds only one item to each turn.
 
     Args:
-        rank: returns the rank of a group; groups with a lower rank come first in each turn.
+        group: The function that returns the group of an item.
+        rank: The function that returns the rank of a group. Groups with a lower rank come first in each turn.
     """
     queues: dict[str, deque[T]] = {}
     for item in items:

@@ -1,37 +1,41 @@
-"""The exact solver: which containers go onto which cards, so that the total worth of the cards is highest.
+"""The exact solver. It decides which containers go onto which cards so that the total worth of the cards is highest.
 
 `placement` and `evictions` call `solve` for the best placements and `lowest` for the first of them.
 
 Problem
     Each card has options: the configurations (numbers of each kind of container) that fit it, each with a worth.
     Choose one option per card so that every kind gets exactly its number of cards and the total worth is highest.
-    Among equal sums the placement with the lowest card indexes wins, container by container in the request's order.
+    Among placements of equal worth, the one with the lowest card indexes is chosen, container by container in the order
+    of the request.
 
 Why it is exact
-    1. Prices. Give each kind a price per card. The loss of an option is its worth minus the prices paid, compared with
-       the best option of the card: loss ≥ 0. Every placement pays the same prices in total, Σ price × units, because it
-       places exactly the units. So total loss = constant − total worth, whatever the prices, and the placements with
-       the least loss are those with the highest worth. Good prices (Lagrange multipliers) give nearly all options a
-       large loss, so that few of them have to be tried; but any prices are right.
-    2. Limit. `_reach` finds the least loss of every state (units that each kind still needs) after each card, over all
-       placements that lose at most `limit`. It leaves a state out only if the remaining cards cannot take what is left
-       (`caps`), or if a lower bound on the rest of the way exceeds the limit. Hence, if the goal is reached within the
-       limit, the least loss found is the least of all. If not, no placement loses so little, and the limit is raised,
-       up to `most_lost`, which no placement exceeds. If the goal is not reached then, there is no placement.
+    1. Prices. Each kind has a price per card. The gain of an option is its worth minus the prices of its containers.
+       The loss of an option is the gain of the card's best option minus its own gain, so it is at least 0. Every
+       placement pays the same prices in total, Σ price × units, because it places exactly the units. So for any prices
+       total loss = constant − total worth, and the placements with the least loss are those with the highest worth.
+       Good prices (Lagrange multipliers) give nearly all options a large loss, so that few options have to be tried.
+       With other prices the result is the same.
+    2. Limit. A state is the number of units that each kind still needs. `_reach` finds the least loss of every state
+       after each card, over all placements that lose at most `limit`. It leaves a state out only if the remaining cards
+       cannot take what is left (`caps`), or if a lower bound on the loss of the remaining cards exceeds the limit. So
+       if the goal is reached within the limit, the least loss found is the least of all. If the goal is not reached,
+       every placement loses more, and the limit is raised, up to `most_lost`, which no placement exceeds. If the goal
+       is not reached then either, there is no placement.
     3. Lower bounds. `_table` is the same recursion backwards over all states at once, without caps and with losses
        rounded down, so its values never exceed the true loss.
-    4. Ties. `_edges` walks back from the goal over all options that lie on placements with the least loss. Of equal
-       cards in a row it keeps only placements whose codes do not increase from card to card: exchanging the options of
-       two equal cards keeps the loss, and the kept order comes first in `lowest`. `lowest` then fixes the cards of one
-       container after the other, always the lowest that some kept placement allows.
+    4. Ties. `_edges` walks back from the goal over all options that lie on placements with the least loss. For
+       consecutive equal cards it keeps only placements whose codes do not increase from card to card. Exchanging the
+       options of two equal cards does not change the loss, and the kept order comes first in `lowest`. `lowest` then
+       fixes the cards of one container after the other. It always takes the lowest cards that some kept placement
+       allows.
 
 All values are integers, except where prices are sought and table entries are rounded down. Steps are charged to a
 budget, and the number of states is bounded, so no pod costs unbounded time or memory. If the budget ends, a narrow
-search follows, which keeps only the states of least loss: it finds a good placement, without proof.
+search follows, which keeps only the states with the least loss. It finds a good placement without proof.
 
-What may change: the order of the two methods (dictionaries of reached states, tables of all states), their thresholds,
-and the way to find prices. What must hold: points 1 to 4. tests/scheduler/engine/test_solver.py compares each method
-with an exhaustive search.
+You may change the order of the two methods (dictionaries of reached states, tables of all states), their thresholds,
+and the way in which prices are found. Points 1 to 4 must hold. tests/scheduler/engine/test_solver.py compares each
+method with an exhaustive search.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,37 +51,37 @@ from scheduler.engine.configurations import Kind
 from scheduler.engine.effort import Budget, Exhausted
 
 Option = tuple[int, int]
-"""(worth of a configuration on a card, compared with leaving the card alone; its code)."""
+"""The worth of a configuration on a card, compared with the card without the pod, and the code of the configuration."""
 
 Node = tuple[int, int]
-"""(state, the lowest code that the card before it may have)."""
+"""A state, and the lowest code that the card before it may have."""
 
 Edge = tuple[Node, Node, int]
-"""(before a card, after it, code of the card's configuration)."""
+"""The node before a card, the node after it, and the code of the card's configuration."""
 
 _Layers = list[dict[int, int]]
-"""Before each card, and after the last one: the reached states, each with its least loss."""
+"""The states that are reached before each card and after the last one, each with its least loss."""
 
 _Floor = Callable[[int, int], int]
-"""(number of a card, state before it) → a lower bound on the loss from there to the goal."""
+"""Returns a lower bound on the loss from a state to the goal, given the number of a card and the state before it."""
 
 _Floats = NDArray[np.float64]
 
-# Steps and thresholds are measured on the corpus of bench/corpus.py; the unit is a transition between two states.
-_MAX_PLAIN = 4000  # a search this short costs less than finding prices
+# Steps and thresholds were measured on the corpus of bench/corpus.py. The unit is a transition between two states.
+_MAX_PLAIN = 4000  # a search of at most this many steps costs less than finding prices
 _ROW_STEPS, _CELLS_PER_STEP = 16, 64  # the table takes _ROW_STEPS per option, and a step for each _CELLS_PER_STEP cells
-_FLOOR_STEPS = 12  # to look a lower bound up
-_CHARGE_EVERY = 1000  # transitions that are charged at once
-_EDGE_STEPS = 4  # for an edge that is kept: what bounds the steps bounds the memory too
+_FLOOR_STEPS = 12  # steps to look up a lower bound
+_CHARGE_EVERY = 1000  # the number of transitions that are charged at once
+_EDGE_STEPS = 4  # steps for an edge that is kept, so that the budget also limits the memory for edges
 EDGE = 4
-"""Steps for an edge and one number of cards of a container."""
+"""The steps for an edge and one number of cards of a container."""
 
 _FIRST_LIMIT = 512  # the first limit on the loss is the largest loss of an option, divided by this
-_BITS = 40  # losses in tables are rounded down to 2^-40 of the largest, so that they fit machine integers
-_UNREACHABLE = 1 << 60  # in tables: the goal cannot be reached from here
+_BITS = 40  # losses in tables are rounded down to 2^-40 of the largest loss, so that they fit machine integers
+_UNREACHABLE = 1 << 60  # the value in tables of a state from which the goal cannot be reached
 
-_MOST_STATES = 200_000  # kept at the same time; each takes some 150 bytes
-_MOST_TABLE_CELLS = 4 << 20  # of eight bytes each
+_MOST_STATES = 200_000  # the most states that are kept at the same time; each takes about 150 bytes
+_MOST_TABLE_CELLS = 4 << 20  # the most cells of a table; each takes eight bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,12 @@ class _Problem:
     """The problem in integers, card by card. States are packed like configurations, with every guard bit set.
 
     Attributes:
-        options: Of each card, (loss, code), least loss first.
-        equal: Whether a card has the same options as the one before.
-        caps: The most that the cards from this one on can take, and one more entry for the end.
-        most_lost: No placement loses more; negative if there is no placement.
+        options: For each card, the loss and the code of each option, the least loss first.
+        equal: For each card, whether it has the same options as the card before it.
+        caps: For each card, the most that it and the cards after it can take. A last entry is for the end.
+        start: The state before the first card.
+        goal: The state in which all containers are placed.
+        most_lost: The loss that no placement exceeds. It is negative if there is no placement.
     """
 
     kinds: tuple[Kind, ...]
@@ -101,10 +107,10 @@ class _Problem:
 
 
 def solve(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Budget) -> tuple[list[list[Edge]], bool]:
-    """Return the options of each card that the best placements use, as edges, and whether it is proven that they do.
+    """Return the options of each card that the best placements use, as edges, and whether the result is proven.
 
-    Without edges there is no placement, or, without proof, none was found. The last quarter of the budget is for a
-    narrow search, which finds a good placement without proof.
+    If there are no edges, there is no placement. If the result is not proven either, none was found. The last quarter
+    of the budget is for a narrow search, which finds a good placement without proof.
     """
     narrow = Budget(budget.effort, budget.left // 4)
     exact = Budget(budget.effort, budget.left - narrow.left)
@@ -148,8 +154,8 @@ def _problem(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], price: 
         room = [min(kind.units, now + more) for kind, now, more in zip(kinds, room, most, strict=True)]
         caps.append(goal + sum(r << kind.shift for r, kind in zip(room, kinds, strict=True)))
     start = goal + sum(kind.units << kind.shift for kind in kinds)
-    # The dual value at these prices bounds every placement's worth from above, so no placement loses more than from
-    # there down to the least worth of all cards; and none loses more than the worst option of each card.
+    # No placement is worth more than the dual value at these prices, and none is worth less than the least worth of all
+    # cards together. So no placement loses more than the difference, and none more than the worst option of each card.
     dual = sum(max(worth - paid[code] for worth, code in card) for card in cards)
     dual += sum(p * kind.units for kind, p in zip(kinds, price, strict=True))
     most_lost = min(dual - sum(min(card)[0] for card in cards), sum(card[-1][0] for card in options))
@@ -191,13 +197,14 @@ def _exact(p: _Problem, budget: Budget, *, plain: bool) -> list[list[Edge]] | No
 
 
 def _narrow(p: _Problem, budget: Budget) -> tuple[list[list[Edge]], bool]:
-    """Find a good placement without proof: keep only as many states per card as the budget allows."""
+    """Find a good placement without proof, keeping only as many states per card as the budget allows."""
     try:
         layers = _reach(p, p.most_lost, budget, width=1 + budget.left // (2 * sum(map(len, p.options))))
         steps = _edges(p, layers, budget) if layers and p.goal in layers[-1] else []
     except Exhausted:
         return [], False
-    return steps if all(steps) else [], False  # the states that are kept need not have equal cards in order
+    # The kept states may have no placement with equal cards in order; then a layer has no edges.
+    return steps if all(steps) else [], False
 
 
 def _reach(
@@ -215,8 +222,9 @@ def _reach(
     states to store.
 
     Args:
-        width: Keep only so many states per card, those with the least loss.
-        floor: Leave out the states that this lower bound rules out.
+        most: The most transitions.
+        width: The most states to keep per card, those with the least loss; None for no limit.
+        floor: The lower bound by which states are left out, or None.
     """
     layers: _Layers = [{p.start: 0}]
     goal = p.goal
@@ -230,8 +238,9 @@ def _reach(
                     break
                 transitions += 1
                 after = state - code
-                # All fields at once: a field that went below 0 has borrowed its guard bit (too many containers), and so
-                # has one of cap − after where more is left than the remaining cards can take.
+                # Both checks compare all fields at once. A field of `after` that is below 0 has borrowed its guard bit:
+                # there are too many containers of its kind. A field of cap − after that is below 0 has borrowed it too:
+                # more containers are left than the remaining cards can take.
                 if after & goal != goal or (cap - (after ^ goal)) & goal != goal:
                     continue
                 total, known = lost + loss, layer.get(after)
@@ -293,7 +302,7 @@ def _table(p: _Problem, limit: int) -> tuple[_Floor, int | None]:
         return int(rows[card][tuple(kind.count(state) for kind in p.kinds)]) * unit >> _BITS
 
     best = int(after[(-1,) * len(shape)])
-    # Each of the options on the way was rounded down by less than one.
+    # The loss of each option on the way was rounded down by less than one.
     return floor, ((best + len(p.options)) * unit >> _BITS) + 1 if best < _UNREACHABLE else None
 
 
@@ -301,20 +310,20 @@ def _table(p: _Problem, limit: int) -> tuple[_Floor, int | None]:
 # cards together choose almost exactly what is needed. Any prices are right (point 1), so floats are good enough here.
 
 _SMOOTHING = tuple(0.1 * 0.5**i for i in range(9))  # temperatures, in parts of the largest worth
-_MAX_ITERATIONS = 6  # per temperature
-_LONGEST_MOVE = 4.0  # of the prices in an iteration, in temperatures
-_BALANCED = 0.1  # cards that may be missing or too many before the next temperature
-_MARGIN = 1e-6  # far above the rounding of floats
-_MOST_PRICE_CELLS = 1 << 20  # cards × configurations and configurations × kinds, of eight bytes each
+_MAX_ITERATIONS = 6  # the most iterations per temperature
+_LONGEST_MOVE = 4.0  # the largest change of a price in an iteration, in temperatures
+_BALANCED = 0.1  # the next temperature follows once fewer cards than this are missing or in excess
+_MARGIN = 1e-6  # far above the rounding errors of floats
+_MOST_PRICE_CELLS = 1 << 20  # the most cells of the matrices cards × configurations and configurations × kinds
 _ITERATION_STEPS, _STEPS_PER_CELL, _MULTIPLICATIONS_PER_STEP = 400, 0.12, 2_000
 
 
 def _prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]], budget: Budget) -> list[int]:
     """Return the price of each kind, in the unit of the options' worth.
 
-    They minimize the dual, Σ over cards of the best (worth − prices paid) + Σ price × units, by Newton's method on a
-    softmax smoothing that becomes ever sharper. All prices are 0 if the matrices would be too large, and the best
-    prices so far are returned once a third of the budget is used up.
+    The prices minimize the dual, which is the sum over the cards of their best gain (point 1) plus Σ price × units.
+    Newton's method is used on a softmax smoothing that becomes ever sharper. All prices are 0 if the matrices would be
+    too large. Once a third of the budget is used up, the best prices so far are returned.
     """
     codes = sorted({code for options in cards for _, code in options})
     if len(codes) * max(len(cards), len(kinds)) > _MOST_PRICE_CELLS:
@@ -332,9 +341,14 @@ def _prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]], budget: Bu
 
 
 def _minimize_dual(values: _Floats, counts: _Floats, units: _Floats, budget: Budget) -> _Floats:
-    """Return the prices with the lowest dual that was found. values: [cards, configurations]; counts: [·, kinds].
+    """Return the prices with the lowest dual that was found.
 
-    A dual below the worth of any placement proves that there is none, so the search for prices can end.
+    A dual below the least worth that a placement can have proves that there is none, so the search for prices can end.
+
+    Args:
+        values: [cards, configurations], the worth of each option.
+        counts: [configurations, kinds], the number of containers of each kind.
+        units: [kinds], the number of cards that each kind needs.
     """
     prices = best = np.zeros(len(units))
     lowest_dual = np.inf
@@ -371,9 +385,9 @@ def _minimize_dual(values: _Floats, counts: _Floats, units: _Floats, budget: Bud
 
 
 def _edges(p: _Problem, layers: _Layers, budget: Budget) -> list[list[Edge]]:
-    """Return per card the edges of the placements with the least loss. Raises Exhausted.
+    """Return, for each card, the edges of the placements with the least loss. Raises Exhausted.
 
-    Of equal cards the first has the most of the first kind, and so on: any other order comes later in `lowest`.
+    The codes of consecutive equal cards do not increase, because any other order comes later in `lowest`.
     """
     alive: set[Node] = {(p.goal, 0)}
     found: list[list[Edge]] = []
@@ -396,9 +410,9 @@ def _edges(p: _Problem, layers: _Layers, budget: Budget) -> list[list[Edge]]:
 
 
 def any_path(steps: list[list[Edge]]) -> list[list[Edge]]:
-    """Return the edges of one placement, for callers without the budget to compare all.
+    """Return the edges of one placement, for callers whose budget does not suffice to compare all placements.
 
-    Every edge leads on to the goal, so no choice has to be taken back.
+    Every edge leads to the goal, so no choice has to be taken back.
     """
     node: Node = steps[0][0][0]
     path: list[list[Edge]] = []
@@ -412,10 +426,10 @@ def any_path(steps: list[list[Edge]]) -> list[list[Edge]]:
 def lowest(
     kinds: Sequence[Kind], order: Sequence[int], steps: list[list[Edge]], budget: Budget
 ) -> list[tuple[int, ...]]:
-    """Return the first of all placements along these edges: for each container the positions of its cards.
+    """Return the first of all placements along these edges, as the positions of the cards of each container.
 
     One container after the other takes the lowest cards. That is right, because the other containers of its kind can
-    share the rest whenever no card has more of the kind than there are such containers. Raises Exhausted.
+    share the remaining cards if no card has more containers of the kind than there are. Raises Exhausted.
 
     Args:
         order: The position of the card of each step.
@@ -442,8 +456,8 @@ def _lowest_for(kind: Kind, others: int, already: Sequence[int], bit_of: Sequenc
     """Return the cards of one container as bits. The lowest card has the highest bit, so the largest number is best.
 
     Args:
-        others: How many containers of its kind come after it.
-        already: By card, how many containers of its kind come before it.
+        others: The number of containers of its kind that come after it.
+        already: For each card, the number of containers of its kind that come before it.
     """
     best = {(steps[0][0][0], 0): 0}
     for i, here in enumerate(steps):

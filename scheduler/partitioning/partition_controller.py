@@ -176,7 +176,7 @@ class PartitionController:
             self._observe(changed)
             pods, deleted = self._waiting.update()
             for promise in self._promises.follow(pods, deleted):
-                text = f"plan {promise.plan} of its slices is not in force after {PROMISE_SECONDS:.0f} s"
+                text = f"partition plan {promise.plan} is not in force after {PROMISE_SECONDS:.0f} s"
                 remedy = "check that mgpu's agent runs on the node; pods that wait are planned for other nodes"
                 self._warn_node(promise.node, f"{text}: {remedy}", "PlanLate")
             self._restore(pods)

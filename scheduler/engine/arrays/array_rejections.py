@@ -1,7 +1,7 @@
 """Gives thousands of nodes their rejections, computing each only once for all nodes with an equal rejection.
 
-`scheduler.decisions.array_filter` calls `reject_nodes` for the nodes that `node_fits` has rejected. The texts are those
-of `scheduler.engine.rejections`, of one node of each group.
+`scheduler.decisions.array_filter` calls `reject_nodes` for the nodes that `node_fits` has rejected. The texts come from
+`scheduler.engine.rejections`, which is called for one node of each group of equal nodes.
 
 kube-scheduler counts how many nodes gave which reason and writes all reasons into the pod's condition without a limit
 (handleSchedulingFailure; only the Event is cut, at 1,024 bytes). 5,000 nodes with different amounts would exceed the
@@ -32,17 +32,23 @@ from scheduler.engine.arrays.node_table import (
 from scheduler.engine.rejections import container_rejection, impossible_request
 
 MAX_REASONS = 50
+"""The most different reasons of a call before amounts are left out."""
 _LARGEST_CODE = 1 << 61
 
 _ABSENT, _FITS, _CORE, _MEMORY, _CORE_AND_MEMORY, _SHARES, _IN_USE, _UNHEALTHY, _EXCLUDED = range(9)
-"""The brief reason of a card. From _EXCLUDED on, each exclusion has a number of its own."""
+"""The brief reason of a card. The number of an exclusion is its key in `NodeArrays.exclusions` plus _EXCLUDED."""
 
 
 Reasons = npt.NDArray[np.int32]
 
 
 class RejectedNodes(NamedTuple):
-    """Nodes with an equal rejection, which is shortened as `Rejection.summary` does."""
+    """Nodes with an equal rejection.
+
+    Attributes:
+        nodes: The positions of the nodes.
+        rejection: The rejection, shortened by `Rejection.summary`.
+    """
 
     nodes: Places
     rejection: Rejection
@@ -74,7 +80,7 @@ def _reject_container(
     """Yield the rejections of nodes on which this is the first container that fits no card even alone."""
     reasons = _brief_reasons(rows, request, container).take(places, axis=0)
     without_hope = hopeless_nodes(rows, request).take(places)
-    # Whether there are too many different reasons mostly shows on the first nodes already.
+    # If there are too many different reasons, the first nodes mostly have too many already.
     few = _number_by_amounts(rows, places[: 4 * MAX_REASONS], container, reasons) is not None
     exact = _number_by_amounts(rows, places, container, reasons) if few else None
     numbers = _number_by_brief_reasons(reasons) if exact is None else exact
@@ -90,7 +96,8 @@ def _reject_container(
 def _brief_reasons(rows: NodeArrays, request: GpuRequest, container: ContainerRequest) -> Reasons:
     """Return the brief reason of each card, [n, cards].
 
-    If several apply, the result must be the one that `card_refusal` finds first, so they are set in reverse order.
+    If several reasons apply, the result must be the one that `card_refusal` finds first. So the reasons are set in
+    reverse order.
     """
     core, memory, ratio = taken_amounts(rows.data, container)
     core_short, memory_short = rows.data[CORE_FREE] < core, rows.data[MEMORY_FREE] < memory
@@ -110,10 +117,12 @@ def _brief_reasons(rows: NodeArrays, request: GpuRequest, container: ContainerRe
 
 
 def _number_by_amounts(rows: NodeArrays, places: Places, container: ContainerRequest, reasons: Reasons) -> Ints | None:
-    """Return a number per node, equal for nodes that lack equal amounts; None for more than MAX_REASONS numbers.
+    """Return a number for each node, which is equal for nodes that lack equal amounts.
+
+    Returns None if there would be more than MAX_REASONS different numbers.
 
     Args:
-        reasons: The brief reasons of these nodes, and perhaps of more nodes after them.
+        reasons: The brief reasons of these nodes. It may have more rows, which are ignored.
     """
     reasons, data = reasons[: len(places)], rows.data.take(places, axis=1)
     short = (reasons >= _CORE) & (reasons <= _CORE_AND_MEMORY)
@@ -126,11 +135,12 @@ def _number_by_amounts(rows: NodeArrays, places: Places, container: ContainerReq
 
 
 def _number_by_brief_reasons(reasons: Reasons) -> Ints:
-    """Return a number per node, equal for nodes that have equally many cards with each reason."""
+    """Return a number for each node, which is equal for nodes with the same number of cards for each reason."""
     base = int(reasons.max(initial=0)) + 1
     code, codes = np.zeros(len(reasons), np.int64), 1
     for column in np.sort(reasons, axis=1).T:
-        if codes > _LARGEST_CODE // base:  # before the code overflows: at most one code per node is in use
+        # Before the codes overflow, they are numbered again: at most one code for each node is in use.
+        if codes > _LARGEST_CODE // base:
             known, code = np.unique(code, return_inverse=True)
             codes = len(known)
         code, codes = code * base + column, codes * base
@@ -138,7 +148,7 @@ def _number_by_brief_reasons(reasons: Reasons) -> Ints:
 
 
 def _number_rows(table: Ints) -> Ints | None:
-    """Return a number per row, equal for equal rows; None for more than MAX_REASONS numbers."""
+    """Return a number for each row, which is equal for equal rows; None if there are more than MAX_REASONS numbers."""
     content, size = np.ascontiguousarray(table).tobytes(), table[:1].nbytes
     numbers: dict[bytes, int] = {}
     number_of_row = []
@@ -150,6 +160,6 @@ def _number_rows(table: Ints) -> Ints | None:
 
 
 def _group(numbers: Ints) -> list[Places]:
-    """Return the positions of each different number."""
+    """Return, for each different number, the positions at which it occurs."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []

@@ -1,7 +1,7 @@
 """Scores many nodes at once if all placements on a node score the same.
 
-`scheduler.decisions.array_filter` calls it, and lets `node_score` score the placement on each other node. The scores
-must be exactly those of `scheduler.engine.node_score`.
+`scheduler.decisions.array_filter` calls the functions for these nodes, and `node_assessment.score` for each other node.
+The scores must be exactly those of `scheduler.engine.node_score`.
 """
 
 from functools import lru_cache
@@ -26,11 +26,11 @@ from scheduler.engine.node_score import score_by_fullness
 from scheduler.engine.policies import NODE_POLICIES
 
 _DOUBT = 1e-9
-"""Floats are exact to some 1e-15. A score this close to a whole number is computed again in integers."""
+"""A score that is this close to a whole number is computed again in integers. Floats are exact to about 1e-15."""
 
 
 def same_on_any_cards(rows: NodeArrays, request: GpuRequest) -> Mask:
-    """Return the nodes where the sum that the pod takes of all cards is the same for every placement, [n]."""
+    """Return on which nodes every placement takes the same sum of all cards, [n]."""
     if len(request.containers) > 1 and any(c.whole or c.stage is Stage.INIT for c in request.containers):
         return np.zeros(len(rows), np.bool_)
     by_size = any(c.whole or (c.ratio and not c.memory) for c in request.containers)
@@ -38,7 +38,7 @@ def same_on_any_cards(rows: NodeArrays, request: GpuRequest) -> Mask:
 
 
 def scores(rows: NodeArrays, request: GpuRequest, places: Places, node_policy: str, weight_of_core: int) -> list[int]:
-    """Return the score of each of these nodes, on which the pod fits and `same_on_any_cards` holds."""
+    """Return the score of each of these nodes. The pod must fit on them, and `same_on_any_cards` must be true there."""
     if not len(places):
         return []
     totals = (rows.totals[field].take(places) for field in (ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY))

@@ -1,7 +1,7 @@
-"""Tells for thousands of nodes at once whether a request fits.
+"""Decides for thousands of nodes at once whether a request fits.
 
-`scheduler.decisions.array_filter` calls `evaluate` first and lets the engine evaluate only the nodes that stay
-undecided, one by one. A verdict must be exactly what `scheduler.engine.node_assessment.assess` says of the same node;
+`scheduler.decisions.array_filter` calls `evaluate` first. The engine then evaluates only the undecided nodes, one by
+one. A verdict must agree with the result of `scheduler.engine.node_assessment.assess` for the same node;
 tests/scheduler/engine/arrays compares the two. An undecided node only costs time.
 """
 
@@ -33,12 +33,13 @@ from scheduler.engine.arrays.node_table import (
 
 
 class NodeVerdicts(NamedTuple):
-    """What the arrays say of n nodes. At most one of the answers holds for a node.
+    """The verdicts on n nodes. A node has at most one of the three verdicts.
 
     Attributes:
-        fits: [n], the request fits.
-        too_few: [n], a container requests more cards than the node has.
-        failing_container: [n], the number of the first container that fits no card even alone; -1 if there is none.
+        fits: [n], whether the request fits.
+        too_few: [n], whether a container requests more cards than the node has.
+        failing_container: [n], the position of the first container for which too few cards have capacity even if it is
+            alone; -1 if there is none.
     """
 
     fits: Mask
@@ -50,7 +51,7 @@ class NodeVerdicts(NamedTuple):
         return NodeVerdicts(self.fits.take(places), self.too_few.take(places), self.failing_container.take(places))
 
     def without(self, nodes: Mask) -> "NodeVerdicts":
-        """Return the same verdicts, but none on these nodes."""
+        """Return the same verdicts without those on these nodes."""
         return NodeVerdicts(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.failing_container))
 
     @property
@@ -60,7 +61,7 @@ class NodeVerdicts(NamedTuple):
 
 
 def evaluate(rows: NodeArrays, request: GpuRequest) -> NodeVerdicts:
-    """Evaluate the request on all rows, regardless of its requirements on nodes and of its groups."""
+    """Evaluate the request on all rows. The request's requirements on nodes and its groups are not considered."""
     counts = rows.totals[COUNT]
     candidates = (counts > 0) & ~rows.odd & _is_supported(request)
     too_few = candidates & (counts < max(c.cards for c in request.containers))
@@ -81,7 +82,10 @@ def evaluate(rows: NodeArrays, request: GpuRequest) -> NodeVerdicts:
 
 
 def _is_supported(request: GpuRequest) -> bool:
-    """Return whether the arrays can hold the request. A same-card group's pod must get one card for all containers."""
+    """Return whether the arrays can evaluate the request.
+
+    They cannot evaluate several containers that must be on one card, nor amounts that floats cannot represent.
+    """
     if request.constraints.same_card and (len(request.containers) > 1 or request.containers[0].cards > 1):
         return False
     return sum(c.cards * (c.core + c.memory) for c in request.containers) < EXACT
@@ -132,13 +136,13 @@ def hopeless_nodes(rows: NodeArrays, request: GpuRequest) -> Mask:
 
 
 def _fit_apart(numbers: Sequence[Ints], request: GpuRequest) -> Mask:
-    """Return the nodes where each container can surely have cards of its own, [n].
+    """Return on which nodes each container can surely have cards of its own, [n].
 
     The containers choose one after the other, those with the fewest fitting cards first. A container surely finds its
     cards if as many cards fit it as it and all containers before it take.
 
     Args:
-        numbers: By container, how many cards of each node fit it alone.
+        numbers: For each container, [n], how many cards of the node can take it alone.
     """
     fitting, cards = np.array(numbers), np.array([c.cards for c in request.containers])
     order = np.argsort(fitting, axis=0)
@@ -147,9 +151,10 @@ def _fit_apart(numbers: Sequence[Ints], request: GpuRequest) -> Mask:
 
 
 def _fit_together(rows: NodeArrays, request: GpuRequest) -> Mask | bool:
-    """Return the nodes where all containers surely fit on the same cards, [n].
+    """Return on which nodes all containers surely fit on the same cards, [n].
 
-    That is where enough cards for the container that requests the most could each take all containers at once.
+    They do if enough cards could each take all containers at once. Enough is the number of cards of the container that
+    requests the most cards.
     """
     if len(request.containers) == 1:
         return True
@@ -162,12 +167,15 @@ def _fit_together(rows: NodeArrays, request: GpuRequest) -> Mask | bool:
 
 
 def can_tell_spread(request: GpuRequest) -> bool:
-    """Return whether `only_beside_group` supports the request: for a single container all fitting cards are equal."""
+    """Return whether `only_beside_group` supports the request.
+
+    It supports a single container without a same-card group, for which any of the fitting cards will do.
+    """
     return len(request.containers) == 1 and request.constraints.same_card is None
 
 
 def only_beside_group(rows: NodeArrays, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
-    """Return on which of these nodes too few of the fitting cards are without pods of the request's spread group."""
+    """Return on which of these nodes the pod cannot get only cards without pods of its spread group, [n]."""
     container, group = request.containers[0], request.constraints.spread
     alone = np.ones(rows.data.shape[1:], np.bool_)
     for row, cards in enumerate(cards_of):

@@ -1,8 +1,8 @@
-"""Nodes as arrays: one row for each node, and one column for each of its cards.
+"""Stores nodes as arrays: one row for each node, and one column for each of its cards.
 
-`scheduler.cluster.arrays` keeps the arrays up to date and returns a `NodeTable` for each call; the other modules of
-this package evaluate it for `scheduler.decisions.array_filter`. The arrays of a table never change. A node that they
-cannot hold exactly is odd and has no cards here; the engine evaluates it by itself.
+`scheduler.cluster` keeps the arrays up to date and returns a `NodeTable` for each call; the other modules of this
+package evaluate it for `scheduler.decisions.array_filter`. The arrays of a table never change. A node that the arrays
+cannot represent exactly is called odd. It has no cards in the arrays, and the engine evaluates it by itself.
 
 Shapes: n is the number of nodes, `cards` the number of columns, `fields` the number of constants such as CORE_FREE.
 """
@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
 CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY, RATIO_FREE = FIELDS = range(7)
-"""The fields of a card. HEALTH is UNHEALTHY, HEALTHY, or 0 for a column without a card."""
+"""The fields of a card. The value of HEALTH is UNHEALTHY or HEALTHY, or 0 for a column without a card."""
 UNHEALTHY, HEALTHY = 1, 2
 
 ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY, COUNT = TOTALS = range(5)
@@ -36,7 +36,7 @@ WIDTH = 16
 All rows are equally wide, so one wide node would multiply the memory and the time that every other node costs."""
 
 EXACT = 1 << 53
-"""Calculations with amounts below this are exact, also in floats. No card has 8 PiB of memory."""
+"""Calculations with amounts below this number are exact even with floats. No card has 8 PiB of memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -46,9 +46,10 @@ class NodeArrays:
     Attributes:
         data: [fields, n, cards], the fields of each card.
         totals: [fields, n], the fields of each node.
-        odd: [n], the nodes that the arrays cannot hold, because of their amounts or the number of their cards.
-        exclusion: [n, cards], 0 or the key in `exclusions` of the reason why the card is excluded for the pod; None if
-            no card is.
+        odd: [n], whether the arrays cannot represent the node, because of its amounts or the number of its cards.
+        exclusion: [n, cards], the key in `exclusions` of the reason why the card is excluded for the pod, or 0 if it is
+            not; None if no card is excluded.
+        exclusions: The reasons why cards are excluded.
     """
 
     data: Ints
@@ -66,7 +67,7 @@ class NodeArrays:
         return np.asarray((np.logical_and(*equal) | (self.data[HEALTH] == 0)).all(axis=1))
 
     def key(self, position: int) -> bytes:
-        """Return a key that is equal for nodes whose cards, except for groups, are equal to a placement."""
+        """Return a key. Nodes with equal keys get the same placement, unless groups matter."""
         excluded = b"" if self.exclusion is None else self.exclusion[position].tobytes()
         return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + excluded
 
@@ -85,7 +86,7 @@ class NodeArrays:
         ]
 
     def excluded(self, position: int) -> list[Exclusion | None]:
-        """Return for each card of the node why it is excluded, or None."""
+        """Return for each card of the node the reason why it is excluded, or None."""
         count = self.totals[COUNT, position]
         codes = [0] * count if self.exclusion is None else self.exclusion[position, :count].tolist()
         return [self.exclusions[code] if code else None for code in codes]
@@ -105,10 +106,11 @@ class NodeTable(NamedTuple):
     """The rows of all nodes, the objects that they were made from, and the rows of the nodes of one call.
 
     Attributes:
+        rows: The arrays of all nodes.
         nodes: The node of each row.
         cards: The cards of each row.
         rows_of_names: The row of each node of the call.
-        unmet: By position in the call, the nodes that do not meet a requirement of the request, with the reason.
+        unmet: By position in the call, the rejections of the nodes that do not meet a requirement of the request.
     """
 
     rows: NodeArrays

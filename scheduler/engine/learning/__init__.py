@@ -1,1 +1,1 @@
-"""What the policies `fragmentation` and `fgd` learn from the pods that arrive, over numpy arrays of nodes and cards."""
+"""Computes what the policies `fragmentation` and `fgd` learn from the pods that arrive, with numpy arrays."""

@@ -1,13 +1,15 @@
-"""Tables of what free parts of cards are worth to the expected pods, for the policy `fragmentation`.
+"""Computes what free parts of cards are worth to the expected pods, for the policy `fragmentation`.
 
-`PodTypes` holds the weighted types of pods as arrays; `CardTables` holds, for every free amount of every kind of card,
-its value and what fits into it. `scheduler.engine.policies.fragmentation` creates both and reads the tables by index.
+`PodTypes` contains the weighted types of pods as arrays. `CardTables` contains, for every free amount of every kind of
+card, its value and what fits into it. `scheduler.engine.policies.fragmentation` creates both and reads the tables by
+index.
 
-Why the values are right. Sharing out cards among the expected pods is the cutting-stock problem: cut cards of 1000
+Why the values are right. Distributing cards among the expected pods is the cutting-stock problem: divide cards of 1000
 milli into the requested shares with as few cards as possible. The dual solution of its linear program gives each share
-a price, the part of a card that one more such share costs. A free amount is worth the shares of the highest total price
-that fit into it (an unbounded knapsack). So 190 milli are worth little if no pod requests less, and the values are
-superadditive: two free parts are never worth more than one part of the same total size
+a price, which is the part of a card that one more such share costs. The value of a free amount is the highest total
+price of shares that fit into it together (an unbounded knapsack). So 190 milli are worth little if no pod requests
+less.
+The values are superadditive: two free parts are never worth more than one part of the same total size
 (docs/design/fragmentation.md, "The algorithm", step 4).
 """
 
@@ -31,22 +33,29 @@ from scheduler.engine.learning.shapes import (
 Floats = NDArray[np.float64]
 
 GRAIN = 10
-"""The resolution of card values, in milli. 1 takes ten times as long, and the shares of the traces are whole grains."""
+"""The resolution of card values, in milli: the size of a grain.
+
+A resolution of 1 takes ten times as long, and the shares of the traces are whole grains.
+"""
 
 _GRAINS = CARD // GRAIN
-_MAX_ROUNDS = 1000  # of column generation; the shares of the traces need 30 to 60
+_MAX_ROUNDS = 1000  # the most rounds of column generation; the shares of the traces need 30 to 60
 _TINY = 1e-9
 
 
 def grains(milli: int) -> int:
-    """Convert a share to grains: rounded up, unless fewer shares would then fill a card (333 milli are 33 grains)."""
+    """Convert a share to grains.
+
+    The result is rounded up, unless fewer shares would then fit on a card. For example, 333 milli are 33 grains.
+    """
     return max(1, min(-(-milli // GRAIN), _GRAINS // (CARD // milli)))
 
 
 def card_values(demand: Mapping[int, float]) -> Floats:
-    """Return what a card with each number of grains free is worth, [101], in whole cards.
+    """Return, for each number of free grains, what a card is worth, [101]. The unit is the worth of an empty card.
 
-    demand: The number of shares that are requested, by their size in grains.
+    Args:
+        demand: The number of requested shares by their size in grains.
     """
     if not demand:
         return np.array([0.0] * _GRAINS + [1.0])
@@ -59,11 +68,12 @@ def card_values(demand: Mapping[int, float]) -> Floats:
 def share_prices(sizes: list[int], demand: list[float]) -> list[float]:
     """Return how much one more share of each size adds to the number of cards that the demand needs.
 
-    These are the duals of the cutting-stock problem, by column generation (Gilmore and Gomory 1961). A basis of
-    fillings, one per size, serves the demand. At the prices at which each filling of the basis costs one card, the
-    knapsack finds the most expensive filling. It replaces the filling that it uses up first, until none costs more than
-    a card. Each round also gives a lower bound on the number of cards; the prices of the best bound are returned if the
-    rounds run out. Approximations of the prices lose 0.05 to 0.3 points on the traces.
+    These are the duals of the cutting-stock problem, computed by column generation (Gilmore and Gomory 1961). A filling
+    is a way to divide a card into shares. A basis of fillings, one for each size, serves the demand. At the prices at
+    which each filling of the basis costs one card, the knapsack finds the most expensive filling. This filling replaces
+    the filling of the basis that is used up first, and the next round begins, until no filling costs more than a card.
+    Each round also gives a lower bound on the number of cards. After the last round the prices of the best bound are
+    returned. With approximations of the prices, the policy loses 0.05 to 0.3 points on the traces.
     """
     wanted, basis = np.array(demand), np.diag([float(_GRAINS // size) for size in sizes])
     best, best_bound = np.array(sizes) / _GRAINS, 0.0
@@ -83,7 +93,7 @@ def share_prices(sizes: list[int], demand: list[float]) -> list[float]:
 
 
 def _best_filling(sizes: list[int], price: list[float]) -> tuple[list[float], Floats]:
-    """Return the highest total price that fits into each free amount, [101], and the best filling of a whole card."""
+    """Return the highest total price of shares that fit into each free amount, [101], and the best filling."""
     worth, last = [0.0] * (_GRAINS + 1), [-1] * (_GRAINS + 1)
     for i, (size, value) in enumerate(zip(sizes, price, strict=True)):
         for free in range(size, _GRAINS + 1):
@@ -98,7 +108,10 @@ def _best_filling(sizes: list[int], price: list[float]) -> tuple[list[float], Fl
 
 
 _VALUE_WEIGHT = 20
-"""How much the values of cards count against the weights of types. 10 to 40 give similar results on the traces."""
+"""The weight of the values of cards relative to the weights of types.
+
+Weights of 10 to 40 give similar results on the traces.
+"""
 
 
 class PodTypes:
@@ -107,7 +120,7 @@ class PodTypes:
     There are S different sizes of a share, and P different pairs of a size and a number of cards.
 
     Attributes:
-        sizes: The sizes, each as (core in milli, card memory in bytes).
+        sizes: The sizes. Each is the core in milli and the card memory in bytes.
         pair_size: [P], the position of the pair's size in `sizes`.
         pair_cards: [P], the pair's number of cards.
         pair: [T], the position of the column's pair.
@@ -131,15 +144,15 @@ class PodTypes:
         self._weights_by_class: dict[NodeClass, Floats] = {}
 
     def milli_of_sizes(self, node: NodeClass) -> tuple[int, ...]:
-        """Return how many milli of such a node's cards each size takes, [S]; NEVER if the cards are too small."""
+        """Return how many milli of the cards of such a node each size takes, [S]; NEVER if the cards are too small."""
         return tuple(milli_per_card_or_never(Shape(0, 0, 1, *size), node) for size in self.sizes)
 
     def weights(self, classes: Sequence[NodeClass]) -> tuple[Ints, Floats, Floats]:
-        """Return the weights that apply to the classes: a row number for each class, and W rows of weights.
+        """Return the weights that apply to the classes. Classes with equal weights share one of W rows.
 
         Returns:
-            The row of each class; the fit weights per milli, [W, T]; the copy weights, [W, T]. A weight is 0 if no type
-            of the column may run on the class.
+            The row of each class, the fit weights per milli, [W, T], and the copy weights, [W, T]. A weight is 0 if no
+            type of the column may run on the class.
         """
         rows = [self._weights_on(node) for node in classes]
         distinct = {row.tobytes(): row for row in rows}
@@ -148,7 +161,10 @@ class PodTypes:
         return np.array([position[row.tobytes()] for row in rows], np.int64), both[:, 0], both[:, 1]
 
     def _weights_on(self, node: NodeClass) -> Floats:
-        """Return the fit and copy weights on one class, [2, T]. Cached, because a class is part of many sets."""
+        """Return the fit and copy weights on one class, [2, T].
+
+        The result is cached, because a class is part of many sets of classes.
+        """
         weights = self._weights_by_class.get(node)
         if weights is None:
             allowed = [[t for t in types if milli_per_card(t.shape, node) is not None] for types in self._members]
@@ -158,7 +174,7 @@ class PodTypes:
         return weights
 
     def card_values(self, milli_of_sizes: Sequence[int]) -> Ints:
-        """Return what a card with each number of milli free is worth, [1001], in the unit of the weights."""
+        """Return, for each number of free milli, what a card is worth, [1001], in the unit of the weights."""
         demand: dict[int, float] = {}
         for types, pair in zip(self._members, self.pair.tolist(), strict=True):
             milli = milli_of_sizes[self.pair_size[pair]]
@@ -173,13 +189,14 @@ class PodTypes:
 class CardTables:
     """A block of 1001 rows for each kind of card: one row for each number of milli that may be free on it.
 
-    A kind of card is what the S sizes take of it (`PodTypes.milli_of_sizes`).
+    Cards of which the S sizes take the same milli are of one kind, which is identified by these numbers
+    (`PodTypes.milli_of_sizes`).
 
     Attributes:
         first_row: The first row of the block of each kind.
-        capacity: [·, 3 S]: for each size, whether a share of it fits; then how many fit; then the free milli if one
-            fits, else 0.
-        value: [·], what the card is worth.
+        capacity: [rows, 3 S]. The first S columns say whether a share of the size fits, the next S columns how many
+            fit. The last S columns have the free milli if a share fits, and 0 otherwise.
+        value: [rows], what the card is worth.
     """
 
     first_row: Mapping[tuple[int, ...], int]

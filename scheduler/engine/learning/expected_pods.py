@@ -1,9 +1,10 @@
-"""Counts the pods that arrive, and weighs the types of pods that are therefore expected.
+"""Counts the pods that arrive, and gives weights to the types of pods that are therefore expected.
 
-`scheduler.cluster.forecast` feeds a `Learner` and gives its counts to the learning policies; `weigh_types` says how
-much each type counts for the policy `fragmentation`. The constants were tuned on the traces of
-docs/design/fragmentation.md; "points" below are percent of the GPUs allocated there. The result must depend on nothing
-but the order of the pods: no clock, no randomness, no order of dictionaries.
+`scheduler.cluster.forecast` and the openb experiment report pods to a `Learner` and give its counts to the learning
+policies. `weigh_types` computes the weight of each type for the policy `fragmentation`. The constants were tuned on the
+traces of docs/design/fragmentation.md. A "point" below is one percent of the GPUs of a trace, and a percentage such as
+"at 90 %" says how much of the GPUs all pods that have arrived request. The result must depend only on the pods and
+their order: not on the time, on chance or on the order of dictionaries.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,14 +15,21 @@ from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_per_c
 UNIT = 1000
 """The count of a pod that has just arrived."""
 
-_MEMORY = 4000  # pods; 2,000 to 100,000 give similar results on the traces, where the mix of pods does not change
-_MAX_SHAPES = 4096  # more than `weigh_types` uses, so that rare shapes of a large cluster are not forgotten at once
-_FREQUENT_UNTIL = 1000  # pods; the first placements matter most
-_INTERVAL = 500  # pods; an interval of 2,000 loses 0.2 points at 90 % on the default trace
+_MEMORY = 4000
+"""The number of pods after which a count has faded to 1/e.
+
+2,000 to 100,000 pods give similar results on the traces, where the mix of pods does not change.
+"""
+_MAX_SHAPES = 4096
+"""The most shapes. They are more than `weigh_types` uses, so that rare shapes of a large cluster are not forgotten."""
+_FREQUENT_UNTIL = 1000
+"""Until this number of pods, the intervals between new tables are shorter, because the first placements matter most."""
+_INTERVAL = 500
+"""The number of pods between new tables. An interval of 2,000 loses 0.2 points at 90 % on the default trace."""
 
 
 class Learner:
-    """Counts the shapes of pods. Every pod that arrives reduces the earlier counts by a 4,000th. Not thread-safe.
+    """Counts the shapes of pods. Every pod that arrives reduces the earlier counts by 1/4,000. Not thread-safe.
 
     Counts fade with the number of pods rather than with time, so that the same pods in the same order give the same
     result. At most `_MAX_SHAPES` shapes are stored, because tenants decide how many different ones arrive.
@@ -42,14 +50,14 @@ class Learner:
             self._weight = {kept: self._weight[kept] for kept in heaviest}
 
     def due(self) -> bool:
-        """Return whether enough pods have arrived since the last True to compute new tables; at first a few suffice."""
+        """Return whether enough pods have arrived since the last True to compute new tables. At first, few suffice."""
         if self._seen < self._next_due:
             return False
         self._next_due = self._seen + (_INTERVAL if self._seen >= _FREQUENT_UNTIL else max(1, self._seen // 2))
         return True
 
     def counts(self) -> tuple[tuple[Shape, int], ...]:
-        """Return the count of each shape in units of 1 / `UNIT`, sorted by shape, without those that round to 0."""
+        """Return the count of each shape multiplied by `UNIT`, sorted by shape, without those that round to 0."""
         rounded = ((shape, round(UNIT * self._weight_now(shape))) for shape in sorted(self._weight))
         return tuple((shape, count) for shape, count in rounded if count)
 
@@ -61,20 +69,32 @@ class Learner:
 ONE = 1 << 30
 """The unit of weights and values, per card. They are whole numbers, so that sums do not depend on the order."""
 
-_MAX_TYPES = 256  # 96 lose half a point where many pods are bound to card models; the traces have 151 types
-_DEVIATIONS = 2.0  # 0 loses 0.6 points at 90 % on gpushare40, where pods with 8 cards arrive rarely and late
-_SMOOTHING = 50.0  # cards; 20 to 100 give similar results. With 0 a type that fits one node would outweigh all others
-_UNSEEN_PODS = 15.0  # 0 loses 0.15 points at 90 % on the default trace
-_UNSEEN_UNTIL = 1000.0  # pods; a prior that never fades loses 0.15 points at 130 %
+_MAX_TYPES = 256
+"""The most types. The traces have 151. With 96, half a point is lost where many pods require certain card models."""
+_DEVIATIONS = 2.0
+"""By how many standard deviations the expected number of pods exceeds the count.
+
+0 loses 0.6 points at 90 % on the trace gpushare40, where pods with 8 cards arrive rarely and late.
+"""
+_SMOOTHING = 50.0
+"""A number that is added to the number of cards that a type could use; 20 to 100 give similar results.
+
+With 0, a type that fits only one node would outweigh all others.
+"""
+_UNSEEN_PODS = 15.0
+"""How many pods that request a whole node are expected at first. 0 loses 0.15 points at 90 % on the default trace."""
+_UNSEEN_UNTIL = 1000.0
+"""The number of pods after which no such pods are expected. Expecting them forever loses 0.15 points at 130 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedType:
-    """A type of pod with its weights, in parts of `ONE`.
+    """A type of pod with its weights, whose unit is 1 / `ONE`.
 
     Attributes:
-        number: How many of its pods are expected, relative to the other types.
-        fit_weight: The worth of the free milli of a whole card on a node that the type fits now.
+        shape: What pods of the type request.
+        number: How many pods of the type are expected, relative to the other types.
+        fit_weight: The worth of an empty card on a node on which a pod of the type fits now.
         copy_weight: The worth of free capacity for one more pod of the type.
     """
 
@@ -85,7 +105,7 @@ class WeightedType:
 
 
 def pods_per_empty_node(shape: Shape, node: NodeClass) -> int:
-    """Return how many pods of this shape the empty node takes; 0 for a shape without cards."""
+    """Return how many pods of this shape fit on the empty node; 0 for a shape without cards."""
     milli = milli_per_card(shape, node)
     if not milli:
         return 0
@@ -96,13 +116,13 @@ def pods_per_empty_node(shape: Shape, node: NodeClass) -> int:
 def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> tuple[WeightedType, ...]:
     """Return the types of pods that count most, heaviest first.
 
-    The weight of a type is its number, divided by the number of cards that it could use if all nodes were empty, times
-    the size of its pods. By number alone, pods that could go anywhere would crowd out pods that fit few nodes. The
-    number is two standard deviations above the count, because a type that is rare by chance is the one that is crowded
-    out.
+    The weight of a type is the expected number of its pods, divided by the number of cards that the type could use if
+    all nodes were empty, times the size of its pods. If only the number counted, pods that fit every node would crowd
+    out pods that fit few nodes. The expected number is two standard deviations above the count, because otherwise a
+    type that is rare by chance would be crowded out.
 
     Args:
-        counts: As `Learner.counts` returns them.
+        counts: The result of `Learner.counts`.
         classes: The number of nodes of each class.
     """
     seen = [(shape, count / UNIT) for shape, count in counts if shape.cards]
@@ -126,9 +146,9 @@ def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass,
 
 
 def _unseen(seen: float, classes: Mapping[NodeClass, int]) -> list[tuple[Shape, float]]:
-    """Expect pods that request a whole node of the largest class, until enough pods were seen.
+    """Return how many pods that request a whole node of the largest class are expected, until enough pods were seen.
 
-    Otherwise the first pods of a new cluster would be spread over nodes that a later pod needs whole.
+    Otherwise the first pods of a new cluster would be spread over nodes that later pods need as a whole.
     """
     number = _UNSEEN_PODS * (1 - seen / _UNSEEN_UNTIL)
     if number <= 0 or not classes:

@@ -1,9 +1,10 @@
-"""Keeps what is free on every node as columns, and rates the nodes for a pod; only nodes that changed are rated again.
+"""Stores as columns what is free on every node, and rates the nodes for a pod. Only changed nodes are rated again.
 
-`NodeBoard` identifies nodes by row number, for the openb experiment; `BoardByName` by name, for
-`scheduler.decisions.scores`, which turns the ratings into kube-scheduler's scores with `extender_scores`. A chooser or
-judge decides what a node is worth: `scheduler.engine.policies.fragmentation` and `fgd` implement it, and so does the
-experiment. A judge must rate each row by itself, since a cached key outlives changes of other rows.
+`NodeBoard` identifies nodes by row number, and the openb experiment uses it. `BoardByName` identifies nodes by name.
+`scheduler.decisions.scores` uses it, and converts the ratings to kube-scheduler's scores with `extender_scores`. The
+ratings come from a `Chooser` or a `Judge`. The policies `fragmentation` and `fgd` implement `Judge`, and the experiment
+implements `Chooser`. They must rate each row independently of the others, because a rating is cached until its own row
+changes.
 """
 
 from collections import OrderedDict
@@ -21,27 +22,27 @@ from scheduler.engine.node_fit import HIGHEST
 UNFIT = -(2**62)
 """The key of a node that cannot take the pod."""
 
-_MAX_SHAPES = 256  # whose keys are cached; at 5,000 nodes 40 kB each
+_MAX_SHAPES = 256  # the most shapes whose keys are cached; with 5,000 nodes each takes 40 kB
 _SPARE_CLASSES = 64
-"""How many classes are stored beyond two per row before unused ones are dropped: agents could invent any number."""
-_ROWS_PER_CALL = 512  # of a judge, whose intermediate arrays then stay in the processor's cache
+"""How many classes beyond two per row are stored before unused ones are dropped. Agents could invent any number."""
+_ROWS_PER_CALL = 512  # the most rows of a call of a judge; its intermediate arrays then stay in the processor's cache
 
 
 class Chooser(Protocol):
     """Chooses the node and the cards for a pod."""
 
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
-        """Return a key for every row, [B]: higher is better, UNFIT where the pod does not fit."""
+        """Return a key for every row, [B]. A higher key is better; the key is UNFIT where the pod does not fit."""
 
     def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
-        """Return the cards for the pod on the only node of `rows`, which can take it."""
+        """Return the cards for the pod on the only node of `rows`, on which the pod must fit."""
 
 
 class Judge(Chooser, Protocol):
     """A chooser that can also rate any change of a node."""
 
     def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
-        """Rate the change of the only node of `before` to each row of `after`, [B]; higher is better.
+        """Rate the changes of the only node in `before` to each of the states in `after`, [B]; higher is better.
 
         `keys` rates a node by the highest of these ratings among the choices of cards for the pod.
         """
@@ -51,7 +52,7 @@ _NO_NODE = -1
 
 
 class NodeBoard:
-    """Nodes by row number. The caller assigns the numbers. Not thread-safe."""
+    """Stores nodes by row number. The caller assigns the numbers. Not thread-safe."""
 
     def __init__(self) -> None:
         self._class_numbers: dict[NodeClass, int] = {}
@@ -65,7 +66,13 @@ class NodeBoard:
         self._keys: OrderedDict[Shape, tuple[int, Ints]] = OrderedDict()  # with the number of the latest change in them
 
     def put(self, row: int, node: NodeClass, cpu: int, memory: int, free: Sequence[int]) -> None:
-        """Set the class of the node in `row` and what it has free: cpu in milli, memory in bytes, cards in milli."""
+        """Set the class of the node in `row`, and what is free on it.
+
+        Args:
+            cpu: The free CPU, in thousandths of a core.
+            memory: The free memory, in bytes.
+            free: The free milli of each card.
+        """
         self._grow(row + 1, len(free))
         self._class[row] = self._class_numbers.setdefault(node, len(self._class_numbers))
         if len(self._class_numbers) > 2 * len(self._class) + _SPARE_CLASSES:
@@ -156,8 +163,8 @@ _HIGHEST_OF_OTHERS = 4
 """The highest score of any node except the best one, which gets 10.
 
 With the recommended weight of 5, a difference of 6 points is 300 points in kube-scheduler. That is more than its scores
-for the fullness and the balance of cpu and memory can outweigh (100 each), but less than affinity, taints and topology
-spread constraints, which users state."""
+for the fullness and the balance of CPU and memory together (100 each), but less than its scores for affinity, taints
+and topology spread constraints, which users specify."""
 
 DEMOTION = 2**61
 """Subtracted from the key of a node to rank it after all others, but before nodes that do not fit."""
@@ -165,7 +172,7 @@ DEMOTION = 2**61
 WIDTH = 16
 """The most cards that a node on the board may have.
 
-All rows of a board are equally wide, and the cost of rating a node grows with the square of the width: one wide node
+All rows of a board are equally wide, and the cost of rating a node grows with the square of the width. So one wide node
 would slow down the scoring of every pod."""
 
 
@@ -183,7 +190,12 @@ class BoardByName:
         self._unused: list[int] = []
 
     def put(self, node: Node, cards: Sequence[CardState], free_resources: CpuMemory) -> None:
-        """Add or update the node, of which this much CPU and memory is free."""
+        """Add or update the node.
+
+        Args:
+            cards: The cards of the node.
+            free_resources: The free CPU and memory of the node.
+        """
         if not 0 < len(cards) <= WIDTH:
             self.drop(node.name)
             if cards:
@@ -211,10 +223,10 @@ class BoardByName:
 
 
 def extender_scores(names: Sequence[str], keys: Ints) -> list[int]:
-    """Return scores for kube-scheduler. It chooses at random among the best nodes, so exactly one node gets 10.
+    """Return scores for kube-scheduler, which chooses at random among the nodes with the highest score.
 
-    That is the first by name of the nodes with the highest key. The others get 0 to 4 in proportion to their keys. If
-    no node is known to fit, all scores are 0.
+    So exactly one node gets 10: among the nodes with the highest key, the one with the first name. The others get 0 to
+    4 in proportion to their keys. If no node is known to fit, all scores are 0.
     """
     fit = keys != UNFIT
     if not fit.any():

@@ -1,13 +1,13 @@
-"""What the learning policies know of pods and nodes: the shape of a pod, the class of a node, and what is free there.
+"""Defines what the learning policies know of pods and nodes: the shape of a pod, the class of a node, and what is free.
 
-`scheduler.cluster.forecast`, `scheduler.decisions.scores` and the openb experiment (`playground.simulate.openb`)
-translate pods and nodes into these types; `node_board` and the judges of the policies `fragmentation` and `fgd` compute
-with them and see nothing else of a cluster.
+`scheduler.cluster.forecast`, `scheduler.decisions.scores`, `node_assessment` and the openb experiment
+(`playground.simulate.openb`) translate pods and nodes into these types. `node_board` and the judges of the policies
+`fragmentation` and `fgd` compute with them, and do not use other objects of a cluster.
 
-Arrays have one row for each node (B rows in all); their shapes are given in brackets. A card has a single free amount
-in thousandths ("milli"): that of its core or of its memory, whichever is scarcer. Amounts are integers. Both the free
-memory of a card and the memory that a pod takes are rounded down to milli, so a pod that fits by these numbers may need
-up to one milli more memory than is free.
+Arrays have one row for each node (B rows in all); their dimensions are given in brackets. A card has a single free
+amount in thousandths ("milli"): the smaller one of its free core and its free memory. Amounts are integers. Both the
+free memory of a card and the memory that a pod takes are rounded down to milli, so a pod that fits by these numbers may
+need up to one milli more memory than is free.
 """
 
 from collections import Counter
@@ -49,10 +49,10 @@ class Shape(NamedTuple):
 
 
 class NodeClass(NamedTuple):
-    """A class of equal nodes, each as it is when empty.
+    """The properties that equal nodes share. They do not depend on what is in use.
 
     Attributes:
-        cpu: In thousandths of a core.
+        cpu: CPU of the node, in thousandths of a core.
         memory: Memory of the node, in bytes.
         cards: The number of its cards, which are all equal.
         model: The model of the cards.
@@ -67,14 +67,17 @@ class NodeClass(NamedTuple):
 
 
 def milli_per_card(shape: Shape, node: NodeClass) -> int | None:
-    """Return the milli of each card that the pod takes on such a node; 0 if it requests none, None if it never fits."""
+    """Return how many milli of each of its cards the pod takes on such a node.
+
+    Returns 0 if the pod requests no cards, and None if it does not fit on such a node even if the node is empty.
+    """
     if not shape.cards:
         return 0
     if shape.card_memory > node.card_memory:
         return None
     milli = max(shape.core, 1)
     if shape.card_memory:
-        # Rounded down like the free amount (`free_milli_of_card`): otherwise equal shares of a card would not fill it.
+        # Rounded down like the free amount (`free_milli_of_card`). Otherwise equal shares could not fill a card.
         milli = max(milli, CARD * shape.card_memory // node.card_memory)
     allowed = not shape.models or node.model in shape.models
     return milli if allowed and milli <= CARD and shape.cards <= node.cards else None
@@ -84,7 +87,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 NEVER = CARD + 1
-"""More milli than any card has: what a pod takes where it can never run."""
+"""More milli than any card has. It stands for what a pod takes of a card on which it can never run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +140,10 @@ def fitting_rows(rows: NodeRows, shape: Shape, need: Ints) -> Ints:
 
 
 def fullest_cards(free: Ints, fitting: Bools, cards: int) -> Bools:
-    """Mark the `cards` fullest fitting cards of each row, [B, cards of the node]; among equal cards the first."""
+    """Return which cards are the `cards` fullest fitting cards of each row, [B, cards of the node].
+
+    Among equally full cards the first ones are chosen.
+    """
     order = np.argsort(np.where(fitting, free, NEVER), axis=1, kind="stable")
     chosen = np.zeros_like(fitting)
     np.put_along_axis(chosen, order[:, :cards], values=True, axis=1)
@@ -145,11 +151,19 @@ def fullest_cards(free: Ints, fitting: Bools, cards: int) -> Bools:
 
 
 def card_choices(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
-    """Return the choices of cards for a pod on rows that it fits: for each choice its row and its cards, as a mask.
+    """Return the possible choices of cards for a pod on rows on which it fits.
 
-    Choices are sorted by row and then by card. A pod on one card has a choice for each card with enough left; among
-    cards with the same amount left only the first counts, since the others would score the same. A pod on several cards
-    always takes the fullest ones, so it has one choice per row.
+    Choices are sorted by row and then by card. A pod that requests one card has a choice for each card of which enough
+    is free. Among cards with the same free amount only the first one is a choice, because the others would score the
+    same. A pod that requests several cards always takes the fullest ones, so it has one choice in each row.
+
+    Args:
+        free: [B, cards of the node], the free milli of the cards.
+        need: [B], the milli of each card that the pod takes.
+        cards: The number of cards that the pod requests.
+
+    Returns:
+        The row of each choice, and its cards as a mask, [choices, cards of the node].
     """
     fitting = free >= need[:, None]
     if cards != 1:
@@ -183,7 +197,7 @@ def shape_of(request: GpuRequest, node_resources: CpuMemory, models: Collection[
 
 
 def _allowed_models(request: GpuRequest, models: Collection[str]) -> tuple[str, ...]:
-    """Return the models that the pod may run on; () for all of them, and a name that no card has for none."""
+    """Return the models that the pod may run on; () if it may run on all, and a name that no card has if on none."""
     if not (request.constraints.models or request.constraints.excluded_models):
         return ()
     allowed = tuple(sorted(model for model in models if request.constraints.allows_model(model)))
@@ -204,13 +218,13 @@ def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
 
 
 def node_rows(node: NodeClass, free_resources: CpuMemory, free: Sequence[Sequence[int]]) -> NodeRows:
-    """Return one node in several states: with the same CPU and memory free, and different milli of its cards."""
+    """Return rows for one node in several states, which differ only in the free milli of the cards."""
     cpu, memory = (np.full(len(free), amount, np.int64) for amount in free_resources)
     return NodeRows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))
 
 
 def free_milli(cards: Sequence[CardState]) -> list[int]:
-    """Return the free milli of each card: of core or memory, whichever is less; 0 for an unhealthy card."""
+    """Return the free milli of each card, which are 0 for an unhealthy card."""
     return [free_milli_of_card(state) for state in cards]
 
 

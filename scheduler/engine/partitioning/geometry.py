@@ -1,14 +1,16 @@
 """Chooses the MIG instances of one card, given those that are in use.
 
 `partition_plan` creates a `MigCard` for each card, and `slice_allocation` asks it what it could offer and how it would
-be partitioned; `mps_shares.MpsCard` has the same interface for MPS.
+be partitioned; `mps_shares.MpsCard` has the same interface for MPS. The other modules of this package also use the
+types and the functions for counts of slices.
 
 The choice is exact, because it compares all geometries (docs/design/slices.md, "Choosing a geometry"). There are few:
-the largest layout, of eight memory slices, has 239 to which no instance can be added. A set of instances is an integer
-with a bit for each instance that the card could have, which is a profile at a start; so a geometry is tested with a few
-operations on integers. Only geometries to which nothing can be added are compared, or those of the settings: more
-slices are better, and with fewer a request could fail that would have been served. What must hold: an instance in use
-is part of every result, and results depend on nothing but the arguments, because they are cached.
+the largest layout has eight memory slices, and 239 geometries to which no instance can be added. A set of instances is
+an integer with a bit for each instance that the card could have, which is a profile at a start. So a geometry is tested
+with a few operations on integers. Only the geometries of the settings are compared or, if there are none, those to
+which no instance can be added: with fewer slices a request could fail that would have been served otherwise. Two things
+must hold: an instance in use is part of every result, and results depend only on the arguments, because they are
+cached.
 """
 
 import re
@@ -25,16 +27,19 @@ from mgpu.model.pod_constraints import matches_model
 from scheduler.engine.effort import Budget
 
 _PARTITION_STEPS = 6_000
-"""Steps to choose a geometry: all are compared."""
+"""The steps to choose a geometry, for which all geometries are compared."""
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
-"""Model, as `matches` reads it → the only geometries of its cards, each complete: profile → count."""
+"""By model, the only geometries that cards of the model may have (`matches_model`).
+
+A geometry is the number of instances by profile.
+"""
 Counts = tuple[tuple[str, int], ...]
-"""Slice → count above 0, sorted by name."""
+"""Names of slices with their counts, which are above 0, sorted by name."""
 Place = tuple[int, str]
-"""Start and profile of a MIG instance, or number and name of an MPS slice."""
+"""The start and the profile of a MIG instance, or the number and the name of an MPS slice."""
 Vector = tuple[int, ...]
-"""A count for each slice of a Counts."""
+"""A count for each name of a Counts, in the same order."""
 
 
 def counts_of(rows: Iterable[tuple[str, int]]) -> Counts:
@@ -43,7 +48,10 @@ def counts_of(rows: Iterable[tuple[str, int]]) -> Counts:
 
 
 def largest_vectors(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
-    """Return the vectors that no other vector reaches in every element, those with the largest sum first."""
+    """Return the vectors, those with the largest sum first, without those that another vector equals or exceeds.
+
+    A vector exceeds another one if it is at least as large in every element.
+    """
     largest: list[Vector] = []
     for vector in sorted(vectors, key=lambda vector: (-sum(vector), vector)):
         if not any(all(map(ge, other, vector)) for other in largest):
@@ -52,7 +60,11 @@ def largest_vectors(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
 
 
 def gigabytes_of(names: Iterable[str], vector: Vector) -> int:
-    """Return the memory of so many slices, in the GB of their names."""
+    """Return the total memory of slices in GB, according to their names.
+
+    Args:
+        vector: The number of slices of each name.
+    """
     return sum(map(mul, map(_gigabytes, names), vector))
 
 
@@ -74,12 +86,12 @@ class CardPartition:
     """The slices of a card under a plan.
 
     Attributes:
-        slices: All slices, ascending.
-        served: How many slices of the extra requests are free, beside the requested ones.
+        slices: All slices of the card in ascending order.
+        served: How many slices of the extra requests are free in addition to the requested ones.
         touched: Whether the plan changes the card.
         destroyed: How many free slices the plan destroys.
-        creatable: How much could still be created beside the slices in use and the requested ones, if the other free
-            slices were destroyed; comparable between the cards of a node.
+        creatable: A measure of what could still be created beside the slices in use and the requested ones, if the
+            other free slices were destroyed. The values of the cards of a node can be compared.
     """
 
     slices: tuple[Place, ...]
@@ -94,11 +106,13 @@ class GeometryTable:
     """All geometries of the cards of a model, as sets of bits. Bit i stands for instances[i].
 
     Attributes:
-        clashes: By bit, the instances that cannot exist beside it.
-        profile_bits: By profile, its instances.
-        bit: By place, its bit.
+        layout: The MIG layout of the model.
+        instances: All instances that such a card could have, one for each bit.
+        clashes: For each instance, the set of instances that cannot exist beside it.
+        profile_bits: By profile, the set of its instances.
+        bit: By place, the set that contains only the instance at this place.
         geometries: The geometries to choose from, the preferred ones first.
-        is_configured: Whether `geometries` are those of the settings, rather than all of them.
+        is_configured: Whether `geometries` are those of the settings.
     """
 
     layout: Layout
@@ -136,7 +150,8 @@ def bits_of(instances: int) -> Iterator[int]:
 def table_of(card: Card, geometries: Geometries) -> GeometryTable | None:
     """Return the table of the card's model, or None if such a card cannot be partitioned.
 
-    geometries: of the settings; the first entry that names the model applies.
+    Args:
+        geometries: The geometries of the settings. The first entry that matches the model applies.
     """
     layout = layout_of(card.model, card.memory)
     if layout is None:
@@ -149,8 +164,8 @@ def table_of(card: Card, geometries: Geometries) -> GeometryTable | None:
 def _table(layout_name: str, allowed: tuple[Counts, ...] | None) -> GeometryTable:
     """Return the table of a layout with the allowed geometries, in their order.
 
-    With None all geometries to which nothing can be added are allowed, those with most of the layout's first profiles
-    first.
+    If `allowed` is None, all geometries to which no instance can be added are allowed. Those with the most instances of
+    the layout's first profile come first; the other profiles decide between equal ones, in their order.
     """
     layout = next(layout for layout in LAYOUTS if layout.name == layout_name)
     owners = [(profile, Instance(start, profile.name)) for profile in layout.profiles for start in profile.starts]
@@ -178,7 +193,10 @@ def _clash(p: Profile, a: Instance, q: Profile, b: Instance) -> bool:
 
 
 def _all_sets(table: GeometryTable, instances: int, first: int) -> Iterator[int]:
-    """Yield every set that adds to these instances some of bit `first` or higher, so that all can exist together."""
+    """Yield every set of instances that adds to these instances any number of others from bit `first` on.
+
+    All instances of a set can exist together.
+    """
     yield instances
     for i in bits_of(~table.blocked(instances) & (1 << len(table.instances)) - (1 << first)):
         yield from _all_sets(table, instances | 1 << i, i + 1)
@@ -188,8 +206,9 @@ def mig_card(table: GeometryTable, used: Iterable[Place], free: Iterable[Place])
     """Return the card with these instances, or the reason why it cannot be partitioned.
 
     Args:
-        used: The instances in use by the allocation records; some may not exist, for example after a reboot.
-        free: The other instances. Those that cannot exist beside the ones in use are ignored.
+        used: The instances that are in use according to the allocation records. Some may not exist, for example after a
+            reboot.
+        free: The other instances. Those that cannot exist beside the instances in use are ignored.
     """
     in_use = blocked = 0
     for place in used:
@@ -211,10 +230,12 @@ class MigCard:
     """A card in MIG mode.
 
     Attributes:
-        used: The instances in use.
-        free: The other instances; all can exist together.
-        options_base: What of `used` decides which options the card has: with configured geometries the instances, and
-            otherwise only what they block, so that more cards share cached options.
+        table: The geometries of the card's model.
+        used: The set of instances in use.
+        free: The set of other instances. All instances of the card can exist together.
+        options_base: The set on which the options of the card depend. With configured geometries these are the
+            instances in use. Otherwise these are the instances that they block, so that more cards share cached
+            options.
     """
 
     table: GeometryTable
@@ -224,7 +245,7 @@ class MigCard:
 
     @property
     def is_whole(self) -> bool:
-        """Whether partitioning it takes a card from pods that request a whole one; never, for a card in MIG mode."""
+        """Whether pods that request a whole card could use the card now. This is never so for a card in MIG mode."""
         return False
 
     def count_free(self, name: str) -> int:
@@ -232,7 +253,7 @@ class MigCard:
         return (self.free & self.table.profile_bits.get(name, 0)).bit_count()
 
     def max_free(self, name: str) -> int:
-        """Return how many instances of this profile could be free, if the card were partitioned for it alone."""
+        """Return how many instances of this profile could be free if the card were partitioned only for it."""
         return max(self.count_free(name), self._options((name,), None)[0][0])
 
     def options(self, requested: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
@@ -242,7 +263,8 @@ class MigCard:
         """
         names, counts = tuple(name for name, _ in requested), tuple(count for _, count in requested)
         options = {tuple(map(min, counts, option)) for option in self._options(names, budget)}
-        if self.table.is_configured:  # more may be free now than in any configured geometry with the instances in use
+        # The card may have more free instances now than in any configured geometry that has the instances in use.
+        if self.table.is_configured:
             options.add(tuple(map(min, counts, map(self.count_free, names))))
         return largest_vectors(options)
 
@@ -257,16 +279,16 @@ class MigCard:
         return cached[0]
 
     def has_all_options(self, _requested: Counts) -> bool:
-        """Return whether `options` returns all options; always, since there are few."""
+        """Return whether `options` returns all options, which is always so for MIG, because there are few."""
         return True
 
     @property
     def options_key(self) -> Hashable:
-        """Equal for cards with equal options."""
+        """A key that is equal only for cards with equal options."""
         return id(self.table), self.options_base, self.free if self.table.is_configured else 0
 
     def upper_bound(self, requested: Counts, budget: Budget | None = None) -> Vector:
-        """Return the largest count of each slice in any of the options, and at the end the most GB of an option."""
+        """Return the largest count of each slice in any option, followed by the most GB of an option."""
         options, names = self.options(requested, budget), [name for name, _ in requested]
         return (*map(max, zip(*options, strict=True)), max(gigabytes_of(names, option) for option in options))
 
@@ -278,9 +300,9 @@ class MigCard:
     def partition(self, requested: Counts, extra: Counts = (), budget: Budget | None = None) -> CardPartition | None:
         """Partition the card so that all requested slices are free, and as many of the extra ones as possible.
 
-        Of all geometries the best, in this order: most extra slices; most slices; fewest free slices destroyed; most
-        creatable beside the requested slices; first of the settings, or most of the layout's first profiles. None if
-        there is no such geometry.
+        The best geometry has the most extra slices, then the most slices, then destroys the fewest free slices, then
+        lets the most instances be created beside the requested slices, and then is the first one in the order of the
+        table. Returns None if no geometry has all requested slices.
         """
         cached = _partition_cache(self, requested, extra)
         if not cached:
@@ -306,7 +328,7 @@ class MigCard:
         return f"{places}: no room for {name}"
 
 
-# The caches hold lists that `_options` and `partition` fill, so that steps are charged only for what is computed.
+# The caches contain lists that `_options` and `partition` fill, so that only computed results charge steps.
 
 
 @lru_cache(maxsize=50_000)
@@ -360,8 +382,8 @@ def _find_partition(card: MigCard, requested: Counts, extra: Counts) -> CardPart
 def _creatable_beside(card: MigCard, geometry: int, requested: Counts) -> int:
     """Return how many (profile, start) pairs can be created beside the instances in use and the requested ones.
 
-    Of the geometry's instances those serve the request that leave the most. Its other free instances do not count,
-    because they can be destroyed.
+    The request is served by those instances of the geometry that leave the most pairs. The geometry's other free
+    instances do not count, because they can be destroyed.
     """
     table, free = card.table, geometry & ~card.used
     choices = (combinations(bits_of(free & table.profile_bits[name]), count) for name, count in requested)

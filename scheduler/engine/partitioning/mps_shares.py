@@ -2,8 +2,9 @@
 
 `partition_plan` creates an `MpsCard` for each card, and `slice_allocation` asks it what it could offer and how it would
 be partitioned; `geometry.MigCard` has the same interface for MIG. The shares ("slices") of a card are numbered and may
-have any size in GiB; together they have at most the card's memory, and there are at most MAX_MPS_CLIENTS. So a request
-fits exactly if its memory and its number do, and no search is needed for that. A slice in use always keeps its number.
+have any size in GiB. Together they have at most the card's memory, and there are at most MAX_MPS_CLIENTS of them. So a
+request fits if and only if enough memory and enough slots for its slices are free, and no search is needed. A slice in
+use always keeps its number.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -20,8 +21,10 @@ from scheduler.engine.partitioning.geometry import CardPartition, Counts, Place,
 
 _GIB = 1 << 30
 _PARTITION_STEPS = 100
+"""The steps to partition a card, without those for each requested name."""
 _MAX_OPTIONS = 500
-"""With more options, as for dozens of slices of many sizes, only the one with the largest slices is considered."""
+"""The most options. A card has more for dozens of slices of many sizes; then only the one with the largest slices is
+considered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,9 @@ class MpsCard:
     """A card under MPS.
 
     Attributes:
-        memory: In whole GiB.
-        used: The slices in use, ascending.
-        free: The other slices, ascending.
+        memory: The memory of the card, in whole GiB.
+        used: The slices in use, in ascending order.
+        free: The other slices, in ascending order.
     """
 
     memory: int
@@ -44,16 +47,16 @@ class MpsCard:
 
     @property
     def available(self) -> int:
-        """The GiB that are not in use."""
+        """The memory that is not in use, in GiB."""
         return self.memory - sum(gigabytes(name) for _, name in self.used)
 
     @property
     def is_whole(self) -> bool:
-        """Whether partitioning it takes a card from pods that request a whole one."""
+        """Whether the card has no slices, so that pods that request a whole card could use it now."""
         return not self.used and not self.free
 
     def max_free(self, name: str) -> int:
-        """Return how many slices of this size could be free, if the card were partitioned for it alone."""
+        """Return how many slices of this size could be free if the card were partitioned only for this size."""
         return max(0, min(self.available // gigabytes(name), MAX_MPS_CLIENTS - len(self.used)))
 
     def options(self, requested: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
@@ -78,11 +81,11 @@ class MpsCard:
 
     @property
     def options_key(self) -> Hashable:
-        """Equal for cards with equal options."""
+        """A key that is equal only for cards with equal options."""
         return self.available, len(self.used)
 
     def upper_bound(self, requested: Counts, _budget: Budget | None = None) -> Vector:
-        """Return the largest count of each slice in any of the options, and at the end the most GiB of an option."""
+        """Return the largest count of each slice in any option, followed by the free memory of the card in GiB."""
         return (*(min(count, self.max_free(name)) for name, count in requested), max(0, self.available))
 
     def unchanged(self, requested: Counts) -> CardPartition:
@@ -92,8 +95,9 @@ class MpsCard:
     def partition(self, requested: Counts, extra: Counts = (), budget: Budget | None = None) -> CardPartition | None:
         """Partition the card so that all requested slices are free, and as many of the extra ones as possible.
 
-        Sizes are served smallest first. A free slice that nothing requests is destroyed if its memory is needed, and
-        one that only an extra request needs if its memory is needed for a requested one. None if it is impossible.
+        Among the extra slices, the smallest sizes are served first. A free slice that nothing requests is destroyed if
+        its memory is needed. A free slice that only an extra request needs is destroyed if a requested slice needs its
+        memory. Returns None if the requested slices do not fit.
         """
         if budget is not None:
             budget.take(_PARTITION_STEPS + 10 * (len(requested) + len(extra)))
@@ -112,9 +116,10 @@ class MpsCard:
         return f"{self.memory - self.available} of {self.memory} GiB in use: no room for {name}"
 
     def creatable_beside(self, requested: Counts) -> int:
-        """Return the square of the GiB left beside the requested slices.
+        """Return the square of the memory in GiB that is left beside the slices in use and the requested ones.
 
-        Squared, so that of two cards the fuller one is partitioned and what is left of the node stays together.
+        Because of the square, the fuller one of two cards is partitioned, and the free memory of the node stays
+        together.
         """
         left = self.available - sum(gigabytes(name) * count for name, count in requested)
         return max(0, left) ** 2
@@ -161,7 +166,7 @@ def _partition(card: MpsCard, requested: Counts, extra: Counts) -> CardPartition
         return None
     served = dict.fromkeys((name for name, _ in extra), 0)
     spare = {name: max(0, card.count_free(name) - dict(requested).get(name, 0)) for name in served}
-    for limit in (spare, dict(extra)):  # first the slices that are free already, so that they stay
+    for limit in (spare, dict(extra)):  # slices that are free already are served first, so that they stay
         for name, count in sorted(extra, key=_size):
             more = max(0, min(min(count, limit[name]) - served[name], memory // gigabytes(name), slots))
             served[name] += more
@@ -182,7 +187,7 @@ def _partition(card: MpsCard, requested: Counts, extra: Counts) -> CardPartition
 
 
 def _remaining(free: tuple[Place, ...], memory: int, slots: int) -> tuple[Place, ...]:
-    """Return which of these slices stay in so many GiB and slots: as many as possible, the smallest ones."""
+    """Return which of these slices stay: as many as this memory in GiB and this number of slots allow."""
     remaining = sorted(free, key=lambda s: (gigabytes(s[1]), -s[0]))
     while (lacking := sum(gigabytes(name) for _, name in remaining) - memory) > 0:
         remaining.remove(next((s for s in remaining if gigabytes(s[1]) >= lacking), remaining[-1]))

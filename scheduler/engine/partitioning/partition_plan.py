@@ -36,12 +36,13 @@ NOT_PROVEN = (
 
 @dataclass(frozen=True, slots=True)
 class PartitionableCards:
-    """The cards of a node that can be partitioned. The value holds until the node or its holdings change.
+    """The cards of a node that can be partitioned. The object is valid until the node or its holdings change.
 
     Attributes:
-        cards: By index, ascending.
-        refusals: Why the other cards cannot be partitioned.
-        blocked_by_pods: Those of the other cards that pods alone keep from being partitioned.
+        mode: MIG or MPS; "" if the node's cards are not partitioned.
+        cards: The index of each card that can be partitioned, and the card, in ascending order.
+        refusals: The reasons why the other cards cannot be partitioned.
+        blocked_by_pods: The other cards that could be partitioned if no pods used them.
         kept: The slices on the other cards.
     """
 
@@ -63,9 +64,11 @@ def partitionable_cards(
 
     Args:
         gpus: All GPUs of the node.
-        used: The slices in use, by the ledger or by the node's status.
-        unavailable: The cards that the caller excludes, by index, with the reason, such as that pods of other
-            vocabularies hold shares of them. Unhealthy cards and cards that are not in MIG mode need not be listed.
+        observed: What the node reports about its slices.
+        used: The slices that are in use according to the ledger or to the node's status.
+        geometries: The geometries that the settings allow.
+        unavailable: By index, the reasons why the caller excludes cards, for example because pods of other vocabularies
+            hold shares of them. Unhealthy cards and cards that are not in MIG mode need not be listed.
     """
     used_places, free_places = _places_by_card(used, observed)
     table: GeometryTable | None = None
@@ -85,7 +88,7 @@ def partitionable_cards(
         kept += [Slice(gpu.index, *place) for listed in places for place in listed]
         if reason == unavailable.get(gpu.index) and not isinstance(card, str):
             blocked.append(card)
-    # What is left are slices of cards that the node no longer reports.
+    # The remaining slices are on cards that the node no longer reports.
     kept += [Slice(i, *place) for places in (used_places, free_places) for i, rows in places.items() for place in rows]
     return PartitionableCards(observed.mode, tuple(cards), tuple(refusals), tuple(blocked), tuple(sorted(kept)))
 
@@ -93,7 +96,7 @@ def partitionable_cards(
 def _places_by_card(
     used: Iterable[Slice], observed: NodeSlices
 ) -> tuple[dict[int, list[Place]], dict[int, list[Place]]]:
-    """Return the places in use, and the other existing ones, each once and in ascending order."""
+    """Return, by card, the places in use and the other existing places, in ascending order and without duplicates."""
     busy = {(s.card, s.start, s.name) for s in used}
     idle = {(s.card, s.start, s.name) for s in observed.existing} - busy
     by_card: tuple[dict[int, list[Place]], dict[int, list[Place]]] = ({}, {})
@@ -121,10 +124,13 @@ def _state_reason(gpu: Card, observed: NodeSlices) -> str | None:
 
 
 def can_offer(node: PartitionableCards, request: Mapping[str, int], budget: Budget | None = None) -> bool:
-    """Return whether the node has, or can be partitioned to have, free slices for this whole request: slice → count.
+    """Return whether the node has, or can be partitioned to have, free slices for this whole request.
 
-    Fast enough for a filter over thousands of nodes. Raises Exhausted if the budget ends before that is known; a
-    request for a single kind of slice needs no budget.
+    The function is fast enough for a filter over thousands of nodes. It raises Exhausted if the budget ends before the
+    answer is known. A request for a single kind of slice needs no budget.
+
+    Args:
+        request: The number of slices by name.
     """
     need = counts_of(request.items())
     if any(mode_of(name) != node.mode for name, _ in need):
@@ -144,11 +150,12 @@ def plan_cards(
 ) -> tuple[Slice, ...] | Rejection:
     """Return all slices that the node should have, in ascending order; slices in use stay at their places.
 
-    The first pod gets all that it requests, and free slices count. The requests of the other pods are served as far as
-    possible beside it, card by card. A Rejection is unproven if the budget ended first.
+    The first pod gets all that it requests; slices that are free already count. The requests of the other pods are
+    served too as far as possible, card by card. A Rejection is unproven if the budget ended before the answer was
+    known.
 
     Args:
-        requests: Of pods in their order: slice → count.
+        requests: The number of slices by name that each pod requests, the most important pod first.
     """
     budget = full_budget() if budget is None else budget
     try:
@@ -166,7 +173,7 @@ def _plan(
     shares = find_best_allocation(cards, need, budget) if can_offer(node, first, budget) else None
     if shares is None:
         return _rejection(node, need, budget)
-    # The other pods have a budget of their own: they may be of other namespaces than a first pod that is hard to serve.
+    # The other pods have a budget of their own, because the first pod may be hard to serve and be of another namespace.
     for_others = Budget(Effort(), SHORT.search)
     extra = add_counts(*(counts_of(request.items()) for request in others if _is_servable(node, request, for_others)))
     partitions = _serve_extra(node, shares, extra, budget.beyond())
@@ -179,7 +186,7 @@ def _plan(
 
 
 def _is_servable(node: PartitionableCards, request: Mapping[str, int], budget: Budget) -> bool:
-    """Return whether the node is known to be able to serve this request too."""
+    """Return whether the node can serve this request. False may also mean that the search took too many steps."""
     part = budget.part(BRIEF.search)
     try:
         return can_offer(node, request, part)
@@ -192,7 +199,10 @@ def _is_servable(node: PartitionableCards, request: Mapping[str, int], budget: B
 def _serve_extra(
     node: PartitionableCards, shares: Sequence[CardShare], extra: Counts, budget: Budget
 ) -> list[CardPartition]:
-    """Return the partitions with as many extra slices as possible: free ones first, then cards that change anyway."""
+    """Return the partitions of the cards with as many extra slices as possible.
+
+    Slices that are free already are used first, then cards that the plan changes anyway, then other cards.
+    """
     missing = dict(extra)
     requested = [share.requested for share in shares]
     partitions = [share.partition for share in shares]
@@ -233,12 +243,12 @@ def _rejection(node: PartitionableCards, need: Counts, budget: Budget) -> Reject
     rejection = cards_rejection(sorted(refusals, key=lambda refusal: refusal.index))
     try:
         return replace(rejection, hopeless=find_allocation(emptied, need, budget) is None)
-    except Exhausted:  # it does not fit, but whether evictions help is not known
+    except Exhausted:  # the pod does not fit, but it is not known whether evictions help
         return replace(rejection, proven=False)
 
 
 def _card_reason(card: MigCard | MpsCard, need: Counts) -> str:
-    """Return why the card cannot give all of this by itself."""
+    """Return why the card alone cannot give all of these slices."""
     for name, count in need:
         most = card.max_free(name)
         if most == 0:

@@ -1,8 +1,8 @@
-"""A node whose cards can be partitioned, as the filter and the partition controller see it.
+"""The state of a node whose cards can be partitioned.
 
 `scheduler.cluster` creates a `PartitionableNode` for each state of a node; `mgpu simulate` creates its own. The filter
-asks what is free now (`fits`), the controller in `scheduler.partitioning` what could be (`plan_node`). The value is
-immutable; a plan made from it is written only if `version` is still current.
+asks which slices are free now (`fits`), and the partition controller which slices there could be (`plan_node`). A
+`PartitionableNode` is immutable. A plan that is made from it is written only if `version` is still current.
 """
 
 from collections import Counter
@@ -29,18 +29,18 @@ class PartitionableNode:
     """A node with the label `gpu.partitioning` at one moment.
 
     Attributes:
-        version: Changes with every change of the node, like `NodeSnapshot.version`.
-        gpus: All its cards.
+        version: A number that changes with every change of the node, like `NodeSnapshot.version`.
+        gpus: All GPUs of the node.
         observed: What the node reports about its slices.
         used: The places that pods hold, including reservations, or that the node reports as used.
-        missing: The places that bound pods hold and that do not exist, on cards that can be partitioned.
-        unavailable: The cards that must stay whole, with the reason.
-        free: The places that a pod can have now, in the order in which they are given.
-        memory_used: GPU memory in use, in bytes.
+        missing: The places on healthy cards that bound pods hold although no slice exists there.
+        unavailable: By index, the reasons why cards must not be partitioned.
+        free: The places that a pod can have now, in the order in which they are given to pods.
+        memory_used: The GPU memory in use, in bytes.
         cards: The cards that can be partitioned.
-        free_resources: Free CPU and memory.
-        named_resources: What the pods of the node request of the resources that the settings weigh by name.
-        problem: Why the report of the node could not be read, or None.
+        free_resources: The free CPU and memory of the node.
+        named_resources: The sums that the pods of the node request of the resources that the settings name.
+        problem: The reason why the report of the node could not be read, or None.
     """
 
     node: Node
@@ -63,7 +63,10 @@ class PartitionableNode:
         return frozenset(s.place for s in self.observed.existing)
 
     def is_partitioned_as(self, slices: Iterable[Slice]) -> bool:
-        """Return whether a plan of these slices changes nothing: they exist, and no refused plan withholds one."""
+        """Return whether a plan of these slices changes nothing.
+
+        This is so if exactly these slices exist, and if all of them are available to pods.
+        """
         return {*slices} == self.existing == {s.place for s in self.observed.available}
 
     def fits(self, request: Mapping[str, int]) -> bool:
@@ -84,12 +87,15 @@ def make_partitionable_node(
     version: int = 0,
     problem: str | None = None,
 ) -> PartitionableNode:
-    """Return the partitionable node with this state.
+    """Return the partitionable node with this state. The other arguments become the attributes of their meaning.
 
     Args:
         gpus: All GPUs of the node.
-        states: Its whole cards and its slices, with what is held of them.
+        states: The whole cards and the slices of the node, with what pods hold of them.
         holdings: The holdings of the pods on the node.
+        geometries: The geometries that the settings allow.
+        room: The free CPU and memory of the node.
+        named: The sums that the pods of the node request of the resources that the settings name.
     """
     states, holdings = tuple(states), tuple(holdings)
     held = [(h.bound, place) for h in holdings for share in h.shares if (place := slice_of_share(share))]
@@ -124,7 +130,7 @@ def make_partitionable_node(
 
 
 def _minor(row: tuple[Slice | None, CardState]) -> tuple[str, int, int]:
-    """Return the sort key of a device: decisions give the lowest minor first (policy `minor`)."""
+    """Return the sort key of a device. Pods get the device with the lowest minor first (policy `minor`)."""
     card = row[1].card
     return card.type, card.index if card.minor is None else card.minor, card.index
 
@@ -132,7 +138,11 @@ def _minor(row: tuple[Slice | None, CardState]) -> tuple[str, int, int]:
 def with_claimed_slices(
     target: PartitionableNode, claims: Sequence[Mapping[str, int]], geometries: Geometries
 ) -> PartitionableNode:
-    """Return the node with free slices counted as used for pods that request these, so that no plan destroys them."""
+    """Return the node as if pods already used the free slices that they claim, so that no plan destroys these slices.
+
+    Args:
+        claims: The number of slices by name that each of these pods claims.
+    """
     missing, claimed = sum(map(Counter, claims), Counter()), set()
     for place in target.free:
         if missing[place.name] > 0:
@@ -158,7 +168,7 @@ def slice_of_device(card: Card) -> Slice | None:
 
 
 def requested_slices(request: GpuRequest) -> dict[str, int]:
-    """Return the slices that a pod with this request holds at its busiest moment: slice → count."""
+    """Return how many slices of each name a pod with this request holds at its busiest moment."""
     counts: dict[str, int] = {}
     for type_ in dict.fromkeys(c.type for c in request.others):
         name = slice_of_resource(RESOURCE_PREFIX + type_)
@@ -168,7 +178,10 @@ def requested_slices(request: GpuRequest) -> dict[str, int]:
 
 
 def can_be_partitioned_for(target: PartitionableNode, request: Mapping[str, int], budget: Budget | None = None) -> bool:
-    """Return whether the node could be partitioned so that a pod has these slices. Raises Exhausted (`can_offer`)."""
+    """Return whether the node could be partitioned so that a pod has these slices.
+
+    Raises Exhausted like `can_offer`.
+    """
     return can_offer(target.cards, request, budget)
 
 
@@ -196,7 +209,13 @@ def _partitionable_indexes(observed: NodeSlices, gpus: Iterable[Card]) -> frozen
 def find_served_pods(
     slices: Iterable[Slice], used: Iterable[Slice], requests: Sequence[Mapping[str, int]]
 ) -> Iterator[bool]:
-    """Yield for each pod, in order, whether a node with these slices, of which some are used, serves its request."""
+    """Yield for each pod, in order, whether the free slices of a node serve its request after those before it.
+
+    Args:
+        slices: All slices of the node.
+        used: The slices that other pods use.
+        requests: The number of slices by name that each pod requests.
+    """
     free = Counter(s.name for s in {*slices}.difference(used))
     for counts in requests:
         is_served = all(free[name] >= count for name, count in counts.items())
@@ -206,7 +225,7 @@ def find_served_pods(
 
 
 def memory_of_slices(target: PartitionableNode, request: Mapping[str, int]) -> int:
-    """Return the bytes of the requested slices, each on the card of the node on which it is largest."""
+    """Return the memory of the requested slices in bytes, each on the card of the node on which it is largest."""
     total, kinds = 0, tuple({(gpu.model, gpu.memory): gpu for gpu in target.gpus}.values())
     for name, count in request.items():
         on_all_kinds = tuple(Slice(gpu.index, 0, name) for gpu in kinds)

@@ -3,16 +3,16 @@
 `partition_plan` calls `find_allocation` to learn whether there is an allocation at all, and `find_best_allocation` for
 the best one.
 
-`find_allocation` is a depth-first search over the cards. On each card it tries the largest vectors of slices that the
-card can give ("gifts"), most memory first. It is complete: an allocation that exists can be completed to one in which
-each card gives a largest vector of what the cards before it left over. A failed pair (card, remaining slices) is not
-tried again, and upper bounds on what the remaining cards can give cut off hopeless branches. `find_best_allocation` is
-a dynamic program: for each remaining vector it keeps the best allocation over the cards so far, which is exact because
-the costs of cards add up.
+`find_allocation` is a depth-first search over the cards. What a card gives to the pod is called its gift. On each card
+the search tries the largest vectors of slices that the card can give, those with the most memory first. The search is
+complete: every allocation can be changed so that each card gives a largest vector of what the cards before it have left
+over. A pair of a card and remaining slices that has failed is not tried again, and upper bounds on what the remaining
+cards can give end hopeless branches early. `find_best_allocation` is a dynamic program. For each remaining vector it
+keeps the best allocation over the cards so far, which is exact because the costs of cards add up.
 
-The time depends on the request, and can be hours for dozens of slices of many sizes, so all of it is charged to a
-budget (`scheduler.engine.effort`). A search without enough steps has no answer and raises Exhausted; it never reports
-"no allocation" without proof. Answers are cached, because the nodes of a cluster are often equal; a cache saves steps
+The time depends on the request. It can be hours for dozens of slices of many sizes, so every step is charged to a
+budget (`scheduler.engine.effort`). A search that has too few steps has no answer and raises Exhausted; it never reports
+"no allocation" without proof. Answers are cached, because the nodes of a cluster are often equal. A cache saves steps
 and changes no answer.
 """
 
@@ -34,13 +34,13 @@ Gifts = tuple[Vector, ...]
 """How many of each requested slice each card gives."""
 
 _MAX_VECTORS = 400
-"""Of remaining slices. With more of them the pod gets the allocation that was found first, rather than the best."""
+"""The most vectors of remaining slices. If there are more, the pod gets the first allocation instead of the best."""
 _MAX_COMPARISONS = 600_000
-"""The same limit on the pairs of such vectors, over all cards."""
+"""The same limit on the number of pairs of such vectors, over all cards."""
 
-_TRY_STEPS = 6  # to try one gift of one card
-_SORT_STEPS = 4  # to sort one gift
-_COMPARE_STEPS = 2  # to compare one gift with one row
+_TRY_STEPS = 6  # steps to try one gift of one card
+_SORT_STEPS = 4  # steps to sort one gift
+_COMPARE_STEPS = 2  # steps to compare one gift with one row
 _NO_BUDGET_SUFFICES = 1 << 62
 
 
@@ -56,9 +56,9 @@ class _Cached:
     """What earlier searches for one allocation have found.
 
     Attributes:
-        is_answered: Whether `gifts` is the answer.
+        is_answered: Whether the answer is known. `gifts` is the answer then.
         gifts: The allocation, or None if there is none.
-        failed_steps: A search with so many steps ended without an answer.
+        failed_steps: The most steps with which a search ended without an answer; -1 if no search has.
     """
 
     is_answered: bool = False
@@ -72,10 +72,10 @@ def _cached(_cards: Cards, _need: Counts) -> _Cached:
 
 
 def find_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> Gifts | None:
-    """Return how many of each slice each card could give, so that they add up to `need`, or None if there is no way.
+    """Return how many of each slice each card could give so that the sum is `need`, or None if that is impossible.
 
-    Raises Exhausted if the budget ends before that is known. A search that has failed is not repeated with the same or
-    fewer steps.
+    Raises Exhausted if the budget ends before the answer is known. A search that has ended without an answer is not
+    repeated with the same number of steps or fewer.
     """
     budget = full_budget() if budget is None else budget
     cached = _cached(cards, need)
@@ -100,7 +100,7 @@ class _Search:
     """One depth-first search.
 
     Attributes:
-        is_complete: Whether all options of the cards were tried, so that what was not found does not exist.
+        is_complete: Whether all options of the cards were tried, so that there is no allocation if none was found.
     """
 
     def __init__(self, cards: Cards, need: Counts, budget: Budget) -> None:
@@ -135,7 +135,7 @@ class _Search:
     def _is_too_much(self, i: int, remaining: Vector) -> bool:
         """Return whether the cards from this one on can surely not give what remains."""
         if not self._failed:
-            return False  # mostly the first attempt succeeds, and the bounds would cost more than it does
+            return False  # the first attempt mostly succeeds, and it costs less than the bounds
         if not self._upper_bounds:
             self._budget.take(len(self._need) * len(self._cards))
             bounds = (card.upper_bound(self._need, self._budget) for card in reversed(self._cards))
@@ -143,7 +143,7 @@ class _Search:
         return any(map(gt, (*remaining, gigabytes_of(self._names, remaining)), self._upper_bounds[i]))
 
     def _gifts(self, card: MigCard | MpsCard, remaining: Vector) -> tuple[Vector, ...]:
-        """Return what the card can give of what remains, most memory first."""
+        """Return the gifts that the card can give of the remaining slices, those with the most memory first."""
         key = (card.options_key, remaining)
         if key not in self._gifts_by_key:
             requested = tuple(zip(self._names, remaining, strict=True))
@@ -159,8 +159,10 @@ class _Row(NamedTuple):
     """The best allocation over the first cards that leaves one remaining vector.
 
     Attributes:
-        cost: The sum over the cards; the lowest is best.
-        order: What each card gives, negative: of equal costs, the allocation is best where the first cards give most.
+        cost: The sum of the costs of the cards. The lowest is best.
+        order: The negative numbers of what each card gives. Among equal costs, the allocation in which the first cards
+            give most is best.
+        shares: What each card gives.
     """
 
     cost: tuple[int, ...]
@@ -171,10 +173,10 @@ class _Row(NamedTuple):
 def find_best_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[CardShare, ...] | None:
     """Return the best allocation of `need`, card by card, or None if there is none.
 
-    The best one changes the fewest cards; then it partitions the fewest whole cards; then it uses the fewest cards,
-    destroys the fewest free slices, leaves the most creatable and has the most slices; then the first cards give most.
-    If comparing takes too many steps, the result is the allocation of `find_allocation`. Raises Exhausted if that finds
-    none in time.
+    The best allocation changes the fewest cards; then it partitions the fewest whole cards; then it uses the fewest
+    cards; then it destroys the fewest free slices; then it lets the most slices be created (`CardPartition.creatable`);
+    then it has the most slices; then the first cards give most. If comparing the allocations takes too many steps, the
+    result is the allocation of `find_allocation`. Raises Exhausted if `find_allocation` does.
     """
     budget = full_budget() if budget is None else budget
     gifts = find_allocation(cards, need, budget)

@@ -1,4 +1,4 @@
-"""Tells whether a pod finds its slices on a partitionable node, and ranks the nodes that could be partitioned for it.
+"""Decides whether a pod finds its slices on a partitionable node, and ranks the nodes that can be partitioned for it.
 
 `scheduler.decisions.slice_filter` and `scheduler.decisions.preemption` call `assess_slices`; the partition controller
 calls `rank_partitionable_nodes` to choose the node of a plan; `mgpu simulate` calls both. The functions are pure.
@@ -44,12 +44,13 @@ def assess_slices(
     budget: Budget,
     reject: Callable[[PartitionableNode, Mapping[str, int], Budget], NodeFit] = rejection_of_slices,
 ) -> NodeFit:
-    """Return whether the pod fits on a node that meets its other requirements, without a score.
+    """Return whether the pod fits on a node that meets its other requirements. The answer has no score.
 
-    The answer is unproven if the budget ends first.
+    The answer is unproven if the budget ends before it is known.
 
     Args:
-        reject: Returns the answer for a node that cannot be partitioned for the pod.
+        request: The number of slices by name.
+        reject: The function that returns the answer for a node that cannot be partitioned for the pod.
     """
     if target.fits(request):
         return NodeFit()
@@ -77,10 +78,14 @@ def rank_partitionable_nodes(
     settings: SlicesSettings,
     next_budget: Callable[[], Budget] = full_budget,
 ) -> Iterator[PartitionableNode]:
-    """Yield the nodes that can be partitioned for the pod, by score, then by fewest destroyed slices, then by name.
+    """Yield the nodes that can be partitioned for the pod, the best first.
+
+    The best node has the highest score, then the fewest slices that its plan would destroy, then the first name.
 
     Args:
-        next_budget: Returns the budget for the next node. Nodes for which it does not suffice are left out.
+        request: The number of slices by name.
+        next_budget: The function that returns the budget for the next node. A node for which the budget does not
+            suffice is left out.
     """
     scored = [
         (-score_for_slices(target, request, pod, settings), target.node.name, target)
@@ -93,7 +98,8 @@ def rank_partitionable_nodes(
         for _, name, target in equal:
             destroyed = _count_destroyed(target, request, next_budget())
             if not destroyed:
-                yield target  # at once: no later node is better, and a thousand nodes may have the same score
+                # Yielded at once, because no later node is better and a thousand nodes may have the same score.
+                yield target
             else:
                 destroying.append((destroyed, name, target))
         yield from (target for *_, target in sorted(destroying, key=lambda row: row[:2]))
@@ -106,7 +112,7 @@ def _is_known_to_offer(target: PartitionableNode, request: Mapping[str, int], bu
 
 
 def _count_destroyed(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> int:
-    """Return how many free slices a plan for this pod alone destroys; a huge number if the budget ends first."""
+    """Return how many free slices a plan for this pod alone destroys; `sys.maxsize` if the budget ends before."""
     planned = plan_node(target, [request], budget)
     if isinstance(planned, Rejection):
         return 0 if planned.proven else sys.maxsize

@@ -1,9 +1,10 @@
-"""Scores a node for a pod that requests slices, by the weights of the settings.
+"""Scores a node for a pod that requests slices, with the weights of the settings.
 
-`scheduler.decisions.slice_filter`, the ranking in `slice_choice` and `mgpu simulate` call `score_for_slices`. The
-settings may weigh extended resources by name beside CPU, memory and the memory of the cards; `NamedResourceUsage`, fed
-by `scheduler.cluster`, tracks what the pods of each node request of them. Scores are exact, in integers. Source:
-docs/design/slices.md, "Scheduling".
+`scheduler.decisions.slice_filter`, `slice_choice.rank_partitionable_nodes` and `mgpu simulate` call `score_for_slices`.
+Besides CPU, memory and the memory of the cards, the settings can give weights to extended resources by name.
+`NamedResourceUsage` tracks what the pods of each node request of these resources; `scheduler.cluster` and
+`mgpu simulate` report the pods to it. Scores are computed exactly, in integers. docs/design/slices.md, "Scheduling",
+describes the formula.
 """
 
 from collections import Counter
@@ -37,9 +38,10 @@ def requested_resources(pod: Pod, names: Collection[str]) -> dict[str, int]:
 
 
 class NamedResourceUsage:
-    """What the pods of each node request of the named resources. Not thread-safe.
+    """The sums that the pods of each node request of the named resources. Not thread-safe.
 
-    It depends on the pods alone, not on the order in which they come, and stores nothing if there are no names.
+    The sums depend only on the pods, and not on the order in which they are reported. Nothing is stored if no resource
+    is named.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -48,7 +50,7 @@ class NamedResourceUsage:
         self._on_node: dict[str, Counter[str]] = {}
 
     def follow(self, pod: Pod) -> None:
-        """Add or update a pod."""
+        """Add or update a pod. Only pods that are bound and have not ended count."""
         if not self._names:
             return
         self.drop(pod.uid)
@@ -63,10 +65,10 @@ class NamedResourceUsage:
         if requested:
             self._on_node[node].subtract(requested)
             if not any(self._on_node[node].values()):
-                del self._on_node[node]  # the node may be gone for ever
+                del self._on_node[node]  # the node may have been deleted
 
     def on(self, node: str) -> Mapping[str, int]:
-        """Return what the pods that are bound to a node request."""
+        """Return, by resource, the sum that the pods on a node request."""
         return self._on_node.get(node, {})
 
 
@@ -75,12 +77,12 @@ _BUILT_IN = ("cpu", "memory", "gpu")
 
 
 def named_resources(settings: SlicesSettings) -> frozenset[str]:
-    """Return the extended resources that the settings weigh."""
+    """Return the extended resources to which the settings give a weight."""
     return frozenset(settings.weights).difference(_BUILT_IN)
 
 
 def score_for_slices(target: PartitionableNode, request: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> int:
-    """Return the score, 0 to 10, of a node on which the pod has the requested slices."""
+    """Return the score, 0 to 10, of a node as if the pod had the requested slices there."""
     node, names = target.node, named_resources(settings)
     capacity = {
         **_extended_capacity(node, names),
@@ -105,11 +107,14 @@ def score_for_slices(target: PartitionableNode, request: Mapping[str, int], pod:
 
 
 def weighted_score(used: Mapping[str, int], capacity: Mapping[str, int], settings: SlicesSettings) -> int:
-    """Return Σ s·w / Σ w × scheduleWeight over the resources of the node, rounded down, at most 10.
+    """Return `scheduleWeight` × Σ w·s / Σ w over the resources of the node, rounded down, at most 10.
+
+    w is the weight of a resource. s is the fraction of the resource that is in use under `binpack`, and the fraction
+    that is free under `spread`.
 
     Args:
-        used: What is in use once the pod is on the node, by resource.
-        capacity: What the node has of each resource; a resource without capacity does not count.
+        used: By resource, what is in use once the pod is on the node.
+        capacity: By resource, what the node has. A resource without capacity does not count.
     """
     weights = [(weight, name) for name, weight in settings.weights.items() if capacity.get(name, 0) > 0]
     if not weights:

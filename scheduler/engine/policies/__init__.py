@@ -1,7 +1,7 @@
-"""The card policies: one module each, with a `POLICY`, named as in the registry `mgpu.model.card_policies`.
+"""The card policies. Each has a module with a `POLICY`, named as in the registry `mgpu.model.card_policies`.
 
-`scheduler.engine` exports the tables; `scheduler.engine.node_assessment` and the scores of nodes look policies up by
-name. The settings and the webhook validate policy names and must not import the scheduler, so the names are in
+`scheduler.engine` exports the tables. The engine, `scheduler.cluster.forecast` and the openb experiment look policies
+up by name. The settings and the webhook validate policy names and must not import the scheduler, so the names are in
 `mgpu.model`. The modules are imported by these names, so there is no second list.
 """
 
@@ -21,13 +21,18 @@ def _load(name: str) -> CardPolicy:
 
 
 POLICIES: Mapping[str, CardPolicy] = MappingProxyType({name: _load(name) for name in (*SELECTABLE, *DIALECT_DEFAULTS)})
+"""The card policies, by name."""
 
 NODE_POLICIES: Mapping[str, NodeScoring] = MappingProxyType(
     {name: policy.node_scoring for name, policy in POLICIES.items() if policy.node_scoring is not None}
 )
-"""The node policies, by name. A learning policy scores like this only until it has learnt (`decisions.scores`)."""
+"""The node policies, by name. A learning policy uses its function only until it has learnt (`decisions.scores`)."""
 
 
 def policy_named(name: str, weight_of_core: int) -> Policy:
-    """Return the policy of this name. Raises KeyError for an unknown name, which the settings do not let through."""
+    """Return the policy of this name. Raises KeyError for an unknown name; the settings accept no such name.
+
+    Args:
+        weight_of_core: The weight of core in percent. The rest is the weight of memory.
+    """
     return Policy(POLICIES[name].scoring, weight_of_core)

@@ -1,9 +1,10 @@
-"""Card and node policy `fgd`: fragmentation gradient descent as published, to compare `fragmentation` with.
+"""Card and node policy `fgd`: fragmentation gradient descent as published, for comparison with `fragmentation`.
 
 Source: Weng et al., "Beware of Fragmentation" (USENIX ATC'23); docs/design/fragmentation.md, "FGD as published". The
 registry (`scheduler.engine.policies`) loads `POLICY`, so settings and annotations can select it; the openb experiment
-uses `Fgd` with the counts of a whole trace. It must stay as published, even where `fragmentation` does better. All sums
-add integers below 2^53 that are stored as floats, so they are exact: the same on every machine and in any order.
+uses `Fgd` with the counts of a whole trace. The policy must stay as published, even where `fragmentation` is better.
+All sums add integers below 2^53 that are stored as floats. So they are exact, and the same on every machine and in any
+order.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ _PERCENT_OF_PODS = 95
 _MAX_TYPES = 256
 """The most typical pods; the policy `fragmentation` has the same limit. The openb traces have 151 types."""
 _SCORE_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
-"""int(100 · sigmoid(x / 1000)) is the number of these that are ≤ x."""
+"""The thresholds of the score: int(100 · sigmoid(x / 1000)) is the number of thresholds that are at most x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class _Tables:
 
 
 class Fgd:
-    """A judge (`node_board.Judge`): it prefers what makes the least free capacity unusable for the typical pods."""
+    """A judge (`node_board.Judge`) that makes as little free capacity as possible unusable for the typical pods."""
 
     def __init__(self, typical: tuple[TypicalPod, ...]) -> None:
         with_cards = [pod for pod in typical if pod.shape.cards]
@@ -111,7 +112,7 @@ class Fgd:
         return idle - used
 
     def scores(self, before: Floats, after: Floats) -> Ints:
-        """Return the score, 0 to 99, of a change from `before` to `after`, both as `fragments` returns them.
+        """Return the score, 0 to 99, of a change from `before` to `after`, which are results of `fragments`.
 
         The published algorithm rounds to integers. That matters: with float scores its results are worse
         (docs/design/fragmentation.md).

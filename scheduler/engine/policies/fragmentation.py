@@ -3,16 +3,17 @@
 The registry (`scheduler.engine.policies`) loads `POLICY`; `scheduler.cluster.forecast` creates a new judge whenever
 enough pods have arrived. The idea and its measurements: docs/design/fragmentation.md, "The algorithm".
 
-Every state of a node has a worth, and a pod is placed where it lowers the worth the least. The worth of a node adds up
+Every state of a node has a worth, and a pod is placed where it lowers the worth the least. The worth of a node is the
+sum of
 
 - the value of each of its cards (`card_tables`),
-- for every expected type of pod that fits now, the free milli that it can use, times the type's fit weight,
-- for every expected type, the number of its pods for which there is capacity, times the type's copy weight.
+- for every expected type of pod that fits now, the free milli that the type can use, times the type's fit weight,
+- for every expected type, the number of pods of the type for which there is capacity, times the type's copy weight.
 
-Types that fit few nodes have the largest weights (`expected_pods`): by number alone, pods that could go anywhere would
-crowd them out. Two things must hold. Taking something from a node never raises its worth, since every summand grows
-with what is free. And sums add whole numbers below 2^53 that are stored as floats, so they are exact: the same on every
-machine, in any order and for any number of nodes.
+Types that fit few nodes have the largest weights (`expected_pods`). If only the number of pods counted, pods that fit
+every node would crowd these types out. Two things must hold. Taking something from a node never raises its worth,
+because every summand grows with what is free. The sums are exact, because they add whole numbers below 2^53 that are
+stored as floats. So they are the same on every machine, in any order and for any number of nodes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +44,7 @@ _LOSS_STEP = ONE // 100
 On the traces, 1/200 to 1/25 of `ONE` give similar results."""
 
 _MILLI_PER_LOSS_STEP = 1 << 20
-"""More milli than a node has, so that a key compares losses before it compares what is left."""
+"""A number larger than the milli of any node, so that keys compare losses before they compare what is left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +70,12 @@ class Fragmentation:
     """A judge (`node_board.Judge`). The tables for a set of node classes are computed when the set is first seen."""
 
     def __init__(self, counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> None:
-        """counts: as `Learner.counts` returns them. classes: the number of nodes of each class."""
+        """Create a judge for pods such as those that were counted.
+
+        Args:
+            counts: The result of `Learner.counts`.
+            classes: The number of nodes of each class.
+        """
         self._types = PodTypes(weigh_types(counts, classes))
         self._cards = empty_card_tables(self._types)
         self._tables: dict[tuple[NodeClass, ...], _ClassTables] = {}
@@ -118,8 +124,8 @@ class Fragmentation:
         types, tables = self._types, self._tables_for(rows.classes)
         card_row = tables.first_row[rows.class_index][:, None] + np.clip(rows.free, 0, CARD)
         value: Ints = tables.cards.value[card_row].sum(1)
-        # By size of a share: how many cards have capacity for one, for how many shares there is capacity in all, and
-        # how many milli are free on the cards with capacity.
+        # For each size of a share: how many cards have capacity for at least one share, for how many shares all cards
+        # have capacity, and how many milli are free on the cards that have capacity.
         cards, shares, usable = np.split(tables.cards.capacity[card_row].sum(1, dtype=np.float64), 3, axis=1)
         copies = np.floor(shares[:, types.pair_size] / types.pair_cards) * (
             cards[:, types.pair_size] >= types.pair_cards

@@ -1,4 +1,4 @@
-"""Card and node policy `spread`: distribute load evenly over cards and nodes, the opposite of `binpack`.
+"""Card and node policy `spread`, the opposite of `binpack`: it distributes load evenly over cards and nodes.
 
 The registry (`scheduler.engine.policies`) loads `POLICY`.
 """

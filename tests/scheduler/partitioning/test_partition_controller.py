@@ -50,7 +50,7 @@ def test_a_pod_that_its_plan_does_not_serve_in_time_gets_another_node() -> None:
     turn(replica)
     assert [agent.found.has_pending_plan for agent in agents.values()] == [True, True]
     assert ("n1", "PlanLate") in [event[:2] for event in replica.events]
-    text = "plan 1000 of its slices is not in force after 60 s: check that mgpu's agent runs on the node"
+    text = "partition plan 1000 is not in force after 60 s: check that mgpu's agent runs on the node"
     assert any(text in event[2] for event in replica.events)
     replica.clock.now += 1
     turn(replica)
