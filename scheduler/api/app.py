@@ -1,9 +1,9 @@
 """Composes the HTTP side of the scheduler: which app is served on which address.
 
 `scheduler.main` passes the result of `listeners` to gunicorn. There are four apps: the admission of Bindings, the
-extender, metrics, and the web page. Each listens on its own address, because different callers may reach them. In
-particular, `/bind` of the extender is protected only by a loopback address or by client certificates
-(`extenderClientCa`). All apps must run in one process with one worker, since they share the reservations.
+extender, metrics, and the web page. Each listens on its own address, because each has other callers. In particular,
+`/bind` of the extender is protected only by a loopback address or by client certificates (`extenderClientCa`). All apps
+must run in one process with one worker, because they share the reservations.
 """
 
 from flask import Response
@@ -29,7 +29,7 @@ _ADMISSION_SECONDS = 30.0
 
 
 def listeners(replica: Replica) -> list[Listen]:
-    """Return each app with its address. `/healthz`, `/readyz` and `/leads` are served on all of them."""
+    """Return the apps that the settings enable, each with its address. All serve `/healthz`, `/readyz` and `/leads`."""
     settings = replica.settings
     own = settings.scheduler
     admission = new_app()
@@ -62,10 +62,10 @@ def listeners(replica: Replica) -> list[Listen]:
 
 
 def _close_unless_deciding(response: Response, replica: Replica) -> Response:
-    """Close the connection after the reply of a replica that does not decide.
+    """Close the connection after the reply if this replica does not decide.
 
     kube-scheduler would keep the connection to this replica open, although the Service now selects the replica that
-    decides. Pods that wait for a partition plan are known only to the replica whose filter saw them.
+    decides. That replica must filter the pods, because it plans partitions only for pods that its own filter rejected.
     """
     if replica.not_deciding_reason() is not None:
         response.headers["Connection"] = "close"

@@ -1,11 +1,11 @@
 """Handles the admission of Bindings: the cards are decided in the same write that binds a pod to its node.
 
-`scheduler.api.app` serves it as `/bind-admission`. The API server calls it for every Binding of the cluster, since a
+`scheduler.api.app` serves it as `/bind-admission`. The API server calls it for every Binding of the cluster, because a
 Binding does not tell whether its pod requests GPUs (docs/design/kubernetes.md, "Binding"). It must answer within one
-second; `failurePolicy: Ignore` lets the binding pass otherwise, and the late binding decides the cards.
+second. Otherwise `failurePolicy: Ignore` lets the binding pass, and a late binding decision chooses the cards.
 
 With `scheduler.bindingUsers` only the named users may bind GPU pods (docs/design/koordinator.md, "Upgrade webhook").
-That too holds only while the webhook is reachable.
+This is enforced only while the webhook is reachable.
 """
 
 import logging
@@ -23,7 +23,8 @@ from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 log = logging.getLogger(__name__)
 
 _REFUSED = 409
-"""After a 409 the scheduler chooses a node again, whereas client-go retries 429 and 5xx with the same node."""
+"""The status of a denial. After a 409 the scheduler chooses a node again; client-go retries 429 and 5xx with the same
+node."""
 _FORBIDDEN = 403
 _NO_SUCH_POD = 404
 
@@ -33,9 +34,9 @@ class BindingAdmission:
 
     Args:
         may_decide: Raises RetryLater while this replica must not decide. `failurePolicy` then lets the binding pass,
-            and the late binding decides.
-        users: The users and groups that may bind GPU pods; empty means everyone.
-        caller: Returns, for the current request, the function that tells whether its client has given up.
+            and a late binding decision chooses the cards.
+        users: The users and groups that may bind GPU pods. If it is empty, everyone may.
+        caller: Returns, for the current request, a function that returns whether the client has given up.
     """
 
     def __init__(
@@ -51,6 +52,12 @@ class BindingAdmission:
         self._caller = caller
 
     def __call__(self, review: Review) -> Reply:
+        """Allow the Binding, with a patch if its pod requests GPUs, or deny it with the reason.
+
+        Raises:
+            BadRequest: The Binding is malformed.
+            RetryLater: This replica does not decide, the API does not answer, or the caller has given up.
+        """
         binding = review.object
         if binding is None or review.operation != "CREATE" or review.resource not in ("pods/binding", "bindings"):
             return allow(review)
@@ -66,11 +73,12 @@ class BindingAdmission:
         live = review.resource == "bindings"
         found = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
         if found is None and review.dry_run:
-            # The API server would reject this binding too. `mgpu doctor` finds out by it that this webhook is called.
+            # The API server would reject this binding too. This reply shows `mgpu doctor` that the webhook is called.
             return deny(review, f"there is no pod {review.namespace}/{name}", _NO_SUCH_POD)
         gpu_pod = found and found.gpu_pod
         if gpu_pod is None or gpu_pod.pod.node:
-            return allow(review)  # not a GPU pod, or a binding that the API server rejects by itself
+            # The pod is not a GPU pod, or it is bound already and the API server itself rejects this binding.
+            return allow(review)
         uid = gpu_pod.pod.uid
         if self._users and self._users.isdisjoint((review.user, *review.groups)):
             log.warning("binding rejected: %s may not bind GPU pods", review.user, extra={"pod": uid, "node": node})
@@ -85,7 +93,7 @@ class BindingAdmission:
         if isinstance(decision, Rejection):
             log.info("binding rejected: %s", decision, extra={"pod": uid, "node": node})
             return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)
-        # Checked again: the process may have been suspended meanwhile, and another replica may lead by now.
+        # This is checked again, because the process may have been suspended and another replica may lead by now.
         self._may_decide()
         return allow(review, _patch(binding, uid, dict(decision.annotations)))
 
@@ -94,7 +102,7 @@ def binding_users(own: SchedulerSettings) -> Collection[str]:
     """Return the users and groups that may bind GPU pods; empty if everyone may.
 
     The kube-scheduler of components/second-scheduler used to share the service account of mgpu's process, and now has
-    its own. A setting that names the old account still means that kube-scheduler.
+    its own. If the setting names the old account, the new one may bind GPU pods too.
     """
     accounts = f"system:serviceaccount:{own.namespace}:"
     if own.kube_scheduler_lease and f"{accounts}mgpu-scheduler" in own.binding_users:
@@ -105,7 +113,7 @@ def binding_users(own: SchedulerSettings) -> Collection[str]:
 def _forbidden_text(user: str) -> str:
     return (
         f"{user or 'an unnamed user'} may not bind GPU pods: the setting scheduler.bindingUsers names neither this "
-        "user nor a group of it; let the pod's schedulerName name a scheduler that may, or add this one to the setting"
+        "user nor one of its groups; let another scheduler bind the pod (schedulerName), or add this user to it"
     )
 
 
@@ -124,7 +132,7 @@ def _text(table: dict[str, Any], key: str) -> str:
 
 
 def _patch(binding: dict[str, Any], uid: str, annotations: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the JSON Patch that adds the UID and the annotations, and removes placement annotations of others."""
+    """Return the JSON Patch that adds the UID and the annotations, and removes all other placement annotations."""
     meta = binding.get("metadata")
     if not isinstance(meta, dict):
         return [{"op": "add", "path": "/metadata", "value": {"uid": uid, "annotations": annotations}}]

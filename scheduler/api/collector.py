@@ -29,9 +29,9 @@ _MILLI = 1000
 
 
 class Figure(Enum):
-    """A quantity that is summed over all nodes. Core is in milli, memory in bytes, so that sums stay exact."""
+    """A quantity that is summed over all nodes. Core is in milli and memory in bytes, so that the sums are exact."""
 
-    # By model of the card.
+    # These are counted by model of the card.
     HEALTHY = "healthy cards"
     UNHEALTHY = "unhealthy cards"
     IDLE = "idle cards"
@@ -39,11 +39,11 @@ class Figure(Enum):
     CORE_USED = "core used"
     MEMORY = "memory"
     MEMORY_USED = "memory used"
-    # By dialect of the pod.
+    # These are counted by dialect of the pod.
     PODS = "pods"
     HELD_CORE = "core held"
     HELD_MEMORY = "memory held"
-    # Of all nodes together; the second part of the key is "".
+    # These are counted for all nodes together; the second part of the key is "".
     NODES = "nodes"
     BARRIERS = "nodes whose partition plan is not in force yet"
     FREE = "free core"
@@ -51,7 +51,7 @@ class Figure(Enum):
 
 
 Figures = Counter[tuple[Figure, str]]
-"""A figure, and the model or dialect of which it is."""
+"""The amounts, by figure and by the model or the dialect for which the figure is counted."""
 
 
 def figures_of(node: NodeContents) -> Figures:
@@ -76,7 +76,7 @@ def figures_of(node: NodeContents) -> Figures:
             counts[Figure.FREE, ""] += free
             counts[Figure.STRANDED, ""] += 0 if use.idle else free
     for holding in node.held:
-        if not holding.occupies:  # an occupy pod holds the card for MtgpuPods, which are counted themselves
+        if not holding.occupies:  # An occupy pod holds its card for MtgpuPods, which are counted themselves.
             core, memory = held_amounts(holding, devices)
             counts[Figure.PODS, holding.dialect] += 1
             counts[Figure.HELD_CORE, holding.dialect] += core
@@ -90,14 +90,14 @@ class Totals:
     """The sums of the figures over all nodes. Thread-safe.
 
     Args:
-        pace: Called after each node that was read; may sleep.
+        pace: A function that is called after each node that was read. It may sleep.
     """
 
     def __init__(self, cache: ClusterCache, pace: Callable[[], object]) -> None:
         self._cache = cache
         self._pace = pace
         self._lock = threading.Lock()
-        self._of_nodes: dict[str, tuple[int, Figures]] = {}
+        self._of_nodes: dict[str, tuple[int, Figures]] = {}  # By node, its version and the figures of that version.
         self._sums: Figures = Counter()
 
     def sums(self) -> Figures:

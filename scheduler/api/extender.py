@@ -33,16 +33,16 @@ from scheduler.decisions.preemption import Victims
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _NODES_COUNTED = 500
-"""Nodes whose reasons are counted; the first few hundred of thousands suffice."""
+"""The most nodes whose reasons are counted. Of thousands of nodes, the first few hundred suffice."""
 
 Body = bytes | bytearray
 
 
 class Extender:
-    """Handles the four verbs, each from the body of a request to an object that is sent as JSON.
+    """Implements the four verbs. Each takes the body of a request, and returns an object that is sent as JSON.
 
-    Each verb raises BadRequest for a malformed body, and RetryLater if this replica cannot answer now. `gone` returns
-    whether kube-scheduler has given up waiting.
+    Each verb raises BadRequest for a malformed body, and RetryLater if this replica cannot answer now. The argument
+    `gone` is a function that returns whether kube-scheduler has given up waiting.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -122,7 +122,7 @@ class Extender:
         except EffortExceeded as error:
             return Rejection(RejectionKind.NOT_PROVEN, str(error), proven=False)
         try:
-            # Checked again: the process may have been suspended meanwhile, and another replica may lead by now.
+            # This is checked again, because the process may have been suspended and another replica may lead by now.
             self._replica.may_decide()
         except RetryLater:
             return None
@@ -154,8 +154,8 @@ class Extender:
     def _scheduling(self, body: Body) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
         """Return the parts of an ExtenderArgs.
 
-        These are the pod, or None if it requests no GPU; the pod as JSON; the names of the nodes; and the Nodes by
-        name, or None if the call has only names (`nodeCacheCapable`).
+        These are the GPU pod, or None if the pod requests no GPU; the pod as an object; the names of the nodes; and the
+        Nodes by name, or None if the call has only names (`nodeCacheCapable`).
         """
         arguments = _arguments(body)
         names = arguments.get("nodenames")
@@ -180,7 +180,11 @@ class Extender:
 
 
 def make_app(extender: Extender, seconds: float = 10.0) -> Flask:
-    """Return the app of the extender. seconds: how long kube-scheduler waits for an answer (`httpTimeout`)."""
+    """Return the app of the extender.
+
+    Args:
+        seconds: The time for which kube-scheduler waits for an answer (`httpTimeout`).
+    """
     app = new_app(EXTENDER)
     for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
         app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb, seconds), methods=["POST"])
@@ -201,7 +205,7 @@ def posted(verb: Any, seconds: float) -> Any:
 def _count_rejection(result: Filtered) -> None:
     """Count a pod that fits on no node, by the kind of the most frequent reason.
 
-    Nodes where evictions could help are counted first.
+    If there are too many nodes to count, those on which evictions may help are preferred.
     """
     reasons = Counter(islice(chain(result.failed.values(), result.hopeless.values()), _NODES_COUNTED))
     for reason, _ in reasons.most_common(1):

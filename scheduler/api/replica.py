@@ -1,7 +1,7 @@
 """The interface of the scheduler process to its HTTP side.
 
 `scheduler.runtime.Process` implements it, and `scheduler.main` passes the process to `scheduler.api.app.listeners`. The
-layers forbid `scheduler.api` to import the process itself. All members may be used from any thread.
+layers forbid `scheduler.api` to import `scheduler.runtime`. All members may be used from any thread.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,12 @@ from scheduler.partitioning.partition_controller import PartitionController
 
 
 class Replica(Protocol):
-    """One replica of the scheduler: its parts, and what it may do now."""
+    """One replica of the scheduler: its parts, and whether it may answer and decide now.
+
+    Attributes:
+        state: The cache of the cluster.
+        planning: The controller that plans partitions.
+    """
 
     api: Api
     settings: Settings

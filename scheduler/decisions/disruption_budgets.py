@@ -3,7 +3,7 @@
 `scheduler.runtime` creates `DisruptionBudgets` and stores the budgets of a watch in it. `decisions.preemption` prefers
 victims whose eviction violates no budget, and reports the number of violations to kube-scheduler. The violations must
 be counted as kube-scheduler counts them, because it compares the reported numbers with its own. Very large budgets are
-ignored, and malformed ones match no pod.
+ignored, and malformed selectors match no pod.
 """
 
 import logging

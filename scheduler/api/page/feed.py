@@ -23,11 +23,11 @@ from scheduler.cluster.cache import ClusterCache
 EVERY_SECONDS = 1.0
 """The shortest time between two refreshes. There is no refresh while no page is open."""
 MAX_DELETED = 1000
-"""Deleted nodes that are remembered. A page that has missed more deletions gets everything."""
+"""The most deleted nodes that are remembered. A page that has missed more deletions gets everything."""
 REFRESH_SECONDS = 0.4
 """The longest time of a refresh. If nodes are still missing after it, the page polls again sooner."""
 MAX_ANSWERS = 64
-"""Answers that are cached. Pages poll each second, so nearly all have one of the latest versions."""
+"""The most answers that are cached. Pages poll each second, so nearly all of them have one of the latest versions."""
 
 
 class Board:
@@ -48,16 +48,16 @@ class Board:
         self._clock = clock
         # Distinguishes the versions of this process from those of other replicas, and from those before a restart.
         self._epoch = secrets.token_hex(4)
-        self._number = 0  # of the last refresh that changed anything
-        self._nodes_number = 0  # of the last refresh that changed a node
-        self._oldest_number = 0  # deletions before this refresh are forgotten
-        self._versions: dict[str, int] = {}  # of the nodes in the cache whose JSON is in `_nodes`
-        self._nodes: dict[str, tuple[int, bytes]] = {}
-        self._deleted: deque[tuple[int, str]] = deque()
-        self._pending: tuple[int, bytes] = (0, b"null")
+        self._number = 0  # The number of the last refresh that changed anything.
+        self._nodes_number = 0  # The number of the last refresh that changed a node.
+        self._oldest_number = 0  # The number of the last refresh whose deletions are forgotten.
+        self._versions: dict[str, int] = {}  # The versions in the cache of the nodes whose JSON is in `_nodes`.
+        self._nodes: dict[str, tuple[int, bytes]] = {}  # The JSON of each node, with the number of its last change.
+        self._deleted: deque[tuple[int, str]] = deque()  # Deleted nodes, each with the number of the refresh.
+        self._pending: tuple[int, bytes] = (0, b"null")  # The JSON of the waiting pods, with its number.
         self._answers: dict[tuple[int, int | None, str], bytes] = {}
         self._refreshed_at = -EVERY_SECONDS
-        self._missing = 0
+        self._missing = 0  # How many nodes the last refresh had no time for.
         self._refreshing = threading.Lock()
         self._answering = threading.Lock()
         self._lock = threading.Lock()
@@ -70,8 +70,8 @@ class Board:
         have not changed).
 
         Args:
-            version: The version of the caller's last answer. The answer has everything if this is "", of another
-                replica, or too old.
+            version: The version in the caller's last answer. The result contains everything if it is "", if it comes
+                from another replica, or if it is too old.
             replica: Why this replica does not decide, or "" if it does; the page shows it.
         """
         self._refresh()
@@ -113,7 +113,7 @@ class Board:
         return int(number) if is_known else None
 
     def _refresh(self) -> None:
-        """Refresh if it is time. Only one caller refreshes; the others do not wait for it, except the first time."""
+        """Refresh if it is time. Only one caller refreshes. The others do not wait for it, except the first time."""
         if self._refreshing.acquire(blocking=not self._number):
             try:
                 if self._missing or self._clock() - self._refreshed_at >= EVERY_SECONDS:

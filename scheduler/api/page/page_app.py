@@ -36,7 +36,7 @@ _INDEX = "index.html"
 
 
 def make_board(state: ClusterCache, settings: Settings) -> Board:
-    """Return the feed of the page."""
+    """Return the board from which the page gets its data."""
     pace = Pace(pause_ratio=1)
     # A separate filter, which makes no full searches and does not use the allowances of the namespaces.
     filter_ = Filter(state, settings, pace=pace, budgets=EffortBudgets(allowance=0))
@@ -49,9 +49,9 @@ def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
     Replicas that do not lead answer too. The answer is 503 until the cache is in sync.
 
     Args:
-        host: The address on which the app is served. If it is loopback, the app answers only requests for an address
-            or for `localhost`: otherwise another site whose name resolves to 127.0.0.1 could read the page (DNS
-            rebinding).
+        host: The address on which the app is served. If it is loopback, the app answers only requests whose Host header
+            is an address or `localhost`. Otherwise another site whose name resolves to 127.0.0.1 could read the page
+            (DNS rebinding).
     """
     app = new_app()
     served = {path.name: path.read_bytes() for path in (files(__package__) / "static").iterdir() if path.is_file()}
@@ -114,7 +114,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _names_an_address(host: str) -> bool:
-    """Return whether a Host header is an address or localhost, with or without a port: a name in no DNS zone."""
+    """Return whether a Host header is an address or localhost, with or without a port. No DNS zone has such names."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     return name == "localhost" or _address(name.strip("[]")) is not None
 

@@ -32,9 +32,11 @@ from scheduler.engine import nvidia_plugin
 
 Json = dict[str, Any]
 PARTS = 1000
-"""The width of a card in the units in which the position of a slice is given."""
+"""The width of a card, in the units of the positions and widths of its slices."""
 _EXAMPLES = 3
+"""The most nodes that are named for a reason."""
 _MOST_REASONS = 12
+"""The most different reasons in one answer."""
 
 
 def view_of(contents: NodeContents) -> NodeView:
@@ -50,9 +52,11 @@ def view_of(contents: NodeContents) -> NodeView:
 def node_json(contents: NodeContents) -> Json:
     """Return a node as `{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
 
-    Values that are false or empty are left out. A card is `{"index", "model", "core": [used, all], "memory": [used,
-    all], "uses"}`, with core in milli and memory in bytes. A use is `[position in "pods", core, memory]`. A partitioned
-    card has slices `[name, left, width, position in "pods" or -1]`, in PARTS of the card.
+    Values that are false or empty are left out. A pod has `reserved` if it is not bound yet, `unsure` if its cards are
+    unknown, and `keeps` with the GPUID if it is an occupy pod. A card is `{"index", "model", "core": [used, all],
+    "memory": [used, all], "uses"}`, with core in milli and memory in bytes. A use is `[position in "pods", core,
+    memory]`. A card may also have `unhealthy`, `gpuid`, `cut` (how it is partitioned) and `slices`. A slice is `[name,
+    left, width, position in "pods" or -1]`, in PARTS of the card.
     """
     view = view_of(contents)
     unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
@@ -146,12 +150,16 @@ def why_json(result: Filtered, now: int) -> Json:
 
 
 def reason_json(text: str) -> Json:
-    """Return such an object for a reason that does not concern nodes."""
+    """Return an object for a reason that does not concern nodes. Of the keys of `why_json` it has only `reasons`."""
     return {"reasons": [{"text": text, "nodes": 0, "examples": []}]}
 
 
 def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
-    """Return a pod that has no cards yet. why: the position of its reason, or -1 if the reason is not ready."""
+    """Return a pod that has no cards yet.
+
+    Args:
+        why: The position of its reason among the reasons of the answer, or -1 if the reason is not ready.
+    """
     return {
         "name": pod.key,
         "dialect": request.dialect if request else "",
@@ -167,7 +175,11 @@ def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
 
 
 def mtgpupod_json(view: MtgpuView, why: int) -> Json:
-    """Return an MtgpuPod that has no card yet. why: as for `pod_json`."""
+    """Return an MtgpuPod that has no card yet.
+
+    Args:
+        why: The position of its reason among the reasons of the answer.
+    """
     pod = view.pod
     return {
         "name": pod.key,

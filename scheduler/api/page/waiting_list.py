@@ -24,20 +24,28 @@ from scheduler.decisions.filter import Filter
 log = logging.getLogger(__name__)
 
 MOST = 500
-"""Pods that are listed. The others are only counted."""
+"""The most pods that are listed. The others are only counted."""
 STALE_SECONDS = 30.0
-"""How long a reason is valid if no node changes: nominations change the free cards without changing a node."""
+"""The time after which a reason is renewed even if no node has changed. Nominations change the free cards without
+changing a node."""
 _FIRST_PAUSE_RATIO = 1
-"""Pauses, as a multiple of the work, while a reason is computed for the first time and a viewer waits for it."""
+"""The pauses, as a multiple of the work, while a reason is computed for the first time and a viewer waits for it."""
 _RENEWAL_PAUSE_RATIO = 9
-"""Pauses while a reason is renewed, which never ends in a busy cluster."""
+"""The pauses while a reason is renewed. They are long, because in a busy cluster reasons are renewed all the time."""
 
 Raw = Mapping[str, Any]
 Key = tuple[GpuRequest, int]
+"""A request and a priority. Pods for which both are equal have the same reason."""
 
 
 class _Reason(NamedTuple):
-    """A reason, the version of all nodes together from which it was computed, and the time of the clock."""
+    """A reason.
+
+    Attributes:
+        version: The version of all nodes together from which the reason was computed.
+        at: When it was computed.
+        json: The reason as `why_json` returns it.
+    """
 
     version: int
     at: float
@@ -45,14 +53,17 @@ class _Reason(NamedTuple):
 
 
 def in_a_thread(work: Callable[[], None]) -> None:
+    """Run the function in a new daemon thread."""
     threading.Thread(target=work, name="reasons", daemon=True).start()
 
 
 class Waiting:
-    """The list of waiting pods. One thread at a time may call `json`.
+    """The list of waiting pods. Only one thread at a time may call `json`.
+
+    `_lock` guards the reasons and the requests for reasons. `_working` is held while a thread computes reasons.
 
     Args:
-        pace: The pace that the filter uses too.
+        pace: The `Pace` with which the filter was created too. Its ratio is set here.
         in_background: Runs a function without waiting for it.
     """
 
@@ -77,11 +88,14 @@ class Waiting:
         self._version = 0
 
     def json(self, names: Sequence[str], version: int) -> Json:
-        """Return `{"total", "pods", "whys"}`; each pod has the position of its reason in `whys`.
+        """Return `{"total", "pods", "whys"}`.
+
+        `total` is the number of all waiting pods, `pods` lists at most MOST of them, and `whys` lists the reasons. Each
+        pod has the position of its reason in `whys`.
 
         Args:
-            names: All nodes.
-            version: Changes whenever one of them does.
+            names: The names of all nodes.
+            version: A number that changes whenever one of the nodes changes.
         """
         waiting = [pod for pod in self._state.gpu_pods() if not pod.pod.node and not pod.pod.ended]
         undecided = (self._state.gpu_pod(uid) for uid in self._state.undecided_pods())
@@ -102,7 +116,10 @@ class Waiting:
         return {"total": total, "pods": rows, "whys": reasons.rows}
 
     def _request_reasons(self, listed: Iterable[GpuPod], names: Sequence[str], version: int) -> Mapping[Key, _Reason]:
-        """Return the reasons that are ready. Request the missing ones first, then the outdated ones, oldest first."""
+        """Return the reasons that are ready, and request the others: first those that are missing, then outdated ones.
+
+        The outdated reasons that were computed first are requested first.
+        """
         wanted = {(pod.request, pod.pod.priority): pod for pod in listed if pod.request and not pod.pod.node}
         now = self._clock()
         with self._lock:
@@ -140,13 +157,17 @@ class Waiting:
         try:
             return why_json(self._filter.filter(gpu_pod, names), int(time.time()))
         except Exception:
-            # The outermost handler of the thread: without it one odd pod would leave all others without reasons.
+            # This is the outermost handler of the thread. An error with one pod must not prevent the other reasons.
             log.exception("cannot find out why the pod waits", extra={"pod": gpu_pod.pod.key})
             return reason_json("unknown: an internal error occurred; the scheduler's log has the details")
 
 
 class _NumberedReasons:
-    """The different reasons in one answer, each with its position."""
+    """The different reasons in one answer, each with its position.
+
+    Attributes:
+        rows: The reasons in the order of their positions.
+    """
 
     def __init__(self) -> None:
         self.rows: list[Json] = []
@@ -161,7 +182,7 @@ class _NumberedReasons:
 
 
 def _reason_of(gpu_pod: GpuPod, reasons: Mapping[Key, _Reason]) -> tuple[object, Json | None]:
-    """Return the key that equal reasons share, and the reason, or None if it is not ready."""
+    """Return a key that is the same for equal reasons, and the reason, or None if the reason is not ready."""
     if gpu_pod.pod.node:
         text = f"it is bound to {gpu_pod.pod.node}, and its cards are not decided yet"
         return text, reason_json(text)
