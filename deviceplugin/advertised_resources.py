@@ -1,8 +1,9 @@
 """The resources that the agent advertises to the kubelet as device ids, with their registrations.
 
-`deviceplugin.agent` creates one `AdvertisedResources`. The resources of the dialects exist from the start, and those of
-slices appear with the partitions (`partitioning.slice_plugins`). `handover.node_ownership` withdraws and renews their
-registrations, and `deviceplugin.reconciler` updates the device list of whole cards.
+`deviceplugin.agent` creates one `AdvertisedResources` and derives the agent's readiness from it. The resources of the
+dialects exist from the start, and those of slices appear with the partitions (`partitioning.slice_plugins`).
+`handover.node_ownership` withdraws and renews the registrations, and `deviceplugin.reconciler` updates the device list
+of whole cards.
 """
 
 import asyncio
@@ -53,12 +54,12 @@ class AdvertisedResources:
 
     @property
     def plugins(self) -> dict[str, Plugin]:
-        """The plugins by resource, those of slices included."""
+        """The plugins by resource, including those of slices."""
         return self._plugin_set.plugins
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """All registrations, those of slices included."""
+        """All registrations, including those of slices."""
         return (*self._own, *self._slices.registrations)
 
     def required(self) -> list[Registration]:
@@ -81,10 +82,10 @@ class AdvertisedResources:
         plugin.device_list.silent = silent
 
     async def serve(self) -> None:
-        """Register the resources and offer their ids, until cancelled.
+        """Register the resources of the dialects and offer their ids, until cancelled.
 
-        Nothing is registered before the cards have been read: if a resource comes back without ids, the kubelet fails
-        the pods that hold some.
+        Nothing is registered before the cards have been read: if a resource were registered again without ids, the
+        kubelet would fail the pods that hold ids of it.
         """
         while not self._state.devices.are_read:
             await self._state.cards_changed.wait()
@@ -108,7 +109,7 @@ class AdvertisedResources:
         return self._state.devices.gpus() if whole is None else whole
 
     def _offer(self, gpus: Sequence[Card]) -> bool:
-        """Offer the ids of these GPUs. Return False if the ids that pods hold could not be read."""
+        """Offer the ids for these GPUs. Return False if the ids that pods hold could not be read."""
         is_complete = True
         limits = id_limits(gpus, self._state.settings, MAX_IDS - self._slices.ids)
         for resource in id_resources(gpus, self._state.settings):
@@ -132,9 +133,10 @@ class AdvertisedResources:
         return is_complete
 
     def _held_ids(self, resource: str, gpus: Sequence[Card]) -> tuple[dict[int, list[str]], set[str]]:
-        """Return the ids that pods on each unhealthy GPU hold, by index, and all held ids. Raises RetryLater.
+        """Return two values: by index of an unhealthy GPU the ids that its pods hold, and the ids that any pods hold.
 
-        When a card fails, the ids of its own pods must turn unhealthy first: the kubelet reports that in their status.
+        When a card fails, the ids of its own pods must become unhealthy first, because the kubelet reports that in the
+        status of these pods. Raises RetryLater if a GPU is unhealthy and the pods have not been listed yet.
         """
         unhealthy = [gpu for gpu in gpus if not gpu.healthy]
         if unhealthy and not self._state.pod_watch.synced:

@@ -3,8 +3,7 @@
 `deviceplugin.agent_process` runs agents, one after the other. `Agent` creates the parts and connects them:
 `NodeState` contains the parts that observe the node, `Reconciler` reacts to changes of pods, and `NodeOwnership`
 decides when the agent serves the node. Parts publish changes as events (`deviceplugin.changes`), and `Agent._subscribe`
-makes all subscriptions.
-A part gets only what was created before it.
+makes all subscriptions. A part refers only to parts that were created before it.
 """
 
 import asyncio
@@ -57,11 +56,12 @@ class Agent:
     Call `run` once, on an event loop. All other methods may be called from any thread.
 
     Args:
-        settings: `settings.deviceplugin` must name the node.
-        objects: the Node and its Device, not started yet.
-        source: reads the cards.
-        driver: reads, creates and destroys MIG instances.
-        records: judges the seals of allocation records.
+        settings: The settings; `settings.deviceplugin` must name the node.
+        objects: The Node and its Device. The agent starts their watches.
+        source: The source from which the cards are read.
+        api: The client of the API server.
+        driver: The driver that reads, creates and destroys MIG instances.
+        records: The verifier that checks the seals of allocation records.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Agent:
             log.info("stopped", extra={"node": self.node})
 
     def stop(self) -> None:
-        """End `run`. May be called by a signal handler of the loop."""
+        """End `run`. A signal handler of the event loop may call this method."""
         self._ownership.stop()
 
     def _is_prepared(self) -> bool:
@@ -256,7 +256,7 @@ class Agent:
         return self._state.pod_watch
 
     def card_holdings(self) -> CardHoldings:
-        """Return the cards and what pods hold of them; nothing while another agent serves, which reports them."""
+        """Return the cards and what pods hold of them. The result is empty unless this agent serves the node."""
         return self._state.card_holdings() if self._ownership.serves else CardHoldings((), (), ())
 
     def unhealthy_reason(self) -> str | None:
@@ -278,7 +278,7 @@ class Agent:
         if self._ownership.phase is Phase.STANDING_BY:
             return "another agent serves this node; this one stands by"
         if self._ownership.phase is Phase.WAITING:
-            return None  # see `Phase`
+            return None  # `Phase` explains why a waiting agent is ready.
         reasons = [
             registration.problem or "the kubelet has not asked for the devices"
             for registration in self._resources.required()
@@ -291,13 +291,16 @@ class Agent:
         return "; ".join(reasons) or None
 
     def unreported_reason(self) -> str | None:
-        """Return why the API server does not have the node's cards as they are, or None."""
+        """Return why the API server does not have the present state of the node's cards, or None if it has."""
         return self._reporter.problem
 
     # What the parts call
 
     def _facts(self) -> NodeFacts:
-        """Return what the reporter writes. Called on the reporter's thread. Raises RetryLater."""
+        """Return the facts that the reporter writes. The reporter's thread calls this method.
+
+        Raises RetryLater while some of the facts are not known yet.
+        """
         state = self._state
         whole = state.devices.whole()
         server = state.whole_cards.server

@@ -1,7 +1,7 @@
-"""Runs one agent after the other in one process: a new one after each handover, since an agent runs only once.
+"""Runs the agents of one process, one after the other: after each handover a new one, since an agent runs only once.
 
 `deviceplugin.main` runs an `AgentProcess`; probes and metrics read the present agent through it. The process does not
-end after a handover, because a rolling update may be reverted half-way. Then the node comes back to this process.
+end after a handover, because a rolling update may be reverted halfway. In that case this process serves the node again.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ class AgentProcess:
     """A sequence of agents. Call `run` once; `stop` may be called from any thread.
 
     Args:
-        make_agent: creates a new agent at each call, since an agent runs only once.
+        make_agent: A function that creates a new agent at each call.
 
     Attributes:
-        agent: the present agent; may be read from any thread.
+        agent: The present agent. Any thread may read this attribute.
     """
 
     def __init__(self, make_agent: Callable[[], Agent]) -> None:
@@ -28,8 +28,8 @@ class AgentProcess:
     async def run(self) -> None:
         """Serve the node whenever no other agent does, until `stop`.
 
-        Only the first agent requests the node from the agent that serves it. Later agents only take over from an agent
-        that ends: otherwise two processes would replace each other forever.
+        Only the first agent requests the node from the agent that serves it. Later agents wait until that agent ends;
+        otherwise two processes would replace each other forever.
         """
         outcome = await self.agent.run()
         while outcome is Outcome.HANDED_OVER and not self._stopped:
@@ -37,6 +37,6 @@ class AgentProcess:
             outcome = await self.agent.run(requests=False)
 
     def stop(self) -> None:
-        """End the present agent, and start no other."""
+        """End the present agent, and start no further one."""
         self._stopped = True
         self.agent.stop()

@@ -1,8 +1,8 @@
 """Typed events between the parts of the agent.
 
-`deviceplugin.node_state` creates one `Changes`. A part publishes that something has changed, without reference to the
-readers, and `deviceplugin.agent` subscribes all readers in one place. An event has no data. A reader reads the present
-state of the part that owns it, so it does not matter if two events arrive as one.
+`deviceplugin.node_state` creates one `Changes`. A part publishes that something has changed and does not know its
+readers; `deviceplugin.agent` subscribes all readers in one place. An event has no data. A reader reads the present
+state from the part that owns it, so it makes no difference if a reader handles two events at once.
 """
 
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from enum import Enum, auto
 
 
 class Change(Enum):
-    """The kinds of events."""
+    """The kinds of events. The description of a kind says what has changed."""
 
     CARDS = auto()
-    """The GPUs of the node, or their health."""
+    """The GPUs of the node, or their health, have changed."""
     PODS = auto()
-    """A pod of the node, or whether all of them have been listed."""
+    """A pod of the node has been added, changed or removed."""
     PARTITIONS = auto()
-    """Which cards are whole, or which slices exist."""
+    """The set of whole cards, or the set of existing slices, has changed."""
     HOLDINGS = auto()
-    """The cards of pods without allocation records, or another fact that only the reporter reads."""
+    """The cards of unrecorded pods or remnants, or another fact that only the reporter reads, have changed."""
     RECONCILED = auto()
-    """The reconciler has gone through the pods, all of which have been listed."""
+    """All pods have been listed, and the reconciler may have updated their receipts and acknowledgements."""
 
 
 class Changes:
@@ -34,10 +34,10 @@ class Changes:
         self._listeners: dict[Change, list[Callable[[], None]]] = {}
 
     def subscribe(self, change: Change, *listeners: Callable[[], None]) -> None:
-        """Call these listeners, in this order and after earlier ones, whenever the change is published."""
+        """Call these listeners whenever the change is published, in this order and after those subscribed earlier."""
         self._listeners.setdefault(change, []).extend(listeners)
 
     def publish(self, change: Change) -> None:
-        """Call the listeners of this change. They must not block."""
+        """Call the listeners of this change, which must not block."""
         for listener in self._listeners.get(change, ()):
             listener()

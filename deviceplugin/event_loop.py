@@ -1,7 +1,8 @@
 """Connects the agent's asyncio event loop with its threads: wakes coroutines, and detects a loop that is blocked.
 
-The kubelet's calls are answered on one event loop; informers, the card watch and the probes run on threads. All parts
-of the agent that wait for changes use a `Wakeup`. `deviceplugin.agent` runs the `Heartbeat`, which the probes read.
+The kubelet's calls are answered on one event loop; watches, the card watch and the probes run on threads. Coroutines
+that wait for changes which a thread may announce use a `Wakeup`. `deviceplugin.agent` runs the `Heartbeat`, which the
+probes read.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ class Wakeup:
 
     No signal is lost if a coroutine checks its condition and then calls `wait` with no `await` in between: signals are
     delivered on the loop, so none can arrive between the two. Before `bind` and after `unbind`, signals are ignored.
+    A lock keeps `unbind` from running while another thread uses the loop.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class Wakeup:
                 self._loop.call_soon_threadsafe(self._wake)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Return True once woken, or False after `seconds`; None waits without a limit."""
+        """Wait for a signal. Return True when it arrives, or False after `seconds`; with None there is no limit."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
@@ -63,10 +65,13 @@ class Wakeup:
 
 
 class Heartbeat:
-    """A measure of how long the event loop has been blocked. Run `run` on the loop; call `silence` from any thread.
+    """A measure of how long the event loop has been blocked. Call `run` on the loop, and `silence` from any thread.
 
-    The probes are answered on threads, so without a heartbeat an agent with a blocked loop would look healthy. The
-    kubelet would hang too, because its Allocate call has no timeout.
+    The probes are answered on threads, so without a heartbeat an agent with a blocked loop would seem healthy. The
+    kubelet would then hang too, because its Allocate call has no timeout.
+
+    Args:
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,9 +1,10 @@
-"""The agent's HTTP server: `/healthz` and `/readyz` for the kubelet's probes, `/metrics` for Prometheus.
+"""The agent's HTTP server, with `/healthz` and `/readyz` for the kubelet's probes, and `/metrics` for Prometheus.
 
 `deviceplugin.main` creates one `HealthServer`. Tenants can flood its port: the probes of a pod may name any host, and
 the kubelet sends them from the node's own address, so neither a NetworkPolicy nor a list of addresses stops them.
-Therefore this server limits connections, bytes and seconds. `prometheus_client.start_http_server` limits none of them,
-so a tenant could exhaust the agent's memory (docs/security.md).
+Therefore this server limits the number of connections, and the size and duration of each request. With
+`prometheus_client.start_http_server`, which has no such limits, a tenant could exhaust the agent's memory
+(docs/security.md).
 """
 
 import sys
@@ -28,7 +29,7 @@ KiB, which stay in memory until the last one has arrived; 35 such requests would
 
 
 class _Request(RawIOBase):
-    """The stream of one request, with a deadline for all of it, since a client could send single bytes forever."""
+    """The stream of one request. The whole request has one deadline, since a client could send single bytes forever."""
 
     def __init__(self, connection: socket) -> None:
         self._connection = connection
@@ -71,7 +72,8 @@ class _Server(ThreadingHTTPServer):
         replaced = self._room.add(request, client_address[0])
         if replaced is not None:
             with suppress(OSError):
-                replaced.shutdown(SHUT_RDWR)  # its thread then reads the end of the request, and closes the connection
+                # The thread of the replaced connection then reads the end of the request, and closes the connection.
+                replaced.shutdown(SHUT_RDWR)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -85,7 +87,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _CachedPage:
-    """A cache of the result of `make` for `_METRICS_SECONDS`. Concurrent callers wait for the same result."""
+    """A cache that keeps the result of `make` for `_METRICS_SECONDS`. Concurrent callers wait for the same result."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -112,16 +114,19 @@ class _Everywhere(_Server):
 
 
 class HealthServer:
-    """The agent's HTTP server, which serves from `start` to `stop`.
+    """The agent's HTTP server, which runs from `start` to `stop`.
 
     Args:
-        port: 0 selects a free port.
-        healthy, ready: return a reason (answered with 503 and the reason), or None (answered with 200 and `ok`).
-        host: "" listens on all addresses.
-        metrics: returns the page of metrics, of type `content_type`. With None there is no such page.
+        port: The port to listen on; 0 selects a free port.
+        healthy: A function that returns why the agent is not healthy, or None. The answer to `/healthz` is 503 with
+            the reason, or 200 and `ok`.
+        ready: A function that returns why the agent is not ready, or None, for `/readyz` in the same way.
+        host: The address to listen on; "" stands for all addresses.
+        metrics: A function that returns the page `/metrics`; None if there is no such page.
+        content_type: The content type of the page of metrics.
 
     Attributes:
-        port: the port that the server listens on.
+        port: The port that the server listens on.
     """
 
     def __init__(

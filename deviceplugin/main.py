@@ -1,7 +1,7 @@
 """The command `mgpu deviceplugin`: reads the settings, validates them, and runs the agent.
 
-An entry point in `pyproject.toml` names `command`. Only this module of the agent reads flags and environment variables.
-It must report invalid settings before it connects to the cluster.
+An entry point in `pyproject.toml` names `command`. In the agent only this module reads flags and settings from the
+environment. It must report invalid settings before it connects to the cluster.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ _MAX_PATH = 107
 EXAMPLES = """
 \b
 Examples:
-  # On a node, in the DaemonSet: NVML's cards, the kubelet in /var/lib/kubelet
+  # On a node, as in the DaemonSet: with real cards, and the kubelet in /var/lib/kubelet
   mgpu deviceplugin --health-port 8080
 \b
-  # Simulated cards; the file is read again when it changes
+  # With simulated cards; the agent reads the file again when it changes
   echo '[{"count": 8, "model": "A100-SXM4-80GB", "memory": "80Gi"}]' > cards.yaml
   mgpu deviceplugin --node n1 --cards cards.yaml --kubeconfig ~/.kube/config
 \b
@@ -132,7 +132,10 @@ def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settin
 
 
 def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
-    """Check the dialects, the MPS command and the lengths of socket paths. Raises BadObject."""
+    """Check that a dialect is enabled, that the MPS command is valid, and that socket paths are not too long.
+
+    Raises BadObject.
+    """
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
     _check_command(own.mps_control)
@@ -140,7 +143,7 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     if settings.dialects.slices.enabled:
         resources.add(_LONGEST_SLICE)
     folder = Path(own.kubelet_dir) / "device-plugins"
-    # Agents alternate between two names for each resource. The second one is longer.
+    # An agent uses one of two socket names for each resource. The second one is longer.
     own_sockets = (socket_name(name, second=True) for name in sorted(resources))
     sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", SOCKET, *own_sockets)]
     sockets.append(("podResources", pod_resources_socket(own)))

@@ -1,8 +1,8 @@
 """The agent's metrics: how it answers the kubelet, and what pods hold of each card.
 
-`deviceplugin.main` registers `NodeCards`, and `deviceplugin.health` serves the page. The plugin server and allocators
-update counters and histograms; `NodeCards` collects gauges when Prometheus asks for them. To add a metric, define it
-here and add a row to docs/metrics.md.
+`deviceplugin.main` registers `NodeCards`, and `deviceplugin.health` serves the page. The plugin server, the allocators
+and the exchange of records update counters and histograms. `NodeCards` collects the other metrics at each scrape. To
+add a metric, define it here and add a row to docs/metrics.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,9 +58,9 @@ class CardHoldings(NamedTuple):
     """The cards of a node, and what pods hold of them.
 
     Attributes:
-        gpus: all GPUs of the node.
-        devices: the devices on which containers can start: whole cards and slices.
-        held: one holding for each pod.
+        gpus: All GPUs of the node.
+        devices: The devices on which containers can start: the GPUs that are not partitioned, and the slices.
+        held: The holdings of the pods, one for each pod.
     """
 
     gpus: Sequence[Card]
@@ -88,7 +88,7 @@ class NodeCards(Collector):
     """A collector that reads the state of the agent and its cards at each scrape.
 
     Args:
-        agent: returns the present agent of the process.
+        agent: A function that returns the present agent of the process.
     """
 
     def __init__(self, agent: Callable[[], Agent]) -> None:

@@ -1,7 +1,7 @@
 """The devices of the node: its GPUs, and the slices into which they are partitioned.
 
-`deviceplugin.node_state` creates one `NodeDevices`. Allocation, the reconciler and the advertised resources read it. It
-stores nothing: `CardWatch` owns the GPUs and `NodePartitions` the slices.
+`deviceplugin.node_state` creates one `NodeDevices`. Allocation, the reconciler, the advertised resources and the
+agent's probes and reports read it. It stores nothing: `CardWatch` owns the GPUs, and `NodePartitions` owns the slices.
 """
 
 from deviceplugin.cards.card_watch import CardWatch
@@ -22,7 +22,7 @@ class NodeDevices:
         return self._cards.cards is not None
 
     def gpus(self) -> tuple[Card, ...]:
-        """Return all GPUs of the node, partitioned ones included; empty if they have not been read yet."""
+        """Return all GPUs of the node, including partitioned ones; empty if they have not been read yet."""
         return self._cards.gpus
 
     def devices(self) -> tuple[Card, ...]:

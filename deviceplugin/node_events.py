@@ -1,6 +1,7 @@
 """Writes Kubernetes Events about the node and its pods.
 
-`deviceplugin.node_state` creates one `NodeEvents`; `deviceplugin.agent` passes its methods to the parts that warn.
+`deviceplugin.node_state` creates one `NodeEvents`. `deviceplugin.agent` passes its methods to the parts that warn; the
+reconciler and the advertised resources call them directly.
 """
 
 import logging
@@ -12,19 +13,24 @@ log = logging.getLogger(__name__)
 
 
 class NodeEvents:
-    """A writer of Events, which works in the background. Thread-safe."""
+    """A writer of Events, which sends them in the background. Thread-safe.
+
+    Args:
+        recorder: The client that sends Events.
+        node: The name of the node.
+    """
 
     def __init__(self, recorder: Recorder, node: str) -> None:
         self._recorder = recorder
         self._node = node
 
     def warn_node(self, problem: str, reason: str = "MgpuCards") -> None:
-        """Write an Event of the Node, and a line to the log."""
+        """Write an Event of the Node with this reason, and log the problem."""
         log.warning("%s", problem, extra={"node": self._node})
         self._recorder.warn(node_reference(self._node), reason, problem)
 
     def warn_pod(self, gpu_pod: GpuPod, problem: str, reason: str) -> None:
-        """Write an Event of the pod. It is not logged here, since the plugin server logs refused starts."""
+        """Write an Event of the pod. The problem is not logged here, since the plugin server logs refused starts."""
         pod = gpu_pod.pod
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 

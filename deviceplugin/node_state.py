@@ -1,8 +1,8 @@
-"""The parts of the agent that follow its node: its cards, its pods, the kubelet and the API server.
+"""The parts of the agent that observe its node: the cards, the pods, the kubelet and the API server.
 
 `deviceplugin.agent` creates one `NodeState` and passes it to `Reconciler` and `AdvertisedResources`. The order of
-construction follows the dependencies, so no part refers to one that is created later. A part publishes its changes
-through `changes`; `Agent` subscribes their readers.
+construction follows the dependencies, so no part refers to one that is created later. The card watch and the cache of
+pods publish their changes through `changes`; `Agent` subscribes the readers.
 """
 
 from functools import partial
@@ -36,16 +36,30 @@ from mgpu.settings import Settings
 
 
 class NodeState:
-    """The parts of one agent that follow its node.
+    """The parts of one agent that observe its node.
 
-    The class of each part says from which threads it may be used.
+    The docstring of each part's class says from which threads it may be used.
 
     Attributes:
-        plugin_folder: the kubelet's device-plugins folder.
-        checkpoint: the file of the kubelet's device manager.
-        pod_watch: the watch of the node's pods; it feeds `pods`.
-        cards_changed: wakes when cards or partitions change.
-        pods_changed: wakes when pods, cards or partitions change.
+        settings: The settings.
+        objects: The watched Node and Device.
+        plugin_folder: The kubelet's device-plugins folder.
+        checkpoint: The checkpoint file of the kubelet's device manager.
+        cdi_files: The CDI files of the containers.
+        changes: The events between the parts of the agent.
+        cards_changed: A signal that wakes coroutines when cards or partitions change.
+        pods_changed: A signal that wakes coroutines when pods, cards or partitions change.
+        events: The writer of Events.
+        cards: The watch of the node's GPUs.
+        partitions: The observed partitions of the GPUs.
+        devices: The GPUs and the slices, combined from `cards` and `partitions`.
+        pods: The cache of the node's pods.
+        pod_watch: The watch of the node's pods, which fills `pods`.
+        pod_resources: The client of the kubelet's PodResources service.
+        runtime: The client of the container runtime.
+        remnants: The deleted pods whose containers still run.
+        grants: The holdings of the pods that were allowed to start.
+        whole_cards: The plugin that serves whole cards, and the cards of pods without an allocation record.
     """
 
     def __init__(
@@ -93,7 +107,7 @@ class NodeState:
     def card_holdings(self) -> CardHoldings:
         """Return the cards and what pods hold of them. Thread-safe."""
         devices = self.devices.devices()
-        # From another plugin, or by pods that were deleted and still run.
+        # These are the holdings of unrecorded pods, of pods with cards from another plugin, and of remnants.
         unrecorded = (*self.whole_cards.holdings(), *self.remnants.holdings())
         unrecorded_uids = {held.uid for held in unrecorded}
         recorded = [

@@ -1,7 +1,7 @@
-"""Brings receipts, acknowledgements and device lists up to date whenever pods or the server of whole cards change.
+"""Keeps receipts, acknowledgements and the device list of whole cards up to date, and stops containers of deleted pods.
 
 `deviceplugin.agent` runs the coroutines while the agent serves the node. Each of them reads the present state, acts on
-it, and waits for the next change, so no single event is important.
+it, and waits for the next change. So it makes no difference if several changes are handled at once.
 """
 
 import asyncio
@@ -22,7 +22,14 @@ from mgpu.model.ledger import Share
 
 
 class Reconciler:
-    """The coroutines that follow pods and whole cards. Used on one event loop."""
+    """The coroutines that react to changes of pods and of whole cards. Use it on one event loop.
+
+    Args:
+        state: The parts of the agent that observe the node.
+        records: The writer of acknowledgements.
+        plugin_set: The plugins, which let containers start when this object calls `resume`.
+        resources: The registrations of the resources.
+    """
 
     def __init__(
         self, state: NodeState, records: RecordWriter, plugin_set: PluginSet, resources: AdvertisedResources
@@ -37,8 +44,8 @@ class Reconciler:
         """Allow containers to start once all pods and cards have been read, then follow the pods, until cancelled.
 
         Args:
-            stores: the parts that store data of each pod. They remove the data of pods that are gone.
-            mps: keeps the MPS daemons running; started once all pods have been read.
+            stores: The parts that store data of each pod. They remove the data of pods that are gone.
+            mps: A coroutine that keeps the MPS daemons running. It starts once all pods have been read.
         """
         state = self._state
         while not state.pod_watch.synced:
@@ -49,28 +56,28 @@ class Reconciler:
             group.create_task(mps)
             while not state.devices.are_read:
                 await state.pods_changed.wait()
-            # Remnants before starts: a deleted pod that still runs must hold its cards before any container starts.
+            # Deleted pods that still run must hold their cards before any container starts.
             state.remnants.resume(self._shares_of_running_pods(), state.devices.devices())
             group.create_task(state.remnants.follow(self._publish_holdings))
             self._plugin_set.resume()
             self._resumed.set()
             while True:
                 for gpu_pod in state.pods.all():
-                    if gpu_pod.started_containers:  # perhaps before this agent started
+                    if gpu_pod.started_containers:  # An earlier agent may have let them start.
                         self._records.acknowledge(gpu_pod)
                 self._write_receipts_for_others()
                 state.changes.publish(Change.RECONCILED)
                 await state.pods_changed.wait()
 
     async def follow_forced_stops(self, stops: ForcedStops) -> None:
-        """Stop the containers of pods that were deleted by force, until cancelled; begin once remnants are read."""
+        """Stop the containers of pods that were deleted by force, until cancelled. Begin once remnants are known."""
         await self._resumed.wait()
         await stops.follow()
 
     async def follow_whole_cards(self) -> None:
         """Find out which plugin serves whole cards, and which cards another plugin gave out, until cancelled.
 
-        The kubelet's checkpoint announces no changes, so it is polled.
+        The kubelet does not announce changes of its checkpoint, so the file is polled.
         """
         state = self._state
         whole_cards = state.whole_cards
@@ -92,8 +99,8 @@ class Reconciler:
     def _shares_of_running_pods(self) -> list[tuple[GpuPod, tuple[Share, ...]]]:
         """Return the pods that have run, each with the shares whose card is certain.
 
-        `UnrecordedPods` finds out later what a pod without a record holds. A receipt for every card, of a pod that was
-        given none, would outlive the pod.
+        Other shares are left out: `UnrecordedPods` finds out later what a pod without a record holds. If a bare pod got
+        a receipt for every card, that receipt would outlive the pod.
         """
         devices = self._state.devices.devices()
         found = []

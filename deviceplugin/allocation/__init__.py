@@ -1,4 +1,7 @@
-"""Answers the kubelet's calls of Allocate and PreStartContainer."""
+"""Answers the kubelet's calls of Allocate and PreStartContainer.
+
+`plugin.plugin_set` calls `make_allocator` for each resource that the agent offers.
+"""
 
 from collections.abc import Callable
 
@@ -11,7 +14,10 @@ def make_allocator(resource: str, context: AllocationContext, resend: Callable[[
     """Return the allocator of a resource, for a container runtime with or without CDI.
 
     Args:
-        resend: sends the resource's device list to the kubelet again, after which the kubelet writes its checkpoint.
+        resource: The name of the resource.
+        context: The parts of the agent that all allocators share.
+        resend: A function that sends the resource's device list to the kubelet again. The kubelet then writes its
+            checkpoint.
     """
     kind = AllocatorWithoutCdi if isinstance(context.delivery, RecordExchange) else Allocator
     return kind(resource, context, resend)

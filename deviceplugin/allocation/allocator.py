@@ -1,21 +1,21 @@
 """Answers Allocate and PreStartContainer for one resource.
 
 `deviceplugin.plugin.plugin_server` calls the `Allocator`; `allocator_without_cdi` overrides what differs if the runtime
-has no CDI. This module contains no gRPC and does not call the API server. It follows from what the kubelet does
-(docs/design/kubernetes.md, "Device manager"):
+has no CDI. This module contains no gRPC and does not call the API server. Its design follows from the behavior of the
+kubelet (docs/design/kubernetes.md, "Device manager"):
 
-1. When the kubelet admits a pod it calls Allocate for each container and resource, with device ids but without the pod.
-   Its sync loop waits for the answer without a timeout. So `Allocator.allocate` answers from memory, and need not be
-   right: the answer names a CDI device that does not exist yet.
-2. The kubelet writes its checkpoint: pod UID, container, ids and answer.
+1. When the kubelet admits a pod, it calls Allocate for each container and resource. The call contains device ids, but
+   does not name the pod. The kubelet's sync loop waits for the answer without a timeout. So `Allocator.allocate`
+   answers from memory, and its environment need not be right: the answer names a CDI device that does not exist yet.
+2. The kubelet writes the pod's UID, the container, the ids and the answer into its checkpoint.
 3. Before it creates a container it calls PreStartContainer with the container's ids, and waits up to 30 seconds.
    `Allocator.pre_start` finds the owner of the ids in the checkpoint, waits for the pod's allocation record, and writes
    the file of the CDI device. The runtime cannot create a container whose CDI device has no file. So no container
-   starts on cards that were not decided for it, whatever went wrong before.
+   starts on cards that were not decided for it, whatever failed before.
 
-If a container requests several resources, the answer for one of them, its carrier, brings the cards. The other answers
-bring nothing, so the order in which the kubelet requests and merges them does not matter. The kubelet calls
-PreStartContainer for each resource, so a container that the carrier's allocator refuses does not start.
+If a container requests several resources, the answer for one of them, its carrier, brings the cards. The answers for
+the other resources bring no cards, so the order in which the kubelet merges the answers does not matter. The kubelet
+calls PreStartContainer for each resource, so a container that the carrier's allocator refuses does not start.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 
 Key = tuple[str, str]
-"""Pod UID and container."""
+"""The UID of a pod, and the name of one of its containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,12 @@ class Answer:
     """The answer to Allocate for one container.
 
     Attributes:
-        name: the name of the CDI device. It is unique, so that it identifies the answer in the checkpoint.
-        cdi: the names of CDI devices; none if the runtime has no CDI.
-        mounts: as in `Edits`; only if the runtime has no CDI.
-        nodes: as in `Edits`; only if the runtime has no CDI.
+        name: The name of the CDI device. It is unique, so that it identifies the answer in the checkpoint.
+        env: The environment variables of the container.
+        cdi: The names of the CDI devices; empty if the runtime has no CDI.
+        annotations: The annotations of the answer; without CDI, one of them stores `name` in the checkpoint.
+        mounts: The mounts in the form of `Edits.mounts`; empty if the runtime has CDI.
+        nodes: The device nodes in the form of `Edits.nodes`; empty if the runtime has CDI.
     """
 
     name: str
@@ -75,7 +77,7 @@ class Answer:
 class Devices(Protocol):
     """The part of `deviceplugin.node_devices.NodeDevices` that is used here.
 
-    `gpus` are all GPUs of the node. `devices` are the GPUs that are not partitioned, and the slices.
+    `gpus` returns all GPUs of the node. `devices` returns the GPUs that are not partitioned, and the slices.
     """
 
     def gpus(self) -> Sequence[Card]: ...
@@ -90,7 +92,8 @@ class UnrecordedHoldings(Protocol):
 
 
 class StartListener(Protocol):
-    """The receiver of decisions about starts, which are made on the event loop. The methods must not block."""
+    """An object that is told which starts are granted and refused. Its methods run on the event loop, so they must not
+    block."""
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
         """Report that a container of this pod may not start now. The kubelet will try again."""
@@ -104,16 +107,20 @@ class AllocationContext:
     """The parts of the agent that the allocators of all resources share.
 
     Attributes:
-        owners: the kubelet's PodResources service.
-        checkpoint: the kubelet's checkpoint file.
-        delivery: the CDI files, or what replaces them if the container runtime has no CDI.
-        changed: wakes when pods, cards or slices change.
-        unrecorded: the holdings of pods without a valid allocation record.
-        mps: limits containers to their shares by MPS; None if the container runtime has no CDI.
-        exposure: the device nodes and mounts that containers get in addition to their environment.
-        lingering: finds processes that outlive their containers; None if nothing looks for them.
-        remnants: the deleted pods whose containers still run; None if nothing looks for them.
-        wait_budget: how long answers to Allocate may wait if the container runtime has no CDI.
+        pods: The pods of the node.
+        devices: The GPUs of the node and its slices.
+        owners: The kubelet's PodResources service.
+        checkpoint: The kubelet's checkpoint file.
+        delivery: The CDI files, or the exchange of records that replaces them if the container runtime has no CDI.
+        grants: The holdings of the pods that were allowed to start.
+        changed: A signal that wakes coroutines when pods, cards or slices change.
+        listener: The object that is told which starts are granted and refused.
+        unrecorded: The holdings of pods that got cards from another plugin or have no allocation record.
+        mps: The part that limits containers to their shares by MPS; None if the container runtime has no CDI.
+        exposure: The device nodes and mounts that containers get in addition to their environment.
+        lingering: The check for processes that outlive their containers; None to skip it.
+        remnants: The deleted pods whose containers still run; None to ignore them.
+        wait_budget: The limit for the time that answers to Allocate wait if the container runtime has no CDI.
     """
 
     pods: NodePods
@@ -133,11 +140,14 @@ class AllocationContext:
 
 
 class Allocator:
-    """The allocator of one resource. Used on one event loop.
+    """The allocator of one resource, for a container runtime with CDI. Use it on one event loop.
 
     Args:
-        resend: sends the resource's device list to the kubelet again, after which the kubelet writes its checkpoint.
-        wait_seconds: how long PreStartContainer waits for missing data; `WAIT_SECONDS` if None.
+        resource: The name of the resource.
+        context: The parts of the agent that all allocators share.
+        resend: A function that sends the resource's device list to the kubelet again. The kubelet then writes its
+            checkpoint.
+        wait_seconds: How long PreStartContainer waits for missing data; `WAIT_SECONDS` if None.
     """
 
     def __init__(
@@ -161,12 +171,15 @@ class Allocator:
         self._resumed = True
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all other pods."""
+        """Forget all pods except those with these UIDs."""
         self._served = {key for key in self._served if key[0] in uids}
         self._corrected = {key for key in self._corrected if key[0] in uids}
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
-        """Return the answer for a container that gets these ids. Raises Refused only if the runtime has no CDI."""
+        """Return the answer for a container that gets these ids.
+
+        `AllocatorWithoutCdi` may raise Refused; this method does not.
+        """
         name = new_name()
         answer = Answer(name, self._environment_of_only_candidate(len(ids)), cdi=(name,))
         self._owners.record_answer(frozenset(ids), name)
@@ -213,7 +226,7 @@ class Allocator:
             if self._is_carrier(target):
                 env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
         except Refused:
-            return VOID  # not decided yet, or an invalid record: PreStartContainer waits, or reports the reason
+            return VOID  # Without a decision PreStartContainer waits, and for an invalid record it reports the reason.
         self._served.add(target.key)
         return env
 
@@ -227,7 +240,10 @@ class Allocator:
     # PreStartContainer: the data that a start waits for
 
     async def _pod(self, uid: str, deadline: float) -> GpuPod:
-        """Return the pod, and wait until the API server delivers it: the kubelet may see it first. Raises Refused."""
+        """Wait until the watch has delivered the pod, which the kubelet may observe first, and return the pod.
+
+        Raises Refused.
+        """
         while True:
             gpu_pod = self._context.pods.by_uid(uid)
             if self._resumed and gpu_pod is not None:
@@ -252,7 +268,7 @@ class Allocator:
         return gpu_pod
 
     async def _until_slices_exist(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float) -> GpuPod:
-        """Wait until the slices of the record exist. If they do not at the deadline, `_start` refuses."""
+        """Wait until the slices of the record exist. If one is still missing at the deadline, `_start` refuses."""
         while any(lacks_slice(Target(gpu_pod, entry.container), self._context.devices.devices()) for entry in entries):
             if not await self._changed_before(deadline):
                 break
@@ -260,7 +276,7 @@ class Allocator:
         return gpu_pod
 
     async def _until_cards_free(self, gpu_pod: GpuPod, deadline: float) -> None:
-        """Wait until no temporary holding covers the pod's cards. If one does at the deadline, `_start` refuses.
+        """Wait until no temporary holding keeps the pod from its cards. If one does at the deadline, `_start` refuses.
 
         Two kinds of holdings are temporary: those of remnants, and those of unrecorded pods, which hold every card
         until the agent has found out which cards they were given (mostly none).
@@ -277,7 +293,7 @@ class Allocator:
     async def _prepare_mps(
         self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float
     ) -> Mapping[Key, Edits]:
-        """Return the edits of the containers that MPS limits to their shares, once its daemons run. Raises Refused."""
+        """Wait for the MPS daemons, and return the edits of the containers that MPS limits. Raises Refused."""
         if self._context.mps is None:
             return {}
         targets = [Target(gpu_pod, entry.container) for entry in entries if entry.device]
@@ -290,15 +306,15 @@ class Allocator:
         return limits
 
     async def _changed_before(self, deadline: float) -> bool:
-        """Wait for a change; return False at the deadline."""
+        """Wait for a change. Return False if there is none before the deadline."""
         return await self._context.changed.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
 
     def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:
         """Return the pod with the cards that these containers got before, if its allocation record does not count.
 
-        A container that has run starts again on the cards that it had, and on no others, for whatever reason the record
-        does not count: a missing key, a stolen token, a scheduler without seals. The CDI files name these cards. They
-        can be trusted, since only root can write them, and agents write them only for records that count.
+        A container that has run starts again on the cards that it had, and on no others. Why the record does not count
+        is not important: a key may be missing, a token stolen, or the scheduler may not seal. The CDI files name these
+        cards. They can be trusted, since only root can write them, and agents write them only for records that count.
         """
         if gpu_pod.finding is None or not gpu_pod.started_containers:
             return gpu_pod
@@ -308,16 +324,16 @@ class Allocator:
         return replace(gpu_pod, shares=shares) if carried <= containers_with_cards else gpu_pod
 
     def _latest(self, gpu_pod: GpuPod) -> GpuPod | None:
-        """Return the current version of the pod, with the cards of `_with_kept_cards`; None if it is gone."""
+        """Return the current version of the pod, with the cards that `_with_kept_cards` chose; None if it is gone."""
         now = self._context.pods.by_uid(gpu_pod.pod.uid)
         if now is None or now.finding is None or gpu_pod.finding is None:
             return now
         return replace(now, shares=gpu_pod.shares)
 
-    # PreStartContainer: the decision. No function from here on waits, so that no other call can intervene.
+    # PreStartContainer: the decision. The functions from here on do not await, so no other call can run in between.
 
     def _start(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], limits: Mapping[Key, Edits]) -> None:
-        """Deliver to all containers that hold the ids. Raises Refused if none of them may start.
+        """Deliver the cards to all containers that hold the ids. Raises Refused if none of them may start.
 
         The kubelet reuses an init container's ids for later containers of the pod, and the call does not name the
         container that it will start. So each container gets the file that its own answer has named.
@@ -355,9 +371,9 @@ class Allocator:
         self._context.listener.start_granted(gpu_pod)
 
     def _over_capacity(self, gpu_pod: GpuPod, remnants: Sequence[Holding] = ()) -> str | None:
-        """Return why the pod does not fit beside what other pods on this node have been given, or None.
+        """Return why the pod does not fit on its cards beside the pods that have been given cards before, or None.
 
-        Allocation records of other pods do not count: users may have changed them.
+        The allocation records of pods that have not started do not count, because users may have changed them.
         """
         foreign = (*self._context.unrecorded.holdings(), *remnants)
         pods, cards = self._context.pods.all(), self._context.devices.devices()
@@ -395,14 +411,14 @@ class Allocator:
     def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
         """Return the environment of a container whose carrier is this resource. Raises Refused."""
         env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
-        # The kubelet keeps an answer from before the runtime had CDI, and no CDI file can correct it.
+        # The kubelet keeps an answer that was given when the runtime had no CDI, and no CDI file can correct it.
         if not entry.device and dict(entry.env) != env:
             raise Refused(f"{target} was admitted without CDI and given other cards", target.gpu_pod.pod.uid)
         self._count_correction(target, entry, env)
         return env
 
     def _count_correction(self, target: Target, entry: PodDevicesEntry, env: Mapping[str, str]) -> None:
-        """Count an answer that named other cards. A container that starts several times is counted once."""
+        """Count an answer that named other cards than `env`. A container that starts several times counts once."""
         if entry.env.get(VISIBLE) not in (VOID[VISIBLE], env[VISIBLE], None) and target.key not in self._corrected:
             self._corrected.add(target.key)
             CORRECTIONS.labels("answer").inc()
@@ -421,7 +437,7 @@ class Allocator:
             raise Refused(f"{target}: the kubelet gave it ids of {self._resource}, but {missing}", uid)
         if not entry.device and VISIBLE in entry.env:
             raise Refused(f"{target}: at admission the cards of another pod were given to it", uid)
-        # CDI accepts no device without edits.
+        # A CDI device must have at least one edit.
         return {CARRIER_VARIABLE: target.carrier}
 
     def _with_exposure(self, target: Target, env: Mapping[str, str]) -> Edits:
@@ -437,7 +453,8 @@ class Allocator:
     ) -> None:
         """Write the CDI files of the containers that are ready, and remove those of the refused ones. Raises Refused.
 
-        The call succeeds for all containers with these ids. Only its missing file keeps a refused one from starting.
+        The call succeeds for all containers with these ids. A refused container cannot start, because its file is
+        missing.
         """
         files, uid = self._context.delivery, gpu_pod.pod.uid
         assert isinstance(files, CdiFiles)
@@ -455,5 +472,5 @@ class Allocator:
 
 
 def relevant_refusals(gpu_pod: GpuPod, refused: Sequence[tuple[PodDevicesEntry, Refused]]) -> list[Refused]:
-    """Return the refusals without those of init containers that have succeeded, which do not start again."""
+    """Return the refusals, except those of init containers that have succeeded, because these do not start again."""
     return [error for entry, error in refused if entry.container not in gpu_pod.completed_init_containers]

@@ -2,7 +2,7 @@
 
 `make_allocator` creates the `AllocatorWithoutCdi`. Without CDI nothing can correct an answer to Allocate: the kubelet
 keeps it for the life of the container. So Allocate assumes that the call is for the oldest pod that waits for this
-amount and whose cards are decided. If there is none yet it waits briefly, and then refuses. If the assumption was
+amount and whose cards are decided. If there is no such pod, it waits briefly, and then refuses. If the assumption was
 wrong, pods with equal requests exchange their allocation records before the container starts
 (`deviceplugin.delivery.exchange`). Slices, MPS and requests of different kinds on one node need CDI.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class AllocatorWithoutCdi(Allocator):
-    """The allocator of one resource for a runtime without CDI. Used on one event loop."""
+    """The allocator of one resource for a runtime without CDI. Use it on one event loop."""
 
     @property
     def _exchange(self) -> RecordExchange:
@@ -30,10 +30,10 @@ class AllocatorWithoutCdi(Allocator):
         return self._context.delivery
 
     def resume(self) -> None:
-        """Let containers start, after the allocation records agree with the answers of earlier agents.
+        """Let containers start, and make the allocation records agree with the answers of earlier agents.
 
-        Those answers are in the kubelet's checkpoint. All of them are read first, so that only containers whose answer
-        disagrees with their record exchange records.
+        These answers are in the kubelet's checkpoint. All of them are read first, so that only containers whose answer
+        and record differ take part in an exchange.
         """
         super().resume()
         mismatched = []
@@ -58,7 +58,7 @@ class AllocatorWithoutCdi(Allocator):
                     )
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
-        """Answer with the cards of the oldest candidate, and wait briefly if there is none. Raises Refused."""
+        """Return an answer with the cards of the oldest candidate. Wait briefly if there is none. Raises Refused."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:

@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from deviceplugin.pods.node_pods import NodePods
 
 _UNKNOWN_SECONDS = 30.0
-"""How long a pod that only the kubelet knows counts as a pod that the API server has not delivered yet."""
+"""How long a pod that is only in the checkpoint may run: the watch may not have delivered it yet."""
 _WAS_PRESENT = float("-inf")
-"""Replaces the time since when a pod is missing if the watch had it before: such a pod is gone."""
+"""The time in `_missing_since` for a pod that the watch has delivered. Once such a pod is missing, it is gone."""
 
 
 class CheckpointPods:
     """The pods that the kubelet's checkpoint names. Not thread-safe.
 
-    The checkpoint runs ahead of the watch for a new pod, and keeps the ids of an ended pod until the next allocation.
+    The checkpoint may contain a new pod before the watch delivers it. It also contains an ended pod until the kubelet
+    allocates devices for another pod.
     """
 
     def __init__(self, pods: NodePods) -> None:
@@ -24,10 +25,11 @@ class CheckpointPods:
         self._missing_since: dict[str, float] = {}
 
     def running(self, uids: Iterable[str], now: float) -> frozenset[str]:
-        """Return those of these pods, by the kubelet's UIDs, that may still run; forget all others.
+        """Return the UIDs of those pods that may still run. Pods that are not in `uids` are forgotten.
 
         Args:
-            now: a monotonic time in seconds.
+            uids: The UIDs by which the kubelet knows the pods.
+            now: The present time of a monotonic clock, in seconds.
         """
         present = self._pods.presences()
         self._missing_since = {

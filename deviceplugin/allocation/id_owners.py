@@ -1,7 +1,8 @@
 """Finds the containers that hold the device ids of a PreStartContainer call.
 
-Each `Allocator` has an `IdOwners`: it records the name of every answer to Allocate, and asks for the owners of the ids
-before a container starts. The call is refused if the owners are not certain: a container must never get another's file.
+Each `Allocator` has an `IdOwners`. The allocator records the name of every answer to Allocate in it, and asks it for
+the owners of the ids before a container starts. The call is refused if the owners are not certain, so that a container
+never gets the file of another one. `allocation.whole_cards` uses the interface `Owners` too.
 """
 
 import asyncio
@@ -19,9 +20,11 @@ from mgpu.model.pod_references import names_visible_to
 
 _RETRY_SECONDS = 0.2
 _REMEMBERED_ANSWERS = 4096
-"""More than the ids of a node. Each set of ids that is held has at least one, so every answer in use is remembered."""
+"""The most answers that are remembered. A node has fewer ids than this, and each answer in use is for at least one id
+of its own, so every answer in use is remembered."""
 
 Ids = frozenset[str]
+"""The device ids of one call."""
 
 
 class Owners(Protocol):
@@ -32,14 +35,18 @@ class Owners(Protocol):
 
 
 class IdOwners:
-    """The owners of one resource's ids. Used on one event loop.
+    """The owners of one resource's ids. Use it on one event loop.
 
     The kubelet's checkpoint names the owners, but it may be out of date: two writers in the kubelet can overtake each
     other, and the file then contains the older state until the kubelet writes it again. An entry is current if it has
     the name of the last answer for its ids. Otherwise `resend` makes the kubelet write the file again.
 
     Args:
-        resend: sends the resource's device list to the kubelet.
+        resource: The name of the resource.
+        checkpoint: The kubelet's checkpoint file.
+        pods: The pods of the node.
+        owners: The kubelet's PodResources service.
+        resend: A function that sends the resource's device list to the kubelet again.
     """
 
     def __init__(
@@ -60,10 +67,16 @@ class IdOwners:
             self._names.popitem(last=False)
 
     async def entries(self, ids: Ids, deadline: float) -> list[PodDevicesEntry]:
-        """Return the checkpoint's entries of the containers that hold exactly these ids. All are of one pod.
+        """Return the checkpoint's entries of the containers that hold exactly these ids. They belong to one pod.
 
-        There are several if the kubelet has reused an init container's ids for later containers of the pod. Raises
-        Refused if the owner is not certain at the deadline (the loop's time).
+        There are several entries if the kubelet has reused an init container's ids for later containers of the pod.
+
+        Args:
+            ids: The ids of the call.
+            deadline: A time of the event loop's clock.
+
+        Raises:
+            Refused: The owner is still not certain at the deadline.
         """
         loop = asyncio.get_running_loop()
         while True:

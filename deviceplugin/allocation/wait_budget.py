@@ -1,7 +1,7 @@
 """Limits how long answers to Allocate may wait if the container runtime has no CDI.
 
-`allocator_without_cdi` is the only user: with CDI, Allocate answers at once. All resources share one budget, since the
-kubelet does nothing else while it waits for an answer.
+`AllocationContext` contains the budget, and `allocator_without_cdi` spends it; with CDI, Allocate answers at once. All
+resources share one budget, since the kubelet's sync loop does nothing else while it waits for an answer.
 """
 
 import time
@@ -10,7 +10,7 @@ from collections.abc import Callable
 _LIMIT_SECONDS = 2.0
 _ANSWER_SECONDS = 1.0
 _REFILL = 0.1
-"""Seconds of waiting that are regained each second."""
+"""How many seconds of waiting the budget regains in each second."""
 
 
 class WaitBudget:
@@ -20,9 +20,9 @@ class WaitBudget:
     a user could block the node with pods that never get cards and are recreated as soon as the quota permits.
 
     Args:
-        limit: the most seconds that the budget holds.
-        answer_limit: the most seconds that one answer may wait.
-        clock: a monotonic clock, in seconds.
+        limit: The most seconds that the budget holds.
+        answer_limit: The most seconds that one answer may wait.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """Finds out which plugin serves whole cards (`nvidia.com/gpu`) on this node, and which cards another plugin gave out.
 
-`deviceplugin.reconciler` calls `WholeCards.update` whenever pods or the checkpoint change. NVIDIA's device plugin gives
-out any card, and nothing can veto it. So if it serves the resource, this agent does not. The cards that it gave out
-are reported to the scheduler (in an annotation of the Device) and count in the capacity check before each start. They
-are read from the kubelet's checkpoint, or from PodResources if that file is missing.
+`deviceplugin.reconciler` calls `WholeCards.update` after every change and twice a second. The allocator, the reporter,
+the registrations and the partition worker read the result. NVIDIA's device plugin may give out any card, and mgpu
+cannot prevent that. So if it serves the resource, this agent does not. The cards that it gave out are reported to the
+scheduler (in an annotation of the Device) and count in the capacity check before each start. They are read from the
+kubelet's checkpoint, or from PodResources if the checkpoint cannot be read.
 """
 
 import asyncio
@@ -32,22 +33,26 @@ _NVIDIA_SOCKETS = ("nvidia-gpu.sock", "nvidia.sock")
 
 
 class WholeCards:
-    """The server of whole cards, and the cards that pods have without an allocation record of mgpu.
+    """The server of whole cards, and the cards that pods got from another plugin or have without a record.
 
-    Used on one event loop. The attributes may be read from any thread.
+    Use it on one event loop. Any thread may read the attributes and call `holdings`.
 
     Args:
-        setting: `deviceplugin.wholeCards`.
-        folder: the kubelet's device-plugins folder.
-        owners: the kubelet's PodResources service.
-        capacity: returns how many whole cards the Node advertises; None if the Node has not been read yet.
+        setting: The setting `deviceplugin.wholeCards`.
+        folder: The kubelet's device-plugins folder.
+        pods: The pods of the node.
+        owners: The kubelet's PodResources service.
+        unrecorded: The pods that run without an allocation record.
+        capacity: A function that returns how many whole cards the Node advertises, or None if the Node has not been
+            read yet.
 
     Attributes:
-        server: the plugin that serves whole cards, `OURS` or `NVIDIA`; None before that is known.
-        reason: what shows that NVIDIA's plugin serves them; None if it does not.
-        held: the devices of pods that have not ended and got them from another plugin, or have no allocation record.
-        unrecorded_rows: the rows of `held` without an allocation record, and a row for each bare pod. The agent reports
-            them to the scheduler. None before they are known.
+        server: The plugin that serves whole cards, `OURS` or `NVIDIA`; None before that is known.
+        reason: The evidence that NVIDIA's plugin serves whole cards; None if it does not serve them.
+        held: The devices of the pods that have not ended, and that got them from another plugin or have no allocation
+            record.
+        unrecorded_rows: The rows that the agent reports to the scheduler: the devices that pods without an allocation
+            record have or may have, and a row for each bare pod. None before they are known.
     """
 
     def __init__(
@@ -90,11 +95,11 @@ class WholeCards:
         return self._unrecorded_pods.bare
 
     def is_undetermined(self) -> bool:
-        """Return whether there are unrecorded pods whose cards have not been looked for yet."""
+        """Return whether there are unrecorded pods that have not been examined yet."""
         return self._unrecorded_pods.has_unchecked({row.uid for row in self._by_others or ()})
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Return the holdings in `held`. They count even if allocation records contradict them."""
+        """Return what pods hold according to `held`. It counts even if allocation records contradict it."""
         present = self._pods.presences()
         holdings = []
         for uid, shares in shares_by_pod(self.held).items():
@@ -107,10 +112,10 @@ class WholeCards:
         """Read the current state, and return whether any attribute has changed.
 
         Args:
-            synced: whether all pods of the node have been read.
+            synced: Whether all pods of the node have been read.
         """
         before = self.server, self.held, self.unrecorded_rows
-        # Taken before the checkpoint is read: the kubelet writes the devices of a pod before the pod runs.
+        # These pods must be listed before the checkpoint is read (`UnrecordedPods.pods_without_record`).
         without_record = self._unrecorded_pods.pods_without_record()
         is_current = await self._read(synced=synced)
         if synced:
@@ -135,7 +140,7 @@ class WholeCards:
         return gpu_pod is not None and gpu_pod.shares is not None
 
     def _pods_with_slices(self, pods: Iterable[GpuPod]) -> frozenset[str]:
-        """Return the UIDs of those of these pods that got slices from another plugin, by the kubelet's checkpoint."""
+        """Return the UIDs of the pods that got slices from another plugin according to the kubelet's checkpoint."""
         file = self._folder / checkpoint.FILE
         requests = {
             (pod.pod.uid, RESOURCE_PREFIX + other.type) for pod in pods if pod.request for other in pod.request.others
@@ -147,7 +152,7 @@ class WholeCards:
     async def _read(self, *, synced: bool) -> bool:
         """Read the checkpoint, and return whether its current version could be read.
 
-        If it is half written or missing, the entries that were read before stay.
+        If the file is incomplete or missing, the entries that were read before stay.
         """
         file = self._folder / checkpoint.FILE
         stamp = _stamp(file)
@@ -178,7 +183,7 @@ class WholeCards:
         self._by_others = tuple(CheckpointEntry(uid, o.container, WHOLE_CARDS, tuple(o.ids)) for uid, o in rows if uid)
 
     def _given_by_others(self) -> tuple[CheckpointEntry, ...] | None:
-        """Return what another plugin gave to pods that have not ended, or None if that is not known yet."""
+        """Return the devices that pods which have not ended got from another plugin; None if they are not known yet."""
         if self._entries is None:
             return self._by_others
         entries = [entry for entry in self._entries if not entry.name]
@@ -201,7 +206,10 @@ class WholeCards:
             self.reason = None
 
     def _reason_for_nvidia(self) -> str | None:
-        """Return what shows that another plugin serves whole cards, or gave some to pods that still run."""
+        """Return the evidence that another plugin serves whole cards, or None.
+
+        Cards that another plugin gave to pods that still run are such evidence too.
+        """
         if name := next((name for name in _NVIDIA_SOCKETS if (self._folder / name).exists()), None):
             return f"its socket {name} exists"
         if self._registered_ids and not _are_own_ids(self._registered_ids):
@@ -221,12 +229,12 @@ class WholeCards:
 
 
 def _are_own_ids(ids: Collection[str]) -> bool:
-    """Return whether mgpu made these ids (`deviceplugin.kubelet.device_ids`). NVIDIA's are UUIDs by default."""
+    """Return whether all these ids are mgpu's (`deviceplugin.kubelet.device_ids`). NVIDIA's plugin uses UUIDs."""
     return all(i.isdecimal() for i in ids)
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Return values that change whenever the file is replaced or written; None if it cannot be read."""
+    """Return a value that changes whenever the file is replaced or written; None if the file is missing."""
     try:
         status = os.stat(file)
     except OSError:

@@ -1,6 +1,7 @@
 """The interface to the cards of a node, which come from NVML or from a file of simulated cards.
 
-`deviceplugin.main` chooses the source, and `cards.card_watch` reads it.
+`deviceplugin.main` chooses the source, and `cards.card_watch` reads it. `isolation` and `pods.unrecorded_pods` read the
+cards through `NodeGpus`.
 """
 
 import threading
@@ -10,27 +11,27 @@ from mgpu.model.cards import Card
 
 
 class CardSource(Protocol):
-    """A source of cards. `CardWatch` calls it on one thread.
+    """A source of cards. `CardWatch` calls its methods on one thread; any thread may read `driver`.
 
     Attributes:
-        driver: the driver's version; "" if there is none.
+        driver: The version of NVIDIA's driver; "" if there is none.
     """
 
     driver: str
 
     def read(self) -> tuple[Card, ...]:
-        """Return the present cards. Raises RetryLater (no answer yet) and BadObject (an invalid answer)."""
+        """Return the present cards. Raises RetryLater if there is no answer yet, and BadObject if it is invalid."""
 
     def wait(self, stop: threading.Event) -> None:
-        """Wait until the cards may have changed: at most a few seconds, and not after `stop` is set."""
+        """Wait until the cards may have changed or `stop` is set, but at most a few seconds."""
 
     def close(self) -> None:
         """Release the resources that `read` has opened."""
 
 
 class NodeGpus(Protocol):
-    """The part of `CardWatch` that most packages need."""
+    """The part of `CardWatch` that other packages read."""
 
     @property
     def gpus(self) -> tuple[Card, ...]:
-        """All GPUs, partitioned ones included; empty if they have not been read yet. Thread-safe."""
+        """All GPUs, including partitioned ones; empty if they have not been read yet. Thread-safe."""

@@ -1,6 +1,7 @@
-"""Follows the node's cards on its own thread, so that a driver that hangs blocks nothing else.
+"""Reads the node's cards on a thread of its own, so that a driver that hangs blocks nothing else.
 
-`deviceplugin.node_state` creates one `CardWatch`. Health probes, allocation, partitioning and the reporter read it.
+`deviceplugin.node_state` creates one `CardWatch`. Most parts of the agent read it, mainly through
+`deviceplugin.node_devices`.
 """
 
 import logging
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 _STALLED_SECONDS = 90.0
+"""After this time without a return from the source, the source counts as hanging."""
 
 
 class CardWatch:
@@ -26,14 +28,14 @@ class CardWatch:
     The attributes may be read from any thread.
 
     Args:
-        source: used on the thread of this object only.
-        changed: called on that thread when the cards have changed.
-        failed: called on that thread with each new problem.
-        first_pause: seconds after the first failure. Each further failure doubles the pause.
+        source: The source of the cards. It is used on the thread of this object only.
+        changed: A function that is called on that thread when the cards have changed.
+        failed: A function that is called on that thread with the text of each new problem.
+        first_pause: The pause after the first failure, in seconds. Each further failure doubles the pause.
 
     Attributes:
-        cards: the cards that were read last; None if they have not been read yet.
-        problem: why `cards` may be out of date; "" if the last reading succeeded.
+        cards: The cards that were read last; None if they have not been read yet.
+        problem: The reason why `cards` may be out of date; "" if the last reading succeeded.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class CardWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. Wait at most two seconds for it: a driver may hang, and the thread is a daemon."""
+        """End the thread, and wait at most two seconds for it, since the driver may hang."""
         self._stop.set()
         self._thread.join(timeout=2)
 
@@ -100,9 +102,10 @@ class CardWatch:
 
 
 def with_missing_cards(before: tuple[Card, ...], now: tuple[Card, ...]) -> tuple[Card, ...]:
-    """Return the cards of `now`, and the missing ones of `before` as unhealthy, unless another card has their index.
+    """Return the cards of `now`, and as unhealthy ones those cards of `before` that are missing now.
 
-    So the shares of pods on a missing card stay held, and new pods do not get that card.
+    So the shares of pods on a missing card stay held, and new pods do not get that card. A missing card whose index
+    another card has now is left out.
     """
     uuids, indexes = {card.uuid for card in now}, {card.index for card in now}
     gone = (replace(c, healthy=False) for c in before if c.uuid not in uuids and c.index not in indexes)

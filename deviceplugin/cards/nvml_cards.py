@@ -1,8 +1,8 @@
 """The card source of real cards, which reads NVML (nvidia-ml-py, the `pynvml` module).
 
 The driver may be missing, and a card may stop answering or be pulled out at any time, so every call may fail. A card is
-healthy only if NVML has just answered for it and no error was reported for `QUIET_SECONDS`. `deviceplugin.main` creates
-the source, and `CardWatch` calls `read` and `wait` in turn.
+healthy only if NVML has just answered for it, and if it has reported no error for `QUIET_SECONDS`. `deviceplugin.main`
+creates the source, and `CardWatch` calls `read` and `wait` in turn.
 """
 
 import logging
@@ -24,14 +24,15 @@ from mgpu.model.slice_names import MPS
 log = logging.getLogger(__name__)
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""XIDs of errors that applications cause, and not the card (docs/design/koordinator.md, "Reporter")."""
+"""The XIDs of errors that an application causes, and not the card (docs/design/koordinator.md, "Reporter")."""
 QUIET_SECONDS = 60.0
 """A card that has reported an error is healthy again after this time without another error."""
 RESTART_SECONDS = 30.0
-"""While a card is missing, NVML is initialized again this often, since its handle of a lost card stays invalid."""
+"""The interval at which NVML is initialized again while a card is missing. NVML's handle of a lost card stays invalid
+until then."""
 _EVENT_WAIT_MS = 1000
 _EVENT_WAITS = 5
-"""`NvmlCards.wait` waits this often for an event, so that the agent can stop in between."""
+"""How many times `NvmlCards.wait` waits for an event. The waits are short, so that the agent can stop between them."""
 
 
 class Nvml(Protocol):
@@ -57,22 +58,27 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The folders of /proc and /sys in which the host lists its cards."""
+    """The folders of /proc and /sys in which the host lists its cards.
+
+    Attributes:
+        gpus: The folder with an entry for each card of NVIDIA's driver.
+        pci: The folder with an entry for each PCI device.
+    """
 
     gpus: Path = Path("/proc/driver/nvidia/gpus")
     pci: Path = Path("/sys/bus/pci/devices")
 
     def pci_addresses(self) -> frozenset[str]:
-        """Return the PCI addresses of the driver's cards. They change when a card is plugged in or pulled out."""
+        """Return the PCI addresses of the driver's cards. The set changes when a card is added or removed."""
         try:
             return frozenset(entry.name for entry in self.gpus.iterdir())
         except OSError:
             return frozenset()
 
     def numa_node(self, bus_id: str) -> int | None:
-        """Return the NUMA node of a PCI device, or None if the host does not say.
+        """Return the NUMA node of a PCI device, or None if the host does not report it.
 
-        NVML writes the domain of the address with eight digits, the host with four.
+        NVML writes the domain of the address with eight digits, but the host writes it with four.
         """
         domain, _, rest = bus_id.lower().partition(":")
         try:
@@ -87,13 +93,15 @@ class NvmlCards:
 
     A card that stops answering is reported as unhealthy until it answers again. A card in MIG mode is not reported if
     mgpu does not partition the node's cards. If the node's mode is MPS, such a card is unhealthy until the partitioner
-    has switched MIG off.
+    has switched MIG mode off.
 
     Args:
-        nvml: the `pynvml` module, or a fake.
-        clock: the monotonic time in seconds.
-        indexes: returns UUID → index, as an earlier agent has reported the cards. Called once.
-        partition_mode: returns the partitioning mode of the node: MIG, MPS, or "".
+        nvml: The `pynvml` module, or a fake.
+        host: The host's lists of its cards; None for the default folders.
+        clock: A monotonic clock in seconds.
+        indexes: A function that returns the indexes of the cards by UUID, as an earlier agent has reported them. It is
+            called once.
+        partition_mode: A function that returns the partitioning mode of the node: MIG, MPS, or "".
     """
 
     def __init__(
@@ -155,7 +163,7 @@ class NvmlCards:
             self._events = None
 
     def _must_restart(self) -> bool:
-        """Return whether NVML must be initialized again: it does not find cards that were plugged in later."""
+        """Return whether NVML must be initialized again, because it does not find cards that were added later."""
         if self._host.pci_addresses() != self._pci_addresses:
             return True
         return self._has_missing_cards and self._clock() - self._started >= RESTART_SECONDS
@@ -225,7 +233,7 @@ class NvmlCards:
     def _index(self, uuid: str, position: int, found: Mapping[str, Card]) -> int:
         """Return the index of a new card.
 
-        NVML renumbers when a card is pulled out. Records name indexes, so a card keeps the index that it had.
+        NVML renumbers the cards when one is removed. Records name indexes, so a card keeps the index that it had.
         """
         used = {card.index for card in (*self._cards.values(), *found.values())}
         before = self._indexes or {}
@@ -256,7 +264,7 @@ class NvmlCards:
         try:
             uuids = [self._nvml.nvmlDeviceGetUUID(event.device)]
         except pynvml.NVMLError:
-            # The card does not even tell its UUID, so the error may be of any card.
+            # The card does not report its UUID any more, so the error may concern any card.
             uuids = sorted(self._cards)
         log.error("XID %d on %s", event.eventData, ", ".join(uuids), extra={"xid": event.eventData})
         self._errors.update(dict.fromkeys(uuids, self._clock()))

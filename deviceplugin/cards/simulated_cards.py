@@ -1,8 +1,9 @@
-"""The card source of simulated cards, which reads a file (setting `deviceplugin.cards`), for clusters without GPUs.
+"""The card source of simulated cards, for clusters without GPUs. It reads the file in the setting `deviceplugin.cards`.
 
-`deviceplugin.main` uses this module if the setting is set. The production image has these cards too, but not the
-playground, which simulates their MIG mode and instances. `simulated_mig` finds the playground by the entry point group
-`mgpu.simulated_mig`. If it is not installed, simulated cards behave as cards without MIG.
+`deviceplugin.main` uses this module if the setting is not empty, and the playground's simulated NVML reads cards
+through it. The production image contains this module, but not the playground, which simulates MIG mode and MIG
+instances. `simulated_mig` finds the playground by the entry point group `mgpu.simulated_mig`. If the playground is not
+installed, simulated cards behave like cards without MIG.
 """
 
 import logging
@@ -31,8 +32,8 @@ class SimulatedCards:
     """The card source that reads a YAML or JSON file, and reads it again when it has changed.
 
     Args:
-        file: has a list of cards in the form that `read_card_list` describes.
-        node: the node's name. Cards without a UUID get one that contains this name.
+        file: The file, which contains a list of cards in the form that `read_card_list` describes.
+        node: The name of the node. Cards without a UUID get one that contains this name.
     """
 
     driver = ""
@@ -94,7 +95,7 @@ class NoMig:
 def simulated_mig(file: Path, node: str) -> MigDriver:
     """Return the installed MIG simulator for the cards in `file`, or `NoMig` if none is installed."""
     for entry in entry_points(group=MIG_GROUP):
-        # The metadata of the production image names the entry point, but the package is not there.
+        # In the production image the metadata name the entry point although the package is not installed.
         if find_spec(entry.module.partition(".")[0]) is not None:
             driver: MigDriver = entry.load()(file, node)
             return driver

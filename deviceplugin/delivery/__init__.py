@@ -1,1 +1,1 @@
-"""Delivers cards to containers: CDI files, and the exchange of allocation records if the runtime has no CDI."""
+"""Delivers cards to containers by CDI files, or by exchanging allocation records if the runtime has no CDI."""

@@ -1,12 +1,13 @@
 """Writes and reads CDI spec files (Container Device Interface), which the runtime applies when it creates a container.
 
-The allocator writes one file for each container before the container starts. The name of the CDI device is a nonce from
-the answer to Allocate. If the name were made from device ids, the file of the previous owner of these ids would take
-effect when the kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
+The allocator writes one file for each container before the container starts. `deviceplugin.node_state`, the partition
+worker and the MPS clients read the environments in the files. The name of the CDI device is a nonce from the answer to
+Allocate. If the name were made from device ids, the file of the previous owner of these ids would take effect when the
+kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
 
-The file name contains pod UID and container. So the agent can remove the file when the pod is gone, and an agent that
-starts knows which cards containers have. Other versions of the agent read these files: name and content must stay
-readable for them.
+The name of a file contains the pod's UID and the container. So the agent can remove the file when the pod is gone, and
+an agent that starts knows which cards the containers have. Other versions of the agent read these files, so the form of
+their names and contents must not change.
 """
 
 import logging
@@ -23,11 +24,11 @@ log = logging.getLogger(__name__)
 
 KIND = "mgpu.io/card"
 CARRIER_VARIABLE = "MGPU_CARRIER"
-"""The only variable in the spec of a resource that is not the container's carrier. CDI requires at least one edit."""
+"""The variable in the spec of a resource that is not the container's carrier. CDI requires at least one edit."""
 ANSWER_ANNOTATION = "mgpu.io/answer"
 """Stores the name of an answer in the checkpoint if the runtime has no CDI. The runtime ignores the annotation."""
 PERMISSIONS = "rw"
-"""Cgroup permissions of device nodes."""
+"""The cgroup permissions of device nodes."""
 _VERSION = "0.5.0"
 _BIND = ["rbind", "rw", "nosuid", "nodev"]
 _PREFIX = "mgpu"
@@ -40,9 +41,9 @@ class Edits:
     """The changes that the runtime makes to a container.
 
     Attributes:
-        env: environment variables.
-        mounts: pairs of a path on the host and a path in the container.
-        nodes: the paths of device nodes, which are the same on the host and in the container.
+        env: The environment variables that are set.
+        mounts: The mounts, each as a path on the host and a path in the container.
+        nodes: The paths of device nodes, which are the same on the host and in the container.
     """
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -65,10 +66,10 @@ class CdiFiles:
         """Write the spec of a device, atomically. Raises OSError.
 
         Args:
-            name: the name of the device, from `new_name`.
-            uid: the UID of the container's pod.
-            container: the name of the container.
-            edits: the content. Mounts take precedence over mounts of the pod itself at the same path.
+            name: The name of the device, as `new_name` returned it.
+            uid: The UID of the container's pod.
+            container: The name of the container.
+            edits: The changes to the container. Mounts take precedence over the pod's own mounts at the same path.
         """
         content: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(edits.env.items())]}
         if edits.mounts:
@@ -89,7 +90,7 @@ class CdiFiles:
         self._remove([self._file(name, uid, container)])
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the specs of all other pods."""
+        """Remove the specs of all pods except those with these UIDs."""
         ours = self._folder.glob(f"{_PREFIX}_*_*")
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
 

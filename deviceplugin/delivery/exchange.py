@@ -1,9 +1,10 @@
 """Exchanges allocation records between pods if the container runtime has no CDI.
 
-`deviceplugin.allocation.allocator_without_cdi` calls `RecordExchange` before a container starts. Without CDI, Allocate
-has to guess the container, and the kubelet keeps the answer. If the guess was wrong, a container gets the cards of
-another container with an equal request. That does no harm if the records are changed accordingly, so the two containers
-exchange their records. Each change is a transposition: at any time each placement belongs to exactly one container.
+`deviceplugin.agent` creates one `RecordExchange`, and `deviceplugin.allocation.allocator_without_cdi` calls it before a
+container starts. Without CDI, Allocate has to guess the container, and the kubelet keeps the answer. If the guess was
+wrong, a container gets the cards of another container with an equal request. That does no harm if the records are
+changed accordingly, so the two containers exchange their records. After each exchange every placement belongs to
+exactly one container.
 """
 
 import time
@@ -22,16 +23,18 @@ from mgpu.model.ledger import share_of
 from mgpu.settings import Settings
 
 Key = tuple[str, str]
-"""Pod UID and container."""
+"""The UID of a pod, and the name of one of its containers."""
 
 
 class RecordExchange:
-    """The exchange of allocation records on one node. Used on one event loop.
+    """The exchange of allocation records on one node. Use it on one event loop.
 
     Args:
-        gpus: returns the GPUs of the node.
-        write: sends annotations of a pod to the API server, in the background.
-        sealed: whether records are sealed. If so, only the scheduler can write records that count.
+        pods: The pods of the node.
+        gpus: A function that returns the GPUs of the node.
+        settings: The settings, from which the dialects write records.
+        write: A function that sends annotations of a pod to the API server, in the background.
+        sealed: Whether records are sealed. If they are, only the scheduler can write records that count.
     """
 
     def __init__(
@@ -54,10 +57,12 @@ class RecordExchange:
         """Change the records so that the container's record has the cards of its answer to Allocate.
 
         Args:
-            env: the environment in the answer.
-            served: the containers whose placement Allocate has given to a container. The method updates it.
+            target: The container.
+            env: The environment in the answer.
+            served: The containers whose placement Allocate has given to some container. The method updates this set.
 
-        Raises Refused if the container must not run on those cards.
+        Raises:
+            Refused: The container must not run on the cards of the answer.
         """
         gpus = self._gpus()
         own = recorded_cards(target, gpus)
@@ -76,7 +81,7 @@ class RecordExchange:
         self._confirmed.add(target.key)
 
     def confirm(self, target: Target, env: Mapping[str, str]) -> bool:
-        """Return whether the record agrees with the answer. If so, the container takes part in no exchange any more."""
+        """Return whether the record agrees with the answer. If so, later exchanges do not change the record."""
         try:
             agrees = dict(env) == environment(target, self._gpus())
         except Refused:
@@ -86,15 +91,15 @@ class RecordExchange:
         return agrees
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all other pods."""
+        """Forget all pods except those with these UIDs."""
         self._confirmed = {key for key in self._confirmed if key[0] in uids}
 
     def _exchange(
         self, target: Target, own: Sequence[Card], given: Sequence[Card], served: Collection[Key]
     ) -> Target | None:
-        """Record the given cards for the container, and its own cards for the container that had the given ones.
+        """Record the cards `given` for the container, and its former cards `own` for the owner of the given cards.
 
-        Return the other container; None if it is gone. Raises Refused.
+        Returns the former owner of the given cards; None if it is gone. Raises Refused.
         """
         uid = target.gpu_pod.pod.uid
         if self._sealed:
@@ -103,7 +108,8 @@ class RecordExchange:
         if not _is_exchangeable(target):
             raise Refused(_wrong_cards(target), uid)
         other = self._owner_of(given, target, served)
-        # The other record is changed first. If the agent dies between the two, cards look free, but none is held twice.
+        # The record of the other container is changed first. If the agent dies between the two changes, cards seem
+        # free, but none is held twice.
         if other is not None:
             self._amend(other, own)
         elif reason := self._excess(target, given):
@@ -115,7 +121,7 @@ class RecordExchange:
     def _owner_of(self, given: Sequence[Card], target: Target, served: Collection[Key]) -> Target | None:
         """Return the oldest container with an equal request whose placement has these cards; None if it is gone.
 
-        Containers in `served` come first: Allocate has given their placement to another container.
+        Containers in `served` come first, because Allocate has given away their placement.
         """
         targets = [
             Target(gpu_pod, request.container)
@@ -127,7 +133,7 @@ class RecordExchange:
             if other.gpu_pod.pod.ended or other.gpu_pod.problem or other.key in {*self._confirmed, target.key}:
                 continue
             if other.carrier != target.carrier or not _is_exchangeable(other):
-                continue  # Allocate of one resource never gives away cards that another resource carries
+                continue  # An answer for one resource never contains cards whose carrier is another resource.
             equal = replace(other.request, container=target.container, stage=target.request.stage) == target.request
             recorded = {card for card in self._gpus() if any(share.is_on(card) for share in other.shares)}
             if equal and recorded == set(given):
@@ -149,7 +155,7 @@ class RecordExchange:
         self._write(now, annotations)
 
     def _record_of(self, gpu_pod: GpuPod) -> dict[str, str]:
-        """Return the annotations that record the pod's shares; none if it requests nothing."""
+        """Return the annotations that record the pod's shares; empty if the pod requests nothing."""
         request = gpu_pod.request
         if request is None:
             return {}
@@ -175,12 +181,15 @@ def _visible_cards(env: Mapping[str, str], gpus: Sequence[Card]) -> tuple[Card, 
 
 
 def _is_exchangeable(target: Target) -> bool:
-    """Return whether the agent can write the pod's record: the request is valid and has no devices but GPUs."""
+    """Return whether the agent can write the pod's record. The request must be valid, and only for GPUs."""
     return target.gpu_pod.request is not None and not target.gpu_pod.request.others
 
 
 def _placed_on(target: Target, cards: Sequence[Card]) -> GpuPod:
-    """Return the pod as if its record gave these cards to the container. Raises Refused if it requests none."""
+    """Return the pod as if its record gave these cards to the container.
+
+    Raises Refused if the container requests no cards.
+    """
     gpu_pod = target.gpu_pod
     request = target.request
     new = tuple(share_of(request, card.index) for card in cards)

@@ -1,9 +1,9 @@
-"""Names the cards of a container to the container runtime by mounts or device nodes, if the settings require it.
+"""Makes the cards of a container visible to it by mounts or device nodes, if the settings require it.
 
-The allocators call `Exposure.edits`; the agent calls `read_toolkit` and reports the result for `mgpu doctor`. Usually
-the variable NVIDIA_VISIBLE_DEVICES suffices. The settings `deviceplugin.deviceList` and `deviceplugin.deviceNodes` are
-for nodes whose NVIDIA Container Toolkit ignores the variable for unprivileged containers, or that have no toolkit
-(docs/nodes.md).
+The agent creates the `Exposure`, and the allocators call `Exposure.edits`. The agent calls `read_toolkit` and reports
+the result for `mgpu doctor`. Usually the variable NVIDIA_VISIBLE_DEVICES suffices. The settings
+`deviceplugin.deviceList` and `deviceplugin.deviceNodes` are for nodes on which NVIDIA Container Toolkit ignores the
+variable for unprivileged containers, or is not installed (docs/nodes.md).
 """
 
 import logging
@@ -24,9 +24,10 @@ log = logging.getLogger(__name__)
 _NULL = "/dev/null"
 _LIST = "/var/run/nvidia-container-devices"
 """A mount of /dev/null in this folder, named by a UUID, requests that card or MIG device from NVIDIA's container
-toolkit if its accept-nvidia-visible-devices-as-volume-mounts is true. Such mounts take precedence over the variable,
-which then only informs the application (nvidia-container-toolkit, internal/config/image/cuda_image.go, VisibleDevices;
-1.9 did the same). NVIDIA's device plugin sets the variable to the name of the folder instead.
+toolkit, if the toolkit's option accept-nvidia-visible-devices-as-volume-mounts is true. Such mounts take precedence
+over the variable, which then only informs the application (nvidia-container-toolkit,
+internal/config/image/cuda_image.go, VisibleDevices; version 1.9 did the same). NVIDIA's device plugin sets the variable
+to the name of the folder instead.
 """
 _DRIVER_NODES = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
 """The device nodes of the driver itself. Its loaded modules determine which of them exist."""
@@ -40,9 +41,9 @@ class Exposure:
     """What containers get in addition to their environment.
 
     Attributes:
-        mounts: whether mounts name the cards (`deviceList: mounts`).
-        nodes: whether containers get the device nodes of their cards (`deviceNodes`).
-        dev: the path of the host's /dev in the agent's container.
+        mounts: Whether mounts name the cards (`deviceList: mounts`).
+        nodes: Whether containers get the device nodes of their cards (`deviceNodes`).
+        dev: The path of the host's /dev in the agent's container.
     """
 
     mounts: bool = False
@@ -53,10 +54,13 @@ class Exposure:
         """Return the environment `env` with the mounts and device nodes of its cards.
 
         Args:
-            cards: the GPUs of the node that are not partitioned, and its slices.
-            gpus: all GPUs of the node.
+            target: The container, for messages.
+            env: The environment of the container; NVIDIA_VISIBLE_DEVICES names its cards.
+            cards: The GPUs of the node that are not partitioned, and its slices.
+            gpus: All GPUs of the node.
 
-        Raises Refused if a card's device node is missing.
+        Raises:
+            Refused: The device node of a card is missing.
         """
         visible = [uuid for uuid in env.get(VISIBLE, "").split(",") if uuid]
         if not visible:
@@ -66,7 +70,10 @@ class Exposure:
         return Edits(env, mounts, nodes)
 
     def _nodes(self, target: Target, visible: Sequence[str], devices: Sequence[Card]) -> Iterator[str]:
-        """Yield the device nodes of cards, and of the cards of slices. The toolkit adds those below nvidia-caps."""
+        """Yield the device nodes of the visible cards, of the cards of visible slices, and of the driver.
+
+        NVIDIA's container toolkit adds the device nodes below nvidia-caps.
+        """
         own_devices = [device for device in devices if device.uuid in visible]
         indexes = {place_of(device.index)[0] if is_slice(device.type) else device.index for device in own_devices}
         cards = {device for device in devices if device.index in indexes and not is_slice(device.type)}
@@ -89,7 +96,7 @@ def make_exposure(settings: DevicePluginSettings) -> Exposure:
 def read_toolkit(file: Path = TOOLKIT_CONFIG) -> Toolkit | None:
     """Return which requests NVIDIA's container toolkit accepts, or None if its configuration cannot be read.
 
-    By default (the toolkit's internal/config, GetDefault) it accepts only the variable.
+    By default the toolkit accepts only the variable (GetDefault in its package internal/config).
     """
     try:
         config = tomllib.loads(file.read_text())

@@ -2,8 +2,9 @@
 
 Two agents that serve one node would remove each other's sockets and CDI files, and both would partition cards. So a
 lock decides which one serves. The lock passes from one agent to the next while the kubelet goes on admitting pods:
-`handover.takeover` describes the steps and has the messages, and this module carries the steps out. The caller is
-`deviceplugin.agent`. Do not change the order of the steps without reading `handover.takeover`.
+`handover.takeover` describes the steps and sends the messages, and this module carries the steps out.
+`deviceplugin.agent` creates a `NodeOwnership` and calls it. Do not change the order of the steps without reading
+`handover.takeover`.
 """
 
 import asyncio
@@ -25,11 +26,13 @@ log = logging.getLogger(__name__)
 
 _LOCK_RETRY_SECONDS = 0.05
 _RESIGNED_LOCK_RETRY_SECONDS = 0.2
-"""For an agent that has handed the node over: longer, so that an agent that requests the node gets the lock first."""
+"""The interval for an agent that has handed the node over. An agent that requests the node retries more often, so that
+it gets the lock first."""
 _UNANSWERED_SECONDS = 5.0
 _HOLD_SECONDS = 6.0
-"""The limit for calls of the kubelet that are in progress. A start waits at most `allocator.WAIT_SECONDS`."""
+"""How long a handover waits for calls of the kubelet in progress, which take at most `allocator.WAIT_SECONDS`."""
 _REGISTERED_SECONDS = 15.0
+"""How long a takeover waits until the new agent has registered its resources."""
 _STAND_BY_SECONDS = 5.0
 """How long a predecessor may take after a takeover to create another agent that has read pods and cards."""
 _STOP_SECONDS = 5.0
@@ -83,9 +86,9 @@ class Outcome(Enum):
 class Phase(Enum):
     """The relation of an agent to its node.
 
-    Neither `STANDING_BY` nor `WAITING` agents serve the node, but only `WAITING` agents are ready. A waiting agent gets
-    the node only when the serving one ends, and a rolling update ends the old agent only once the new one is ready. So
-    an agent that waits for an old version, or that has handed the node over, must count as ready.
+    Agents in the phases `STANDING_BY` and `WAITING` do not serve the node, but those in `WAITING` are ready. A waiting
+    agent gets the node only when the agent that serves it ends, and a rolling update ends the old agent only once the
+    new one is ready. So an agent that waits for an old version, or that has handed the node over, must count as ready.
     """
 
     STARTING = auto()
@@ -98,14 +101,14 @@ class Phase(Enum):
 class NodeOwnership:
     """The part of an agent that acquires its node, serves it and hands it over.
 
-    Call `acquire`, `serve` and `release` once each, in this order, on one event loop, and `stop` from any thread.
+    Call `acquire`, `serve` and `release` once each, in this order, on one event loop. Call `stop` from any thread.
 
     Args:
-        folder: the kubelet's device-plugins folder.
-        node: the node's name, for logs.
+        folder: The kubelet's device-plugins folder.
+        node: The name of the node, for the log.
 
     Attributes:
-        phase: the present phase; may be read from any thread.
+        phase: The present phase. Any thread may read it.
     """
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -133,12 +136,13 @@ class NodeOwnership:
         """Wait for the lock of the node. Return True if this agent got it, or False if it was stopped first.
 
         An agent that is stopped after its predecessor has agreed ("yours") still takes over: the predecessor does not
-        serve any more, and the kubelet would fail pods until another agent has registered. `serve` then gives the node
-        back.
+        serve any more, and the kubelet would fail pods until another agent has registered. `serve` then hands the node
+        back to the predecessor.
 
         Args:
-            requests: whether to ask the serving agent to hand over. Otherwise this agent waits until that one ends.
-            is_prepared: returns whether this agent could serve at once. It does not request the node before.
+            requests: Whether to ask the serving agent to hand over. Otherwise this agent waits until that one ends.
+            is_prepared: A function that returns whether this agent could serve at once. The agent requests the node
+                only when the result is true.
         """
         self._stopping.bind()
         loop = asyncio.get_running_loop()
@@ -158,7 +162,7 @@ class NodeOwnership:
                 if loop.time() - began > _UNANSWERED_SECONDS:
                     self.phase = Phase.WAITING
             elif self._predecessor is not None and loop.time() - given_at > _UNANSWERED_SECONDS:
-                # A third agent has taken the lock in between. It serves now, so ask it next.
+                # A third agent has taken the lock in the meantime. It serves the node now, so ask that agent next.
                 self._predecessor.hang_up()
                 self._predecessor = None
             await asyncio.sleep(_LOCK_RETRY_SECONDS if requests else _RESIGNED_LOCK_RETRY_SECONDS)
@@ -180,10 +184,11 @@ class NodeOwnership:
         """Serve the node until `stop`, or until another agent takes over.
 
         Args:
-            resources: the resources that are registered with the kubelet.
-            serving: coroutines that keep the device lists open. They run until the successor has registered.
-            works: all other coroutines. They are cancelled before the successor begins.
-            stop_writers: stops all writes to the API server and to the node; it blocks until they have ended.
+            resources: The resources that are registered with the kubelet.
+            serving: The coroutines that keep the device lists open. They run until the successor has registered.
+            works: All other coroutines. They are cancelled before the successor begins.
+            stop_writers: A function that stops all writes to the API server and to the node. It blocks until they have
+                ended.
         """
         if self._predecessor is not None:
             works = (*works, self._take_over(self._predecessor, resources))
@@ -213,7 +218,7 @@ class NodeOwnership:
         self._lock.release()
 
     async def _unless_stopped(self, answer: Coroutine[Any, Any, Predecessor | None]) -> Predecessor | None:
-        """Return the answer of the serving agent; None if it does not hand over, or if this agent is stopped first."""
+        """Return the result of `answer`; None if the serving agent does not hand over, or if this one is stopped."""
         answering = asyncio.create_task(answer)
         ending = asyncio.create_task(self._until_stopped())
         await asyncio.wait([answering, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -226,10 +231,10 @@ class NodeOwnership:
             await self._stopping.wait()
 
     async def _until_it_may_end(self) -> None:
-        """Wait until this agent is stopped, and shortly after a takeover also until its predecessor stands by.
+        """Wait until this agent is stopped. If it has just taken over, also wait until its predecessor stands by.
 
         The predecessor then takes the node back, so that no resource is ever without devices. A predecessor that has
-        ended does not come back. The wait is shorter than a pod's default grace period (30 s).
+        ended never stands by, so the wait is limited, to less than a pod's default grace period (30 s).
         """
         await self._until_stopped()
         if self._predecessor is None:

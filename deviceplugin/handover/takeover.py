@@ -2,7 +2,7 @@
 
 In a rolling update with surge both agents run for some seconds. The kubelet fails a pod for good if it admits it while
 a resource has no healthy device. It marks all devices of a resource as unhealthy when the device list (ListAndWatch) of
-*any* agent ends, because it then disconnects the agent that is registered last
+*any* agent ends, because it then disconnects the agent that was registered last
 (devicemanager/plugin/v1beta1/handler.go, `runClient`). So the order of the steps matters:
 
 1. The new agent reads cards and pods, and then sends "take over".
@@ -11,20 +11,21 @@ a resource has no healthy device. It marks all devices of a resource as unhealth
 3. The new agent takes the lock, reads which cards were delivered (CDI files, checkpoint), and registers. From here on
    the kubelet sends new calls to it. The devices stay healthy, since both agents offer the same ones.
 4. The new agent withdraws each resource: it registers once more and refuses to report its options. The kubelet then
-   forgets which agent to disconnect, and nothing else, so the end of a device list has no effect.
+   forgets only which agent to disconnect, so the end of a device list has no effect.
 5. The new agent sends "registered" with its sockets. The old agent forwards the calls that it held back to these
    sockets, ends its device lists, and answers "ended".
 6. The new agent ends its own device lists, which has no effect either, and registers again. From now on the kubelet
    notices when this agent ends.
 
-An agent that has handed the node over sends "stand by". The agent that serves answers "yours" if it is stopped before
-it is replaced, as in a rolling update that is reverted half-way. Then steps 2 to 6 follow in the same way.
+An agent that has handed the node over sends "stand by". If the agent that serves is stopped before it is replaced, as
+in a rolling update that is reverted halfway, it answers "yours". Then steps 2 to 6 follow in the same way.
 
 If a step fails, the lock decides: it is free as soon as its holder has ended, and an agent that stands by takes it. The
 resources then have no healthy devices until that agent has registered.
 
-This module has the messages, and `handover.node_ownership` carries out the steps. Agents of different versions talk to
-each other, so neither the messages nor their order may change.
+This module sends and receives the messages, and `handover.node_ownership` carries out the steps; `deviceplugin.main`
+only checks the length of the socket's path. Agents of different versions communicate with each other, so neither the
+messages nor their order may change.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOCKET = "mgpu-agent.sock"
-"""In the kubelet's device-plugins folder. The kubelet removes it when it starts, and the agent creates it again."""
+"""The name of the socket in the kubelet's device-plugins folder, on which the agent that serves the node listens. The
+kubelet removes the socket when it starts, and the agent creates it again."""
 _TAKE_OVER = "take over"
 _STAND_BY = "stand by"
 _YOURS = "yours"
@@ -49,11 +51,11 @@ _GREETING_SECONDS = 5.0
 _CHECK_SECONDS = 1.0
 
 Sockets = Mapping[str, str]
-"""Resource → name of the socket that serves it."""
+"""The file name of the socket that serves a resource, by resource."""
 
 
 class Peer:
-    """A connection to another agent of the node. It ends with that agent."""
+    """A connection to another agent of the node. The connection ends when that agent ends."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -64,7 +66,10 @@ class Peer:
         return self._reader.at_eof()
 
     async def receive(self, seconds: float | None = _ANSWER_SECONDS) -> list[str] | None:
-        """Return the next message, a word and its arguments; None if the peer has ended or does not answer in time."""
+        """Return the next message as a list of a word and its arguments.
+
+        Returns None if the peer has ended or does not answer in time.
+        """
         try:
             async with asyncio.timeout(seconds):
                 line = await self._reader.readline()
@@ -97,7 +102,7 @@ class Predecessor:
         return answer is not None and answer[0] == _ENDED
 
     def hang_up(self) -> None:
-        """Close the connection: this agent does not take over."""
+        """Close the connection, because this agent does not take over."""
         self._peer.close()
 
 
@@ -128,7 +133,7 @@ class Successor:
         self._peer.close()
 
     def hang_up(self) -> None:
-        """Close the connection: this agent hands nothing over."""
+        """Close the connection, because this agent does not hand the node over."""
         self._peer.close()
 
 
@@ -164,7 +169,7 @@ class OtherAgents:
     """The agents that have connected to this agent, which serves the node.
 
     Attributes:
-        successor: resolves to the first agent that requests the node.
+        successor: A future whose result is the first agent that requests the node.
     """
 
     def __init__(self) -> None:
@@ -176,10 +181,10 @@ class OtherAgents:
         return next((other for other in reversed(self._standing_by) if not other.has_ended), None)
 
     def hang_up(self) -> None:
-        """Close all connections, so that agents that stand by connect to the agent that serves from now on.
+        """Close all connections, so that agents that stand by connect to the next agent that serves the node.
 
-        They wait without a limit. They would otherwise wait for this agent, which serves no longer, until its process
-        ends.
+        They wait for an answer without a limit. Without this call they would wait until the process of this agent
+        ends, although it does not serve the node any more.
         """
         for other in (*self._standing_by, *([self.successor.result()] if self.successor.done() else ())):
             other.hang_up()
@@ -198,7 +203,7 @@ class OtherAgents:
 
 @asynccontextmanager
 async def listening(folder: Path) -> AsyncIterator[OtherAgents]:
-    """Accept connections of the other agents of the node."""
+    """Accept connections from the other agents of the node while the context is active."""
     others = OtherAgents()
     task = asyncio.create_task(_listen(folder / SOCKET, others))
     try:

@@ -1,8 +1,9 @@
 """The Node and its Device object as the API server has them, kept current by watches.
 
 `deviceplugin.main` creates one `NodeObjects` for each agent. `inventory.reporter` and `partitioning.node_status` read
-the objects and write them, and other clients may write them too. The answer to an own write is stored at once, so that
-the writer does not repeat the write before the watch delivers it.
+the objects and write them, and other clients may write them too. The partition worker, the agent's registrations and
+the card source read the Node. The answer to a write of the agent is stored at once, so that the agent does not repeat
+the write before the watch delivers it.
 """
 
 import logging
@@ -22,7 +23,8 @@ log = logging.getLogger(__name__)
 Raw = dict[str, Any]
 DEVICES = f"/apis/{DEVICE_API}/devices"
 PUBLISHED_ANNOTATION = "mgpu.io/status-resources"
-"""An annotation of the Node: the resources in its status that the agent has written, and may change and remove."""
+"""The annotation of the Node that lists the resources which the agent has written into the Node's status. The agent
+changes and removes only these."""
 _NODE_SECONDS = 5.0
 
 
@@ -30,11 +32,14 @@ class NodeObjects:
     """The watched Node and Device of this agent. Thread-safe.
 
     Args:
-        node: the name of the node, and of its Device.
+        api: The client of the API server.
+        node: The name of the node, and of its Device.
 
     Attributes:
-        on_node_change: called on the watch's thread when the Node has changed. Add listeners before `start`.
-        on_device_change: the same for the Device.
+        name: The name of the node.
+        on_node_change: Functions that are called on the watch's thread when the Node has changed. Add them before
+            `start`.
+        on_device_change: Functions that are called in the same way when the Device has changed.
     """
 
     def __init__(self, api: Api, node: str) -> None:
@@ -77,18 +82,20 @@ class NodeObjects:
         return self._devices.synced
 
     def capacity(self, resource: str) -> int | None:
-        """Return the Node's capacity of the resource, 0 if it has none; None if the Node has not been listed yet."""
+        """Return the Node's capacity of the resource, which may be 0, or None if the Node has not been listed yet."""
         node = self.node
         return None if node is None else amount_of(((node.get("status") or {}).get("capacity") or {}).get(resource, 0))
 
     def not_drained_reason(self, resource: str, *, pods_synced: bool, held: int) -> str | None:
-        """Return why the resource, which was published in node status, cannot be offered as ids yet; None if it can.
+        """Return why the resource cannot be offered as device ids yet, or None if it can.
 
-        The change needs a node without pods that hold the resource. Ids may stand for larger units than the status (GiB
-        instead of MiB), so there could be fewer ids than running pods hold.
+        A resource that was published in node status can be offered as ids only when no pod holds it. Ids may stand for
+        larger units than the status (GiB instead of MiB), so there could be fewer ids than running pods hold.
 
         Args:
-            held: how much of the resource pods hold; meaningful if `pods_synced`.
+            resource: The name of the resource.
+            pods_synced: Whether all pods of the node have been listed.
+            held: How much of the resource the pods hold; ignored unless `pods_synced` is true.
         """
         node = self.node
         if node is None:
@@ -100,23 +107,24 @@ class NodeObjects:
         return f"pods still hold {resource} as it was published before" if held else None
 
     def partition_mode(self) -> str:
-        """Return the partitioning mode in the Node's label (MIG, MPS or ""). Wait for the first list of the Node."""
+        """Return the partitioning mode in the Node's label: MIG, MPS or "". Wait a few seconds for the Node first."""
         self._node_listed.wait(_NODE_SECONDS)
         mode = (((self.node or {}).get("metadata") or {}).get("labels") or {}).get(LABEL)
         return mode if mode in (MIG, MPS) else ""
 
     def wrote_node(self, before: Raw, after: Raw) -> None:
-        """Store the answer to an own write of the Node, unless the watch has delivered a newer object.
+        """Store the answer to a write of the Node by this agent, unless the watch has delivered a newer object.
 
         Args:
-            before: the object that `node` returned before the write.
+            before: The object that `node` returned before the write.
+            after: The object in the API server's answer.
         """
         with self._lock:
             if self._node is before:
                 self._node = after
 
     def wrote_device(self, before: Raw | None, after: Raw) -> None:
-        """Store the answer to an own write of the Device, unless the watch has delivered a newer object."""
+        """Store the answer to a write of the Device, in the same way as `wrote_node`."""
         with self._lock:
             if self._device is before:
                 self._device = after
@@ -151,9 +159,10 @@ def published_resources(node: Raw) -> frozenset[str]:
 
 
 def _is_older(delivered: Raw, stored: Raw) -> bool:
-    """Return whether the watch delivers a state from before an own write.
+    """Return whether the object that the watch delivers is older than the stored answer to a write of this agent.
 
-    By the API conventions a resourceVersion is opaque. With etcd it is a number; other values are not compared.
+    According to the API conventions a resourceVersion is opaque. With etcd it is a number; other values are not
+    compared.
     """
     metas = delivered["metadata"], stored["metadata"]
     if metas[0].get("uid") != metas[1].get("uid"):

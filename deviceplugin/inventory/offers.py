@@ -1,12 +1,12 @@
-"""Computes how much of each resource a node offers: as device ids, or as an amount in its status.
+"""Computes how much of each resource a node offers, either as device ids or as an amount in its status.
 
-The functions are pure. `deviceplugin.advertised_resources` and `inventory.reporter` call them. The number of ids of a
-node is limited (`kubelet.device_ids.MAX_IDS`). If its cards have more units, the ids are divided evenly among the
-vocabularies; ids that one vocabulary does not need go to the others. `mgpu.io/share` and whole cards come first, since
-they need few ids and several vocabularies use them.
+The functions are pure. `deviceplugin.advertised_resources` and `inventory.reporter` call them, and `deviceplugin.main`
+reads the names of the resources. The number of ids of a node is limited (`kubelet.device_ids.MAX_IDS`). If its cards
+have more units, the ids are divided evenly among the vocabularies; ids that one vocabulary does not need go to the
+others. `mgpu.io/share` and whole cards come first, since they need few ids and several vocabularies use them.
 
 A resource with too few ids is not published in node status instead: a container that requests nothing else would then
-start without an Allocate call, and so without its cards. The node takes fewer such pods, and an Event says so.
+start without an Allocate call, and so without its cards. The node takes fewer such pods, and an Event reports that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,12 @@ def id_resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResourc
 
 
 def status_amounts(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
-    """Return resource → amount in node status, summed over the healthy devices in `cards` (of all types)."""
+    """Return the amounts in node status by resource: the sums over the healthy devices.
+
+    Args:
+        cards: The devices of the node, of all types.
+        settings: The settings, which enable the dialects.
+    """
     found: dict[str, int] = {}
     healthy = {(card.type, card.index) for card in cards if card.healthy}
     for dialect in dialects.enabled(settings):
@@ -37,7 +42,7 @@ def status_amounts(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
 
 
 def id_limits(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str, int]:
-    """Return resource → number of its ids; at most `limit` in total."""
+    """Return the number of ids by resource. The sum is at most `limit`."""
     needs: dict[str, dict[str, int]] = {}
     for vocabulary, resource in _by_vocabulary(cards, settings):
         needs.setdefault(vocabulary, {})[resource.name] = sum(amount for _, amount in resource.amounts)
@@ -62,7 +67,7 @@ def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[
 
 
 def _divide(needs: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Divide `limit` evenly, but give none more than it needs. The smallest needs come first."""
+    """Divide `limit` evenly among the names, but give no name more than it needs. The smallest needs come first."""
     found = {}
     for position, (need, name) in enumerate(sorted((need, name) for name, need in needs.items())):
         found[name] = min(need, limit // (len(needs) - position))

@@ -3,8 +3,7 @@
 `deviceplugin.agent` starts one `Reporter`. The kubelet sets extended resources to zero when it registers the node, and
 other clients may edit or delete a Device. So both objects are watched (`inventory.node_objects`), and a change that
 does not agree with the facts is corrected. The functions that make patches are pure; `Reporter` sends the patches from
-its own thread.
-`deviceplugin.main` calls `known_indexes` before the agent starts.
+its own thread. `deviceplugin.main` passes `known_indexes` to the card source.
 """
 
 import logging
@@ -47,7 +46,9 @@ def device_patch(device: Mapping[str, Any], desired: Mapping[str, Any], given: s
     patch replaces the whole list of devices, so devices that another client adds in the meantime would be lost.
 
     Args:
-        given: as in `NodeFacts`; with None the annotation stays as it is.
+        device: The present Device.
+        desired: The Device with the facts of this agent.
+        given: The annotation of the same name in `NodeFacts`; with None the present annotation stays.
     """
     meta = device["metadata"]
     patch: Raw = {}
@@ -78,8 +79,10 @@ def capacity_patch(
     was removed) is removed once no pod holds it. If it is now offered as device ids, it belongs to the kubelet instead.
 
     Args:
-        cards: devices of all types.
-        held_amount: returns how much of a resource pods hold.
+        node: The present Node.
+        cards: The devices of the node, of all types.
+        settings: The settings, which enable the dialects.
+        held_amount: A function that returns how much of a resource the pods hold.
     """
     capacity = (node.get("status") or {}).get("capacity") or {}
     before = published_resources(dict(node))
@@ -103,7 +106,10 @@ def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, se
     """Return a merge patch with the Node's labels (model of the first card, driver); None if they are up to date.
 
     Args:
-        server: which plugin serves whole cards on the node; "" leaves that label as it is.
+        node: The present Node.
+        cards: The GPUs of the node.
+        driver: The version of NVIDIA's driver; "" leaves that label as it is.
+        server: The plugin that serves whole cards on the node; "" leaves that label as it is.
     """
     labels = node["metadata"].get("labels") or {}
     desired = {
@@ -116,7 +122,7 @@ def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, se
 
 
 def agent_patch(node: Mapping[str, Any], report: AgentReport) -> Raw | None:
-    """Return a merge patch of the Node with the agent's report on itself; None if it is up to date."""
+    """Return a merge patch of the Node with the agent's report about itself; None if the Node has that report."""
     text = write_agent_report(report)
     now = (node["metadata"].get("annotations") or {}).get(AGENT_ANNOTATION)
     return None if now == text else {"metadata": {"annotations": {AGENT_ANNOTATION: text}}}
@@ -130,7 +136,7 @@ def _label_value(text: str) -> str:
 def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
     """Return the indexes of the cards by UUID, from the node's Device.
 
-    The result is empty if the Device does not exist or cannot be read in time.
+    The result is empty if the Device does not exist or cannot be read within `seconds`.
 
     NVML renumbers cards when one is removed. Records name indexes, so each card keeps the index that it had.
     """
@@ -152,15 +158,15 @@ class NodeFacts:
     """The facts about the node that are reported.
 
     Attributes:
-        cards: all GPUs.
-        driver: the driver's version; "" if there is none.
-        whole: the GPUs that are not partitioned.
-        whole_cards_server: which plugin serves whole cards.
-        given: the annotation that lists the cards of unrecorded pods and of remnants; "" if there are none, None if
+        cards: All GPUs of the node.
+        driver: The version of NVIDIA's driver; "" if there is none.
+        whole: The GPUs that are offered whole (`NodePartitions.whole`).
+        whole_cards_server: The plugin that serves whole cards.
+        given: The annotation that lists the cards of unrecorded pods and of remnants; "" if there are none, None if
             they are not known yet.
-        has_cdi: whether the container runtime has CDI; None if it does not say.
-        toolkit: which requests NVIDIA's container toolkit follows; None if its configuration cannot be read.
-        mps_unbounded: whether containers can write to MPS directories on the node's own file system.
+        has_cdi: Whether the container runtime has CDI; None if it does not report that.
+        toolkit: The requests that NVIDIA's container toolkit accepts; None if its configuration cannot be read.
+        mps_unbounded: Whether containers can write to MPS directories whose size is not limited.
     """
 
     cards: tuple[Card, ...]
@@ -179,13 +185,17 @@ class Reporter:
     Call `update` whenever facts may have changed.
 
     Args:
-        facts: returns the present facts. It raises RetryLater while too little has been read: a capacity that is
-            written before all pods are listed could be less than what pods hold. Called on the reporter's thread.
-        held_amount: returns how much of a resource the pods hold that the kubelet has admitted.
+        api: The client of the API server.
+        objects: The watched Node and Device.
+        settings: The settings.
+        facts: A function that returns the present facts. The reporter's thread calls it. It raises RetryLater while
+            too little has been read: a capacity that is written before all pods are listed could be less than what
+            pods hold.
+        held_amount: A function that returns how much of a resource the admitted pods hold.
 
     Attributes:
-        problem: why the API server does not have the present facts; None if it has them.
-        reported: whether the API server has had all facts at least once. A later failure does not change which
+        problem: The reason why the API server does not have the present facts; None if it has them.
+        reported: Whether the API server has had all facts at least once. A later failure does not change which
             containers can start, so it must not make the node unready.
     """
 

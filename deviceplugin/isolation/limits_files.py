@@ -1,9 +1,10 @@
 """Writes the limits of the MtgpuPods of each card into a file, for isolation back ends outside of mgpu.
 
-The agent starts and wakes `LimitsFiles`. Source of the format: docs/design/mtgpu.md, "Per-card limits file". A file
+The agent starts and wakes `LimitsFiles`. docs/design/mtgpu.md, "Per-card limits file", defines the format. A file
 contains the number of Pods, and then a line `namespace/name request limit memBytes` for each Pod. A back end watches
-the file or its folder, so a file keeps its inode and is closed once for every change. A back end may read in the middle
-of a change, and the agent may end there: the file then has at least as many complete lines as the number says.
+the file or its folder, so a file keeps its inode and is closed once for every change. A back end may read a file during
+a change, and the agent may end during a change. Even then the file has at least as many complete lines as its first
+line states.
 """
 
 import logging
@@ -20,19 +21,19 @@ from deviceplugin.pods.gpu_pod import LimitedPod
 log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 10.0
-"""How often the files are checked without a change: another program may have written one, or a write may have failed.
-"""
+"""The interval at which the files are checked although no pod has changed. Another program may have written a file, or
+a write may have failed."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def format_limits(rows: Iterable[LimitedPod]) -> bytes:
-    """Return the content of a card's file, ordered by namespace, name and UID. Decimals are as short as possible."""
+    """Return the content of a card's file, sorted by namespace, name and UID, with numbers as short as possible."""
     lines = [f"{r.namespace}/{r.name} {r.request / 1000:g} {r.limit / 1000:g} {r.memory}" for r in sorted(rows)]
     return "\n".join([str(len(lines)), *lines, ""]).encode()
 
 
 class PodList(Protocol):
-    """The part of the Reflector that feeds `NodePods` that is used here."""
+    """The part of the pod watch (`NodeState.pod_watch`) that is used here."""
 
     @property
     def synced(self) -> bool:
@@ -46,13 +47,16 @@ class LimitedPods(Protocol):
 
 
 class LimitsFiles:
-    """A thread that keeps the files current, from `start` to `stop`. The files stay afterwards, as Pods do.
+    """A thread that keeps the files current, from `start` to `stop`. The files remain afterwards, as the Pods do.
 
     Args:
-        folder: the setting `deviceplugin.limitsDir`. If it is empty, nothing is written.
-        pods: the Pods of MtgpuPods. Nothing is written until `pod_list` has read all of them.
-        node: the GPUs of the node. A GPU has a file from its first Pod on.
-        warn: reports that the files cannot be written: once, and again if it happens after a success.
+        folder: The setting `deviceplugin.limitsDir`. If it is empty, nothing is written.
+        pods: The Pods of MtgpuPods.
+        pod_list: The watch of the pods. Nothing is written until it has read all pods.
+        node: The GPUs of the node. A file is created when its GPU gets the first Pod.
+        warn: A function that reports that the files cannot be written. It is called for the first failure, and for the
+            first one after each success.
+        interval_seconds: The interval at which the files are checked although no pod has changed.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class LimitsFiles:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. If a file system hangs, do not wait longer than two seconds for it."""
+        """End the thread, and wait at most two seconds for it, since a file system may hang."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -96,7 +100,7 @@ class LimitsFiles:
         pods = self._pods.limited_pods()
         problems = []
         for card in self._node.gpus:
-            # The UUIDs of simulated cards come from a file. With a slash in one, the file would lie in another folder.
+            # The UUIDs of simulated cards come from a file. A UUID with a slash would name a file in another folder.
             if not _FILE_NAME.fullmatch(card.uuid):
                 continue
             try:
@@ -124,8 +128,8 @@ def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     # Links are not followed, since other programs may write to the folder.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    with open(descriptor, "wb") as stream:  # opening by the descriptor does not truncate the file
-        # The part that makes the file longer is written first, so that a larger number never precedes its lines.
+    with open(descriptor, "wb") as stream:  # Opening a descriptor does not truncate the file.
+        # The part that makes the file longer is written first, so that the lines exist before the number counts them.
         stream.seek(size)
         stream.write(new[size:])
         stream.seek(0)
@@ -135,7 +139,10 @@ def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
 
 
 def _read(file: Path) -> bytes | None:
-    """Read the file without opening it for writing, since back ends would take the closing for a change."""
+    """Return the content of the file, or None if it is missing. Raises OSError.
+
+    The file is not opened for writing, since back ends would take its closing for a change.
+    """
     try:
         return file.read_bytes()
     except FileNotFoundError:

@@ -2,7 +2,8 @@
 
 `allocation`, `partitioning.slice_plugins` and `deviceplugin.advertised_resources` call it. The file is private to the
 kubelet, but no API has the same data: the pod's UID, init containers, and the answer with the unique name that this
-agent put into it. A name belongs to its container forever, so an old file can lack a name but never has a wrong one.
+agent put into it. A name belongs to one container forever. So an old file may lack the name of a new answer, but a name
+in it never belongs to another container.
 """
 
 import base64
@@ -24,6 +25,7 @@ from proto import deviceplugin_pb2
 log = logging.getLogger(__name__)
 
 FILE = "kubelet_internal_checkpoint"
+"""The name of the file in the kubelet's device-plugins folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,12 @@ class PodDevicesEntry:
     """The devices of one resource that a container got at its admission.
 
     Attributes:
-        uid: the UID by which the kubelet knows the pod.
-        name: the name of the answer to Allocate; "" if another plugin answered.
-        device: whether the answer names a CDI device of that name.
-        env: the environment in the answer.
+        uid: The UID by which the kubelet knows the pod.
+        container: The name of the container.
+        ids: The device ids that the container holds.
+        name: The name of the answer to Allocate; "" if another plugin answered.
+        device: Whether the answer contains a CDI device of that name.
+        env: The environment in the answer.
     """
 
     uid: str
@@ -46,7 +50,7 @@ class PodDevicesEntry:
 
 
 def read_checkpoint(file: Path, resource: str, ids: frozenset[str] | None = None) -> list[PodDevicesEntry]:
-    """Return the entries of a resource, or those with exactly these ids; none if the file cannot be read."""
+    """Return the entries of a resource, or only those with exactly these ids; none if the file cannot be read."""
     try:
         return read_entries(file, resource, ids)[0]
     except RetryLater as error:
@@ -58,10 +62,10 @@ def read_checkpoint(file: Path, resource: str, ids: frozenset[str] | None = None
 def read_entries(
     file: Path, resource: str, ids: frozenset[str] | None = None
 ) -> tuple[list[PodDevicesEntry], frozenset[str] | None]:
-    """Return the entries of a resource, or those with exactly these ids, and the resource's registered healthy ids.
+    """Return the entries of a resource, or only those with exactly these ids, and the resource's registered ids.
 
-    The registered ids are None if no plugin has registered the resource. Raises RetryLater if the file is missing,
-    half written or damaged.
+    The registered ids are those that a plugin has offered as healthy. They are None if no plugin has registered the
+    resource. Raises RetryLater if the file is missing, incomplete or damaged.
     """
     try:
         data = _parse(file.read_bytes())

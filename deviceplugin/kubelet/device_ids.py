@@ -1,7 +1,7 @@
-"""Chooses the device ids of a resource, one for each unit, and which of them are unhealthy.
+"""Chooses the device ids of a resource, one for each unit, and decides which of them are unhealthy.
 
-`deviceplugin.advertised_resources` calls `device_ids`, which is pure. An id stands for no particular card: which id a
-pod gets says nothing about its cards. Only the number of ids and the number of unhealthy ids matter.
+`deviceplugin.advertised_resources` calls `device_ids`, which is pure. An id stands for no particular card, so the ids
+that a pod gets do not determine its cards. Only the number of ids and the number of unhealthy ids matter.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,17 +25,20 @@ def device_ids(
     taken: Collection[str] = (),
     before: Collection[str] = (),
 ) -> dict[str, bool]:
-    """Return id → whether it is healthy, with one id for each unit of all cards, at most `limit`.
+    """Return, by id, whether the id is healthy. There is one id for each unit of all cards, but at most `limit`.
 
     Ids that pods hold come first, because the kubelet fails a pod whose id disappears. As many ids are unhealthy as the
-    unhealthy cards have units. For each such card the order of preference is: ids that pods on this card hold, since
-    the kubelet reports them in the status of these pods; ids that were unhealthy before, so that few change; free ids;
-    all others.
+    unhealthy cards have units. For each such card, ids that pods on this card hold are chosen first, since the kubelet
+    reports unhealthy ids in the status of their pods. Ids that were unhealthy before come next, so that few ids change.
+    Free ids follow, and then all others.
 
     Args:
-        held: card index → ids that pods on that card hold.
-        taken: all ids that pods hold.
-        before: the ids that are unhealthy now.
+        resource: The resource, with the units of each card.
+        cards: The GPUs of the node.
+        limit: The most ids.
+        held: The ids that pods on a card hold, by the index of the card.
+        taken: All ids that pods hold.
+        before: The ids that are unhealthy now.
     """
     amounts = dict(resource.amounts)
     total = min(limit, sum(amounts.values()))

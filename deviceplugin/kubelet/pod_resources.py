@@ -1,7 +1,7 @@
 """Finds the owners of device ids through the kubelet's PodResources API.
 
 The API names pods without their UIDs, and leaves regular init containers out. So `allocation` prefers the checkpoint
-(`kubelet.checkpoint`), and asks this API only if the checkpoint may be out of date or cannot be read.
+(`kubelet.checkpoint`), and calls this API only if the checkpoint may be out of date or cannot be read.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from proto import podresources_pb2_grpc
 
 _QUERY_SECONDS = 2.0
 _LARGEST = 16 << 20
-"""The size limit of an answer in bytes. An answer lists all containers of the node. Users choose their number and the
-length of their names, and decoding takes three times the size; the agent has 256 MiB. 250 pods of 20 containers take
-less than 1 MiB.
+"""The size limit of an answer in bytes. An answer lists all containers of the node, and users choose their number and
+the length of their names. Decoding takes three times the size of the answer in memory, and the memory limit of the
+agent is 256 MiB. An answer with 250 pods of 20 containers each has less than 1 MiB.
 """
 _OPTIONS = [
     ("grpc.max_receive_message_length", _LARGEST),
@@ -37,7 +37,7 @@ def pod_resources_socket(own: DevicePluginSettings) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A container that holds `ids` of a resource."""
+    """A container that holds ids of a resource. `namespace` and `name` are those of its pod."""
 
     namespace: str
     name: str
@@ -46,16 +46,16 @@ class Owner:
 
 
 OwnersByResource = Mapping[str, Sequence[Owner]]
-"""Resource → the containers that hold ids of it."""
+"""The containers that hold ids of a resource, by resource."""
 
 
 def owners_by_resource(answer: api.ListPodResourcesResponse) -> OwnersByResource:
-    """Return the part of an answer that callers need."""
+    """Return the containers in an answer that hold ids, by resource."""
     found: dict[str, list[Owner]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
             ids: dict[str, list[str]] = {}
-            for device in container.devices:  # several of one resource: one per NUMA node
+            for device in container.devices:  # A resource may be listed once for each NUMA node.
                 ids.setdefault(device.resource_name, []).extend(device.device_ids)
             for resource, own in ids.items():
                 if own:
@@ -65,10 +65,11 @@ def owners_by_resource(answer: api.ListPodResourcesResponse) -> OwnersByResource
 
 
 class PodResources:
-    """A client that makes one query for all callers that wait, since the kubelet answers at most 100 per second.
+    """A client that makes one query for all callers that wait, since the kubelet answers at most 100 queries per
+    second.
 
-    Used on one event loop. An answer that is too large raises RetryLater, and a container that depends on it does not
-    start.
+    Use it on one event loop. Its lock makes sure that at most one query is in progress. An answer that is too large
+    raises RetryLater, and a container that depends on it does not start.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -92,7 +93,7 @@ class PodResources:
         async with self._lock:
             if self._answer is None or self._began < asked:
                 self._began = loop.time()
-                # If this query fails, callers that wait must not get the answer of the previous query.
+                # If this query fails, waiting callers must not get the answer to the previous query.
                 self._answer = None
                 self._answer = await self._query()
             return self._answer
@@ -107,5 +108,5 @@ class PodResources:
             )
         except grpc.aio.AioRpcError as error:
             raise RetryLater(f"PodResources: {error.code().name}: {error.details()}") from error
-        # On a thread, because a large answer must not block the event loop, which answers the kubelet.
+        # A thread reads the answer, because a large one must not block the event loop, which answers the kubelet.
         return await asyncio.to_thread(owners_by_resource, answer)

@@ -1,2 +1,5 @@
-"""MIG through NVML: `mig_driver` reads and changes cards, by which `mode_manager` switches their MIG mode and
-`instance_changes` creates and destroys instances."""
+"""Reads and changes the MIG mode and the MIG instances of cards through NVML.
+
+`mode_manager` switches the MIG mode of cards, and `instance_changes` creates and destroys instances. Both call
+`mig_driver`, which calls NVML. `partitioning` uses all three modules.
+"""

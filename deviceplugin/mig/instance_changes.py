@@ -1,8 +1,8 @@
 """Changes the MIG instances of one card to the planned ones, and undoes all changes if one of them fails.
 
-`partitioning.mig_partitioner` calls `apply`. The order of the changes matters: missing instances that are in use are
-created first, instances that are not planned are destroyed next, and new ones are created last, when their places are
-free. An instance on which processes run is never destroyed.
+`partitioning.mig_partitioner` calls `apply`. The order of the changes matters. Missing instances that pods use are
+created first. Then instances that are not planned are destroyed, so that their places are free, and new instances are
+created last. An instance on which processes run is never destroyed.
 """
 
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class RollbackFailed(MigRefused):
-    """A change failed, and undoing the changes before it failed too. Apply the plan again later."""
+    """A step failed, and so did undoing the steps before it. Apply the plan again later."""
 
 
 class _Step(NamedTuple):
@@ -33,7 +33,7 @@ class _Step(NamedTuple):
             driver.destroy(uuid, self.instance)
 
     def undo(self, driver: MigDriver, uuid: str) -> None:
-        """Undo the step, even if it failed half way: `create` and `destroy` complete what they find."""
+        """Undo the step, even if only a part of it succeeded: the driver can create or destroy the rest."""
         self._replace(create=not self.create).run(driver, uuid)
 
     def __str__(self) -> str:
@@ -46,12 +46,15 @@ def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: C
     Missing instances that are in use, as after a reboot, are created first. They stay even if the plan fails.
 
     Args:
-        uuid: the card.
-        desired: the planned instances.
-        in_use: the instances that pods use, which must stay.
+        driver: The driver that changes the card.
+        uuid: The UUID of the card.
+        desired: The planned instances.
+        in_use: The instances that pods use, which must stay.
 
-    Raises MigRefused if the plan lacks an instance that is in use, or if the card does not allow the plan. Also raises
-    the error of the step that failed. Unless that is RollbackFailed, the card is then as it was before.
+    Raises:
+        MigRefused: The plan lacks an instance that is in use, or the card does not allow the plan or one of its steps.
+            Unless the exception is a RollbackFailed, the steps of the plan have been undone.
+        RetryLater: The card or NVML does not answer.
     """
     _restore(driver, _card(driver, uuid), frozenset(in_use))
     card, planned = _card(driver, uuid), frozenset(desired)

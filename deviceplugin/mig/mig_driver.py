@@ -1,8 +1,9 @@
 """Reads and changes the MIG mode and the MIG instances of a node's cards through NVML.
 
-A MIG instance is here a GPU instance together with one compute instance that takes all of it, which is what a pod gets.
-`instance_changes` and `mode_manager` change cards through the driver; the partitioners and `pods.lingering_processes`
-read them. Every call initializes and shuts down NVML, so that the agent notices a new version of NVIDIA's driver.
+Here a MIG instance is a GPU instance together with one compute instance that takes all of it, which is what a pod gets.
+`instance_changes` and `mode_manager` read and change cards through the driver; the MIG partitioner and
+`pods.lingering_processes` only read them. Every call initializes and shuts down NVML, so that the agent notices a new
+version of NVIDIA's driver.
 """
 
 import ctypes
@@ -29,7 +30,8 @@ _REFUSALS = {
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "the card has not enough free capacity",
     pynvml.NVML_ERROR_IN_USE: "it is in use",
 }
-"""Errors that a retry alone cannot resolve. Calls that fail with any other error are retried."""
+"""Descriptions of those NVML errors that a retry alone cannot resolve. Calls that fail with any other error are
+retried."""
 
 
 class MigRefused(Exception):
@@ -41,9 +43,10 @@ class MigInstance:
     """A MIG instance that exists.
 
     Attributes:
-        uuid: of the MIG device; "" if the instance is incomplete: no compute instance takes all of the GPU instance, so
-            pods cannot use it.
-        busy: whether processes run on it, or NVML does not list its processes.
+        instance: The profile of the instance, and its place on the card.
+        uuid: The UUID of the MIG device; "" if the instance is incomplete. In that case no compute instance takes all
+            of the GPU instance, so pods cannot use it.
+        busy: Whether processes run on the instance, or NVML does not list its processes.
     """
 
     instance: Instance
@@ -56,12 +59,14 @@ class MigCard:
     """A card, as NVML describes it.
 
     Attributes:
-        capable: whether the card supports MIG.
-        current: whether MIG mode is on.
-        pending: whether MIG mode will be on after the next reset.
-        layout: what the card can be partitioned into; None if it is not `capable`.
-        instances: in ascending order. Administrators may create instances that no pod can request (`1g.24gb+gfx`).
-        busy: whether processes run anywhere on the card, or NVML does not list its processes.
+        uuid: The UUID of the card.
+        capable: Whether the card supports MIG.
+        current: Whether MIG mode is on.
+        pending: Whether MIG mode will be on after the next reset.
+        layout: The ways in which the card can be partitioned; None if the card does not support MIG.
+        instances: The existing instances in ascending order. Administrators may create instances that no pod can
+            request (`1g.24gb+gfx`).
+        busy: Whether processes run anywhere on the card, or NVML does not list its processes.
     """
 
     uuid: str
@@ -169,7 +174,10 @@ class NvmlMig:
                     log.warning("NVML did not shut down: %s", error)
 
     def _card(self, position: int) -> MigCard | None:
-        """Return the card, or None if it does not answer. Raise a missing permission, since it affects all cards."""
+        """Return the card, or None if it does not answer.
+
+        If the agent lacks a permission, NVML's error is raised, since it concerns all cards.
+        """
         try:
             card = self._nvml.nvmlDeviceGetHandleByIndex(position)
             uuid = self._nvml.nvmlDeviceGetUUID(card)

@@ -1,8 +1,9 @@
 """Lists the MIG profiles and instances of a card through NVML. Every function may raise pynvml.NVMLError.
 
-`mig_driver.NvmlMig` calls these functions. A GPU instance has a part of the card's memory and compute; its compute
-instances divide its compute. NVML calls each compute instance a MIG device. NVML identifies profiles in two ways: a
-*kind* (NVML_GPU_INSTANCE_PROFILE_…) selects a profile in queries, and an *id* creates and lists its instances.
+`mig_driver.NvmlMig` calls these functions, and `cards.nvml_cards` uses `NO_MIG`. A GPU instance has a part of the
+card's memory and compute; its compute instances divide its compute. NVML calls each compute instance a MIG device. NVML
+identifies profiles in two ways: a *kind* (NVML_GPU_INSTANCE_PROFILE_…) selects a profile in queries, and an *id* is
+used to create and list its instances.
 """
 
 # ruff: noqa: N802 (the names are the pynvml module's)
@@ -18,6 +19,7 @@ from mgpu.model.mig import Instance, Layout, Profile, layout_of
 
 _SUFFIXES = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
 _SUFFIXES[17] = "+gfx"
+"""The suffixes of profile names, by the kind of the profile. A kind that is not listed has no suffix."""
 _LAST = 17
 """The last kind of GPU instance profiles that nvml.h names; pynvml has only some of them."""
 
@@ -72,14 +74,15 @@ class Nvml(Protocol):
 def profile_name(kind: int, slices: int, megabytes: int, total: int) -> str:
     """Return NVIDIA's name of a profile, such as `1g.10gb+me`.
 
-    The memory is rounded up to eighths of the card, and these are expressed in the card's whole GiB, rounded half up.
-    `nvidia-smi` prints these names, and NVIDIA's device plugin uses them in the names of its resources.
+    The memory is rounded up to eighths of the card. The eighths are converted to GiB, where the card counts as a whole
+    number of GiB, and rounded half up. `nvidia-smi` prints these names, and NVIDIA's device plugin uses them in the
+    names of its resources.
 
     Args:
-        kind: determines the suffix.
-        slices: the number of compute slices.
-        megabytes: the profile's memory in MiB.
-        total: the card's memory in bytes.
+        kind: The kind of the profile, which determines the suffix.
+        slices: The number of compute slices.
+        megabytes: The memory of the profile in MiB.
+        total: The memory of the card in bytes.
     """
     eighths = -(-(megabytes << 20) * _EIGHTHS // total)
     gigabytes = (2 * eighths * -(-total >> 30) + _EIGHTHS) // (2 * _EIGHTHS)
@@ -94,7 +97,7 @@ class CardProfile(NamedTuple):
 
 
 class GpuInstance(NamedTuple):
-    """A GPU instance. A pod can use it if it is `complete`: one compute instance takes all of it."""
+    """A GPU instance. A pod can use it only if it is `complete`, so that one compute instance takes all of it."""
 
     id: int
     handle: Any
@@ -192,10 +195,10 @@ def _list(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list
     """Return the array that a listing function of NVML fills.
 
     Args:
-        kind: the type of the elements.
-        get: the function.
-        arguments: the arguments before the array and the count.
-        most: the size of the array. If it is None, a first call of the function returns the count.
+        kind: The type of the elements.
+        get: The function.
+        arguments: The arguments of the function before the array and the count.
+        most: The size of the array. If it is None, a first call of the function returns the size.
     """
     count = ctypes.c_uint()
     if most is None:
@@ -209,7 +212,8 @@ def _list(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list
 def _requestable_name(profile: Profile, built_in: Layout | None) -> str:
     """Return the name by which pods request a profile of this shape.
 
-    That is the name in the built-in layout, if there is one: drivers may round the memory in the name differently.
+    That is the name in the built-in layout, if the layout has this shape: drivers may round the memory in the name
+    differently.
     """
     for p in built_in.profiles if built_in else ():
         if (p.compute, p.size, _attributes(p.name)) == (profile.compute, profile.size, _attributes(profile.name)):

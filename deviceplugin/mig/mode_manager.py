@@ -1,7 +1,9 @@
 """Switches cards into MIG mode and out of it.
 
-Both partitioners call `ModeManager.switch` in every reconciliation, also right after the agent's start: from Hopper on
-a card forgets its MIG mode at a reboot. A card that pods hold, or on which processes run, keeps its mode.
+`partitioning.service` creates the `ModeManager`. Both partitioners call `ModeManager.switch` (by
+`PartitionContext.switch_mig_mode`) whenever they reconcile, first right after the agent's start: cards of the
+generation Hopper and later lose their MIG mode at a reboot. A card that pods hold, or on which processes run, keeps its
+mode.
 """
 
 import logging
@@ -20,11 +22,13 @@ _LONGEST_PAUSE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class _FailedAttempt:
-    """The last attempt to switch a card.
+    """The last attempt to switch a card, which has failed.
 
     Attributes:
-        retry_at: the time of the next attempt, by the clock.
-        pause: the seconds between this attempt and the next one.
+        on: Whether the attempt was to switch MIG mode on.
+        retry_at: The time of the next attempt, by the manager's clock.
+        pause: The time between this attempt and the next one, in seconds.
+        reason: The reason of the failure.
     """
 
     on: bool
@@ -34,7 +38,12 @@ class _FailedAttempt:
 
 
 class ModeManager:
-    """The manager of the cards' MIG modes. Used by the partition worker's thread alone."""
+    """The manager of the cards' MIG modes. Only the partition worker's thread uses it.
+
+    Args:
+        driver: The driver that reads and changes the cards.
+        clock: A monotonic clock in seconds.
+    """
 
     def __init__(self, driver: MigDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._driver = driver
@@ -48,8 +57,9 @@ class ModeManager:
         up to five minutes.
 
         Args:
-            cards: the UUIDs of the cards.
-            in_use: the UUIDs of the cards that must keep their mode because pods hold shares or slices of them.
+            cards: The UUIDs of the cards.
+            in_use: The UUIDs of the cards that must keep their mode because pods hold shares or slices of them.
+            on: Whether the desired mode is on.
 
         Raises RetryLater or MigRefused if no card can be read.
         """
@@ -64,7 +74,7 @@ class ModeManager:
 
     def _switch(self, card: MigCard, held: bool, *, on: bool) -> str | None:
         """Switch the mode unless the card is in use or a pause has not ended. Return why the mode is not switched."""
-        # A pending mode that has never been in force can be reverted although pods hold the card.
+        # If only the pending mode differs from the desired one, it can be reverted although pods hold the card.
         if card.current != on and (held or card.busy):
             cause = "pods hold it" if held else "processes run on it"
             return f"the MIG mode of {card.uuid} cannot be switched {'on' if on else 'off'} yet: {cause}"
@@ -83,7 +93,7 @@ class ModeManager:
         return reason
 
     def _attempt(self, card: MigCard, *, on: bool) -> str | None:
-        """Switch the mode; return why that failed, or None.
+        """Switch the mode. Return why that failed, or None.
 
         A card with instances cannot leave MIG mode, so they are destroyed. `_switch` has checked that none is in use.
         """

@@ -1,8 +1,9 @@
-"""Computes the slices that the cards of a node should have, from the plan, the existing slices and those in use. Pure.
+"""Computes which slices the cards of a node should have, from the plan, the existing slices and the slices in use.
 
-`mig_partitioner` calls `planned_instances` and `placeable_instances`, `mps_partitioner` calls `configured_slices`. A
-slice in use is never removed: a plan that lacks one raises PlanNotApplicable. If a plan gives counts but no placements,
-existing slices stay as far as the counts allow, so that no instance is destroyed and created again in the same place.
+The functions are pure. `mig_partitioner` calls `planned_instances` and `placeable_instances`, and `mps_partitioner`
+calls `configured_slices`. A slice in use is never removed: a plan that lacks one raises PlanNotApplicable. If a plan
+contains counts but no placements, existing slices stay as far as the counts allow, so that no instance is destroyed and
+then created again in the same place.
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ from mgpu.model.slice_names import MAX_MPS_CLIENTS, Slice, SliceCounts, count_sl
 _GIB = 1 << 30
 
 Instances = Mapping[int, frozenset[Instance]]
-"""Card index → MIG instances."""
+"""The MIG instances of each card, by the index of the card."""
 
 
 class PlanNotApplicable(Exception):
@@ -30,7 +31,7 @@ def without_zeros(amounts: SliceCounts) -> dict[int, dict[str, int]]:
 
 
 def _listing(slices: Iterable[Slice]) -> str:
-    """Return the slices as text: `2g.20gb at 4 of card 0`."""
+    """Return the slices as text, such as `2g.20gb at 4 of card 0`."""
     return ", ".join(f"{s.instance} of card {s.card}" for s in sorted(slices))
 
 
@@ -43,13 +44,14 @@ def planned_instances(
     """Return the desired instances of every card that can be partitioned.
 
     Args:
-        node: the annotations of the Node, with the plan.
-        layouts: the layouts of the cards that can be partitioned, by card index.
-        current: the instances that exist.
-        previous: the instances of the last applied plan, or those that the Node reports.
-        in_use: the instances that must stay because pods use them.
+        node: The content of the Node's annotations, with the plan.
+        layouts: The layouts of the cards that can be partitioned, by card index.
+        current: The instances that exist.
+        previous: The instances of the last applied plan, or those that the Node reports.
+        in_use: The instances that must stay because pods use them.
 
-    Raises PlanNotApplicable if the plan lacks an instance that is in use, or does not fit on the cards.
+    Raises:
+        PlanNotApplicable: The plan lacks an instance that is in use, or does not fit on the cards.
     """
     spec = without_zeros(node.partitioning.spec)
     _check_spec(spec, layouts)
@@ -92,6 +94,13 @@ def _arrange(
     A state that already has exactly these counts is returned unchanged. Otherwise the instances in use stay, together
     with those of the last state that fit beside them, and the missing instances are arranged around both. If that is
     not possible, the missing instances are arranged around the instances in use alone.
+
+    Args:
+        layout: The layout of the card.
+        amounts: The number of instances, by profile.
+        in_use: The instances that must stay.
+        states: The previous instances of the card, and then its current ones.
+        path: The path of the plan, for errors.
     """
     for state in states:
         if Counter(i.profile for i in state) == amounts and in_use <= state and not invalid_reason(layout, state):
@@ -116,7 +125,10 @@ def _arrange(
 
 
 def placeable_instances(layout: Layout | None, instances: Sequence[Instance]) -> frozenset[Instance]:
-    """Return those of `instances` that can exist together; earlier ones take precedence. Without a layout none can."""
+    """Return those of `instances` that can exist together; earlier ones take precedence.
+
+    Without a layout the result is empty.
+    """
     if layout is None:
         return frozenset()
     placed: set[Instance] = set()
@@ -141,12 +153,17 @@ def configured_slices(
     """Return the slices of a configuration. They have the numbers of the plan if the plan has exactly the same counts.
 
     Args:
-        previous: the last slices. They keep their numbers, those in use first; new ones get the lowest free numbers.
-        used: the slices that pods hold.
-        held: the indexes of the cards of which pods of other dialects hold shares.
-        source: the path of the configuration, for errors.
+        config: The configuration.
+        planned: The slices of the plan; None if the plan contains only counts.
+        previous: The last slices. They keep their numbers; slices in use take precedence. New slices get the lowest
+            free numbers.
+        used: The slices that pods hold.
+        gpus: All GPUs of the node.
+        held: The indexes of the cards of which pods in other vocabularies hold shares.
+        source: The path of the configuration, for errors.
 
-    Raises PlanNotApplicable.
+    Raises:
+        PlanNotApplicable: The configuration lacks a slice that is in use, or a card cannot have the slices.
     """
     config = without_zeros(config)
     by_index = {card.index: card for card in gpus}
@@ -170,9 +187,11 @@ def _check_card(
     size = sum(gigabytes(name) * n for name, n in names.items())
     number = sum(names.values())
     if size > capacity:
-        raise PlanNotApplicable(f"{source}: {size} GiB of card {card}, which has {capacity}")
+        raise PlanNotApplicable(f"{source}: {size} GiB of card {card}, which has only {capacity}")
     if number > MAX_MPS_CLIENTS:
-        raise PlanNotApplicable(f"{source}: {number} slices of card {card}, MPS has at most {MAX_MPS_CLIENTS} clients")
+        raise PlanNotApplicable(
+            f"{source}: {number} slices of card {card}, but MPS has at most {MAX_MPS_CLIENTS} clients"
+        )
     if card in held:
         raise PlanNotApplicable(f"{source}: pods in other vocabularies have shares of card {card}")
 

@@ -1,8 +1,9 @@
 """Creates the MIG instances of the plan, keeps those in use, and rolls back if a plan cannot be applied.
 
-`partition_worker` calls `MigPartitioner.reconcile` every few seconds and after every change. So each call starts from
-what NVML reports, and may be the first after a crash in the middle of another call. A plan is applied as a whole or not
-at all: if one card refuses its part, all cards are rolled back. `deviceplugin.mig.instance_changes` changes each card.
+`partitioning.service` creates the `MigPartitioner`, and `partition_worker` calls `MigPartitioner.reconcile` every few
+seconds and after every change. Each call starts from the state that NVML reports, because the agent may have crashed
+during the call before. A plan is applied as a whole or not at all: if one card refuses its part, all cards are rolled
+back. `deviceplugin.mig.instance_changes` changes each card.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,15 +23,15 @@ from mgpu.model.slice_names import Slice, read_name
 Cards = Mapping[int, MigCard]
 """The cards that answer and support MIG, by their index on the node."""
 Instances = dict[int, frozenset[Instance]]
-"""Card index → MIG instances."""
+"""The MIG instances of each card, by the index of the card."""
 
 
 class MigPartitioner:
-    """The partitioner of MIG nodes. Used by the partition worker's thread alone.
+    """The partitioner of MIG nodes. Only the partition worker's thread uses it.
 
     Args:
-        driver: reads and changes the cards.
-        manager: switches the cards' MIG mode; None if administrators do that.
+        driver: The driver that reads and changes the cards.
+        manager: The manager that switches the cards' MIG mode; None if administrators switch it.
     """
 
     def __init__(self, driver: MigDriver, manager: ModeManager | None) -> None:
@@ -41,7 +42,7 @@ class MigPartitioner:
         self._refused: tuple[int, str] | None = None
         # A refused plan is retried only after these have changed.
         self._refused_circumstances: object = None
-        # Of the current reconciliation:
+        # The attributes from here on describe the current reconciliation.
         self._problems: list[str] = []
         self._retry_reasons: list[str] = []
         self._changed = False
@@ -69,7 +70,7 @@ class MigPartitioner:
                     desired.get(i) == usable_instances(card) for i, card in cards.items()
                 )
                 return self._observed(context, cards, is_done=is_done)
-        # Other cards may already be as planned, but a plan is applied as a whole or not at all.
+        # All cards are rolled back, even those that already have their planned instances.
         self._apply(context, cards, self._rollback_state(cards, in_use), in_use, is_rollback=True)
         cards = self._read_again(context.gpus, cards)
         self._refused_circumstances = _circumstances(context.reported, cards, in_use)
@@ -102,8 +103,8 @@ class MigPartitioner:
         """Return the desired instances, or None if the last good state is desired.
 
         Without a plan, instances that an administrator created stay. A refused plan is tried again only after the
-        circumstances have changed and the Node no longer reports the refusal: the scheduler may have written another
-        plan in the meantime.
+        circumstances have changed and the Node no longer reports the refusal, since the scheduler may be replacing the
+        plan until then.
         """
         if context.plan is None:
             return {index: existing_instances(card) | in_use[index] for index, card in cards.items()}
@@ -177,7 +178,7 @@ class MigPartitioner:
         }
 
     def _observed(self, context: PartitionContext, cards: Cards, *, is_done: bool) -> ObservedPartitions:
-        """Return the observed state. A card that does not answer keeps its slices, but none of them is given out."""
+        """Return the observed state. A card that does not answer keeps its slices, but new pods do not get them."""
         silent = {gpu.index for gpu in context.gpus} - cards.keys()
         lost = [s for s in context.reported.existing if s.card in silent]
         lost_cards = frozenset(s.card for s in lost)
@@ -199,7 +200,7 @@ def _planned_cards(reported: NodeSlices) -> set[int]:
 
 
 def _circumstances(reported: NodeSlices, cards: Cards, in_use: Instances) -> object:
-    """Return everything that decides whether a plan can be applied, for comparison."""
+    """Return the data that decide whether a plan can be applied, as a value that can be compared."""
     observed = {
         index: (card.current, card.pending, card.busy, [(one.instance, bool(one.uuid)) for one in card.instances])
         for index, card in cards.items()
@@ -208,7 +209,7 @@ def _circumstances(reported: NodeSlices, cards: Cards, in_use: Instances) -> obj
 
 
 def _card_slices(index: int, card: MigCard, *, only_busy: bool = False) -> list[Slice]:
-    """Return the instances of the card that pods can request."""
+    """Return the instances of the card that pods can request; with `only_busy`, only those on which processes run."""
     return [
         Slice(index, one.instance.start, one.instance.profile, one.uuid)
         for one in card.instances
@@ -221,8 +222,10 @@ def _usable_slices(cards: Cards) -> Collection[Slice]:
 
 
 def _initial_state(reported: NodeSlices, cards: Cards) -> Instances:
-    """Return the last good state for an agent that starts: the slices that the Node reports, and existing ones beside
-    them."""
+    """Return the last good state for an agent that starts.
+
+    It consists of the slices that the Node reports, and of those existing instances that fit beside them.
+    """
     good: Instances = {}
     for index, card in cards.items():
         of_card = sorted(s.instance for s in reported.existing if s.card == index)
@@ -231,10 +234,10 @@ def _initial_state(reported: NodeSlices, cards: Cards) -> Instances:
 
 
 def _in_use(reported: NodeSlices, cards: Cards, users: Users) -> Instances:
-    """Return the instances that must stay: busy ones, existing ones with a pod, and missing ones with a pod.
+    """Return the instances that must stay: those on which processes run, and those that pods use.
 
-    Instances with a pod are missing after a reboot. They are created again only if no other instance is in their place,
-    since that one may already belong to another pod.
+    After a reboot, instances that pods use are missing. A missing instance must exist again if the plan contains it, or
+    if no other instance is in its place: that other instance may already belong to another pod.
     """
     in_use: Instances = {}
     for index, card in cards.items():

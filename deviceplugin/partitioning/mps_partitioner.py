@@ -1,8 +1,9 @@
-"""Shares the cards that a ConfigMap lists through one MPS daemon each, and leaves the other cards whole.
+"""Divides the cards that a ConfigMap lists into MPS shares, with one MPS daemon for each, and leaves other cards whole.
 
-`ConfigMap` follows the configuration, which the scheduler writes as its plan and administrators may write too.
-`partition_worker` calls `MpsPartitioner.reconcile`. `deviceplugin.isolation.mps` runs the daemons: the partitioner only
-names the cards that need one.
+`partitioning.service` creates the `MpsPartitioner` and its `ConfigMap`, and `partition_worker` calls
+`MpsPartitioner.reconcile`. The ConfigMap contains the configuration, which the scheduler writes as its plan;
+administrators may write it too. `deviceplugin.isolation.mps` runs the daemons: the partitioner only names the cards
+that need one.
 """
 
 import threading
@@ -22,10 +23,15 @@ from mgpu.settings.slice_settings import SlicesSettings
 
 
 class ConfigMap:
-    """This node's key of the ConfigMap. The watch starts with the first call of `text`, since MIG nodes need none.
+    """The watched entry of this node in the ConfigMap.
+
+    The watch starts with the first call of `text`, since MIG nodes do not need it.
 
     Args:
-        changed: is called, on the watch's thread, after every change.
+        api: The client of the API server.
+        node: The name of the node.
+        settings: The settings of slices, which name the ConfigMap.
+        changed: A function that is called on the watch's thread after every change.
     """
 
     def __init__(self, api: Api, node: str, settings: SlicesSettings, changed: Callable[[], None]) -> None:
@@ -39,7 +45,7 @@ class ConfigMap:
         self._entry: tuple[str, str] | None = None
 
     def text(self) -> tuple[str, str]:
-        """Return the node's configuration, which is empty if the ConfigMap has none, and its path.
+        """Return the node's configuration, and its path for errors. The text is empty if there is no configuration.
 
         Raises RetryLater until the ConfigMap has been read.
         """
@@ -77,12 +83,12 @@ class MpsDaemons(Protocol):
 
 
 class MpsPartitioner:
-    """The partitioner of MPS nodes. Used by the partition worker's thread alone.
+    """The partitioner of MPS nodes. Only the partition worker's thread uses it.
 
     Args:
-        config: the configuration of the node.
-        daemons: the MPS daemons of the cards.
-        manager: switches MIG mode off; None if administrators do that.
+        config: The configuration of the node.
+        daemons: The MPS daemons of the cards.
+        manager: The manager that switches MIG mode off; None if administrators switch it.
     """
 
     def __init__(self, config: ConfigSource, daemons: MpsDaemons, manager: ModeManager | None) -> None:
@@ -108,7 +114,7 @@ class MpsPartitioner:
             used = [place for place in context.users(()) if mode_of(place.name) != MIG]
             planned = context.reported.planned
             slices = configured_slices(config, planned, self._slices, used, context.gpus, context.held, source)
-            # While the Node still reports that this plan is refused, the scheduler may already have replaced it.
+            # While the Node reports that this plan is refused, the scheduler may be replacing it.
             if not context.is_refused():
                 self._slices = slices
         except (BadObject, PlanNotApplicable) as error:
@@ -143,7 +149,7 @@ class MpsPartitioner:
         )
 
     def _switch_mode_off(self, context: PartitionContext) -> list[str]:
-        """Switch MIG mode off, and return why cards keep it."""
+        """Switch MIG mode off, and return the reasons why cards stay in MIG mode."""
         if self._manager is None:
             return []
         try:

@@ -1,7 +1,8 @@
 """Shares the observed partitions of this node's cards within the agent.
 
-Only the partition worker publishes a new state. `deviceplugin.node_devices`, the reporter and the served resources read
-it from any thread. They are created before the worker, which itself needs some of them.
+`deviceplugin.node_state` creates one `NodePartitions`. Only the partition worker publishes a new state.
+`deviceplugin.node_devices`, `partitioning.service` and `pods.unrecorded_pods` read it from any thread. This class is
+separate from the worker because its readers are created before the worker.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ class NodePartitions:
     """The observed partitions of the node. Thread-safe: a state is immutable, and is replaced as a whole.
 
     Args:
-        enabled: whether the dialect of slices is enabled. If not, all cards are whole.
+        enabled: Whether the dialect of slices is enabled. If it is not, all cards are whole.
 
     Attributes:
-        state: the mode, the existing slices and the partitioned cards; None before the first observation.
+        state: The mode, the counts of the plan, the existing slices and the cards that can be partitioned; None before
+            the first observation.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -27,7 +29,7 @@ class NodePartitions:
     def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
         """Return the devices on which containers can be started: GPUs that are not partitioned, and slices.
 
-        A card that will be partitioned, but is not yet because a pod holds it, still counts as a GPU.
+        A card that the plan partitions counts as a GPU until it is partitioned, for example while a pod holds it.
         """
         state = self.state or NO_SLICES
         partitioned = {*state.cards, *(s.card for s in state.existing)}
@@ -36,7 +38,8 @@ class NodePartitions:
     def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...] | None:
         """Return the GPUs that other vocabularies may use, or None before the first observation.
 
-        No GPU is among them that is partitioned, that the plan partitions, or that supports MIG on a MIG node.
+        GPUs that are partitioned or that the plan partitions are left out. On a MIG node, all GPUs that support MIG are
+        left out.
         """
         if self._enabled and self.state is None:
             return None

@@ -1,7 +1,8 @@
 """Reports in the Node's annotations which slices exist and which pods use them.
 
-`partition_worker` writes a report after every reconciliation. The scheduler plans and decides by these annotations
-(docs/design/slices.md, "Node annotation"). A write that would change nothing is not sent.
+`partitioning.service` creates the `NodeStatusWriter`, and `partition_worker` writes a report after every
+reconciliation. The scheduler reads these annotations when it plans and decides (docs/design/slices.md, "Node
+annotation"). A write that would change nothing is not sent.
 """
 
 import logging
@@ -25,10 +26,10 @@ class SliceReport:
     """The content of a report.
 
     Attributes:
-        slices: the slices, with their pods; a free slice only if a pod that gets it can start.
-        cards: the indexes of the cards that can be partitioned.
-        applied: the plan with which the slices agree.
-        refused: the plan that cannot be applied, and the reason.
+        slices: The slices, with their pods. A free slice is included only if a pod that gets it can start.
+        cards: The indexes of the cards that can be partitioned.
+        applied: The number of the plan with which the slices agree, or None.
+        refused: The number of the plan that cannot be applied, and the reason; None if no plan is refused.
     """
 
     slices: tuple[Slice, ...] = ()
@@ -45,11 +46,12 @@ def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str 
     changed.
 
     Args:
-        report: None if no card of the node is partitioned.
+        node: The present Node.
+        report: The report; None if mgpu does not partition the cards of the node.
     """
     current = node["metadata"].get("annotations") or {}
     if report is None and EXISTING not in current:
-        return {}  # another program wrote the shared annotation
+        return {}  # The agent has written nothing here, so the shared annotation belongs to another program.
     text = current.get(ANNOTATION)
     desired: dict[str, str | None] = {EXISTING: None}
     plan = None
@@ -68,18 +70,24 @@ def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str 
 
 
 class NodeWatch(Protocol):
-    """The part of `deviceplugin.inventory.node_objects` that is used here: a watched copy of the Node."""
+    """The part of `deviceplugin.inventory.node_objects.NodeObjects` that is used here."""
 
     @property
     def node(self) -> Raw | None:
         """The Node; None if it has not been read yet, or does not exist."""
 
     def wrote_node(self, before: Raw, after: Raw) -> None:
-        """Replace `before` by the answer to a write, unless the watch has delivered another version."""
+        """Store the answer to a write in place of `before`, unless the watch has delivered another version."""
 
 
 class NodeStatusWriter:
-    """The writer of one Node's annotations. Used by the partition worker's thread."""
+    """The writer of one Node's annotations. Only the partition worker's thread uses it.
+
+    Args:
+        api: The client of the API server.
+        name: The name of the Node.
+        watch: The watched Node.
+    """
 
     def __init__(self, api: Api, name: str, watch: NodeWatch) -> None:
         self._api = api
@@ -109,13 +117,14 @@ class NodeStatusWriter:
 def reportable_slices(
     slices: Collection[Slice], unhealthy: Collection[int], is_registered: Callable[[str], bool]
 ) -> tuple[tuple[Slice, ...], bool]:
-    """Return the slices that may be reported, and whether these are all.
+    """Return the slices that may be reported, and whether free slices of every type and card may be reported.
 
-    A slice in use is always reported, a free slice only if a pod that gets it can start.
+    A slice in use is always reported. A free slice is reported only if a pod that gets it can start.
 
     Args:
-        unhealthy: the indexes of the cards whose slices must not be given out.
-        is_registered: returns whether the kubelet would admit a pod that requests slices of this name.
+        slices: The slices of the node, with their pods.
+        unhealthy: The indexes of the cards whose slices must not be given out.
+        is_registered: A function that returns whether the kubelet would admit a pod that requests slices of this name.
     """
     admitted = {name: is_registered(name) for name in sorted({s.name for s in slices})}
     reported = tuple(sorted(s for s in slices if s.pod or (admitted[s.name] and s.card not in unhealthy)))

@@ -3,7 +3,7 @@
 `service.PartitionService` creates and starts the worker. `PartitionWorker.reconcile` compares the desired state (the
 Node's annotations, or the ConfigMap of MPS) with the observed state (NVML, MPS daemons), changes the cards through the
 partitioner of the node's mode, offers the slices to the kubelet, and writes the observed state into the Node's
-annotations. The worker keeps nothing that it could not read again, so the agent may crash at any point.
+annotations. The worker can read all of its data again after a restart, so the agent may crash at any point.
 """
 
 import logging
@@ -41,13 +41,14 @@ log = logging.getLogger(__name__)
 Raw = dict[str, Any]
 INTERVAL_SECONDS = 5.0
 _FIRST_POLL_SECONDS = 0.2
-"""The first pause until the kubelet is expected to know the ids of new slices; doubled up to `INTERVAL_SECONDS`."""
+"""The first pause before the worker checks again whether the kubelet knows the ids of new slices. Each further pause is
+twice as long, up to `INTERVAL_SECONDS`."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _MIN_INTERVAL = 0.1
-"""The least time between two reconciliations, since pods come and go in bursts."""
+"""The least time between two reconciliations, since pods are often created and deleted in large numbers."""
 _QUIET_SECONDS = 2.0
-"""How long reconciliations may fail before an Event reports it: right after a start some data is still missing."""
+"""How long reconciliations may fail before an Event reports it. Right after a start some data are still missing."""
 _STALLED_SECONDS = 120.0
 
 
@@ -60,7 +61,7 @@ class GpuWatch(Protocol):
 
 
 class PodList(Protocol):
-    """The part of the Reflector that feeds `NodePods` that is used here."""
+    """The part of the pod watch (`NodeState.pod_watch`) that is used here."""
 
     @property
     def synced(self) -> bool:
@@ -81,17 +82,17 @@ class UnrecordedHoldings(Protocol):
         """The UIDs of bare pods."""
 
     def holdings(self) -> Sequence[Holding]:
-        """Return what pods hold that another plugin gave them, or that have no allocation record."""
+        """Return the holdings of pods that got cards from another plugin or have no allocation record."""
 
 
 class RemnantHoldings(Protocol):
     """The part of `Remnants` that is used here."""
 
     def holdings(self) -> Sequence[Holding]:
-        """Return what deleted pods hold whose containers still run."""
+        """Return the holdings of remnants."""
 
     def is_remnant(self, uid: str) -> bool:
-        """Return whether this pod was deleted and may still run."""
+        """Return whether this pod was deleted or has ended, and may still run."""
 
 
 class Plugins(Protocol):
@@ -107,8 +108,15 @@ class PartitionInputs:
     """The parts of the agent that the worker reads. All of them are thread-safe.
 
     Attributes:
-        warn: reports a problem in an Event of the node and in the log.
-        changed: is called after `NodePartitions.state` has changed.
+        watch: The watched Node.
+        cards: The GPUs of the node.
+        pods: The pods of the node.
+        pod_list: The watch of the pods.
+        files: The environments in the containers' CDI files.
+        unrecorded: The holdings of pods that got cards from another plugin or have no allocation record.
+        remnants: The holdings of remnants.
+        warn: A function that reports a problem in an Event of the node and in the log.
+        changed: A function that is called after `NodePartitions.state` has changed.
     """
 
     watch: NodeWatch
@@ -126,11 +134,11 @@ class PartitionWorker:
     """A thread that reconciles the partitions, from `start` to `stop`.
 
     Args:
-        inputs: the parts of the agent that a reconciliation reads.
-        partitions: receives the observed state.
-        partitioners: the partitioner of each mode; empty if the container runtime has no CDI.
-        plugins: offers slices to the kubelet.
-        status: writes the Node's annotations.
+        inputs: The parts of the agent that a reconciliation reads.
+        partitions: The object in which the worker publishes the observed state.
+        partitioners: The partitioners by mode; empty if the container runtime has no CDI.
+        plugins: The plugins that offer slices to the kubelet.
+        status: The writer of the Node's annotations.
     """
 
     def __init__(
@@ -162,7 +170,7 @@ class PartitionWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. If NVIDIA's driver hangs, do not wait longer than two seconds for it."""
+        """End the thread, and wait at most two seconds for it, since NVIDIA's driver may hang."""
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=2)
@@ -200,7 +208,7 @@ class PartitionWorker:
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Report no free slices any more: without an agent the kubelet fails every pod that is bound for one."""
+        """Write a report without free slices: without an agent the kubelet fails pods that are bound to get one."""
         if self._report:
             used = tuple(s for s in self._report.slices if s.pod)
             try:
@@ -209,7 +217,7 @@ class PartitionWorker:
                 log.warning("free slices are still reported: %s", error)
 
     def reconcile(self) -> float:
-        """Reconcile once. Return after how many seconds to call again if nothing changes before.
+        """Reconcile once. Return after how many seconds to call this again if nothing changes earlier.
 
         Raises RetryLater, ApiError and Unreachable.
         """
@@ -253,10 +261,13 @@ class PartitionWorker:
         return self._offer_and_report(gpus, observed, slices)
 
     def _users(self, environments: Environments, existing: Collection[Slice]) -> Users:
-        """Return which pods use which places: by the checkpoint, else by CDI files, else by allocation records.
+        """Return which pods use which places, according to the checkpoint, CDI files and allocation records.
+
+        If these sources contradict each other, the checkpoint takes precedence over CDI files, and these over records.
 
         Args:
-            existing: the slices that exist. Before the first report the Node does not list those of administrators.
+            environments: The environments in the containers' CDI files.
+            existing: The slices that exist. The Node may not list all of them, because administrators can create some.
         """
         entries = self._plugins.entries({resource_of(s.name) for s in existing})
         by_others = ((e.uid, e.ids) for e in entries if not e.name and self._is_alive(e.uid))
@@ -297,10 +308,10 @@ class PartitionWorker:
         return INTERVAL_SECONDS
 
     def _read(self, node: Raw) -> NodeSlices | None:
-        """Return the plan of the Node, with the slices of the last observation; None if no version has been valid yet.
+        """Return the plan of the Node, with the slices of the last observation.
 
-        If the Node is invalid, its last valid version counts. If only the agent's own annotation is damaged, that
-        annotation is ignored.
+        If the Node is invalid, its last valid version counts; the result is None if there is none. If only the agent's
+        own annotation is damaged, that annotation is ignored.
         """
         problems: list[str] = []
         reported = self._last_valid
@@ -325,7 +336,10 @@ class PartitionWorker:
         return replace(reported, existing=tuple(s for s in slices if mode_of(s.name) == reported.mode))
 
     def _held(self, gpus: Sequence[Card], environments: Environments, mode: str) -> frozenset[int]:
-        """Return the cards that pods in other vocabularies hold: by records, CDI files and other plugins."""
+        """Return the indexes of the cards that pods in other vocabularies or with cards from other plugins hold.
+
+        On an MPS node all cards count as held while a pod may use MIG instances that another plugin gave out.
+        """
         pods = self._inputs.pods.all()
         bare = self._inputs.unrecorded.bare
         if mode == MPS and any(_may_use_unknown_instances(pod) for pod in pods if pod.pod.uid not in bare):
@@ -350,7 +364,7 @@ class PartitionWorker:
             self._inputs.changed()
 
     def _warn_once(self, subject: str, problems: Sequence[str]) -> None:
-        """Report each problem of a subject once, until it disappears."""
+        """Report the problems of a subject that were not among its problems in the previous call."""
         for problem in problems:
             if problem not in self._warned.get(subject, ()):
                 self._inputs.warn(problem)

@@ -1,6 +1,6 @@
-"""The interface of the two partitioners, `mig_partitioner` and `mps_partitioner`, and what they have in common.
+"""The interface of the two partitioners, `mig_partitioner` and `mps_partitioner`, and the types of its data.
 
-`partition_worker` gives a partitioner the state of the node, and publishes what the partitioner returns.
+`partition_worker` passes the state of the node to a partitioner, and publishes the state that the partitioner returns.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,13 +16,14 @@ from mgpu.model.slice_names import MIG, MPS, Slice, mode_of
 
 @dataclass(frozen=True, slots=True)
 class PartitionContext:
-    """What a reconciliation starts from.
+    """The state of the node at the start of a reconciliation.
 
     Attributes:
-        reported: the plan in the Node's annotations, and as `made` the slices of the last report.
-        gpus: all GPUs of the node.
-        users: returns which pod uses which place, given the slices that exist.
-        held: the indexes of the cards of which pods in other vocabularies hold shares.
+        reported: The plan in the Node's annotations. Its attribute `existing` contains the slices of the last
+            observation or report.
+        gpus: All GPUs of the node.
+        users: A function that takes the slices that exist, and returns which pod uses which place.
+        held: The indexes of the cards of which pods in other vocabularies hold shares.
     """
 
     reported: NodeSlices
@@ -36,18 +37,19 @@ class PartitionContext:
 
     @property
     def pending_plan(self) -> int | None:
-        """The plan if it has not been applied yet, else None."""
+        """The number of the plan if the plan has not been applied yet, else None."""
         return self.plan if self.plan != self.reported.partitioning.applied else None
 
     def is_refused(self) -> bool:
-        """Return whether the Node already reports that the plan is refused: the scheduler may be replacing it."""
+        """Return whether the Node reports that the plan is refused. If so, the scheduler may be replacing the plan."""
         refused = self.reported.refused
         return refused is not None and refused[0] == self.plan
 
     def switch_mig_mode(self, manager: ModeManager, *, on: bool) -> list[str]:
-        """Switch the MIG mode of all cards, and return why cards keep their mode.
+        """Switch the MIG mode of all cards, and return the reasons why cards keep their mode.
 
-        Cards of which pods hold shares, or slices of the other mode, keep it. Slices of the desired mode do not matter.
+        A card keeps its mode if pods hold shares of it, or slices of the other mode. Slices of the desired mode do not
+        prevent the switch.
         """
         other_mode = MPS if on else MIG
         held = {*self.held, *(place.card for place in self.users(()) if mode_of(place.name) == other_mode)}
@@ -60,14 +62,14 @@ class ObservedPartitions:
     """The state of the cards after a reconciliation.
 
     Attributes:
-        slices: the slices that exist, with UUIDs and without pods.
-        busy: the places on which processes run.
-        cards: the indexes of the cards that can be partitioned.
-        unhealthy: the indexes of the cards whose slices must not be given out now.
-        refused: the plan that cannot be applied, and the reason.
-        applied: the plan with which the slices agree.
-        problems: other problems, for Events of the node.
-        retry_reason: why another reconciliation is needed soon, or None.
+        slices: The slices that exist, without their pods. MIG instances have UUIDs.
+        busy: The places on which processes run.
+        cards: The indexes of the cards that can be partitioned.
+        unhealthy: The indexes of the cards whose slices must not be given out now.
+        refused: The number of the plan that cannot be applied, and the reason; None if no plan is refused.
+        applied: The number of the plan with which the slices agree, or None.
+        problems: Other problems, for Events of the node.
+        retry_reason: The reason why another reconciliation is needed soon, or None.
     """
 
     slices: tuple[Slice, ...] = ()
@@ -81,10 +83,10 @@ class ObservedPartitions:
 
 
 class Partitioner(Protocol):
-    """The interface of partitioners. Used by the partition worker's thread alone."""
+    """The interface of partitioners. Only the partition worker's thread uses it."""
 
     def reset(self) -> None:
-        """Forget the cards because the node has another mode now, and release what this mode needs on the node."""
+        """Forget the state of the cards, because the node has another mode now, and let daemons of this mode end."""
 
     def reconcile(self, context: PartitionContext) -> ObservedPartitions:
         """Change the cards towards the desired state as far as that is possible now.

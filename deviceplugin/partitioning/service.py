@@ -1,6 +1,6 @@
-"""Composes the parts that partition the cards of one node and serve the slices.
+"""Creates and connects the parts that partition the cards of one node and serve the slices.
 
-`deviceplugin.agent` creates the `PartitionService` and runs it; `deviceplugin.served_resources` reads `ids` and
+`deviceplugin.agent` creates the `PartitionService` and runs it; `deviceplugin.advertised_resources` reads `ids` and
 `registrations`.
 """
 
@@ -27,12 +27,14 @@ class PartitionService:
     """The partitioning of one node. It does nothing if the dialect of slices is not enabled.
 
     Args:
-        inputs: the parts of the agent that the worker reads.
-        partitions: receives the observed state.
-        driver: changes MIG modes and instances.
-        folder: the kubelet's device-plugins folder.
-        make_plugin: creates the plugin of a resource; called on the event loop.
-        daemons: the MPS daemons; None if the container runtime has no CDI, so that no card is partitioned.
+        settings: The settings.
+        api: The client of the API server.
+        inputs: The parts of the agent that the worker reads.
+        partitions: The object in which the worker publishes the observed state.
+        driver: The driver that changes MIG modes and instances.
+        folder: The kubelet's device-plugins folder.
+        make_plugin: A function that creates the plugin of a resource. It is called on the event loop.
+        daemons: The MPS daemons; None if the container runtime has no CDI. No card is partitioned in that case.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class PartitionService:
 
     @property
     def ids(self) -> int:
-        """How many device ids of slices there are, or will be in a moment."""
+        """The number of device ids of slices, including ids for slices that will be offered next."""
         state = self._partitions.state
         return max(self._plugins.count, len(state.existing) if state else 0)
 

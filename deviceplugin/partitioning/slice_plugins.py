@@ -1,8 +1,8 @@
-"""Serves the device plugins of slices: one resource for each type of slices, from the first slice of the type on.
+"""Runs the device plugins of slices. Each type of slices is a resource, which is served as soon as it has a slice.
 
-`service` creates `SlicePlugins`; `partition_worker` offers slices through it. Each device id of a type stands for any
-slice of the type: the pod's allocation record says which slice a container gets. Pods keep the ids that they hold. A
-number is never used again, so that an id in the kubelet's checkpoint always belongs to the list that first offered it.
+`service` creates `SlicePlugins`; `partition_worker` offers slices through it. A device id may stand for any slice of
+its type; the pod's allocation record determines which slice a container gets. Pods keep the ids that they hold. A new
+id gets a number that no id had before. So an id in the kubelet's checkpoint cannot be confused with a newer one.
 """
 
 import time
@@ -21,7 +21,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.slice_names import Slice, resource_of
 
 Ids = Mapping[str, bool]
-"""Device id → whether it is healthy."""
+"""Whether a device id is healthy, by id."""
 
 
 class SlicePlugins:
@@ -33,9 +33,9 @@ class SlicePlugins:
     resource, as unhealthy, for minutes.
 
     Args:
-        folder: the kubelet's device-plugins folder.
-        make_plugin: creates the plugin of a resource; called on the event loop.
-        pods: the pods of the node.
+        folder: The kubelet's device-plugins folder.
+        make_plugin: A function that creates the plugin of a resource. It is called on the event loop.
+        pods: The pods of the node.
     """
 
     def __init__(self, folder: Path, make_plugin: Callable[[str], Plugin], pods: NodePods) -> None:
@@ -64,8 +64,8 @@ class SlicePlugins:
         """Offer exactly these slices to the kubelet. Raises RetryLater.
 
         Args:
-            slices: the slices, with their pods.
-            unhealthy: those of them that must not be given out now.
+            slices: The slices, with their pods.
+            unhealthy: The slices that must not be given out now.
         """
         by_resource: dict[str, list[tuple[str, bool]]] = {name: [] for name in self._ids}
         for s in slices:
@@ -84,7 +84,7 @@ class SlicePlugins:
         self._changed.wake()
 
     def is_registered(self, name: str) -> bool:
-        """Return whether the kubelet knows all offered ids of the slices with this name, and so admits their pods."""
+        """Return whether the kubelet knows all healthy ids of slices with this name, so that it admits their pods."""
         resource = resource_of(name)
         serving, ids = self._serving.get(resource), self._ids.get(resource)
         if serving is None or not serving[1].is_registered or serving[0].device_list.ids != ids:
@@ -115,7 +115,10 @@ class SlicePlugins:
             self._changed.unbind()
 
     def _read(self, resource: str) -> tuple[list[PodDevicesEntry], frozenset[str] | None]:
-        """Read the checkpoint. It does not exist before the kubelet's first allocation."""
+        """Return the resource's entries and registered ids in the checkpoint. Raises RetryLater.
+
+        The file does not exist before the kubelet's first allocation.
+        """
         file = self._folder / FILE
         return read_entries(file, resource) if file.exists() else ([], None)
 
@@ -126,10 +129,10 @@ def slice_ids(
     """Return every id of a type of slices, and whether it is healthy.
 
     Args:
-        slices: for each slice the UID of its pod ("" for a free slice), and whether the slice is healthy.
-        previous: the ids so far. Those that are free stay as long as they are needed.
-        held: id → UID of the pod that holds it.
-        numbers: numbers that no id has had before.
+        slices: For each slice the UID of its pod ("" for a free slice), and whether the slice is healthy.
+        previous: The ids that were offered before. Free ones stay as long as they are needed.
+        held: The UID of the pod that holds an id, by id.
+        numbers: Numbers that no id has had before.
     """
     rows = sorted(slices)
     free = sorted({*previous} - held.keys(), key=_id_order)[: max(0, len(rows) - len(held))]

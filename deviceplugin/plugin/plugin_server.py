@@ -1,8 +1,9 @@
 """The DevicePlugin service (v1beta1) of one resource, on grpc.aio.
 
-`plugin.plugin_set` creates a `Plugin` for each resource, and `plugin.registration` serves it. The kubelet is the only
-client. `Plugin` translates its calls for the resource's allocator, and holds them back while another agent takes over
-(`handover.takeover`). `DeviceList` has the device ids that the kubelet reads by ListAndWatch.
+`plugin.plugin_set` creates a `Plugin` for each resource, and `plugin.registration` serves it. The client is the
+kubelet, or an earlier agent that forwards the kubelet's calls. `Plugin` translates the calls for the resource's
+allocator, and holds them back while another agent takes over (`handover.takeover`). `DeviceList` contains the device
+ids that the kubelet reads by ListAndWatch.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from proto import deviceplugin_pb2_grpc as services
 log = logging.getLogger(__name__)
 
 CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-"""Options of a channel to a unix socket. A pooled connection could lead to an earlier process at this path."""
+"""The options of a channel to a unix socket. A pooled connection could lead to an earlier process at this path."""
 _DURATIONS = {"Allocate": metrics.ALLOCATE, "PreStartContainer": metrics.PRESTART}
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
@@ -39,13 +40,13 @@ class Allocator(Protocol):
 
 
 class DeviceList:
-    """The device ids of a resource that are offered to the kubelet. Used on one event loop.
+    """The device ids of a resource that are offered to the kubelet. Use it on one event loop.
 
     Attributes:
-        ids: device id → whether it is healthy.
-        silent: set this to send nothing more. If the stream ended instead, the kubelet would disconnect the plugin that
+        ids: Whether a device id is healthy, by id.
+        silent: Set this to send nothing more. If the stream ended instead, the kubelet would disconnect the plugin that
             serves the resource now (`plugin.registration`).
-        changed: wakes the streams.
+        changed: A signal that wakes the streams.
     """
 
     def __init__(self) -> None:
@@ -65,21 +66,23 @@ class DeviceList:
         self.changed.wake()
 
     def resend(self) -> None:
-        """Send the list again, because the kubelet writes its checkpoint for every list that it gets."""
+        """Send the list again. The kubelet writes its checkpoint after every list that it receives."""
         self._resends += 1
         self.changed.wake()
 
 
 class Plugin:
-    """The service of one resource. Used on one event loop.
+    """The service of one resource. Use it on one event loop.
 
     Attributes:
-        streams: how many ListAndWatch streams are open now.
-        opened: how many of them were opened since `open`.
-        stream_ended: wakes whenever a stream has ended.
-        withdrawing: set this to refuse to report the options, so that the kubelet drops the registration
+        resource: The name of the resource.
+        device_list: The device ids that are offered.
+        streams: The number of ListAndWatch streams that are open now.
+        opened: The number of streams that were opened since `open`, or since the last registration.
+        stream_ended: A signal that wakes coroutines whenever a stream has ended.
+        withdrawing: Set this to refuse to report the options, so that the kubelet drops the registration
             (`handover.takeover`).
-        held_calls: how many calls wait for the successor, or for its answer.
+        held_calls: The number of calls that wait for the successor or for its answer.
     """
 
     def __init__(self, resource: str, allocator: Allocator, device_list: DeviceList) -> None:
@@ -105,7 +108,7 @@ class Plugin:
             wakeup.bind()
 
     def end_streams(self) -> None:
-        """End all streams, and every new one at once, until `open`."""
+        """End all streams. Until `open` is called, new streams end at once too."""
         self._ended = True
         self.device_list.changed.wake()
 
@@ -115,7 +118,7 @@ class Plugin:
         return self._ended
 
     def renew_streams(self) -> None:
-        """End the open streams; new ones are allowed."""
+        """End the open streams. New streams are still allowed."""
         self._generation += 1
         self.device_list.changed.wake()
 
@@ -129,7 +132,7 @@ class Plugin:
             await self._idle.wait(1.0)
 
     def forward_calls_to(self, socket: Path | None) -> None:
-        """Forward held calls and all later ones to the successor's socket. With None they fail."""
+        """Forward held calls and all later ones to the successor's socket. If it is None, the calls fail."""
         if self._successor is not None and not self._successor.done():
             self._successor.set_result(socket)
 
@@ -173,7 +176,10 @@ class Plugin:
     async def _answer(
         self, method: str, work: Callable[[Any, Any], Coroutine[Any, Any, tuple[Any, str]]], request: Any, context: Any
     ) -> Any:
-        """Return the response of `work`, and observe its result and duration; or forward the call to the successor."""
+        """Return the response of `work`, and record its result and duration in the metrics.
+
+        If another agent takes over, the call is forwarded to that agent instead.
+        """
         if self._successor is not None:
             return await self._forward(method, request, context)
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """The plugins of all resources that the agent offers, each with its allocator.
 
 `deviceplugin.agent` creates one `PluginSet`. `advertised_resources` adds the plugins of the dialects' resources, and
-`partitioning.slice_plugins` those of slices.
+`partitioning.slice_plugins` adds those of slices. `deviceplugin.reconciler` calls `resume`.
 """
 
 from collections.abc import Collection
@@ -12,10 +12,14 @@ from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 
 
 class PluginSet:
-    """The plugins of the agent and their allocators. Used on one event loop.
+    """The plugins of the agent and their allocators. Use it on one event loop.
+
+    Args:
+        context: The parts of the agent that the allocators share.
 
     Attributes:
-        plugins: by resource. A plugin is never removed, since the kubelet keeps a registered resource for minutes.
+        plugins: The plugins by resource. A plugin is never removed, since the kubelet keeps a registered resource for
+            minutes.
     """
 
     def __init__(self, context: AllocationContext) -> None:
@@ -41,6 +45,6 @@ class PluginSet:
             allocator.resume()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove what the allocators store of all other pods."""
+        """Remove the data that allocators store of all pods except those with these UIDs."""
         for allocator in self._allocators.values():
             allocator.keep_only(uids)

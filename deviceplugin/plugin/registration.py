@@ -1,11 +1,12 @@
-"""Keeps one plugin registered with the kubelet, also after either of them has restarted.
+"""Keeps one plugin registered with the kubelet, also after the kubelet has restarted.
 
 `deviceplugin.advertised_resources` and `partitioning.slice_plugins` create a `Registration` for each plugin;
-`handover.node_ownership` withdraws and renews them. The kubelet removes all sockets in its folder when it starts. When
-a device list (ListAndWatch) ends, it disconnects the plugin of that resource that is registered at that time, even if
-the list was another plugin's (docs/design/kubernetes.md, "Device manager"). So whenever the kubelet's socket is new or
-the plugin's own socket is gone, `Registration.run` ends the streams, starts a new server and registers it. If only a
-device list has ended, it first tries once to register the same server again, which is faster.
+`handover.node_ownership` withdraws, renews and retires registrations. The kubelet removes all sockets in its folder
+when it starts. When a device list (ListAndWatch) ends, the kubelet disconnects the plugin of that resource that is
+registered at that time, even if the list came from another plugin (docs/design/kubernetes.md, "Device manager"). So
+whenever the kubelet's socket is new or the plugin's own socket is gone, `Registration.run` ends the streams, starts a
+new server and registers it. If only a device list has ended, it first tries once to register the same server again,
+which is faster.
 """
 
 import asyncio
@@ -27,24 +28,28 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
 _POLL_SECONDS = 0.1
-"""Short, because a kubelet (1.36) that starts fails the pods that were bound in the meantime 0.4 s after it has created
-its socket, unless the plugin has registered by then."""
+"""The interval at which the kubelet's socket is checked. It is short, because a starting kubelet (1.36) fails the pods
+that were bound in the meantime unless the plugin registers within 0.4 s of the creation of the socket."""
 _REGISTER_SECONDS = 15.0
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _STABLE_SECONDS = 10.0
+"""A registration that has lasted this long counts as stable, so that the pause after its loss is short."""
 _GRACE_SECONDS = 1.0
 _SETTLE_SECONDS = 0.5
 """The time that the kubelet gets to notice the end of a stream before the plugin registers again."""
 
 FileStamp = tuple[int, int, int]
+"""A value that identifies a file (`_file_stamp`)."""
 
 
 def socket_name(resource: str, *, second: bool = False) -> str:
     """Return the file name of a resource's plugin socket, such as `mgpu-core.sock` or `mgpu-gpu-mem.sock`.
 
     Args:
-        second: return the second of the two names, for an agent whose predecessor still serves on the first one.
+        resource: The name of the resource.
+        second: Whether to return the second of the two names. An agent uses it if its predecessor still serves on the
+            first one.
     """
     name = resource.rpartition("/")[2]
     prefix = "" if name.startswith("mgpu-") else "mgpu-"
@@ -53,17 +58,19 @@ def socket_name(resource: str, *, second: bool = False) -> str:
 
 
 class Registration:
-    """The registration of one plugin. Used on one event loop; properties may be read from any thread.
+    """The registration of one plugin. Use it on one event loop; any thread may read its attributes and properties.
 
     Args:
-        folder: the kubelet's device-plugins folder.
-        check_seconds: the interval at which the sockets are checked.
-        not_served_reason: returns why this agent does not serve the resource now, or None. While it returns a reason,
-            the plugin does not register again, but an open device list stays open.
-        changed: wakes when the result of `not_served_reason` may have changed.
+        folder: The kubelet's device-plugins folder.
+        plugin: The plugin.
+        check_seconds: The interval at which the sockets are checked.
+        not_served_reason: A function that returns why this agent does not serve the resource now, or None. While it
+            returns a reason, the plugin does not register again, but an open device list stays open.
+        changed: A signal that is sent when the result of `not_served_reason` may have changed.
 
     Attributes:
-        problem: why the plugin is not registered; None if it is.
+        not_served_reason: The function of the same name in the arguments.
+        problem: The reason why the plugin is not registered; None if it is registered.
     """
 
     def __init__(
@@ -101,14 +108,16 @@ class Registration:
         return self._socket.name
 
     def retire(self) -> None:
-        """Leave the resource to another agent: do not register again, even if a stream or the kubelet ends."""
+        """Leave the resource to another agent. The plugin does not register again, even if a stream or the kubelet
+        ends.
+        """
         self._retired = True
 
     async def withdraw(self) -> None:
         """Make the kubelet forget which plugin it would disconnect when a device list ends (step 4 of the takeover).
 
         When a plugin registers, the kubelet asks it for its options. If the plugin refuses, the kubelet only drops its
-        entry for the registered client: calls still come here, and devices stay healthy.
+        entry for the registered client. It still sends its calls to this plugin, and the devices stay healthy.
         """
         self._plugin.withdrawing = True
         try:
@@ -119,9 +128,9 @@ class Registration:
             log.warning("the kubelet did not withdraw the registration", extra={"resource": self.resource})
 
     async def renew(self) -> None:
-        """End the device list after `withdraw`, and register again, so that the kubelet notices a later end.
+        """End the device list after `withdraw`, and register again. The kubelet then notices when the plugin ends.
 
-        The kubelet may refuse, or end before it asks for the list. Then `run` starts a new server.
+        The kubelet may refuse, or end before it opens the new stream. In that case `run` starts a new server.
         """
         loop = asyncio.get_running_loop()
         self._renewing = True
@@ -141,7 +150,7 @@ class Registration:
             self._renewing = False
 
     async def run(self) -> None:
-        """Keep the plugin registered until cancelled or until `retire`. After failures the pauses grow."""
+        """Keep the plugin registered until cancelled, or until `retire` is called. After failures the pauses grow."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
         while not self._retired:
@@ -190,7 +199,7 @@ class Registration:
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
         try:
             server.add_insecure_port(f"unix:{self._socket}")
-        except RuntimeError as error:  # grpc raises no other error here
+        except RuntimeError as error:  # gRPC raises no other error here.
             raise OSError(str(error)) from error
         self._plugin.open()
         await server.start()
@@ -271,10 +280,10 @@ class Registration:
 
 
 async def _stop(server: grpc.aio.Server) -> None:
-    """Stop the server, even if this coroutine is cancelled meanwhile; then raise the cancellation.
+    """Stop the server completely, even if this coroutine is cancelled meanwhile, and then raise the cancellation.
 
-    `Server.stop` awaits `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives as it ends. A caller
-    that awaits it directly would continue although it was cancelled.
+    `Server.stop` awaits `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives when it returns. A
+    caller that awaits `Server.stop` directly would continue although it was cancelled.
     """
     stopping = asyncio.create_task(server.stop(_GRACE_SECONDS))
     try:
@@ -285,7 +294,7 @@ async def _stop(server: grpc.aio.Server) -> None:
 
 
 def _is_listening(path: Path) -> bool:
-    """Return whether a process listens on the socket. The file alone may be that of a process that was killed."""
+    """Return whether a process listens on the socket. A process that was killed leaves a file without a listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
@@ -298,7 +307,7 @@ def _is_listening(path: Path) -> bool:
 
 
 def _file_stamp(path: Path) -> FileStamp | None:
-    """Return a value that identifies this file, as opposed to a later one at the same path; None if there is none."""
+    """Return a value that distinguishes this file from a later one at the same path; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,10 +1,11 @@
-"""The capacity check before a container starts: no card is given out beyond its capacity, whatever records say.
+"""Checks before a container starts that no card exceeds its capacity, whatever the allocation records contain.
 
-The scheduler decides the cards, but a user who may edit pods, an older scheduler or another plugin can write records
-that overlap. So `allocation.allocator` calls `Grants.refusal` last in PreStartContainer. Of two pods that do not both
-fit, the one that was granted first keeps its cards and the other one waits. Grants survive a restart of the agent,
-because they are derived from CDI files and from the containers that have run. `unrecorded_pods` and `reconciler` use
-`Grants` to find the cards of pods whose record does not count.
+The scheduler decides the cards, but a user who may edit pods, or an older scheduler, can write records that overlap,
+and another plugin can give out the same cards. So `allocation.allocator` calls `Grants.refusal` last in
+PreStartContainer. Of two pods that do not both fit, the one that was granted first keeps its cards and the other one
+waits. Grants survive a restart of the agent, because they are derived from CDI files and from the containers that have
+run. `unrecorded_pods` and `reconciler` use `Grants` to find the cards of pods whose record does not count. Other parts
+of the agent call `holding` and `excess`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,11 +20,11 @@ from mgpu.model.pod_references import names_visible_to
 from mgpu.model.quantities import format_bytes, format_core
 
 Delivered = Mapping[tuple[str, str], Sequence[str]]
-"""(pod UID, container) → the UUIDs of the cards, or slices, that were delivered to it."""
+"""The UUIDs of the cards or slices that were delivered to a container, by pod UID and container."""
 
 
 def read_delivered(environments: Environments) -> Delivered:
-    """Return which devices were delivered to containers, by the environments in their CDI files."""
+    """Return which devices were delivered to containers, according to the environments in their CDI files."""
     found = {key: names_in(env) for key, env in environments.items()}
     return {key: names for key, names in found.items() if names}
 
@@ -33,13 +34,15 @@ def holding(
 ) -> Holding:
     """Return what the pod holds.
 
-    A container holds the devices that were delivered to it. If none were delivered, it holds what the record says, and
-    without a record a share on an unknown card. Cards are named by index, so that equal holdings compare equal.
+    A container holds the devices that were delivered to it. If none were delivered, it holds the devices in the record.
+    Without a record it holds a share on an unknown card. Cards are named by index, so that equal holdings compare
+    equal.
 
     Args:
-        cards: the whole cards of the node, and its slices.
-        delivered: the devices that were delivered on the node; with None only the record counts.
-        bare: whether the pod runs and nothing was delivered to it.
+        gpu_pod: The pod.
+        cards: The whole cards of the node, and its slices.
+        delivered: The devices that were delivered on the node; with None only the record counts.
+        bare: Whether the pod is a bare pod, which holds nothing.
     """
     pod, request = gpu_pod.pod, gpu_pod.request
     shares: list[Share] = []
@@ -50,7 +53,8 @@ def holding(
         if unknown.type != GPU:
             there = {card.uuid for card in cards if card.type == unknown.type}
             if uuids and not there and gpu_pod.shares is None:
-                # The node has no such slices any more. The record named their card, and it is lost: it may be any card.
+                # The node has no such slices any more. Only the record named their card, and it is lost. So the pod may
+                # use any card.
                 unknown = Share(unknown.container, None, whole=True, stage=unknown.stage)
             uuids = [uuid for uuid in uuids if uuid in there]
         if uuids and (gpu_pod.shares is None or set(uuids) != named):
@@ -122,13 +126,13 @@ def _percent(amount: int) -> str:
 
 
 class Grants:
-    """The holdings of pods that were allowed to start, the earliest grant first. Used on one event loop.
+    """The holdings of pods that were allowed to start, in the order of the grants. Use it on one event loop.
 
     Args:
-        delivered: the devices that earlier agents delivered.
+        delivered: The devices that earlier agents delivered.
 
     Attributes:
-        bare: the UIDs of bare pods, which hold nothing. `UnrecordedPods` sets it.
+        bare: The UIDs of bare pods, which hold nothing. `UnrecordedPods` sets this attribute.
     """
 
     def __init__(self, delivered: Delivered) -> None:
@@ -137,17 +141,17 @@ class Grants:
         self.bare: frozenset[str] = frozenset()
 
     def recover(self, delivered: Delivered) -> None:
-        """Replace the record of delivered devices, since another agent has delivered more."""
+        """Replace the data about delivered devices, after another agent may have delivered more."""
         self._delivered = dict(delivered)
 
     def delivered_shares(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
-        """Return the shares that were delivered to containers of the pod, whatever its record says now."""
+        """Return the shares that were delivered to containers of the pod, whatever its record contains now."""
         granted = self._granted.get(gpu_pod.pod.uid)
         shares = granted.shares if granted else holding(replace(gpu_pod, shares=None), cards, self._delivered).shares
         return tuple(share for share in shares if share.card is not None)
 
     def has_delivered(self, uid: str) -> bool:
-        """Return whether a device was delivered to a container of this pod, even if the node does not have it now."""
+        """Return whether a device was delivered to a container of this pod, even if the device is gone now."""
         return uid in self._granted or any(key[0] == uid for key in self._delivered)
 
     def refusal(
@@ -156,11 +160,13 @@ class Grants:
         """Return why the pod must not start now; None if it may.
 
         Args:
-            pods: all GPU pods of the node.
-            cards: the whole cards of the node, and its slices.
-            foreign: the holdings of pods that got cards without a record; they replace these pods' records.
+            gpu_pod: The pod whose container starts.
+            pods: All GPU pods of the node.
+            cards: The whole cards of the node, and its slices.
+            foreign: The holdings of remnants, of unrecorded pods, and of pods with cards from another plugin. They
+                replace the records of these pods.
         """
-        # Another plugin chooses the cards itself. Counting our record for the same pod would count its cards twice.
+        # Another plugin chooses cards itself. If mgpu's record of the same pod counted too, cards would count twice.
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
         before = [held for held in foreign if held.uid != gpu_pod.pod.uid]
@@ -170,7 +176,8 @@ class Grants:
                 if held.shares and all(share.card is not None for share in held.shares):
                     self._granted[uid] = held
                 elif uid != gpu_pod.pod.uid:
-                    before.append(held)  # counts on every card until `UnrecordedPods` has found out which cards it has
+                    # The pod counts on every card until `UnrecordedPods` has found out which cards it has.
+                    before.append(held)
         added = holding(gpu_pod, cards)
         for uid, granted in self._granted.items():
             if uid == gpu_pod.pod.uid:
@@ -189,6 +196,6 @@ class Grants:
             self._granted[gpu_pod.pod.uid] = held
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the grants of all other pods."""
+        """Remove the grants of all pods except those with these UIDs."""
         self._granted = {uid: granted for uid, granted in self._granted.items() if uid in uids}
         self._delivered = {key: cards for key, cards in self._delivered.items() if key[0] in uids}

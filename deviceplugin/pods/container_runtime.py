@@ -2,8 +2,8 @@
 
 `pods.remnants` asks whether a deleted pod still runs, and stops its containers. `pods.unrecorded_pods` asks for the
 environments of containers whose cards no record names. The agent asks whether the runtime applies CDI specs, and
-reports that to `mgpu doctor`. All calls have deadlines. If the runtime is absent or does not answer, they raise
-RetryLater; that never means "no".
+reports the result for `mgpu doctor`. All calls have deadlines. If the runtime is absent or does not answer, they raise
+RetryLater; callers must not take this for a negative answer.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ _CDI_POLL_SECONDS = 60.0
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0)]
 _CRIO = "cri-o"
 _MAY_RUN = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
-"""containerd reports UNKNOWN for a container that it could not load after its own restart: it may run."""
+"""The states of containers that may run. containerd reports UNKNOWN for a container that it could not load after its
+own restart."""
 _HAS_RUN = (*_MAY_RUN, api.CONTAINER_EXITED)
 _VISIBLE, _MOUNTED = "NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-devices/"
 _NO_CARDS = ("", "none", "void")
@@ -37,13 +38,14 @@ _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 
 class ContainerRuntime:
-    """A client of the CRI API. Used on one event loop; `has_cdi` may be read from any thread.
+    """A client of the CRI API. Use it on one event loop; any thread may read `has_cdi`.
 
     Args:
-        socket: the CRI socket. If it is None or does not exist, every call raises RetryLater.
+        socket: The CRI socket. If it is None or does not exist, every call raises RetryLater.
 
     Attributes:
-        has_cdi: whether the runtime applies CDI specs, by its last answer; None if it did not say. `follow` sets it.
+        has_cdi: Whether the runtime applies CDI specs according to its last answer; None if the runtime did not report
+            that. `follow` sets this attribute.
     """
 
     def __init__(self, socket: Path | None) -> None:
@@ -55,7 +57,7 @@ class ContainerRuntime:
         """Keep `has_cdi` current until cancelled, since the runtime's configuration may change.
 
         Args:
-            changed: called when `has_cdi` has changed.
+            changed: A function that is called when `has_cdi` has changed.
         """
         while True:
             try:
@@ -69,13 +71,13 @@ class ContainerRuntime:
             await asyncio.sleep(_CDI_POLL_SECONDS)
 
     async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
-        """Return container → environment, for the pod's containers that run or have run. Raises RetryLater.
+        """Return the environments of the pod's containers that run or have run, by container. Raises RetryLater.
 
-        If a container got its cards as mounts or device nodes, `NVIDIA_VISIBLE_DEVICES` names these cards, as UUIDs or
-        in the form `minor:0`.
+        If a container got its cards as mounts or device nodes, `NVIDIA_VISIBLE_DEVICES` in the result names these
+        cards, as UUIDs or in the form `minor:0`.
 
         Args:
-            uid: the UID by which the kubelet knows the pod.
+            uid: The UID by which the kubelet knows the pod.
         """
         stub = self._stub()
         found: dict[str, Mapping[str, str]] = {}
@@ -95,9 +97,10 @@ class ContainerRuntime:
         """Return whether a container of the pod runs. Raises RetryLater.
 
         Args:
-            uid: the UID by which the kubelet knows the pod. The kubelet overwrites this label if the pod has it.
-            sandbox: also return True if the sandbox of the pod is ready. The kubelet starts containers in a ready
-                sandbox only, and stops the sandbox once the pod has ended.
+            uid: The UID by which the kubelet knows the pod. The runtime has it as a label, which pods cannot forge: the
+                kubelet overwrites a label of this name.
+            sandbox: Whether to return True also if the sandbox of the pod is ready. The kubelet starts containers only
+                in a ready sandbox, and stops the sandbox once the pod has ended.
         """
         stub = self._stub()
         try:
@@ -114,11 +117,11 @@ class ContainerRuntime:
     async def stop_containers(self, uid: str) -> int:
         """Kill the running containers of the pod, and return their number. Raises RetryLater.
 
-        The runtime sends SIGKILL at once. With a grace period the call would queue behind the kubelet's own call, which
-        waits for the grace period of the deletion.
+        The runtime sends SIGKILL at once. With a grace period the call would wait for the kubelet's own call, which
+        lasts for the grace period of the deletion.
 
         Args:
-            uid: the UID by which the kubelet knows the pod. A listed container with another UID is not stopped.
+            uid: The UID by which the kubelet knows the pod. A listed container with another UID is not stopped.
         """
         stub = self._stub()
         try:
@@ -132,7 +135,7 @@ class ContainerRuntime:
         return len(ids)
 
     async def query_cdi(self) -> bool | None:
-        """Return whether the runtime applies CDI specs; None if it does not say. Raises RetryLater.
+        """Return whether the runtime applies CDI specs, or None if it does not report that. Raises RetryLater.
 
         containerd reports `enableCDI` in its configuration (off by default before 2.0). CRI-O always applies CDI specs.
         """
@@ -189,7 +192,10 @@ def _mounted_cards(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cards_of_device_nodes(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the minors of the cards whose device nodes the container has, as with the CDI specs of NVIDIA's plugin."""
+    """Yield the cards whose device nodes the container has, in the form `minor:0`.
+
+    The CDI specs of NVIDIA's plugin add device nodes.
+    """
     found = (_NODE.fullmatch(str(node["path"])) for node in (spec.get("linux") or {}).get("devices") or ())
     yield from (f"minor:{match[1]}" for match in found if match)
 

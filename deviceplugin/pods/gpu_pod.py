@@ -1,8 +1,8 @@
 """One pod of this node as the agent reads it: its request, its allocation record, and which containers have run.
 
-`node_pods.NodePods` calls `read_gpu_pod` and `read_limited` for every change that the watch delivers. The functions
-are pure. A node may have thousands of pods, and users can create large ones, so a `GpuPod` contains only those fields
-of the pod that the agent reads later.
+`node_pods.NodePods` calls `read_gpu_pod` and `read_limited` for changes that the watch delivers, and most parts of the
+agent use `GpuPod`. The functions have no side effects but log messages. A node may have thousands of pods, and users
+can create large ones, so a `GpuPod` contains only those fields of the pod that the agent reads later.
 """
 
 import logging
@@ -27,7 +27,7 @@ from mgpu.settings import Settings
 log = logging.getLogger(__name__)
 
 MIRROR = "kubernetes.io/config.mirror"
-"""The annotation of a mirror pod with the UID by which the kubelet knows the static pod."""
+"""The annotation of a mirror pod that contains the UID by which the kubelet knows the static pod."""
 GRACE_SECONDS = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`."""
 _STATIC = re.compile(r"[^-]{1,64}")
@@ -45,7 +45,7 @@ def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
 
 
 def is_static(kubelets: str) -> bool:
-    """Return whether this UID, by which the kubelet knows a pod, is that of a static pod: API UIDs contain "-"."""
+    """Return whether this UID, by which the kubelet knows a pod, is that of a static pod. API UIDs contain "-"."""
     return "-" not in kubelets
 
 
@@ -54,17 +54,20 @@ class GpuPod:
     """A pod of this node that requests GPUs.
 
     Attributes:
-        shares: the allocation record; None if no cards have been decided yet.
-        problem: why the request or the record is invalid, so that no container may start; None if they are valid.
-        started_containers: the containers that request GPUs and have run.
-        completed_init_containers: the init containers that have succeeded.
-        amounts: resource → the containers that request it, with amounts, in the order in which the kubelet allocates.
-        held: resource → the amount that the pod holds at its busiest moment, as the scheduler counts it.
-        carriers: container → the resource whose answer brings the container its cards (`dialects.carrier`).
-        verdict: the verdict on the record's seal. If the record does not count, `pod` does not have it.
-        grace: how many seconds its containers may run after its deletion.
-        fingerprint: of all fields that were read (`watched_pods`); None while a change of the record is not yet written
-            to the API server.
+        pod: The fields of the pod that the agent needs.
+        request: The GPU request; None if it is invalid or the pod has ended.
+        shares: The shares in the allocation record; None if no cards have been decided yet.
+        problem: The reason why the request or the record is invalid, or that the pod has ended, so that no container
+            may start; None otherwise.
+        started_containers: The containers that request GPUs and have run.
+        completed_init_containers: The init containers that have succeeded.
+        amounts: By resource, the containers that request it, with amounts, in the order in which the kubelet allocates.
+        held: By resource, the most that the pod holds at any time, as the scheduler computes it.
+        carriers: By container, the resource whose answer brings the container its cards (`dialects.carrier`).
+        verdict: The verdict on the record's seal. If the record does not count, `pod` does not contain the record.
+        grace: The time in seconds that the containers may run after the deletion of the pod.
+        fingerprint: The fingerprint of all fields that were read (`watched_pods`); None while a change of the record
+            has not been written to the API server.
     """
 
     pod: Pod
@@ -86,7 +89,7 @@ class GpuPod:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the pod has a record, or is invalid, so that waiting for a decision is of no use."""
+        """Whether the pod has a record or is invalid, so that it is useless to wait for a decision."""
         return self.shares is not None or self.problem is not None
 
     def container_requests(self, container: str) -> tuple[ContainerRequest, ...]:
@@ -94,7 +97,7 @@ class GpuPod:
         return dialects.device_requests(self.request, container) if self.request else ()
 
     def containers_requesting(self, resource: str) -> tuple[tuple[Container, int], ...]:
-        """Return the containers that request the resource, in the kubelet's order."""
+        """Return the containers that request the resource, with amounts, in the order of the kubelet's allocations."""
         return self.amounts.get(resource, ())
 
 
@@ -103,10 +106,13 @@ class LimitedPod:
     """The Pod of an MtgpuPod. `NodePods.limited_pods` lists them for the isolation back ends.
 
     Attributes:
-        card: the card's UUID.
-        request: guaranteed compute, in thousandths of the card.
-        limit: maximum compute, in thousandths of the card.
-        memory: in bytes.
+        namespace: The namespace of the Pod.
+        name: The name of the Pod.
+        uid: The UID of the Pod.
+        card: The UUID of the card.
+        request: The guaranteed compute, in thousandths of the card.
+        limit: The maximum compute, in thousandths of the card.
+        memory: The memory in bytes.
     """
 
     namespace: str
@@ -119,10 +125,10 @@ class LimitedPod:
 
 
 def read_limited(raw: Mapping[str, Any]) -> LimitedPod | None:
-    """Return the Pod of an MtgpuPod; None for other pods, and if the annotations name no valid share of a card.
+    """Return the Pod of an MtgpuPod; None for other pods, and for Pods whose annotations name no valid share of a card.
 
-    The owner reference identifies such a pod, or the seal if the owner reference was removed. The caller checks the
-    seal. Without seals, only the admission webhook prevents users from writing these annotations.
+    The owner reference identifies the Pod of an MtgpuPod. If it was removed, the seal does. The caller checks the seal.
+    Without seals, only the admission webhook prevents users from writing these annotations.
     """
     meta = raw["metadata"]
     if not mtgpu.claimed_mtgpupod(raw):
@@ -145,10 +151,11 @@ def read_gpu_pod(
     """Return the pod, or None if it requests no GPU. An invalid request or record becomes the pod's `problem`.
 
     Args:
-        raw: the API object.
-        amended: annotations that replace those of the API object.
-        records: checks the seals of allocation records.
-        before: the verdict on the record at the last reading.
+        raw: The API object.
+        settings: The settings, which enable the dialects.
+        amended: Annotations that replace those of the API object.
+        records: The verifier that checks the seals of allocation records.
+        before: The verdict on the record when the pod was read last.
     """
     try:
         pod = read_pod(limit_containers(raw))
@@ -187,7 +194,7 @@ def read_gpu_pod(
 
 
 def with_annotations(pod: Pod, annotations: Mapping[str, str]) -> Pod:
-    """Return the pod with these annotations added; they replace its own of the same name."""
+    """Return the pod with these annotations added. They replace annotations of the pod with the same names."""
     return replace(pod, annotations={**pod.annotations, **annotations}) if annotations else pod
 
 
@@ -203,7 +210,7 @@ def with_record(gpu_pod: GpuPod) -> GpuPod:
 
 
 def had_ended(raw: Mapping[str, Any]) -> bool:
-    """Return whether the pod's status says that all of its containers have ended.
+    """Return whether all containers of the pod have ended according to its status.
 
     The statuses of the containers count too, because a kubelet older than 1.27 reports no final phase for a pod that is
     being deleted.
@@ -215,10 +222,10 @@ def had_ended(raw: Mapping[str, Any]) -> bool:
 
 
 def _ended(gpu_pod: GpuPod) -> GpuPod:
-    """Return an ended pod with its identity only, since a node may have thousands of failed pods.
+    """Return only the identity of an ended pod, since a node may have thousands of failed pods.
 
-    No container of an ended pod starts again, and its record holds nothing. If the phase is reported before its
-    containers have ended, the receipt says which cards these still use (`deviceplugin.pods.remnants`).
+    No container of an ended pod starts again, and its record holds nothing. If the phase is reported before the
+    containers have ended, the receipt says which cards the containers still use (`deviceplugin.pods.remnants`).
     """
     pod = gpu_pod.pod
     mirror = pod.annotations.get(MIRROR)
@@ -228,7 +235,7 @@ def _ended(gpu_pod: GpuPod) -> GpuPod:
 
 
 def _kept(pod: Pod) -> Pod:
-    """Return the part of a pod that the agent stores, with the label of occupy pods and a valid mirror annotation."""
+    """Return the part of a pod that the agent stores. The label of occupy pods and a valid mirror annotation stay."""
     labels = {key: text for key, text in pod.labels.items() if key == mtgpu.OCCUPY_LABEL}
     small = watched_pods.stored_pod(replace(pod, labels=labels), record=True)
     mirror = pod.annotations.get(MIRROR, "")
@@ -250,11 +257,11 @@ def _amount(container: Container, resource: str) -> int:
     try:
         return whole_number(asked[0]) if asked else 0
     except QuantityError:
-        return 0  # half a CPU, for example; the API server accepts no fraction of an extended resource
+        return 0  # This is half a CPU, for example. The API server accepts no fraction of an extended resource.
 
 
 def _grace(raw: Mapping[str, Any]) -> int:
-    """Return the longer grace period of those that the pod's spec and its deletion name."""
+    """Return the grace period in the pod's spec or that of its deletion, whichever is longer."""
     given = (
         (raw.get("spec") or {}).get("terminationGracePeriodSeconds"),
         raw["metadata"].get("deletionGracePeriodSeconds"),

@@ -1,9 +1,9 @@
-"""Finds the containers that an Allocate call can be for, and the cards that a container gets by its pod's record.
+"""Finds the containers that an Allocate call can be for, and the cards that a pod's record gives to a container.
 
 The kubelet does not say for which pod and container it calls Allocate. `allocation.allocator` has to answer at once, so
 it answers `void` unless `candidates` yields a single container. Before the container is created, the kubelet writes the
 owner of the device ids into its checkpoint, where PreStartContainer reads it (docs/design/design.md, "Node agent").
-All functions are pure. `delivery` and `isolation.mps` use `Target` too.
+All functions are pure. Other packages of the agent, such as `delivery` and `isolation.mps`, use `Target` and `Refused`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ class Refused(Exception):
     """The container must not start. `kubectl describe pod` shows the message.
 
     Attributes:
-        uid: the UID of the pod; "" if the pod could not be identified.
+        uid: The UID of the pod; "" if the pod could not be identified.
     """
 
     def __init__(self, reason: str, uid: str = "") -> None:
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The container that a call is for."""
+    """The container that a call is for, with its pod."""
 
     gpu_pod: GpuPod
     container: str
@@ -85,11 +85,14 @@ def candidates(
 ) -> Iterator[Target]:
     """Yield the containers that an Allocate call with `amount` ids can be for, in the order of `pods`.
 
-    The kubelet allocates for the containers of a pod in their start order. So in each pod that has not started, only
-    the first container that requests the resource and has not been answered comes into question.
+    The kubelet allocates for the containers of a pod in their start order. So in each pod that has not started, the
+    call can only be for the first container that requests the resource and has not been answered.
 
     Args:
-        answered: the containers that have been answered, as (pod UID, container).
+        pods: The GPU pods of the node.
+        resource: The resource of the call.
+        amount: The number of ids in the call.
+        answered: The containers that have been answered, each as the pod's UID and the container.
     """
     for gpu_pod in pods:
         if gpu_pod.pod.ended or gpu_pod.pod.started:
@@ -105,10 +108,11 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
     """Return the cards or slices that the pod's record names for the container, sorted by type and index.
 
     Args:
-        cards: the whole cards of the node, and its slices.
+        target: The container.
+        cards: The whole cards of the node, and its slices.
 
     Raises:
-        Refused: there is no record, or it does not match the request or the node's cards.
+        Refused: There is no record, it does not match the request or the node's cards, or a card is unhealthy.
     """
     uid = target.gpu_pod.pod.uid
     requests = target.requests
@@ -125,7 +129,7 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
     for request in requests:
         if (count := sum(card.type == request.type for card in chosen)) != request.cards:
             named = f"{count} {noun(request.type)}s"
-            raise Refused(f"{target}: its record names {named}, it requests {request.cards}", uid)
+            raise Refused(f"{target}: its record names {named}, but it requests {request.cards}", uid)
     return tuple(sorted(chosen, key=lambda card: (card.type, card.index)))
 
 
@@ -139,15 +143,20 @@ def _describe_absent(share: Share, cards: Sequence[Card]) -> str:
 
 
 def lacks_slice(target: Target, cards: Sequence[Card]) -> bool:
-    """Return whether a slice that the container's record names does not exist (yet)."""
+    """Return whether a slice that the container's record names does not exist, or does not exist yet."""
     return any(is_slice(share.type) and not any(map(share.is_on, cards)) for share in target.shares)
 
 
 def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
-    """Return the environment of the container with these cards or slices. Raises Refused if it requests none.
+    """Return the environment of the container with these cards or slices.
 
     Args:
-        gpus: all GPUs of the node, partitioned ones included.
+        target: The container.
+        cards: The cards or slices that the container gets.
+        gpus: All GPUs of the node, including partitioned ones.
+
+    Raises:
+        Refused: The container requests no GPU, or its pod is invalid.
     """
     request = target.gpu_pod.request
     if not target.requests or request is None:

@@ -1,9 +1,10 @@
-"""Delays a start while processes of a pod that was deleted by force still run on its card.
+"""Delays the start of a container while processes of a pod that was deleted by force still run on the same card.
 
-Such processes may hang in the driver after their container has ended (`deviceplugin.pods.remnants` waits for that).
-`allocation.allocator` therefore also waits for the processes that NVML reports (docs/design/kubernetes.md, "Device
-manager"). It waits only for a card that no other pod shares, because NVML does not say which pod a process belongs to.
-If NVML reports no processes, as it does for an agent that cannot see those of the host, there is nothing to wait for.
+Such processes may hang in the driver after their container has ended; `deviceplugin.pods.remnants` only waits for the
+end of the container. `allocation.allocator` therefore also waits until NVML reports no processes on the card
+(docs/design/kubernetes.md, "Device manager"). It waits only for a card that no other pod shares, because NVML does not
+report which pod a process belongs to. For an agent that cannot see the processes of the host, NVML reports none, and
+starts are not delayed.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
 _LONGEST_SECONDS = 300.0
-"""A process that still runs after this time does not belong to the vanished pod, or never ends."""
+"""The longest delay. A process that still runs after this time does not belong to the vanished pod, or never ends."""
 
 
 class CardReader(Protocol):
@@ -39,10 +40,11 @@ class CardReader(Protocol):
 
 
 class LingeringProcesses:
-    """The check for processes of vanished pods. Used on one event loop.
+    """The check for processes of vanished pods. Use it on one event loop.
 
     Args:
-        pods: the pods of the node. Those that vanished while they ran may have left processes behind.
+        pods: The pods of the node, including vanished ones.
+        driver: The driver that reports on which cards processes run.
     """
 
     def __init__(self, pods: NodePods, driver: CardReader) -> None:
@@ -55,12 +57,12 @@ class LingeringProcesses:
         """Wait until no process of a vanished pod runs on a card that only this pod has.
 
         Args:
-            gpu_pod: the pod whose container starts.
-            cards: the whole cards of the node, and its slices.
-            deadline: in the event loop's time.
+            gpu_pod: The pod whose container starts.
+            cards: The whole cards of the node, and its slices.
+            deadline: A time of the event loop's clock.
 
         Raises:
-            Refused: such a process still runs at the deadline.
+            Refused: Such a process still runs at the deadline.
         """
         loop = asyncio.get_running_loop()
         while suspects := self._suspects(gpu_pod, cards):
@@ -91,7 +93,7 @@ class LingeringProcesses:
         vanished = [gone for gone in self._pods.vanished_pods() if not mtgpu.occupy_target(gone.pod)]
         if not vanished:
             return []
-        # This pod itself may be one of them: then the processes may be its own.
+        # This pod itself may have run before. In that case its card counts as shared: the processes may be its own.
         running = [other for other in self._pods.all() if other.started_containers and not other.pod.ended]
         shared = {card.uuid for other in running for card in _cards_of(other, cards)}
         shared |= {limited.card for limited in self._pods.limited_pods()}
@@ -101,7 +103,7 @@ class LingeringProcesses:
     async def _busy_cards(self) -> Collection[str] | None:
         """Return the UUIDs of the cards on which processes run; None if NVML fails or hangs.
 
-        A call into the driver may hang forever, so it runs on a daemon thread, and only one such thread at a time.
+        A call into the driver may hang forever, so it runs on a daemon thread. Only one such thread runs at a time.
         """
         if self._answer is None or self._answer.done():
             self._answer = Future()

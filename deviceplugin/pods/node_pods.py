@@ -1,8 +1,8 @@
 """The cache of the pods on this node.
 
-`deviceplugin.node_state` creates one `NodePods` and a Reflector that calls `take` and `drop`. The packages allocation,
-partitioning, isolation and inventory read from it, on any thread. One lock protects all data, and the objects that the
-methods return are immutable.
+`deviceplugin.node_state` creates one `NodePods` and a Reflector that calls `take` and `drop`. Most parts of the agent
+read from it, on any thread. One lock protects all data, and changes by callers to the returned objects do not affect
+the cache.
 """
 
 import threading
@@ -29,21 +29,28 @@ from mgpu.settings import Settings
 
 
 class Presence(NamedTuple):
-    """A pod in the API, whether it requests GPUs or not: `namespace/name`, and whether its phase is final."""
+    """A pod in the API, whether it requests GPUs or not.
+
+    Attributes:
+        key: The namespace and the name of the pod, as `namespace/name`.
+        ended: Whether the phase of the pod is final.
+    """
 
     key: str
     ended: bool
 
 
 class NodePods:
-    """The pods of the node, and what the agent stores about those that have gone. Thread-safe.
+    """The pods of the node, and what the agent stores about pods that are gone. Thread-safe.
 
     Args:
-        changed: called after every change of a field that the agent reads, without holding the lock.
-        records: checks the seals of allocation records.
+        settings: The settings, which enable the dialects.
+        changed: A function that is called after every change of a field that the agent reads. The lock is not held
+            during the call.
+        records: The verifier that checks the seals of allocation records.
 
     Attributes:
-        dropped: how many pods have been dropped so far.
+        dropped: How many pods have been removed since the start.
     """
 
     def __init__(self, settings: Settings, changed: Callable[[], None], records: RecordVerifier = UNSEALED) -> None:
@@ -51,9 +58,9 @@ class NodePods:
         self._changed = changed
         self._records = records
         self._pods: dict[str, GpuPod] = {}
-        # UID → annotations that the API server does not have yet.
+        # The annotations of a pod that the API server does not have yet, by UID.
         self._amended: dict[str, Mapping[str, str]] = {}
-        # UID of every pod, with or without GPUs → the UID by which the kubelet knows it, and its presence.
+        # By UID of every pod, with or without GPUs, the UID by which the kubelet knows the pod, and its presence.
         self._present: dict[str, tuple[str, Presence]] = {}
         self._limited: dict[str, LimitedPod] = {}
         self._vanished: dict[str, GpuPod] = {}
@@ -93,7 +100,7 @@ class NodePods:
         """Remove a pod that the API does not have any more.
 
         Args:
-            raw: the last object, or only its name and UID if the watch was interrupted.
+            raw: The last object, or only its name and UID if the watch was interrupted.
         """
         uid = raw["metadata"]["uid"]
         with self._lock:
@@ -112,7 +119,7 @@ class NodePods:
         self._changed()
 
     def amend(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
-        """Apply these annotations to the pod before the API server has them. Ignored if the pod has ended or gone."""
+        """Apply these annotations to the pod before the API server has them, unless the pod has ended or is gone."""
         uid = gpu_pod.pod.uid
         with self._lock:
             now = self._pods.get(uid)
@@ -155,10 +162,10 @@ class NodePods:
             return tuple(sorted(self._limited.values()))
 
     def held_amount(self, resource: str) -> int:
-        """Return how much of the resource the pods hold that the kubelet has admitted and that have not ended.
+        """Return how much of the resource is held by pods that the kubelet has admitted and that have not ended.
 
-        The kubelet sets `status.startTime` when it admits a pod. Other pods do not count, because any user can create a
-        pod that names this node and requests more than it has, and the Node would report that amount as its capacity.
+        The kubelet sets `status.startTime` when it admits a pod. Other pods do not count, because the Node reports the
+        held amount as its capacity, and any user can create a pod that names this node and requests more than it has.
         """
         with self._lock:
             running = (gpu_pod for gpu_pod in self._pods.values() if gpu_pod.pod.start_time and not gpu_pod.pod.ended)
@@ -180,7 +187,7 @@ class NodePods:
             return uid in self._ended_before
 
     def forget_ended_before_except(self, uids: Collection[str]) -> None:
-        """Limit the data behind `had_ended_before` to these pods."""
+        """Forget for all pods except these that `had_ended_before` is true."""
         with self._lock:
             self._ended_before &= {*uids}
 

@@ -1,9 +1,9 @@
-"""Receipts: files that say which cards each pod got. They outlive the agent and the pod's API object.
+"""Writes and reads receipts: files that say which cards each pod got. They outlive the agent and the pod's API object.
 
 `pods.remnants` writes a receipt before a container starts, because the API object can disappear while the container
 runs. The cards in the receipt stay held until the container runtime reports that the pod has ended. Agents of different
 versions read each other's files, so a new field needs a default, and no field may change its meaning.
-`pods.unrecorded_pods` uses the functions that merge shares and make rows of the Device.
+`pods.unrecorded_pods` calls `merge_by_card` and `device_rows` too.
 """
 
 import logging
@@ -23,8 +23,8 @@ from mgpu.model.pods import Stage
 log = logging.getLogger(__name__)
 
 _NAME = "mgpu_{}_receipt"
-"""Without the suffix `.json`, the container runtime does not read the file as a CDI spec. The prefix is that of CDI
-files, so that an agent of a version without receipts removes the file too (`CdiFiles.keep_only`)."""
+"""The name of a receipt. It does not end in `.json`, so the container runtime does not read the file as a CDI spec. It
+begins like the names of CDI files, so an agent of a version without receipts removes it too (`CdiFiles.keep_only`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Receipt:
     """The cards that one pod got.
 
     Attributes:
-        uid: the pod's UID in the API, or `kubelets_uid` if another plugin gave out the cards.
-        kubelets_uid: the UID by which the kubelet and the runtime know the pod.
-        grace: for how many seconds the kubelet lets the containers run after the deletion.
-        shares: name GPUs by UUID, since indexes may change.
+        uid: The pod's UID in the API, or `kubelets_uid` if another plugin gave out the cards.
+        kubelets_uid: The UID by which the kubelet and the runtime know the pod.
+        grace: The time in seconds that the kubelet lets the containers run after the deletion.
+        shares: The shares that the pod holds. They name GPUs by UUID, since indexes may change.
     """
 
     uid: str
@@ -45,7 +45,7 @@ class Receipt:
 
 
 def merge_by_card(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
-    """Return one share for each GPU: the amount that the pod holds there at its busiest moment.
+    """Return one share for each GPU, with the most that the pod holds of that GPU at any time.
 
     Without this, a pod with hundreds of containers would have hundreds of rows in its receipt and in the Device, whose
     size is limited. Shares of slices, and of cards that the node does not have, stay as they are.
@@ -64,8 +64,10 @@ def device_rows(
     """Yield rows for the annotation of the Device: one row for all GPUs of which the pod holds equal shares.
 
     Args:
-        shares: the result of `merge_by_card`.
-        container: the container's name in the rows; None numbers the rows instead.
+        uid: The UID of the pod in the rows.
+        resource: The resource in the rows.
+        shares: The result of `merge_by_card`.
+        container: The container in the rows. If it is None, each row has a number instead.
     """
     uuids: dict[Share, list[str]] = {}
     for share in shares:
@@ -76,14 +78,14 @@ def device_rows(
 
 
 class Receipts:
-    """The receipts in `folder`, cached in memory. Call `read` once before everything else."""
+    """The receipts in `folder`, cached in memory. Call `read` before all other methods. Any thread may call `all`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, Receipt] = {}
 
     def read(self) -> None:
-        """Read the files, which another agent may have written. A damaged file is logged and ignored."""
+        """Read all files, some of which other agents may have written. A damaged file is logged and ignored."""
         found: dict[str, Receipt] = {}
         for file in sorted(self._folder.glob(_NAME.format("*"))):
             try:
@@ -99,12 +101,12 @@ class Receipts:
         return self._known
 
     def write(self, receipt: Receipt) -> None:
-        """Write the receipt; it replaces an earlier one of the pod. Raises OSError."""
+        """Write the receipt in place of an earlier one of the pod. Raises OSError."""
         if self._known.get(receipt.uid) == receipt:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / _NAME.format(receipt.uid)
-        # The file is replaced atomically: a truncated one, of an agent that was killed, would free the cards.
+        # The file is replaced atomically. If an agent that is killed left a truncated file, the cards would be free.
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(asdict(receipt), default=tuple))
         os.replace(new, file)
@@ -126,5 +128,5 @@ def _parsed(data: dict[str, Any]) -> Receipt:
 
 def _share(row: dict[str, Any]) -> Share:
     card = row["card"]
-    named = Minor(card[0]) if isinstance(card, list) else card  # a tuple is a list in JSON
+    named = Minor(card[0]) if isinstance(card, list) else card  # A `Minor` is a tuple, and so a list in JSON.
     return Share(**{**row, "card": named, "stage": Stage(row["stage"])})

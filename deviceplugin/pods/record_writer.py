@@ -1,9 +1,9 @@
 """Writes changed allocation records to the API server in the background.
 
 The agent creates one `RecordWriter`. `delivery.exchange` writes exchanged records through it, and the reconciler and
-the agent the acknowledgement of a start. Each pod's record is retried separately: a pod whose PATCH always fails, for
-example because of an admission webhook, must not delay the records of other pods. First attempts and retries run on
-two threads, so that retries that time out delay no first attempt.
+the agent write acknowledgements through it. Each pod's record is retried separately: a pod whose PATCH always fails,
+for example because of an admission webhook, must not delay the records of other pods. First attempts and retries run on
+different threads, so that retries that time out do not delay first attempts.
 """
 
 import logging
@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _PASSING = (401, 408, 429)
-"""The 4xx statuses that are retried. Others are final: the pod is gone, or an admission webhook denies the write.
-409 is retried while the pod is on this node. The API server returns it if the name belongs to another pod now, and also
-after it has lost five races with other writers of the pod."""
+"""The 4xx statuses that are always retried. The others, except 409, are final: the pod is gone, or an admission webhook
+denies the write."""
 _CONFLICT = 409
+"""This status is retried while the pod is on this node. The API server returns it if the name belongs to another pod
+now, and also after five conflicts with other writers of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,10 @@ class _Record:
     """Annotations that wait to be written.
 
     Attributes:
-        due: the time of the next attempt, on the monotonic clock.
-        pause: seconds from that attempt to the following one.
+        pod: The pod.
+        annotations: The annotations.
+        due: The time of the next attempt, on the monotonic clock.
+        pause: The pause after that attempt if it fails, in seconds.
     """
 
     pod: Pod
@@ -59,8 +62,9 @@ class Pods(Protocol):
 class RecordWriter:
     """A queue of annotations with two threads that write them. Thread-safe.
 
-    Writes of one pod take effect in the order of the calls, and waiting ones are merged. Annotations that are not
-    written before `stop` need not be stored, since the next agent derives them again.
+    Writes of one pod take effect in the order of the calls, and writes that wait are merged. Annotations that are not
+    written before `stop` need not be stored, since the next agent derives them again. The condition `_changed` guards
+    all data.
     """
 
     def __init__(self, api: Api, pods: Pods) -> None:
@@ -111,7 +115,7 @@ class RecordWriter:
                 self._changed.notify_all()
 
     def _next(self, lane: dict[str, _Record]) -> _Record | None:
-        """Wait for the first due record that the other thread is not writing. Return None after `stop`."""
+        """Wait until a record is due, and return it; None after `stop`. Skip pods that the other thread is writing."""
         with self._changed:
             while not self._stopped:
                 ready = [record for uid, record in lane.items() if uid not in self._in_flight]
@@ -124,7 +128,7 @@ class RecordWriter:
         return None
 
     def _put_back(self, record: _Record) -> None:
-        """Schedule a retry, merged with newer annotations of the pod, which must not overtake it."""
+        """Schedule a retry, merged with newer annotations of the pod, so that these are not written earlier."""
         newer = self._fresh.pop(record.pod.uid, None)
         annotations = {**record.annotations, **(newer.annotations if newer else {})}
         due = time.monotonic() + record.pause

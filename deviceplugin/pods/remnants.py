@@ -1,13 +1,14 @@
-"""Remnants: deleted pods whose containers still run. They hold their cards until the containers have ended.
+"""Finds remnants: deleted pods whose containers still run. They hold their cards until the containers have ended.
 
 If a pod is deleted and then deleted by force, its object disappears at once, but the kubelet lets the containers run
 for the grace period of the first deletion, which may be years. A stolen token can set a final phase on a running pod.
-So the container runtime, and not the API, decides when a card is free. If the runtime does not answer, such a pod holds
-its cards for its grace period, at most `LONGEST_SECONDS`.
+So the container runtime, and not the API, decides when a card is free. If the runtime does not answer, a deleted pod
+holds its cards for its grace period, at most `LONGEST_SECONDS`.
 
 `Remnants` finds these pods by their receipts. `ForcedStops` kills their containers `STOP_SECONDS` after the object has
 disappeared, since a quota does not count such a pod and nothing can evict it. `remove_gone_pods` removes all other data
-of pods that are neither in the API nor remnants. `deviceplugin.reconciler` runs all three.
+of pods that are neither in the API nor remnants. `deviceplugin.reconciler` runs all three. The allocator writes
+receipts through `Remnants`; the agent, the metrics and the partition worker read what remnants hold.
 """
 
 import asyncio
@@ -28,13 +29,15 @@ from mgpu.model.ledger import Holding, Share
 log = logging.getLogger(__name__)
 
 LONGEST_SECONDS = 3600.0
-"""The limit if the runtime does not answer. A pod's author chooses its grace period, and the containers may have ended
-already. With a longer limit, one second of use could hold a card for days."""
+"""How long a deleted pod can hold its cards if the runtime does not answer. A pod's author chooses its grace period,
+and the containers may have ended already. Without this limit, a pod that used a card for a second could hold it for
+days."""
 STOP_SECONDS = 60.0
-"""Counted from the removal of the object. Force deletion guarantees no time; this time is for writing checkpoints."""
+"""The time from the removal of the object until the containers are killed. Force deletion guarantees no time; this time
+lets applications write their checkpoints."""
 _POLL_SECONDS = 1.0
 _MAX_QUERIES = 8
-"""Concurrent queries to the runtime."""
+"""The maximum number of concurrent queries to the runtime."""
 _STOP_POLL_SECONDS = 5.0
 _LONGEST_STOP_PAUSE = 60.0
 _LIST_SECONDS = 5.0
@@ -50,13 +53,16 @@ class Runtime(Protocol):
 class Remnants:
     """The remnants of the node, found by receipts.
 
-    Used on one event loop; `holdings`, `rows` and `is_remnant` may be called from any thread.
+    Use it on one event loop; any thread may call `holdings`, `rows` and `is_remnant`.
 
     Args:
-        changed: woken when remnants may have appeared or ended.
+        receipts: The receipts of the pods.
+        pods: The pods of the node.
+        runtime: The container runtime.
+        changed: A signal that this object sends when remnants may have appeared or ended.
 
     Attributes:
-        removed: incremented whenever remnants have ended.
+        removed: A counter that is incremented whenever remnants have ended.
     """
 
     def __init__(self, receipts: Receipts, pods: NodePods, runtime: Runtime, changed: Wakeup) -> None:
@@ -65,7 +71,7 @@ class Remnants:
         self._runtime = runtime
         self._changed = changed
         self._resumed = False
-        # UID → when `update` first found the remnant, and when it first found that its object is missing.
+        # By UID, when `update` first found the remnant, and when it first found that the remnant's object is missing.
         self._since: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._held: tuple[Receipt, ...] = ()
@@ -76,11 +82,12 @@ class Remnants:
         self._receipts.read()
 
     def resume(self, given: Iterable[tuple[GpuPod, Sequence[Share]]], cards: Sequence[Card]) -> None:
-        """Start to look for remnants. Call this once all pods are listed: then a receipt without a pod is a remnant.
+        """Start to look for remnants. Call this once all pods are listed: a receipt without a pod is then a remnant.
 
         Args:
-            given: the pods that have run, with their shares. Agents of versions without receipts may have started them.
-            cards: all devices of the node.
+            given: The pods that have run, with their shares. They get receipts, since agents of versions without
+                receipts may have started them.
+            cards: All devices of the node.
         """
         for gpu_pod, shares in given:
             if gpu_pod.pod.uid not in self._receipts.all():
@@ -92,7 +99,10 @@ class Remnants:
         """Write the receipt of a pod before a container starts on its cards. Raises OSError.
 
         Args:
-            gpu_pod: None for pods that request no cards in an enabled vocabulary.
+            uid: The UID of the pod.
+            shares: The shares that the pod holds.
+            cards: All devices of the node.
+            gpu_pod: The pod; None if it is not read as a GPU pod.
         """
         mirrored = kubelets_uid(gpu_pod.pod.annotations, uid) if gpu_pod else uid
         grace = gpu_pod.grace if gpu_pod else GRACE_SECONDS
@@ -101,7 +111,10 @@ class Remnants:
     def try_write_receipt(
         self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None = None
     ) -> None:
-        """Write the receipt of a pod whose cards come from an earlier agent, another plugin or an MtgpuPod."""
+        """Write the receipt of a pod whose cards come from an earlier agent, another plugin or an MtgpuPod.
+
+        A failure is logged. The arguments are those of `write_receipt`.
+        """
         try:
             self.write_receipt(uid, shares, cards, gpu_pod)
         except OSError as error:
@@ -121,7 +134,7 @@ class Remnants:
         return self._candidates().keys()
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Return what remnants hold. Those that the runtime has not confirmed yet are included."""
+        """Return what remnants hold, including pods that may be remnants and that the runtime has not confirmed yet."""
         return tuple(Holding(uid, "", "", "", "", receipt.shares) for uid, receipt in self._candidates().items())
 
     def rows(self) -> tuple[CheckpointEntry, ...]:
@@ -132,7 +145,7 @@ class Remnants:
         return tuple(row for receipt in self._held for row in device_rows(receipt.uid, DELETED_POD, receipt.shares))
 
     def overdue(self, seconds: float) -> tuple[str, ...]:
-        """Return the UIDs of remnants whose object has been missing for that many seconds.
+        """Return the UIDs of remnants whose object has been missing for at least `seconds`.
 
         Static pods are left out, because the kubelet runs them without an API object. Pods whose object still exists
         with a final phase are left out too: the kubelet ends these itself, and a stolen token can write a phase.
@@ -148,10 +161,10 @@ class Remnants:
         )
 
     async def follow(self, rows_changed: Callable[[], None]) -> None:
-        """Call `update` again and again until cancelled.
+        """Call `update` repeatedly until cancelled.
 
         Args:
-            rows_changed: called when `rows` has changed.
+            rows_changed: A function that is called when the result of `rows` has changed.
         """
         while True:
             before = self._held
@@ -175,7 +188,7 @@ class Remnants:
 
         held = dict(zip(candidates, await asyncio.gather(*map(holds, candidates.values())), strict=True))
         self._held = tuple(receipt for uid, receipt in candidates.items() if held[uid])
-        # A mirror pod may have been created again meanwhile. Then its static pod is no remnant, and the receipt stays.
+        # A mirror pod may have been created again meanwhile. Its static pod is no remnant then, and the receipt stays.
         ended = [uid for uid, still in held.items() if not still and uid in self._candidates()]
         for uid in ended:
             self._receipts.remove(uid)
@@ -203,8 +216,8 @@ class Remnants:
     async def _holds(self, receipt: Receipt) -> bool:
         ended = receipt.kubelets_uid in self._pods.presences()
         try:
-            # A pod whose object is gone may be between two containers. A pod with a final phase starts no container any
-            # more, but its sandbox still exists for a moment, and must not count.
+            # If the object is gone, the pod may start another container while its sandbox is ready. A pod with a final
+            # phase starts no container any more. Its sandbox exists for a moment longer, and must not count.
             uids = {receipt.uid, receipt.kubelets_uid}
             return any([await self._runtime.is_running(uid, sandbox=not ended) for uid in sorted(uids)])
         except RetryLater as error:
@@ -222,18 +235,20 @@ class StoppingRuntime(Protocol):
 
 
 class PodList(Protocol):
-    """The Reflector that feeds `NodePods`."""
+    """The part of the pod watch (`NodeState.pod_watch`) that `ForcedStops` needs."""
 
     def refresh(self, seconds: float) -> bool:
         """List the pods again, and return whether that succeeded within `seconds`. Blocks."""
 
 
 class ForcedStops:
-    """A loop that stops the containers of remnants through CRI. Used on one event loop.
+    """A loop that stops the containers of remnants through CRI. Use it on one event loop.
 
     Args:
-        pods: the watch of the node's pods.
-        warn: called with the failures, whenever there are new ones.
+        remnants: The remnants of the node.
+        runtime: The container runtime.
+        pods: The watch of the node's pods.
+        warn: A function that is called with the text of all failures, whenever there is a new one.
     """
 
     def __init__(
@@ -280,10 +295,10 @@ class ForcedStops:
 
 
 class PodStore(Protocol):
-    """A part of the agent that stores data of each pod: CDI files, grants, MPS clients, answers."""
+    """A part of the agent that stores data of each pod, such as CDI files, grants, MPS clients or answers."""
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the data of all other pods."""
+        """Remove the data of all pods except those with these UIDs."""
 
 
 class RemainingPods(Protocol):
@@ -300,7 +315,13 @@ async def remove_gone_pods(
     """Remove pods that are neither in the API nor remnants from the stores, until cancelled.
 
     Start it once all pods are listed, since it also removes the data that earlier agents have stored. It compares
-    counters of removals and not sets of pods, because a pod may come and go between two passes.
+    counters of removals and not sets of pods, because a pod may appear and disappear between two passes.
+
+    Args:
+        pods: The pods of the node.
+        remnants: The remnants of the node.
+        stores: The parts that store data of pods.
+        changed: A signal that is sent when pods or remnants change.
     """
     done = None
     while True:

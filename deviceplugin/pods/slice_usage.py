@@ -2,7 +2,8 @@
 
 The functions are pure. `partitioning.partition_worker` combines the three sources, so that it never destroys a slice in
 use. The checkpoint overrides CDI files, and these override records, which users with the right to edit pods can change.
-`capacity_check` and `identity` read the environment of CDI files here. A place is a slice without its UUID.
+`capacity_check` reads the environments in CDI files with these functions, and `identity` writes `PLACES_VARIABLE`. A
+place is a slice without its UUID and its pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,13 +14,14 @@ from mgpu.model.node_slices import UNKNOWN_POD
 from mgpu.model.slice_names import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_of_resource
 
 PLACES_VARIABLE = "MGPU_PLACES"
-"""Card and start of each slice in MGPU_SLICES, such as `0:4,0:2`. Under MPS all slices of a card have its UUID."""
+"""The variable that contains the card and the start of each slice in MGPU_SLICES, such as `0:4,0:2`. It is needed since
+UUIDs do not identify MPS shares: NVIDIA_VISIBLE_DEVICES contains the UUID of their card."""
 _NAMES_VARIABLE, _VISIBLE = "MGPU_SLICES", "NVIDIA_VISIBLE_DEVICES"
 
 Users = dict[Slice, str]
-"""Place → the UID of the pod that uses it."""
+"""The UID of the pod that uses a place, by place."""
 Environments = Mapping[tuple[str, str], Mapping[str, str]]
-"""(pod UID, container) → the environment in its CDI files."""
+"""The environment in a container's CDI files, by pod UID and container."""
 
 
 def place_at(type_: str, index: int) -> Slice | None:
@@ -49,14 +51,17 @@ def visible_cards(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the UUIDs of the cards or slices in a container's environment, as `mgpu.model.node_slices` forms them."""
+    """Return the UUIDs of the cards or slices in a container's environment.
+
+    The UUID of an MPS share has the same form as in `mgpu.model.node_slices.slice_devices`.
+    """
     visible = tuple(filter(None, env.get(_VISIBLE, "").split(",")))
     shares = [place for place in places_in(env) if mode_of(place.name) == MPS]
     return tuple(f"{visible[0]}/{s.name}/{s.start}" for s in shares) if shares and visible else visible
 
 
 def users_by_records(pods: Iterable[GpuPod]) -> Users:
-    """Return the users by the records of pods that have not ended. The first of several pods counts."""
+    """Return the users according to the records of pods that have not ended. The first pod with a place counts."""
     found: Users = {}
     for gpu_pod in pods:
         for place in places_of(gpu_pod.shares or ()) if not gpu_pod.pod.ended else ():
@@ -65,11 +70,12 @@ def users_by_records(pods: Iterable[GpuPod]) -> Users:
 
 
 def users_by_cdi_files(environments: Environments, made: Iterable[Slice], alive: Callable[[str], bool]) -> Users:
-    """Return the users by CDI files, which name places or the UUIDs of MIG devices.
+    """Return the users according to CDI files, which name places or the UUIDs of MIG devices.
 
     Args:
-        made: the slices that exist.
-        alive: returns whether the pod with this UID may still run.
+        environments: The environments in the CDI files.
+        made: The slices that exist.
+        alive: A function that returns whether the pod with this UID may still run.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
     found: Users = {}
@@ -84,8 +90,8 @@ def users_by_checkpoint(rows: Iterable[tuple[str, Collection[str]]], made: Itera
     """Return the users of MIG devices that another plugin gave out. Its device ids are the UUIDs of MIG devices.
 
     Args:
-        rows: (pod UID, device ids) of the pods that may still run.
-        made: the slices that exist.
+        rows: The UIDs and the device ids of the pods that may still run.
+        made: The slices that exist.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
     return {by_uuid[name]: uid for uid, ids in sorted(rows) for name in ids if name in by_uuid}
@@ -95,7 +101,9 @@ def with_users(made: Iterable[Slice], users: Mapping[Slice, str], busy: Iterable
     """Return the slices, each with the pod that uses it.
 
     Args:
-        busy: the places where processes run. Such a slice is in use even if no source names its pod.
+        made: The slices that exist.
+        users: The users of the places.
+        busy: The places where processes run. Such a slice is in use even if no source names its pod.
     """
     somebody = dict.fromkeys(busy, UNKNOWN_POD)
     return tuple(

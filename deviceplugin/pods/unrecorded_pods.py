@@ -1,11 +1,12 @@
 """Finds out which cards the pods without an allocation record have.
 
-Such a pod may have cards from another plugin, from the time before mgpu was installed, or from this agent if its record
-was lost later. Or it is a bare pod, which has none: the kubelet starts a container whose resource no plugin offers
-without calling a plugin. The sources are the kubelet's checkpoint, the CDI files, and the container runtime, which
-knows the environments of containers. A pod whose cards cannot be found out counts on every card, so that no card is
-given out twice. `allocation.whole_cards` calls this, and the agent reports the rows in the Device
-(`mgpu.model.device_checkpoints.OTHERS`).
+Such a pod may have cards from another plugin or from the time before mgpu was installed. It may also have cards from
+this agent, if its record was lost later. Otherwise it is a bare pod, which has no cards: the kubelet starts a container
+whose resource no plugin offers without calling a plugin. The sources are the kubelet's checkpoint, the CDI files, and
+the container runtime, which knows the environments of containers. A pod whose cards cannot be found out counts on every
+card, so that no card is given out twice. `deviceplugin.node_state` creates the `UnrecordedPods`,
+`allocation.whole_cards` calls it, and the agent reports the rows in the Device
+(`mgpu.model.device_checkpoints.CHECKPOINTS`).
 """
 
 import asyncio
@@ -36,7 +37,7 @@ class Environments(Protocol):
     """The part of `ContainerRuntime` that is needed here."""
 
     async def environments(self, uid: str) -> Mapping[str, Mapping[str, str]]:
-        """Return container → environment, for containers that run or have run. Raises RetryLater."""
+        """Return the environments of containers that run or have run, by container. Raises RetryLater."""
 
 
 class SliceReports(Protocol):
@@ -44,7 +45,7 @@ class SliceReports(Protocol):
 
     @property
     def reports_users(self) -> bool:
-        """Whether the Node's annotations say which pods use which slices, because its cards are partitioned."""
+        """Whether the Node's annotations may say which pods use which slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ class _Answer:
     """The cards that were found for a pod.
 
     Attributes:
-        ran: the containers that had run at that time.
-        shares: empty if the pod has no cards; None if its cards could not be found out.
-        checked: whether the kubelet's checkpoint could be read. Otherwise the pod does not count as bare.
+        ran: The containers that had run when the pod was examined.
+        shares: The shares of the pod; empty if it has no cards, None if its cards could not be found out.
+        checked: Whether the kubelet's checkpoint could be read. Otherwise the pod does not count as bare.
     """
 
     ran: frozenset[str]
@@ -62,7 +63,12 @@ class _Answer:
     checked: bool
 
     def is_final(self, gpu_pod: GpuPod, *, checkable: bool) -> bool:
-        """Return whether another query would give the same answer."""
+        """Return whether another query would give the same answer.
+
+        Args:
+            gpu_pod: The present version of the pod.
+            checkable: Whether the kubelet's checkpoint can be read now.
+        """
         if self.ran != gpu_pod.started_containers or self.shares is None:
             return False
         return bool(self.shares) or self.checked or not checkable
@@ -71,19 +77,22 @@ class _Answer:
 class UnrecordedPods:
     """The pods that run without a record, and their cards.
 
-    Used on one event loop; the attributes may be read from any thread.
+    Use it on one event loop; any thread may read the attributes.
 
-    A pod is examined until its cards are found, and again when another of its containers has run. The result is stored
-    while the pod has no record.
+    A pod is examined until it is certain which cards it has, and again when another of its containers has run. The
+    result is stored while the pod has no record.
 
     Args:
-        gpus: the GPUs of the node, partitioned ones included.
-        grants: the devices that agents have delivered. Its attribute `bare` is set here.
+        runtime: The container runtime.
+        pods: The pods of the node.
+        gpus: The GPUs of the node, including partitioned ones.
+        grants: The devices that agents have delivered. This object sets its attribute `bare`.
+        slices: The partitions of the node.
 
     Attributes:
-        bare: the UIDs of bare pods.
-        certain_rows: rows of the pods that have cards.
-        possible_rows: rows of the pods that may have cards.
+        bare: The UIDs of bare pods.
+        certain_rows: The rows of the pods that have cards.
+        possible_rows: The rows of the pods that may have cards.
     """
 
     def __init__(
@@ -109,7 +118,7 @@ class UnrecordedPods:
         """Return whether a pod without a record has not been examined yet.
 
         Args:
-            given: as in `update`.
+            given: The UIDs of pods to which another plugin gave cards. They need not be examined.
         """
         missing = ((uid, gpu_pod) for uid, gpu_pod in self.pods_without_record().items() if uid not in given)
         return any(
@@ -134,10 +143,10 @@ class UnrecordedPods:
         """Examine the pods without a record, and publish the result in the attributes.
 
         Args:
-            missing: the result of `pods_without_record` before the kubelet's checkpoint was read.
-            given: the UIDs of pods to which another plugin gave cards, by the checkpoint.
-            sliced: the UIDs of pods to which another plugin gave slices, by the checkpoint. None if the checkpoint
-                cannot be read; then no pod counts as bare.
+            missing: The result of `pods_without_record` before the kubelet's checkpoint was read.
+            given: The UIDs of pods to which another plugin gave cards, according to the checkpoint.
+            sliced: The UIDs of pods to which another plugin gave slices, according to the checkpoint. None if the
+                checkpoint cannot be read; in that case no further pod counts as bare.
         """
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in missing}
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if uid in missing}
@@ -172,7 +181,7 @@ class UnrecordedPods:
         self.bare = self._grants.bare = frozenset(bare)
 
     def _possible_shares(self, gpu_pod: GpuPod) -> tuple[Share, ...]:
-        """Return a share on any card, for a pod whose cards could not be found out."""
+        """Return shares on unknown cards, for a pod whose cards could not be found out."""
         if gpu_pod.request is None or (self._slices.reports_users and not gpu_pod.request.containers):
             return ()
         if not gpu_pod.request.containers:
@@ -180,7 +189,7 @@ class UnrecordedPods:
         return unknown_shares(replace(gpu_pod.request, others=()), gpu_pod.pod)
 
     def _rows(self, gpu_pod: GpuPod, shares: Sequence[Share]) -> Iterator[CheckpointEntry]:
-        """Yield one row for all cards of which the pod holds equal shares, however many containers it has."""
+        """Yield rows for the Device: one row for all cards of which the pod holds equal shares."""
         resource = next(
             (gpu_pod.carriers[name] for name in sorted(gpu_pod.started_containers) if name in gpu_pod.carriers),
             WHOLE_CARDS,
@@ -197,7 +206,7 @@ class UnrecordedPods:
         if kept := self._grants.delivered_shares(gpu_pod, self._node.gpus):
             return kept
         if not request.containers:
-            # Slices come from this agent, or from another plugin, whose answers are in the kubelet's checkpoint.
+            # Slices come from this agent, or from another plugin. The kubelet's checkpoint shows the latter.
             given = self._grants.has_delivered(uid) or uid in sliced
             return None if given else ()
         return await self._query_runtime(gpu_pod, request)
@@ -212,7 +221,7 @@ class UnrecordedPods:
         shares = tuple(
             share for name, env in environments.items() for share in self._shares_in_environment(request, name, env)
         )
-        # A container that the runtime does not list may be about to start again, on the cards that it had.
+        # A container that the runtime does not list may start again soon, on the cards that it had.
         return (
             shares
             if shares or gpu_pod.started_containers <= {*environments, *gpu_pod.completed_init_containers}
@@ -222,7 +231,8 @@ class UnrecordedPods:
     def _shares_in_environment(self, request: GpuRequest, container: str, env: Mapping[str, str]) -> Iterator[Share]:
         """Yield the container's shares of the cards in its environment.
 
-        An environment with more cards than the container requests comes from an image or a ConfigMap, and is ignored.
+        An environment that names more cards than the container requests comes from an image or a ConfigMap, and is
+        ignored.
         """
         requested = next((one for one in request.containers if one.container == container), None)
         visible = env.get(VISIBLE, "")

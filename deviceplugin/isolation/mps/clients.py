@@ -1,7 +1,8 @@
-"""Keeps track of which containers are clients of which MPS daemon, and lets them start once it answers.
+"""Keeps track of which containers are clients of which MPS daemon, and lets them start once the daemon answers.
 
-The allocator calls `Mps.ready` before a container starts and `Mps.mark_started` when it may start; the MPS partitioner
-names the partitioned cards. Clients outlive the agent: their CDI files name the daemon.
+`deviceplugin.agent` creates the `Mps` and runs it. The allocator calls `Mps.ready` before a container starts and
+`Mps.mark_started` when it may start; the MPS partitioner calls `Mps.set_partitioned_cards`. Clients outlive the agent.
+The next agent finds them, because their CDI files name the daemon.
 """
 
 import asyncio
@@ -22,26 +23,26 @@ from mgpu.model.slice_names import is_mps
 from mgpu.settings import DevicePluginSettings
 
 Key = tuple[str, str]
-"""(pod UID, container)."""
+"""The UID of a pod, and the name of one of its containers."""
 
 
 class Mps:
     """The containers of the node that are clients of MPS daemons.
 
-    Used on one event loop, except for the methods that are documented as thread-safe.
+    Use it on one event loop, except for the methods that are documented as thread-safe.
 
     A card has a daemon while it is partitioned into slices, and while it has clients. A container is a client from the
     call of `ready` until its pod ends or is deleted. It stays a client when the settings change.
 
     Args:
-        daemons: the daemons of all cards.
-        files: the CDI files, by which the clients of an earlier agent are found.
-        folder: the setting `deviceplugin.mpsDir`.
-        node: all GPUs of the node.
-        pods: the pods of the node.
-        changed: is woken when pods change.
-        unenforced: reports a pod whose shares cannot be enforced, and the reason.
-        enforce: whether shares of cards are limited; slices always are.
+        daemons: The daemons of all cards.
+        files: The CDI files, in which the clients of an earlier agent are found.
+        folder: The setting `deviceplugin.mpsDir`.
+        node: All GPUs of the node.
+        pods: The pods of the node.
+        changed: A signal that wakes coroutines when pods change.
+        unenforced: A function that reports that a pod's shares cannot be enforced, and the reason.
+        enforce: Whether shares of cards are limited. Slices are always limited.
     """
 
     def __init__(
@@ -86,18 +87,23 @@ class Mps:
         return self._daemons.is_healthy(card)
 
     def has_unlimited_folder(self) -> bool:
-        """Return whether containers can fill the node's own file system through the MPS folders. Thread-safe."""
+        """Return whether containers can fill a file system of the node through the MPS folders. Thread-safe."""
         return self._daemons.has_unlimited_folder()
 
     async def ready(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
         """Wait for the daemons of these containers; return the edits of those containers that are clients.
 
-        Raises Refused if a daemon does not answer before the deadline (the loop's time).
+        Args:
+            targets: The containers.
+            deadline: A time of the event loop's clock.
+
+        Raises:
+            Refused: A daemon does not answer before the deadline, or a container has slices that cannot be enforced.
         """
         clients = {t.key: client for t in targets if (client := self._client(t)) is not None}
         if not clients:
             return {}
-        # Registered before the wait, so that the daemons of these cards are started.
+        # The clients are registered before the wait, so that the daemons of their cards are started.
         self._clients |= {key: client.card for key, client in clients.items()}
         self._update_daemons()
         for target in targets:
@@ -114,11 +120,11 @@ class Mps:
         self._update_daemons()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all other pods."""
+        """Forget all pods except those with these UIDs."""
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
 
     async def run(self) -> None:
-        """Start and restart the daemons that are needed, until cancelled. The daemons outlive the cancellation.
+        """Start and restart the daemons that are needed, until cancelled. The daemons continue after the cancellation.
 
         Call it after all pods of the node have been read.
         """
@@ -136,7 +142,7 @@ class Mps:
         self._daemons.set_needed({*clients.values(), *self._partitioned}, used)
 
     def _client(self, target: Target) -> Client | None:
-        """Return the client that the container is, or None. A share that cannot be enforced is reported.
+        """Return the container as a client; None if it is not a client. Report a share that cannot be enforced.
 
         Raises Refused if the container has slices that cannot be enforced.
         """

@@ -1,8 +1,8 @@
 """Starts, queries and ends the nvidia-cuda-mps-control daemon of one card.
 
-Only `deviceplugin.isolation.mps.daemons` uses a `Control`. A daemon runs in a session of its own and must outlive the
-agent: if it ends, the processes that use its card end too. Its pid and start time are stored in a file, by which the
-next agent finds it.
+`deviceplugin.isolation.mps.daemons` creates a `Control` for each card. A daemon runs in a session of its own and must
+outlive the agent: if it ends, the processes that use its card end too. Its process id and start time are stored in a
+file, so that the next agent finds it.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from deviceplugin.isolation.mps.folders import Mounts, UnlimitedFolder
 from deviceplugin.isolation.mps.limits import PIPE, pipe_dir, shm_dir
 
 _MAX_PATH = 107
-"""The longest path of a unix socket (sun_path has 108 bytes)."""
+"""The maximum length of a unix socket's path in bytes. `sun_path` has 108, including the terminating zero."""
 _LONGEST_SOCKET = "control_privileged"
 _KILL_SECONDS = 1.0
 _MOST_ANSWER = 4096
-"""The most bytes of an answer. A root container with a share can listen in place of the daemon, since MPS clients can
-write to the pipe folder, and its endless answer would fill the agent's memory."""
+"""The most bytes of an answer. MPS clients can write to the pipe folder, so a root container with a share can listen in
+place of the daemon. Without this limit its endless answer would fill the agent's memory."""
 _TAIL = 200
 """How many bytes at the end of the daemon's output are searched for the last line, which is reported in an Event."""
 MOST_LOG = 4 << 20
@@ -32,19 +32,24 @@ MOST_LOG = 4 << 20
 
 
 class Answer(Enum):
-    """HEALTHY: a valid answer. ABSENT: no daemon listens, or not yet. SILENT: no answer before the timeout."""
+    """The result of a query.
+
+    `HEALTHY` stands for a valid answer, and `SILENT` for no answer before the timeout. `ABSENT` means that no daemon
+    listens, or not yet, or that its answer is invalid.
+    """
 
     HEALTHY, ABSENT, SILENT = range(3)
 
 
 class Control:
-    """The control daemon of one card, used on one event loop.
+    """The control daemon of one card. Use it on one event loop.
 
     Args:
-        command: the program and its arguments.
-        folder: the setting `mpsDir`.
-        card: the card's UUID.
-        mounts: mounts a tmpfs at each folder that containers can write to; None if these may be plain folders.
+        command: The program and its arguments.
+        folder: The setting `deviceplugin.mpsDir`.
+        card: The UUID of the card.
+        mounts: The object that mounts a tmpfs at each folder that containers can write to; None if these may be plain
+            folders.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, card: str, mounts: Mounts | None = None) -> None:
@@ -70,7 +75,7 @@ class Control:
             self._child = 0
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        # Another process that has got the pid since has another start time.
+        # If another process has the pid now, its start time differs.
         return pid if start == recorded_start else None
 
     def has_unlimited_folder(self) -> bool:
@@ -89,11 +94,11 @@ class Control:
         """Create the daemon's folders, and remove the files that ended containers left there.
 
         Args:
-            has_clients: whether running containers are clients of this daemon. They see the pipe folder that existed
-                when they started and may need their files in it: nothing is mounted over it, and only links are
+            has_clients: Whether running containers are clients of this daemon. They use the pipe folder that existed
+                when they started, and may need their files in it. So nothing is mounted over it, and only links are
                 removed. Without a daemon they would have no limits, so the daemon starts even if the folder's size is
                 not limited.
-            is_only_user: whether no container of the node is a client, and no other daemon runs.
+            is_only_user: Whether no container of the node is a client, and no other daemon runs.
 
         Raises OSError and UnlimitedFolder.
         """
@@ -143,7 +148,7 @@ class Control:
                     os.truncate(file, 0)
 
     async def check_health(self, seconds: float) -> Answer:
-        """Query the daemon's default thread percentage, as NVIDIA's device plugin does."""
+        """Return whether the daemon answers a query. NVIDIA's device plugin sends the same query."""
         answer, text = await self._query("get_default_active_thread_percentage", seconds)
         try:
             float(text)
@@ -152,7 +157,7 @@ class Control:
         return answer
 
     async def quit(self, seconds: float) -> None:
-        """Send the daemon the command to quit, which it may ignore."""
+        """Send the command to quit to the daemon, which may ignore it."""
         await self._query("quit", seconds)
 
     def kill(self) -> None:
@@ -164,7 +169,7 @@ class Control:
     async def _query(self, line: str, seconds: float) -> tuple[Answer, str]:
         """Run the program as a client of the daemon, with this line as its input."""
         if self._client is not None and self._client.returncode is None:
-            return Answer.SILENT, ""  # the last client hangs and cannot be killed; a second one would hang too
+            return Answer.SILENT, ""  # The last client process hangs and cannot be killed. A second one would hang too.
         pipe, out = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
         try:
             self._client = client = await asyncio.create_subprocess_exec(
@@ -210,7 +215,7 @@ class Control:
 
 
 async def _exchange(client: asyncio.subprocess.Process, line: str) -> bytes | None:
-    """Send the line; return the client's output until it ends, or None if that is longer than any valid answer."""
+    """Send the line, and return the output of the client process; None if it is longer than any valid answer."""
     assert client.stdin is not None
     assert client.stdout is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has ended; its output says why
@@ -227,7 +232,7 @@ async def _exchange(client: asyncio.subprocess.Process, line: str) -> bytes | No
 
 
 async def _discard_output(client: asyncio.subprocess.Process) -> None:
-    """Read the output to its end: until then asyncio keeps the pipe open."""
+    """Read the output to its end, since asyncio keeps the pipe open until then."""
     assert client.stdout is not None
     while await client.stdout.read(_MOST_ANSWER):
         pass
@@ -236,7 +241,7 @@ async def _discard_output(client: asyncio.subprocess.Process) -> None:
 def _start_time(pid: int) -> int | None:
     """Return when the process started, in ticks since boot, or None if it has ended."""
     try:
-        # The second field, the program's name in brackets, may contain anything, also spaces and brackets.
+        # The second field is the program's name in brackets. It may contain any character, even spaces and brackets.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return None

@@ -1,8 +1,9 @@
-"""Runs the MPS control daemons of this node: one for each card that is partitioned or has clients.
+"""Runs the MPS control daemons of this node: one for each card that is partitioned into slices or has clients.
 
 `clients.Mps` sets which cards need a daemon (`Daemons.set_needed`) and waits for it (`Daemons.ready`). For each card a
-task starts the daemon, queries its health, and starts it again after it ends. A daemon that serves running containers
-is never killed, since their work would be lost. Daemons outlive the agent, and the next agent finds them.
+task starts the daemon, queries its health, and starts it again after it ends. A daemon that has answered and serves
+running containers is never killed, since their work would be lost. Daemons outlive the agent, and the next agent finds
+them.
 """
 
 import asyncio
@@ -27,13 +28,15 @@ class Times:
     """Durations in seconds.
 
     Attributes:
-        request: the timeout of a query.
-        health: the interval between two queries.
-        start: how long a new daemon may take until its first answer.
-        silent: how long a daemon without clients may not answer before it is replaced.
-        quit: how long a daemon may take to quit before it is killed.
-        first_pause: the pause before the first restart; doubled up to `longest_pause`.
-        first_poll: the interval between queries until the first answer; doubled up to `health`.
+        request: The timeout of a query.
+        health: The interval between two queries of a daemon that answers.
+        start: The time in which a new daemon must answer for the first time.
+        silent: The time without an answer after which a daemon without clients is replaced.
+        quit: The time in which a daemon must quit before it is killed.
+        first_pause: The pause before the first restart. Each further pause is twice as long.
+        longest_pause: The longest pause before a restart.
+        first_poll: The first interval between queries of a daemon that does not answer. Each further interval is twice
+            as long, up to `health`.
     """
 
     request: float = 2.0
@@ -50,10 +53,10 @@ class _Daemon:
     """The daemon of one card.
 
     Attributes:
-        is_needed: whether the card needs a daemon.
-        is_used: whether containers may be running as its clients, so that it must not be killed.
-        problem: why it does not answer, for messages.
-        healthy: set while it answers.
+        is_needed: Whether the card needs a daemon.
+        is_used: Whether containers may be running as clients of the daemon, so that it must not be killed.
+        problem: The reason why the daemon does not answer, for messages.
+        healthy: An event that is set while the daemon answers.
     """
 
     def __init__(self, card: str, control: Control, node: "Daemons") -> None:
@@ -73,7 +76,7 @@ class _Daemon:
         if (is_needed, is_used) != (self.is_needed, self.is_used):
             self.is_needed = is_needed
             self.is_used = is_used
-            # Recorded here, since a client may come and go during one query.
+            # Clients are recorded here, since one may start and end during a single query.
             self._had_clients = self._had_clients or is_used
             self._wake.set()
 
@@ -84,7 +87,7 @@ class _Daemon:
 
     @property
     def has_unlimited_folder(self) -> bool:
-        """Whether containers can fill the node's file system through its folders, or it is not started for that."""
+        """Whether a folder of the daemon has no size limit, or the daemon is not started for that reason."""
         return self.is_needed and (self._is_refused or (self.healthy.is_set() and self._control.has_unlimited_folder()))
 
     async def run(self) -> None:
@@ -108,9 +111,9 @@ class _Daemon:
                 return
 
     async def _start_and_watch(self) -> str | None:
-        """Start the daemon, or find the one of an earlier agent, and watch it.
+        """Start the daemon, or find the daemon that an earlier agent started, and watch it.
 
-        Return why it has ended, or None if the card does not need it any more.
+        Returns why the daemon has ended, or None if the card does not need it any more.
         """
         is_new = False
         pid = self._control.pid()
@@ -130,7 +133,7 @@ class _Daemon:
 
     async def _start(self) -> int:
         """Start a daemon in emptied folders, and return its pid. Raises OSError and UnlimitedFolder."""
-        async with self._node.folders:  # no other daemon starts while the shared memory is emptied
+        async with self._node.folders:  # No other daemon starts while the shared memory is emptied.
             is_only_user = not self._node.is_shared_memory_used()
             await asyncio.to_thread(self._control.prepare, has_clients=self.is_used, is_only_user=is_only_user)
             return self._control.start()
@@ -139,8 +142,8 @@ class _Daemon:
         """Query the daemon until it ends, and return why. Return None if the card does not need it any more.
 
         Args:
-            pid: None if an unknown program started the daemon.
-            is_new: whether it has just been started, so that it has no clients yet.
+            pid: The process id of the daemon; None if an unknown program started the daemon.
+            is_new: Whether the daemon has just been started.
         """
         times = self._times
         last_answer = _now()
@@ -176,7 +179,7 @@ class _Daemon:
         return None
 
     async def _end(self) -> None:
-        """Make the daemon quit, or kill it. It has no clients."""
+        """Make the daemon quit, or kill it. Call this only if the daemon has no clients."""
         if self._control.pid() is not None or (
             await self._control.check_health(self._times.request) is not Answer.ABSENT
         ):
@@ -193,7 +196,7 @@ class _Daemon:
             await asyncio.sleep(self._times.first_poll)
 
     async def _free_shared_memory(self) -> None:
-        """Remove what ended containers left in /dev/shm, unless another daemon of the node may use it."""
+        """Remove what ended containers left in the shared memory, unless another daemon of the node may use it."""
         async with self._node.folders:
             if self._node.is_shared_memory_used():
                 return
@@ -219,7 +222,7 @@ class _Daemon:
         self._node.changed()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until something changes, at most for this time."""
+        """Wait at most this long. Return earlier if the need for the daemon changes, or if its process ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -227,7 +230,7 @@ class _Daemon:
 
     @contextlib.contextmanager
     def _waking_at_exit(self, pid: int | None) -> Iterator[None]:
-        """Wake when the process ends. Without pidfds (a kernel before 5.3) the next query notices the end."""
+        """Interrupt `_wait` when the process ends. Without pidfds (before Linux 5.3) the next query notices the end."""
         loop = asyncio.get_running_loop()
         try:
             descriptor = None if pid is None else os.pidfd_open(pid)
@@ -250,17 +253,19 @@ class _Daemon:
 
 
 class Daemons:
-    """The MPS daemons of all cards. Used on one event loop, except for methods that are documented as thread-safe.
+    """The MPS daemons of all cards. Use it on one event loop, except for methods that are documented as thread-safe.
 
     Args:
-        folder: the setting `deviceplugin.mpsDir`.
-        command: nvidia-cuda-mps-control and its arguments.
-        warn: reports a problem in an Event of the node.
-        changed: is called when a daemon becomes healthy or unhealthy.
-        mounts: mounts a tmpfs at the folders that containers can write to; None if these may be plain folders.
+        folder: The setting `deviceplugin.mpsDir`.
+        command: The program nvidia-cuda-mps-control and its arguments.
+        warn: A function that reports a problem in an Event of the node.
+        changed: A function that is called when a daemon becomes healthy or unhealthy.
+        times: The timeouts and intervals; None for the default ones.
+        mounts: The object that mounts a tmpfs at the folders that containers can write to; None if these may be plain
+            folders.
 
     Attributes:
-        folders: is held while a daemon changes the shared memory.
+        folders: A lock that a daemon holds while it is started, or while it empties the shared memory.
     """
 
     def __init__(
@@ -286,8 +291,8 @@ class Daemons:
         """Run daemons for exactly these cards from now on.
 
         Args:
-            needed: the UUIDs of the cards.
-            used: those of the cards whose daemon may have running clients.
+            needed: The UUIDs of the cards.
+            used: The UUIDs of those cards whose daemon may have running clients.
         """
         for card in sorted({*needed, *self._cards}):
             self._daemon(card).set_need(is_needed=card in needed, is_used=card in used)
@@ -298,11 +303,11 @@ class Daemons:
         return card in self._cards and self._cards[card].healthy.is_set()
 
     def has_unlimited_folder(self) -> bool:
-        """Return whether containers can fill the node's file system through the MPS folders. Thread-safe."""
+        """Return whether containers can fill a file system of the node through the MPS folders. Thread-safe."""
         return any(daemon.has_unlimited_folder for daemon in tuple(self._cards.values()))
 
     async def ready(self, card: str, deadline: float) -> None:
-        """Wait until the card's daemon answers. Raises Refused at the deadline (the loop's time)."""
+        """Wait until the card's daemon answers. Raises Refused at the deadline, a time of the event loop's clock."""
         daemon = self._daemon(card)
         try:
             async with asyncio.timeout_at(deadline):
@@ -311,7 +316,7 @@ class Daemons:
             raise Refused(f"the MPS daemon of card {card} {daemon.problem}") from None
 
     async def run(self) -> None:
-        """Run the daemons until cancelled; they outlive the cancellation. Daemons of earlier agents are found first."""
+        """Find the daemons of earlier agents, and run all daemons until cancelled. They outlive the cancellation."""
         for pipe in sorted(self._folder.glob("*/pipe")):
             self._daemon(pipe.parent.name)
         running: dict[str, asyncio.Task[None]] = {}

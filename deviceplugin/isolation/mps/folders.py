@@ -5,7 +5,8 @@ the node's /run, a tmpfs that the container runtime and the kubelet use too, one
 would remain after it has ended. So each of these folders is a tmpfs with a limited size and number of inodes. Each card
 has a pipe folder of its own, so a container that fills one disturbs only the containers that share its card.
 
-`control` creates and empties the folders through the functions here; `clients` passes it a `KernelMounts`.
+`control` empties the folders with the functions here, and mounts them through the `KernelMounts` that `clients`
+creates.
 """
 
 import ctypes
@@ -18,13 +19,14 @@ from typing import Protocol
 
 _NOSUID, _NODEV, _NOEXEC, _NOSYMFOLLOW = 2, 4, 8, 256
 _FLAGS = _NOSUID | _NODEV | _NOEXEC | _NOSYMFOLLOW
-"""mount(2) ignores flags that the kernel does not know: MS_NOSYMFOLLOW came with Linux 5.10."""
+"""The flags of the mounts. mount(2) ignores flags that the kernel does not know; MS_NOSYMFOLLOW exists since Linux
+5.10."""
 _OPTIONS = b"size=4m,nr_inodes=1024,mode=0755"
 """The mount options of a card's pipe folder, which contains sockets, locks and files with a process id."""
 MOST_ENTRIES = 200_000
-"""The most entries that one call removes: more than the tmpfs of the shared memory has inodes."""
+"""The most entries that one call removes. The tmpfs of the shared memory has fewer inodes."""
 _BATCH = 1000
-"""The most entries that are listed at once: a folder with many long names must not fill the agent's memory."""
+"""The most entries that are listed at once, so that a folder with many long names does not fill the agent's memory."""
 _OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -34,7 +36,7 @@ class UnlimitedFolder(Exception):
 
 
 class Mounts(Protocol):
-    """How the folders are mounted."""
+    """An interface that mounts folders and reports which folders are mounts."""
 
     def is_mount(self, folder: Path) -> bool:
         """Return whether the folder is a separate mount."""
@@ -76,9 +78,14 @@ def shm_without_mount(folder: Path) -> str:
 
 
 def propagates_to_node(mountinfo: str, folder: Path) -> bool:
-    """Return whether a mount below this folder propagates out of this mount namespace (man 5 proc, mountinfo).
+    """Return whether a mount at or below this folder propagates out of this mount namespace.
 
-    A volume with mountPropagation: Bidirectional is shared; HostToContainer makes it a slave, and None private.
+    That is so if the innermost mount that contains the folder is shared. A volume is shared with the mountPropagation
+    Bidirectional, a slave with HostToContainer, and private with None.
+
+    Args:
+        mountinfo: The content of /proc/self/mountinfo (proc_pid_mountinfo(5)).
+        folder: The folder.
     """
     innermost = ""
     is_shared = False
@@ -95,9 +102,9 @@ def propagates_to_node(mountinfo: str, folder: Path) -> bool:
 def empty(folder: Path, limit: int = MOST_ENTRIES) -> None:
     """Remove everything in the folder without following links.
 
-    Containers made the entries, and one may still run and race with the removal. So every name is resolved relative to
-    an open directory. Nested folders are moved up before they are removed, so that thousands of nested folders need
-    neither deep recursion nor thousands of file descriptors.
+    Containers created the entries, and a container that still runs may change them during the removal. So every name is
+    resolved relative to an open directory. Nested folders are moved up before they are removed, so that thousands of
+    nested folders need neither deep recursion nor thousands of file descriptors.
 
     Raises OSError if an entry cannot be removed, or if there are more than `limit` entries.
     """
@@ -116,7 +123,10 @@ def empty(folder: Path, limit: int = MOST_ENTRIES) -> None:
 
 
 def remove_links(folder: Path) -> None:
-    """Remove the symbolic links directly in the folder: the daemon makes none, but follows them. Raises OSError."""
+    """Remove the symbolic links directly in the folder. Raises OSError.
+
+    The daemon creates no links, but it would follow those that a container has created.
+    """
     root = _open(folder)
     try:
         with os.scandir(root) as entries:
@@ -147,7 +157,7 @@ def _open(path: Path | str, parent: int | None = None) -> int:
 
 
 def _next_batch(folder: int) -> list[tuple[str, bool]]:
-    """Return names of entries, and whether each is a folder; none if the folder is empty."""
+    """Return the names of some entries, and whether each is a folder. The list is empty only if the folder is empty."""
     with os.scandir(folder) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _BATCH)]
 

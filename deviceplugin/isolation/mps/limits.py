@@ -1,8 +1,8 @@
-"""Computes the environment and mounts of a container that is the client of an MPS daemon, with its limits. Pure.
+"""Computes the environment and the mounts that limit a container as the client of an MPS daemon.
 
-`clients.Mps` calls `client_of` and `client_edits` before a container starts, as `mgpu simulate` does, and `find_daemon`
-after a restart of the agent. A program can change the variables of its own environment, so the limits only hold for
-cooperative programs (docs/mps.md).
+The functions are pure. `clients.Mps` calls `client_of` and `client_edits` before a container starts, and `find_daemon`
+after a restart of the agent. `mgpu simulate` calls the former two, and `control` uses the paths of the folders. A
+program can change its own environment variables, so the limits hold only for cooperative programs (docs/mps.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _SHM = "/dev/shm"
-"""Where client and server share memory, in addition to the pipes."""
+"""The folder in a container through which client and server share memory, in addition to the pipes."""
 _GIB = 1 << 30
 _MIB = 1 << 20
 
@@ -32,9 +32,9 @@ class Client:
     """A container as the client of one card's daemon.
 
     Attributes:
-        card: the card's UUID.
-        memory: the memory limit as MPS reads it (`4G`); None for no limit.
-        percent: the limit in percent of the card's threads; None for no limit.
+        card: The UUID of the card.
+        memory: The memory limit in the form that MPS reads, such as `4G`; None if there is no limit.
+        percent: The limit in percent of the card's threads; None if there is no limit.
     """
 
     card: str
@@ -53,13 +53,18 @@ def shm_dir(folder: Path) -> Path:
 
 
 def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -> Client | None:
-    """Return the client that a container with these shares is, or None. Raises Unenforceable.
+    """Return the container with these shares as a client, or None if it is not a client.
 
-    A container with an MPS slice always is a client, one with a share of a card only with `enforce`, and one with a
-    whole card never.
+    A container with an MPS slice is always a client. A container with a share of a card is a client only if `enforce`
+    is true, and a container with a whole card is never one.
 
     Args:
-        gpus: all GPUs of the node, partitioned ones included.
+        shares: The shares of the container.
+        gpus: All GPUs of the node, including partitioned ones.
+        enforce: Whether shares of cards are limited.
+
+    Raises:
+        Unenforceable: The shares cannot be enforced.
     """
     clients: list[Client] = []
     for share in shares:
@@ -76,15 +81,22 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
 
 
 def slice_client(name: str, card: Card) -> Client:
-    """Return the client with the MPS slice `name` (`4gb`): its GiB, and the same fraction of the card's threads."""
+    """Return a client with an MPS slice.
+
+    Its limits are the memory of the slice, and the corresponding fraction of the card's threads.
+
+    Args:
+        name: The name of the slice, such as `4gb`.
+        card: The card of the slice.
+    """
     size = gigabytes(name)
     return Client(card.uuid, f"{size}G", _percent(100 * size, max(1, card.memory // _GIB)))
 
 
 def share_client(share: Share, card: Card) -> Client:
-    """Return the client with this share of `card`. An amount that the share does not mention has no limit.
+    """Return a client with this share of the card. An amount that the share does not state has no limit.
 
-    Raises Unenforceable if another system's record only gives the amounts of all containers of the pod together.
+    Raises Unenforceable if another system's record states the amounts only for all containers of the pod together.
     """
     amount = share.amount(card)
     if not amount.memory and not amount.core:
@@ -98,7 +110,10 @@ def _percent(hundredfold: int, whole: int) -> int:
 
 
 def client_edits(client: Client, folder: Path) -> Edits:
-    """Return the environment and mounts of the client's container. It sees only this card, so CUDA numbers it 0."""
+    """Return the environment and mounts of the client's container.
+
+    The container sees only the card of the client, so the card has the number 0 for CUDA.
+    """
     pipe = str(pipe_dir(folder, client.card))
     env = {PIPE: pipe}
     if client.memory is not None:
@@ -109,6 +124,6 @@ def client_edits(client: Client, folder: Path) -> Edits:
 
 
 def find_daemon(env: Mapping[str, str], folder: Path) -> str | None:
-    """Return the card whose daemon serves a container with this environment; None if it is no daemon of the agent."""
+    """Return the card whose daemon serves a container with this environment; None if no daemon of the agent does."""
     pipe = Path(env.get(PIPE, ""))
     return pipe.parent.name if pipe == pipe_dir(folder, pipe.parent.name) else None

@@ -48,7 +48,7 @@ def test_plan_decides_the_numbers(mps: Rig) -> None:
     ("wanted", "why"),
     [
         (SHARES[:1], "4gb at 1 of card 0 in use and not in the configuration"),
-        ((*SHARES, *places(*[f"20gb@{i}" for i in range(5)], card=1)), "100 GiB of card 1, which has 80"),
+        ((*SHARES, *places(*[f"20gb@{i}" for i in range(5)], card=1)), "100 GiB of card 1, which has only 80"),
         ((*SHARES, Slice(7, 0, "4gb")), "the node has no card 7"),
     ],
 )

@@ -65,5 +65,5 @@ def test_start_is_refused_with_the_reason(gpu_pod: GpuPod, reason: str) -> None:
 
 def test_two_names_of_one_card_count_once() -> None:
     twice = pod("p", container("c", 200), annotations={ASSUMED: "true", RECORD + "c": "0,GPU-n1-0"})
-    with pytest.raises(Refused, match="names 1 cards, it requests 2"):
+    with pytest.raises(Refused, match="names 1 cards, but it requests 2"):
         environment(Target(read(twice), "c"), cards(2))
