@@ -1,7 +1,8 @@
 """Builds the Flask app of the webhook: `/mutate`, `/rebuild`, `/validate`, `/healthz` and `/readyz`.
 
-`webhook.main` serves it. It must check the size of an object before anything else reads it. The paths, the status codes
-and the structure of denials are API (manifests/base/webhook.yaml).
+`webhook.main` serves the app. The app must check the size of an object before anything else reads the object.
+manifests/base/webhook.yaml contains the paths, and users' programs may read the status codes and the structure of
+denials, so these must not change.
 """
 
 import logging
@@ -33,8 +34,8 @@ def make_app(
     """Return the app.
 
     Args:
-        observe: called with every review and its reply, for the metrics.
-        find_mtgpupod: reads an MtgpuPod. Without it, new Pods of MtgpuPods are denied.
+        observe: the function that is called with every review and its reply, for the metrics.
+        find_mtgpupod: the function that reads an MtgpuPod. If it is None, new Pods of MtgpuPods are denied.
     """
 
     def review_mutation(review: Review) -> Reply:
@@ -68,7 +69,10 @@ def make_app(
 
 
 def _new_pod(review: Review) -> dict[str, Any] | None:
-    """Return the Pod that is being created, None in all other reviews. Raises BadObject if it is too large."""
+    """Return the Pod that is being created; None if the review is about anything else.
+
+    Raises BadObject if the Pod is too large.
+    """
     if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
         return None
     _check_budget(review)
@@ -97,7 +101,7 @@ def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
 
 
 def _problems_of_mtgpupod(review: Review, raw: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
-    """Return the rules that an MtgpuPod breaks. An update of its status cannot break any."""
+    """Return the rules that an MtgpuPod breaks. An update of its status cannot break a rule."""
     if review.operation == "CREATE":
         return validate_mtgpupod_create(raw, settings)
     if review.operation == "UPDATE" and review.old is not None and review.resource == "mtgpupods":

@@ -1,7 +1,7 @@
-"""The metrics of the webhook. Each worker process counts in files of a shared folder; `page` returns the sums.
+"""The metrics of the webhook. Each worker process counts in files of a shared folder, and `page` returns the sums.
 
-prometheus_client reads the environment variable for the folder when it is imported. So `webhook.main` creates the
-folder before it imports this module, and no other module may import it.
+prometheus_client reads the environment variable that names the folder when it is imported. So `webhook.main` creates
+the folder before it imports this module, and no other module may import this module.
 """
 
 from prometheus_client import CollectorRegistry

@@ -22,7 +22,7 @@ from webhook.admission import make_app
 from webhook.mtgpupod_rebuild import SECONDS, FindMtgpuPod, make_finder
 
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable with the folder in which the prometheus_client of each worker process counts."""
+"""The environment variable that names the folder in which prometheus_client counts in each worker process."""
 
 EXAMPLES = """
 \b
@@ -44,9 +44,9 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--host", help="Address to listen on.  [default: 0.0.0.0]")
-@click.option("--port", type=int, help="Port; 0: any free one.  [default: 8443]")
-@click.option("--metrics-port", type=int, help="Port of /metrics and probes, plain HTTP; -1: none.  [default: -1]")
-@click.option("--workers", type=int, help="Processes.  [default: 2]")
+@click.option("--port", type=int, help="Port to listen on; 0 selects a free port.  [default: 8443]")
+@click.option("--metrics-port", type=int, help="Port of /metrics and probes (plain HTTP); -1 for none.  [default: -1]")
+@click.option("--workers", type=int, help="Number of worker processes.  [default: 2]")
 @click.option("--cert-dir", help="Serve tls.crt and tls.key from this directory, and reload them when they change.")
 @click.option("--self-signed-dir", help="Store the self-signed certificate here.  [default: a private directory]")
 @click.option("--names", help="More DNS names and addresses for the self-signed certificate, separated by commas.")
@@ -55,7 +55,7 @@ Examples:
 @click.option(
     "--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="The unit of gpu-mem.  [default: GiB]"
 )
-@click.option("--kubeconfig", default="", help="Serve this cluster from outside.  [default: the own cluster]")
+@click.option("--kubeconfig", default="", help="Serve the cluster of this file.  [default: the cluster of its pod]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
     """Serve the admission webhook: /mutate, /rebuild and /validate.
@@ -99,7 +99,10 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
 
 
 def _finder(kubeconfig: str, stack: ExitStack) -> FindMtgpuPod | None:
-    """Return the function that reads MtgpuPods, or None without an API server. Workers connect on the first read."""
+    """Return the function that reads MtgpuPods, or None without an API server.
+
+    Each worker process connects to the API server when it reads the first MtgpuPod.
+    """
     if not (kubeconfig or runs_in_cluster(kubeconfig)):
         return None
     api = Api.connect(kubeconfig, timeout=SECONDS)

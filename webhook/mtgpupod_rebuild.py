@@ -2,8 +2,9 @@
 
 `webhook.admission` calls it for `/rebuild`. The scheduler's account may create Pods in every namespace, so a stolen
 token could run any program as any service account. Therefore the content of such a Pod comes from the MtgpuPod, which
-only its tenant writes, and a process with another identity sets it. The Pod cannot be compared instead: the API server
-and other admission plugins complete a Pod before this webhook, and their additions look like an attacker's.
+only its tenant writes, and the webhook, which has an identity of its own, sets this content. It would not be enough to
+compare the Pod with the MtgpuPod: the API server and other admission plugins complete a Pod before this webhook, and
+their additions cannot be distinguished from those of an attacker.
 """
 
 import re
@@ -22,21 +23,25 @@ from mgpu.serving.review import Patch
 from mgpu.settings import Settings
 
 FindMtgpuPod = Callable[[str, str], Mapping[str, Any] | None]
-"""Returns the MtgpuPod with a namespace and name, None if it does not exist. Raises RetryLater."""
+"""A function that returns the MtgpuPod with a namespace and a name, or None if it does not exist.
+
+It raises RetryLater if the MtgpuPod cannot be read.
+"""
 SECONDS = 3.0
-"""The timeout for reading an MtgpuPod. The API server waits 5 s for the review."""
+"""The timeout in seconds for reading an MtgpuPod. The API server waits 5 seconds for the review."""
 
 _OWNERS = "metadata.ownerReferences"
 _INDEX = re.compile(r"\d{1,4}", re.ASCII)
 _UUID = re.compile(r"(?!\d+$)(?!(?:all|none|void)$)[A-Za-z0-9][-A-Za-z0-9._]{0,127}", re.ASCII)
-"""The UUID of one card. In this variable NVIDIA's runtime also accepts indexes, lists and the three excluded words."""
+"""The UUID of one card. In `NVIDIA_VISIBLE_DEVICES`, NVIDIA's runtime would also accept an index, a list, `all`, `none`
+and `void`."""
 
 
 def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
     """Return whether a new Pod must be built from its MtgpuPod.
 
-    `validate_create` denies such Pods of users who are not trusted. If MtgpuPods are disabled, another controller in
-    `webhook.identities` may create Pods for them as it likes, but mgpu's scheduler may not.
+    If the user is not trusted, `validate_create` denies such a Pod. If MtgpuPods are disabled, another controller in
+    `webhook.identities` may create any Pods for them, but mgpu's scheduler may not.
     """
     if not mtgpu.controlling_mtgpupod(raw) or user not in settings.webhook.trusted_users:
         return False
@@ -49,11 +54,11 @@ def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -
     Only the card, which must be the card of the MtgpuPod, and the seal are copied from the Pod.
 
     Args:
-        find: reads the MtgpuPod; None if this process has no API server.
+        find: the function that reads the MtgpuPod; None if this process has no API server.
 
     Raises:
-        BadObject: the Pod names no existing MtgpuPod, or mgpu would not create the Pod of the MtgpuPod now.
-        RetryLater: the MtgpuPod cannot be read.
+        BadObject: if the Pod names no existing MtgpuPod, or if mgpu would not create the Pod of the MtgpuPod now.
+        RetryLater: if the MtgpuPod cannot be read.
     """
     if find is None:
         text = f"names an {KIND}, which this webhook cannot read: start it in the cluster or with --kubeconfig"
@@ -94,7 +99,7 @@ def _variable(raw: Mapping[str, Any], name: str) -> str:
 
 
 def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the operations that replace metadata and spec. In JSON Patch, `add` replaces an existing member."""
+    """Yield the operations that replace metadata and spec. In a JSON Patch, `add` replaces an existing member."""
     meta = built["metadata"]
     annotations = dict(meta["annotations"])
     seal = Seal.read(str(table_at(sent, "annotations").get(SEAL, "")))

@@ -1,7 +1,8 @@
-"""The admission rules for MtgpuPods, and for Pods that look like the Pods of MtgpuPods. Pure.
+"""The admission rules for MtgpuPods, and for Pods that look like the Pods of MtgpuPods.
 
-`webhook.admission`, `webhook.pod_rules` and `mgpu simulate` call them. `mgpu.dialects.mtgpu` defines what a valid
-MtgpuPod is. The rules here protect what may not change, and limit who may create the Pods (docs/security.md).
+`webhook.admission`, `webhook.pod_rules` and `mgpu simulate` call the functions, which are pure. `mgpu.dialects.mtgpu`
+defines what a valid MtgpuPod is. The rules here protect the fields that must not change, and limit who may create the
+Pods (docs/security.md).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,8 +31,8 @@ def validate_mtgpupod_create(raw: Mapping[str, Any], settings: Settings) -> list
 def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], settings: Settings) -> list[Problem]:
     """Return the rules that an update of an MtgpuPod breaks.
 
-    The spec, from which the Pod is built, and the annotations for choosing the card are immutable. Any other change is
-    allowed unless it breaks a rule that the old object did not break: the finalizer of an invalid MtgpuPod can be
+    The spec, from which the Pod is built, and the annotations that determine the card are immutable. Any other change
+    is allowed unless it breaks a rule that the old object did not break. So the finalizer of an invalid MtgpuPod can be
     removed.
     """
     if not mtgpu.enabled(settings):
@@ -48,7 +49,7 @@ def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], set
 
 
 def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
-    """Yield a problem if a new Pod looks like the Pod of an MtgpuPod. Call it if the user is not trusted.
+    """Yield a problem if a new Pod looks like the Pod of an MtgpuPod. Call this only if the user is not trusted.
 
     Such a Pod would hold a card. The rule applies even if MtgpuPods are disabled, because the Pods of earlier MtgpuPods
     still hold their cards.
@@ -76,7 +77,11 @@ def check_adoption(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[P
 
 
 def check_copied_annotations(changed: Iterable[str]) -> Iterator[Problem]:
-    """Yield a problem for each changed annotation of MtgpuPods on a Pod, with or without an owner."""
+    """Yield a problem for each changed annotation of MtgpuPods on a Pod, whether or not an MtgpuPod owns the Pod.
+
+    Args:
+        changed: the names of the annotations that an update adds, changes or removes.
+    """
     for key in changed:
         if key.startswith(MTGPU_PREFIX):
             text = (

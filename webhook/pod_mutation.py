@@ -1,7 +1,8 @@
-"""Computes the changes that `/mutate` makes to a new Pod. Pure.
+"""Computes the changes that `/mutate` makes to a new Pod.
 
-`webhook.admission` and `mgpu simulate` call `mutate`. It completes valid GPU pods so that the kubelet calls the node
-agent for their containers. It must not correct an invalid pod: the validation denies it with what the user wrote.
+`webhook.admission` and `mgpu simulate` call `mutate`, which is pure. It completes valid GPU pods so that the kubelet
+calls the node agent for their containers. It must not change the request of an invalid pod, because the message of the
+denial quotes what the user wrote.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ Operation = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A JSON Patch (RFC 6902) and warnings for the user. A second mutation of the patched pod changes nothing."""
+    """A JSON Patch (RFC 6902) and warnings for the user. Mutating the patched pod again changes nothing."""
 
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -39,10 +40,10 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
     changes in a pod that requests no GPU.
 
     Args:
-        user: the name of the user who creates the pod, or "".
+        user: the name of the user who creates the pod; "" if it is unknown.
 
     Raises:
-        BadObject: parts of the pod's JSON have a wrong type, or the pod needs more changes than a patch may have.
+        BadObject: if parts of the pod's JSON have a wrong type, or if the pod needs more changes than a patch may have.
     """
     pod = read_new_pod(raw)
     trusted = user in settings.webhook.trusted_users
@@ -50,7 +51,8 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
     patch: list[Operation] = [{"op": "remove", "path": json_pointer("metadata", "annotations", key)} for key in removed]
     rule = "removed; it records a placement, which only mgpu decides"
     warnings = [f"metadata.annotations[{key}]: {rule}" for key in removed]
-    # The request is read without the record: a pod exported with its node and record would seem to have its cards.
+    # Read the request without the record. Otherwise a pod that was exported with its node and record would count as a
+    # pod that has its cards.
     pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in removed})
     used = vocabularies(pod)
     if not used:
@@ -141,7 +143,7 @@ def _needs_scheduler_name(pod: Pod, settings: Settings) -> bool:
 
 
 def _completed(container: Container) -> tuple[Amounts, Amounts]:
-    """Return requests and limits, each completed from the other.
+    """Return requests and limits, of which each has been completed with the GPU resources of the other.
 
     Extended resources need equal requests and limits (docs/design/kubernetes.md, "Pods").
     """
@@ -186,7 +188,8 @@ def _remove_visible_devices(container: Container) -> Iterator[Operation]:
     """Yield the operations that remove the pod's own `NVIDIA_VISIBLE_DEVICES`, last position first.
 
     The pod's variable would override the variable from Allocate (docs/design/kubernetes.md, "Device manager"). Each
-    operation of a patch applies to the result of the operation before, so removing the first would shift the others.
+    operation of a patch applies to the result of the previous operation, so removing the first variable first would
+    shift the positions of the others.
     """
     for i in reversed(container.visible):
         yield {"op": "remove", "path": _pointer(container, "env", i)}

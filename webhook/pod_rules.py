@@ -1,7 +1,7 @@
-"""The admission rules for Pods, by which `/validate` denies a Pod or warns about it. Pure.
+"""The admission rules for Pods, according to which `/validate` denies a Pod or warns about it.
 
-`webhook.admission` and `mgpu simulate` call these functions. The rules of one vocabulary are in its dialect. The rules
-here hold for all vocabularies and protect placement annotations (docs/security.md).
+`webhook.admission` and `mgpu simulate` call these functions, which are pure. The rules of one vocabulary are in its
+dialect. The rules here apply to all vocabularies, and protect placement annotations (docs/security.md).
 """
 
 import re
@@ -25,7 +25,7 @@ from mgpu.settings import Settings
 from webhook import mtgpupod_rules
 
 _WARNINGS = 20
-"""The most warnings. The API server truncates them to 4 KiB."""
+"""The most warnings of one review. The API server truncates all warnings together to 4 KiB."""
 
 
 def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") -> list[Problem]:
@@ -36,10 +36,10 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
     may add them again afterwards.
 
     Args:
-        user: the name of the user who creates the pod, or "".
+        user: the name of the user who creates the pod; "" if it is unknown.
 
     Raises:
-        BadObject: parts of the pod's JSON have a wrong type.
+        BadObject: if parts of the pod's JSON have a wrong type.
     """
     pod = read_new_pod(raw)
     problems = [*mixed_vocabulary_problems(pod), *_unequal(pod)]
@@ -86,10 +86,10 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
 
 
 def _read(raw: Mapping[str, Any]) -> Pod:
-    """Return a pod that exists, without its containers if it has more of them than any process reads.
+    """Return an existing pod, without its containers if it has more of them than any process reads.
 
-    Such a pod gets no cards and its containers are immutable, so the annotations of its request have no meaning.
-    Reading 10,000 containers four times would take a worker half a second.
+    Such a pod gets no cards, and its containers are immutable, so the annotations of its request have no meaning.
+    Reading 10,000 containers four times would take a worker process half a second.
     """
     if not budget.excess_of_containers(raw):
         return read_pod(raw)
@@ -104,7 +104,7 @@ def unknown_constraints(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | Non
         old_raw: the pod before the update; None for a new pod.
 
     Raises:
-        BadObject: as `validate_create`.
+        BadObject: as in `validate_create`.
     """
     annotations = table_at(raw, "metadata", "annotations")
     before = table_at(old_raw, "metadata", "annotations")
@@ -144,7 +144,7 @@ def _useless_shares(pod: Pod) -> Iterator[Problem]:
 
 
 def _placements(keys: Iterable[str], user: str) -> Iterator[Problem]:
-    """Yield a problem for each placement annotation among `keys`. Call it if `user` is not trusted."""
+    """Yield a problem for each placement annotation among `keys`. Call this only if `user` is not trusted."""
     for key in keys:
         if dialects.is_placement_annotation(key):
             text = f"records a placement; only mgpu may change it, not {user or 'an unnamed user'}"
@@ -176,7 +176,10 @@ def _copy(target: dict[str, str], key: str, source: Mapping[str, str]) -> None:
 
 
 def _constraint_changes(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
-    """Yield the problems that an update adds. A problem of the old pod must not prevent another change."""
+    """Yield the problems with constraints that an update adds.
+
+    A problem that the old pod has already must not prevent other changes.
+    """
     keys = [key for key in changed if key in CONSTRAINT_ANNOTATIONS]
     if keys and old.node:
         text = f"cannot be changed: the cards are decided, and the pod is on {old.node}"
@@ -189,7 +192,7 @@ def _constraint_changes(pod: Pod, old: Pod, changed: Iterable[str], settings: Se
 
 
 def _request(pod: Pod, settings: Settings) -> GpuRequest | tuple[Problem, ...] | None:
-    """Return the request, or the problems of an invalid one. Both can be compared."""
+    """Return the request, or the problems of an invalid request. Callers compare the results of two pods."""
     try:
         return dialects.read_bare_request(pod, settings)
     except BadObject as error:

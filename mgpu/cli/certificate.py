@@ -1,7 +1,8 @@
 """Prepares the serving certificate when `mgpu webhook` or `mgpu scheduler` starts.
 
-The certificate is mounted (`certDir`), or the process issues it under the CA of the installation. The process must
-never write a webhook configuration: a right to do that is a right to send every pod of the cluster to another server.
+The certificate is mounted (`certDir`), or the process creates it and signs it with the CA of the installation. The
+process must never write a webhook configuration: whoever may do that can make the API server send every pod of the
+cluster to another server.
 """
 
 import os
@@ -22,31 +23,33 @@ REMEDY = "run manifests/certificates.sh (make deploy does)"
 
 
 def runs_in_cluster(kubeconfig: str) -> bool:
+    """Return whether this process runs in a pod, and serves the cluster of this pod."""
     return not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def prepare_certificate(
     own: WebhookSettings | SchedulerSettings, kubeconfig: str, stack: ExitStack
 ) -> tuple[tuple[Path, Path], CertificateRenewer | None]:
-    """Return the files (chain, key) and their CertificateRenewer, which is None with `certDir`.
+    """Return the paths of the certificate chain and the key, and the CertificateRenewer, which is None with `certDir`.
 
-    In a cluster the CA is in a Secret of the installation. Outside of a cluster the process creates its own CA in
-    `selfSignedDir`, and the user gives it to the clients.
+    In a cluster the CA is in a Secret of the installation. Outside of a cluster the process creates a CA in
+    `selfSignedDir`, and the user gives the CA to the clients.
 
     Args:
-        kubeconfig: as for `Api.connect`.
-        stack: removes the temporary directory, if there is one, when the process ends.
+        own: the settings of the process.
+        kubeconfig: the path of the kubeconfig file; "" if there is none.
+        stack: the stack on which a callback is registered that removes the temporary directory, if there is one.
 
     Raises:
-        BadObject: a setting or file is invalid.
-        ClickException: the cluster does not provide a CA.
+        BadObject: if a setting or a file is invalid.
+        ClickException: if the cluster does not provide a CA.
     """
     if own.cert_dir:
         return find_mounted_certificate(Path(own.cert_dir)), None
     folder = CertificateFolder(Path(own.self_signed_dir or create_private_folder(stack, "mgpu-")))
     api = Api.connect("") if runs_in_cluster(kubeconfig) else None
     if kubeconfig:
-        Api.connect(kubeconfig).close()  # report an invalid file now, not when a worker connects
+        Api.connect(kubeconfig).close()  # Report an invalid file now, and not when a worker connects.
     name = f"{own.service}-tls"
     store = SecretStore(api, own.namespace, name) if api else None
     renewer = CertificateRenewer(folder, _names(own), store, REMEDY)

@@ -1,7 +1,7 @@
 """Lists the API objects that describe cards and holdings, page by page.
 
 All commands that read a cluster call these functions, so that they handle missing kinds and missing rights in the same
-way.
+way. Each function that lists objects raises ApiError and Unreachable if the list fails for another reason.
 """
 
 import gc
@@ -20,17 +20,27 @@ Raw = dict[str, Any]
 
 
 def nodes(api: Api, fields: str = "") -> Iterator[Raw]:
-    """List Nodes. fields: a field selector. Raises ApiError and Unreachable, as all functions of this module do."""
+    """Yield the Nodes.
+
+    Args:
+        fields: a field selector; "" selects all.
+    """
     return _list(api, "/api/v1/nodes", fields=fields)
 
 
 def devices(api: Api, fields: str = "") -> Iterator[Raw]:
-    """List Devices; none without their CRD, as in a cluster of gpushare nodes, which report cards in node status."""
+    """Yield the Devices; none if the CRD is missing.
+
+    It is missing in a cluster with nodes of gpushare's own device plugin, which report their cards in the node status.
+
+    Args:
+        fields: a field selector; "" selects all.
+    """
     return _list(api, f"/apis/{DEVICE_API}/devices", fields=fields, empty_status=404)
 
 
 def pods(api: Api) -> Iterator[Raw]:
-    """List Pods without their largest unused fields, for callers that store all Pods."""
+    """Yield the Pods without their largest unused fields, for callers that store all Pods."""
     for raw in _list(api, "/api/v1/pods"):
         raw["metadata"].pop("managedFields", None)
         (raw.get("spec") or {}).pop("volumes", None)
@@ -38,12 +48,20 @@ def pods(api: Api) -> Iterator[Raw]:
 
 
 def whole_pods(api: Api, fields: str = "") -> Iterator[Raw]:
-    """List Pods with all fields. fields: a field selector."""
+    """Yield the Pods with all fields.
+
+    Args:
+        fields: a field selector; "" selects all.
+    """
     return _list(api, "/api/v1/pods", fields=fields)
 
 
 def mtgpupods(api: Api) -> Iterator[Raw]:
-    """List MtgpuPods, or none and a warning if the user may not. Their Pods and occupy pods still show the holdings."""
+    """Yield the MtgpuPods.
+
+    If the user may not list them, the function prints a warning and yields none. The Pods of MtgpuPods and the occupy
+    pods still show what is held.
+    """
     try:
         yield from _list(api, mtgpu.COLLECTION, empty_status=404)
     except ApiError as error:
@@ -53,13 +71,17 @@ def mtgpupods(api: Api) -> Iterator[Raw]:
 
 
 def unhealthy_lists(api: Api) -> Iterator[Raw]:
-    """List the ConfigMaps in which gpushare reports unhealthy cards; none if the user may not read their namespace."""
+    """Yield the ConfigMaps in which gpushare lists unhealthy cards; none if the user may not read their namespace."""
     namespace = gpushare.UNHEALTHY_CARD_LISTS.namespace
     return _list(api, f"/api/v1/namespaces/{namespace}/configmaps", empty_status=403)
 
 
 def _list(api: Api, path: str, *, fields: str = "", empty_status: int = 0) -> Iterator[Raw]:
-    """List objects page by page; none if the API server answers with `empty_status`."""
+    """Yield the objects of a collection, page by page.
+
+    Args:
+        empty_status: the HTTP status of the API server that means that there are no objects.
+    """
     try:
         for page, _ in api.pages(path, fieldSelector=fields):
             yield from page
@@ -70,7 +92,7 @@ def _list(api: Api, path: str, *, fields: str = "", empty_status: int = 0) -> It
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection while a whole cluster is read: each collection would visit all objects again."""
+    """Disable garbage collection while a whole cluster is read, since each run would visit all objects again."""
     gc.disable()
     try:
         yield

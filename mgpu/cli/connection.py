@@ -1,6 +1,7 @@
 """Connects a command to the cluster that kubectl would use, and reads the settings of the installation there.
 
-Every command that reads a cluster uses it. A problem with the cluster must be reported in one line, without traceback.
+Every command that reads a cluster uses it. A problem with the cluster must be reported in one line, without a
+traceback.
 """
 
 import os
@@ -51,14 +52,16 @@ def current_namespace(kubeconfig: str, context: str) -> str:
 
 
 def read_installed_settings(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tuple[Settings, str]:
-    """Return the settings and their source: this file, the ConfigMap of the installation, or the defaults.
+    """Return the settings, and the name of their source for messages.
 
-    The ConfigMap is the one that the scheduler's Deployment mounts. The defaults apply if it does not exist or the user
-    may not read it. Flags and environment variables of the processes are not considered.
+    The source is the file `config`, or else the ConfigMap that the scheduler's Deployment mounts. The defaults apply if
+    the ConfigMap does not exist or the user may not read it. Flags and environment variables of the installation's
+    processes are not considered.
 
     Raises:
-        BadObject: the settings are invalid.
-        ApiError, Unreachable: as from `api`.
+        BadObject: if the settings are invalid.
+        ApiError: if the API server answers with another error than 403 or 404.
+        Unreachable: if the API server does not answer.
     """
     if config:
         return read_settings(config, os.environ, {}), str(config)
@@ -74,7 +77,7 @@ def read_installed_settings(api: Api, config: Path | None, namespace: str = NAME
 
 
 def _config_map_name(deployment: Mapping[str, Any]) -> str:
-    """Return the name of the mounted ConfigMap; kustomize adds a hash to it."""
+    """Return the name of the ConfigMap that the Deployment mounts. kustomize appends a hash to the name."""
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
     names = (str((volume.get("configMap") or {}).get("name") or "") for volume in volumes)
     return next((name for name in names if name.startswith(_CONFIGMAP)), _CONFIGMAP)

@@ -1,6 +1,6 @@
 """The command `mgpu inspect`: shows the cards of a cluster and the pods that hold them.
 
-`mgpu top` uses `read_cluster` too, and `mgpu demo` uses `render_overview`. The JSON is API, the picture is not.
+`mgpu top` uses `read_cluster` too. Scripts read the JSON, so its keys must not change, but the picture may change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ from mgpu.presentation.overview import GroupView, Overview, make_overview
 from mgpu.presentation.plain_text import join_names, one_line
 from mgpu.presentation.terminal import show, show_json
 
-_MOST_GROUP_CARDS = 4  # that are listed one by one
+_MOST_GROUP_CARDS = 4  # The cards of a larger group are only counted.
 _MOST_PODS = 20
 
 EXAMPLES = """
@@ -48,12 +48,12 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
 
     If there are MtgpuPods, a table below shows, for each node, the number of idle whole cards, and for each GPUID what
-    is left of its card. In JSON that is "accounting": node → {"free": cards, "gpuids": [{"gpuid", "card": index,
-    "core": percent left, "memory": bytes left}]}; and "mtgpupods": namespace/name → {"node", "gpuid", "card": UUID,
-    "phase", "reason", "message", "degraded"}. "agentsNotReady": node → {"pod", "reason", "since"} of each node whose
-    mgpu agent is not ready, which gets no new GPU pods.
+    is left of its card. In JSON, "accounting" has for each node {"free": cards, "gpuids": [{"gpuid", "card": index,
+    "core": percent left, "memory": bytes left}]}, and "mtgpupods" has for each namespace/name {"node", "gpuid", "card":
+    UUID, "phase", "reason", "message", "degraded"}. A node whose mgpu agent is not ready gets no new GPU pods;
+    "agentsNotReady" has for each such node {"pod", "reason", "since"}.
 
-    Exit code 1 if a NODE does not exist or the cluster does not answer.
+    The exit code is 1 if a NODE does not exist or the cluster does not answer.
     """
     cluster = read_cluster(kubeconfig, context, config)
     unknown = sorted(set(names) - {node.name for node in cluster.nodes})
@@ -109,6 +109,7 @@ def _json(cluster: Overview) -> dict[str, Any]:
 
 
 def render_overview(cluster: Overview) -> Group:
+    """Return the card map, and below it the waiting pods, the groups and the problems."""
     parts: list[RenderableType] = [card_map(cluster.nodes) if cluster.nodes else Text("There are no nodes.")]
     accounts = account_nodes(cluster.nodes)
     if cluster.mtgpupods or any(account.gpuids for account in accounts):
@@ -138,7 +139,7 @@ def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
 
 
 def _table(accounts: tuple[NodeAccount, ...]) -> Table:
-    """Return the table of idle cards and of the rest of each GPUID's card."""
+    """Return a table with the number of idle cards of each node, and with what is left of each GPUID's card."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="grey50")
     for name in ("node", "free cards", "GPUID", "card", "core left", "memory left"):
         table.add_column(name, overflow="fold", justify="left" if name in ("node", "GPUID") else "right")

@@ -1,7 +1,7 @@
 """The command `kubectl inspect gpushare`: shows GPU memory by node and card, in units of `aliyun.com/gpu-mem`.
 
-It replaces gpushare's own kubectl plugin for its users and their scripts, so the output must not change. It counts pods
-of all vocabularies.
+It replaces gpushare's own kubectl plugin for the users of that plugin and their scripts, so the output must not change.
+It counts the pods of all vocabularies.
 """
 
 import os
@@ -30,7 +30,7 @@ from mgpu.settings import Settings
 Raw = Mapping[str, Any]
 
 _MOST_GIB = 1024
-"""A node that reports more units per card than this uses MiB."""
+"""The most GiB of one card. If a node reports more units for each card, its unit is MiB."""
 
 EXAMPLES = """
 \b
@@ -47,14 +47,18 @@ Examples:
 @click.option("-d", "--details", "detailed", is_flag=True, help="Show every pod.")
 @click.option("--kubeconfig", default="", help="The kubeconfig file to use.  [default: as kubectl chooses it]")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
-@click.option("--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="[default: as the nodes count]")
+@click.option(
+    "--memory-unit",
+    type=click.Choice(UNITS, case_sensitive=False),
+    help="The unit of gpu-mem.  [default: that of the nodes]",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def main(
     name: str | None, detailed: bool, kubeconfig: str, config: Path | None, memory_unit: str | None, output: str
 ) -> None:
-    """Show how much GPU memory of each node and card is allocated, by the allocation records of the pods.
+    """Show how much GPU memory of each node and card is allocated, according to the allocation records of the pods.
 
-    Exit code 1 if NODE does not exist or the cluster does not answer.
+    The exit code is 1 if NODE does not exist or the cluster does not answer.
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
@@ -79,7 +83,7 @@ def main(
 
 
 def unit_of_nodes(nodes: Iterable[Raw]) -> str | None:
-    """Return the unit of the nodes' `gpu-mem`, or None if no node reports it."""
+    """Return the unit in which the nodes report `gpu-mem`, or None if no node reports it."""
     per_card = [units[1] for raw in nodes if (units := gpushare.card_units(read_node(raw)))]
     if not per_card:
         return None
@@ -87,6 +91,7 @@ def unit_of_nodes(nodes: Iterable[Raw]) -> str | None:
 
 
 def in_unit(settings: Settings, unit: str | None) -> Settings:
+    """Return the settings with this unit of `gpu-mem`; None leaves the settings unchanged."""
     if unit is None:
         return settings
     own = settings.dialects.gpushare.model_copy(update={"memory_unit": unit})
@@ -100,7 +105,14 @@ def node_rows(
     settings: Settings,
     mtgpupods: Iterable[Raw] = (),
 ) -> list[NodeRow]:
-    """Return the nodes with GPUs, sorted by name. raws: the pods of the cluster."""
+    """Return the rows of the nodes with GPUs, sorted by name.
+
+    Args:
+        nodes: the Nodes of the cluster.
+        devices: the Devices of the cluster.
+        raws: the Pods of the cluster.
+        mtgpupods: the MtgpuPods of the cluster.
+    """
     cluster = make_overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
     addresses = {str(raw["metadata"]["name"]): _address(raw) for raw in nodes}
     pods = [pod for pod in map(read_pod, raws) if pod.node and not pod.ended and f"Pod {pod.key}" in cluster.unclear]
@@ -114,7 +126,12 @@ def node_rows(
 
 
 def _node_row(view: NodeView, address: str, requested: Mapping[str, int], unit: int) -> NodeRow:
-    """Return the row of a node. requested: the bytes that pods on it request whose cards are not all known."""
+    """Return the row of a node.
+
+    Args:
+        requested: the bytes that each pod on the node requests whose cards are not all known, by `namespace/name`.
+        unit: the bytes of one unit.
+    """
     held: dict[str, dict[int, int]] = {}
     pending = dict(requested)
     cards = []
@@ -137,7 +154,7 @@ def _node_row(view: NodeView, address: str, requested: Mapping[str, int], unit: 
 
 
 def _requested_memory(pod: Pod, settings: Settings) -> int:
-    """Return the bytes of GPU memory that the pod requests, without whole cards; 0 if its request is unreadable."""
+    """Return the bytes of GPU memory that the pod requests, without whole cards; 0 if its request cannot be read."""
     request = read_request(pod, settings)
     if not isinstance(request, GpuRequest):
         return 0
@@ -145,7 +162,7 @@ def _requested_memory(pod: Pod, settings: Settings) -> int:
 
 
 def _address(raw: Raw) -> str:
-    """Return the first internal address of a node, or otherwise its first address."""
+    """Return the first internal address of a node, or else its first address."""
     rows = (raw.get("status") or {}).get("addresses") or []
     by_type = {row.get("type"): str(row.get("address")) for row in reversed(rows)}
     return one_line(by_type.get("InternalIP") or next(iter(reversed(by_type.values())), "unknown"))

@@ -1,6 +1,7 @@
 """The kubectl plugin `kubectl mgpu`, with the commands of `mgpu` that only read a cluster.
 
-kubectl finds the program `kubectl-mgpu` on the PATH (`pyproject.toml` installs it). Add a command's name to `NAMES`.
+kubectl finds the program `kubectl-mgpu`, which `pyproject.toml` installs, on the PATH. To add a command, add its name
+to `NAMES`.
 """
 
 import click

@@ -1,7 +1,8 @@
 """The command `mgpu`, whose subcommands are the entry points of the group `mgpu.commands` (`pyproject.toml`).
 
 A subcommand is imported only when it runs, so that `mgpu --help` is fast and no process imports the libraries of
-another. This module must not import the layers above it, so it finds the commands by their entry points.
+another process. This module must not import the packages of the processes, so it finds the commands by their entry
+points.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -26,11 +27,12 @@ SUMMARIES = {
     "top": "Show how full the cards are, and which pods hold the most.",
     "doctor": "Check an installation, and show how to repair it.",
 }
-"""The help text of each subcommand, in order. It is here because reading it from the commands would import them."""
+"""The summary of each subcommand, in the order of `mgpu --help`. It is here because reading it from the commands would
+import them."""
 
 
 class BadInput(click.ClickException):
-    """Invalid input: click prints the message on one line and exits with code 2."""
+    """The input of a command is invalid. click prints the message on one line and exits with code 2."""
 
     exit_code = 2
 
@@ -80,7 +82,10 @@ def _load(entry: EntryPoint) -> click.Command:
 
 
 def _report_missing(entry: EntryPoint, error: ModuleNotFoundError) -> NoReturn:
-    """Report in one line that a library of an extra is missing. A missing module of mgpu is a bug: raise the error."""
+    """Report in one line that a library of the extra `playground` is missing.
+
+    If a module of mgpu itself is missing, that is a bug, and the error is raised again.
+    """
     if (error.name or "").split(".")[0] in {"mgpu", entry.module.split(".")[0]}:
         raise error
     message = f"mgpu {entry.name} needs {error.name!r}, which is not installed: pip install 'mgpu[playground]'"

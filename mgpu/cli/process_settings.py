@@ -1,6 +1,7 @@
 """Reads the settings of a process from its file, its environment and its flags.
 
-The commands of the three processes call it first. Flags must override the environment, and the environment the file.
+The commands of the three processes, the commands of the playground, and the commands that read a cluster call
+`read_settings` first. Flags must override the environment, and the environment must override the file.
 """
 
 from collections.abc import Mapping
@@ -13,19 +14,22 @@ from mgpu.settings import Settings, load_settings
 UNITS = ("GiB", "MiB")
 _TOP_LEVEL = ("card_policy", "node_policy")
 _ELSEWHERE = {"memory_unit": "dialects.gpushare.memoryUnit"}
-"""The settings of flags that are neither at the top level nor in the block of the command."""
+"""For some flags, the path of the setting, which is neither at the top level nor in the block of the command."""
 
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], block: str = "") -> Settings:
-    """Return the settings from a file (or None), the environment and flags.
+    """Return the settings from a file, the environment and the flags.
 
     Args:
-        flags: the values by the names that click gives them (`cert_dir`), None for a flag that is not set.
-        block: the block of the settings to which the flags belong, such as `webhook`, or "" for the top level. It does
-            not apply to the policies and the unit of gpu-mem.
+        file: the settings file; None if there is none.
+        environ: the environment variables.
+        flags: the values of the flags, by the names that click gives them (`cert_dir`). The value of a flag that is not
+            set is None.
+        block: the block of the settings to which the flags belong, such as `webhook`; "" for the top level. It does not
+            apply to the flags for policies and for the unit of gpu-mem.
 
     Raises:
-        BadObject: with every invalid setting, by its path.
+        BadObject: with the path of every invalid setting.
     """
     try:
         text = file.read_text() if file else ""

@@ -1,6 +1,7 @@
 """The command `mgpu top`: shows how full the cards are, by node and model, and which pods hold the most.
 
-`mgpu.presentation.utilization` computes the figures and the JSON, which is API; this module prints tables.
+`mgpu.presentation.utilization` computes the figures and the JSON, and this module prints tables. Scripts read the JSON,
+so its keys must not change.
 """
 
 from collections.abc import Sequence
@@ -33,10 +34,14 @@ _BAR_WIDTH = 8
 
 @click.command(epilog=EXAMPLES)
 @click.option(
-    "--sort", type=click.Choice(sorted(SORTS)), default="core", show_default=True, help="Sort by this, highest first."
+    "--sort",
+    type=click.Choice(sorted(SORTS)),
+    default="core",
+    show_default=True,
+    help="The column to sort by; the highest value is first.",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of a table; JSON has all."
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most rows of a table; JSON has all."
 )
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
@@ -44,8 +49,8 @@ _BAR_WIDTH = 8
 def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
-    Core is in percent of one card, so two cards have 200%. "Used" is what pods hold by their allocation records, not
-    what their processes use at this moment. Exit code 1 if the cluster does not answer.
+    Core is in percent of one card, so two cards have 200%. "Used" is what pods hold according to their allocation
+    records, and not what their processes use at this moment. The exit code is 1 if the cluster does not answer.
     """
     cluster = read_cluster(kubeconfig, context, config)
     if output == "json":
@@ -101,7 +106,7 @@ def _summary(total: Figures, pending: int) -> list[str]:
 
 
 def free_line(found: Fragmentation) -> str:
-    """Return one line about the free capacity and whether pods can use it."""
+    """Return one line that states the free capacity, and how much of it pods can use."""
     parts = [f"{found.idle:,} idle card{_s(found.idle)}"] if found.idle else []
     if found.part:
         most = f"at most {_core(found.most_core)} and {_bytes(found.most_memory)} on one"

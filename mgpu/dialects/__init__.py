@@ -1,7 +1,8 @@
 """Reads requests and allocation records of pods, whatever vocabulary they use.
 
-The processes call these functions, which choose the dialect, and import no dialect by name. Each vocabulary is a module
-with the members of `mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry` lists them. All functions are pure.
+All processes, the command line and the playground call these functions, which choose the dialect. So they need not
+import a dialect by name, except for what gpushare's own tools show. The module of each vocabulary has the members of
+`mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry` lists these modules. All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,15 +68,16 @@ __all__ = [
 _READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS))
 """The annotations that mgpu reads, except those of allocation records."""
 _MAX_TEXT = 16_384
-"""The most characters that are stored of an annotation. The longest constraint has 100 entries of 128 characters."""
+"""The most characters of an annotation that are stored. The longest constraint has 100 entries of 128 characters."""
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """Return the pod's request in the first enabled vocabulary that it uses, with constraints; None without GPUs.
+    """Return the pod's request in the first enabled vocabulary that it uses, with its constraints.
 
-    A pod that has cards keeps them. So constraints are not checked once the cards are decided, a pod that was admitted
-    under other settings (a dialect that was enabled, a smaller minimum) is read as it was admitted, and amounts of 0 in
-    a bound pod are ignored, since the pod may be older than the installation.
+    Returns None for a pod without GPUs. A pod that has cards keeps them. So constraints are not checked once the cards
+    are decided. A pod that was admitted under other settings (with a dialect that is disabled now, or with a smaller
+    minimum) is read under those settings. Amounts of 0 in a bound pod are ignored, since the pod may be older than the
+    installation.
 
     Raises:
         BadObject: with every broken rule.
@@ -190,8 +192,8 @@ def card_policy(request: GpuRequest, settings: Settings) -> str:
 def carrier(container: Container, settings: Settings) -> str | None:
     """Return the resource whose Allocate call is answered with the container's cards, or None if there is none.
 
-    That is the first resource that the container requests and the agent serves as device ids, in the order of the
-    dialects and of their resources, with `SHARE` as the last.
+    The result is the first resource that the container requests and that the agent serves as device ids. The order is
+    that of the dialects and of their resources; `SHARE` is the last.
     """
     served: list[str] = []
     for dialect in enabled(settings):
@@ -204,16 +206,19 @@ def carrier(container: Container, settings: Settings) -> str | None:
 
 
 def is_read_annotation(key: str) -> bool:
-    """Return whether mgpu reads an annotation: one of a request, a constraint, an MtgpuPod or a record."""
+    """Return whether mgpu reads an annotation: that of a request, a constraint, an MtgpuPod or an allocation record."""
     return key in _READ or is_placement_annotation(key)
 
 
 def drop_unread_annotations(pod: Pod, *also: str) -> Pod:
-    """Return the pod without the annotations that neither mgpu nor the caller (`also`) reads.
+    """Return the pod without the annotations that neither mgpu nor the caller reads.
 
-    Other annotations may take 256 KiB of every pod. A text that is too long to be valid is truncated, and is invalid
-    then too, but records are never truncated. One unknown annotation with the prefix of MtgpuPods is preserved to show
-    that there are some.
+    Other annotations may take 256 KiB of every pod. A text that is too long to be valid is truncated, and remains
+    invalid. Records are never truncated. Of unknown annotations with the prefix of MtgpuPods, the first is preserved,
+    so that the pod is still known to use that vocabulary.
+
+    Args:
+        also: the names of further annotations that the caller reads.
     """
     read: dict[str, str] = {}
     has_mtgpu = False
@@ -241,10 +246,12 @@ def acknowledgement(pod: Pod, request: GpuRequest) -> dict[str, str]:
 
 
 def device_requests(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
-    """Return the requests for cards and slices, which the agent makes visible to containers; it ignores other devices.
+    """Return the requests for cards and slices, which the agent makes visible to containers.
+
+    The agent ignores the requests for other devices.
 
     Args:
-        container: return only the requests of this container; None returns all.
+        container: the container whose requests are returned; None returns the requests of all containers.
     """
     requests = (*request.containers, *(other for other in request.others if is_slice(other.type)))
     return tuple(one for one in requests if container in (None, one.container))
@@ -259,7 +266,7 @@ def has_run(pod: Pod, request: GpuRequest | None) -> bool:
     """Return whether a container that requests cards or slices has ever run, so that they cannot be decided any more.
 
     Args:
-        request: None if the request cannot be read; then any container counts.
+        request: the pod's request. If it is None, because the request cannot be read, any container counts.
     """
     return (
         pod.started
@@ -278,7 +285,7 @@ def environment_of(
 ) -> dict[str, str]:
     """Return the environment variables of a container; {} if it requests neither cards nor slices.
 
-    `MGPU_MEMORY_BYTES` is the smallest amount of one card or slice.
+    `MGPU_MEMORY_BYTES` is the memory that the container has on the card or slice where it has the least.
 
     Args:
         devices: the container's cards or slices, by type and index.
@@ -297,9 +304,10 @@ def environment_of(
 
 
 def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
-    """Return the cards of a node without a Device object according to its capacity; () if the capacity shows none.
+    """Return the cards that the capacity of a node describes; () if it describes none.
 
-    Disabled vocabularies count too, since the cards exist nevertheless.
+    Callers use this for a node without a Device object. Disabled vocabularies count too, since the cards exist
+    nevertheless.
     """
     return next(filter(None, (dialect.cards_from_capacity(node, settings) for dialect in ALL)), ())
 
@@ -310,7 +318,10 @@ def unhealthy_card_lists(settings: Settings) -> tuple[UnhealthyCardLists, ...]:
 
 
 def unhealthy_list_of(raw: Mapping[str, Any]) -> tuple[str, UnhealthyCardLists] | None:
-    """Return the node whose unhealthy cards a ConfigMap lists and the format, or None for any other ConfigMap."""
+    """Return the node whose unhealthy cards a ConfigMap lists, and the format of the list.
+
+    Returns None for any other ConfigMap.
+    """
     for dialect in ALL:
         lists = dialect.UNHEALTHY_CARD_LISTS
         if lists and (node := lists.node_of(raw)) is not None:

@@ -1,8 +1,9 @@
 """The dialect of Aliyun gpushare: memory of one card per container (docs/design/gpushare.md).
 
-The registry lists it; `scheduler.api.gpushare_compat` and `kubectl inspect gpushare` call it too. `aliyun.com/gpu-mem`,
-the annotations and the environment count in the unit of the setting `memoryUnit`. gpushare's own scheduler extender and
-device plugin read the same names and formats, so they must not change.
+The registry lists it. The routes of the scheduler for gpushare's tools (`scheduler.api.gpushare_compat`) and `kubectl
+inspect gpushare` call it too. The resource `aliyun.com/gpu-mem`, the annotations and the environment state memory in
+the unit of the setting `memoryUnit`. gpushare's own scheduler extender and device plugin read the same names and
+formats, so these must not change.
 """
 
 import json
@@ -40,7 +41,7 @@ ALLOCATION = "scheduler.framework.gpushare.allocation"
 _RECORD = frozenset((INDEX, OF_CARD, OF_POD, ASSUME_TIME, ASSIGNED, UNIT, ALLOCATION))
 
 _MAX_MEMORY = MAX_QUANTITY // 1000
-"""The most bytes of one container, far more than any card has. Sums over containers stay below 2^63."""
+"""The most bytes of one container, chosen so that sums over containers stay below 2^63. No card has nearly as many."""
 
 _CARD = re.compile(r"\d{1,9}", re.ASCII)
 _UNITS = re.compile(r"\d{1,19}", re.ASCII)
@@ -164,7 +165,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def card_units(node: Node) -> tuple[int, int] | None:
-    """Return how many cards the node has by its `gpu-count`, and the units of each by its `gpu-mem`.
+    """Return how many cards a node has according to its `gpu-count`, and the units of each according to its `gpu-mem`.
 
     Returns None if one of the two is missing or not usable.
     """
@@ -185,7 +186,7 @@ def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
 
 def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     units = _units(pod)[request.container]
-    of_one = request.memory // units  # the unit under which the request was read
+    of_one = request.memory // units  # the bytes of one unit when the request was read
     return {
         INDEX: ",".join(str(card.index) for card in cards),
         OF_POD: str(_peak_units(pod)),
@@ -274,9 +275,12 @@ def _unequal(pod: Pod) -> list[Problem]:
 
 
 def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
-    """Return the card of each container in the annotation `ALLOCATION`; {} without it. Append problems.
+    """Return the card of each container in the annotation `ALLOCATION`; {} if the pod does not have the annotation.
 
-    mgpu writes names of containers into it, other writers their positions in `spec.containers`.
+    mgpu identifies containers in it by their names, and other writers by their positions in `spec.containers`.
+
+    Args:
+        problems: the list to which a problem is appended for each invalid entry.
     """
     text = pod.annotations.get(ALLOCATION)
     if text is None:

@@ -1,10 +1,10 @@
 """The dialect of Koordinator's fine-grained device scheduling (docs/design/koordinator.md).
 
 The registry lists it, and `koordinator_record` reads and writes its record. Pods request GPUs in percent of cards
-(`gpu`, `gpu-core`, `gpu-memory-ratio`) and in bytes (`gpu-memory`), in total over a container's cards, and whole cards
-as `nvidia.com/gpu`. Any other `koordinator.sh/<type>` is percent of devices of that type. Types are an open set, but
-names that begin with `gpu` and names of MIG instances are not types. Names and rules are Koordinator's and must not
-change.
+(`gpu`, `gpu-core`, `gpu-memory-ratio`) and in bytes (`gpu-memory`), in total over a container's cards. They request
+whole cards as `nvidia.com/gpu`. The amount of any other `koordinator.sh/<type>` is in percent of devices of that type.
+A type can have any name, except names that begin with `gpu` and names of MIG instances. Names and rules are
+Koordinator's and must not change.
 """
 
 import json
@@ -130,7 +130,7 @@ def write_placement(
 
 
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
-    """Return the shares in mgpu's record per container, or else in Koordinator's record for the whole pod."""
+    """Return the shares in mgpu's record of each container, or else those in Koordinator's record of the whole pod."""
     text = pod.annotations.get(ALLOCATED)
     per_container = pod.annotations.get(PER_CONTAINER)
     if text is None:
@@ -189,10 +189,10 @@ def _normalized(amounts: Amounts) -> Amounts:
 
 
 def _container_requests(container: Container, own: KoordinatorSettings, hints: int) -> Iterable[ContainerRequest]:
-    """Return the requests of one container, one per type. Raises BadObject.
+    """Return the requests of one container, one for each type of devices. Raises BadObject with every broken rule.
 
     Args:
-        hints: the most misspelt names for which a similar name is suggested, which takes 50 µs each.
+        hints: the most misspelt names for which a similar name is suggested. Each suggestion takes 50 µs.
     """
     names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
     amounts = {name: amount for name in names if (amount := container.requested(name))}
@@ -240,10 +240,10 @@ def _numbers(amounts: Mapping[str, RequestedAmount]) -> tuple[dict[str, int], li
 def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tuple[str, str, Rule]]:
     """Yield (resource, message, rule) for each rule that a container breaks by requesting `names` together.
 
-    Source: docs/design/koordinator.md, "Resources".
+    docs/design/koordinator.md, "Resources", describes the rules.
 
     Args:
-        numbers: the valid amounts.
+        numbers: the valid amounts, by resource.
     """
     of_gpu = [name for name in _OF_GPU if name in names]
     known = not of_gpu or frozenset(of_gpu) in _VALID
@@ -269,8 +269,8 @@ def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tupl
 def _too_little(numbers: Mapping[str, int], own: KoordinatorSettings) -> Iterator[tuple[str, str]]:
     """Yield (resource, message) for each amount below the minimum in the settings.
 
-    Even a tiny share keeps whole-card pods off a card. With a minimum, a ResourceQuota limits the number of cards that
-    a namespace can use (docs/quotas.md).
+    A card of which a pod holds even a tiny share is not available to pods that request whole cards. Because of the
+    minimum, a ResourceQuota also limits the number of cards that a namespace can use (docs/quotas.md).
     """
     if not {GPU, MEMORY, RATIO} & numbers.keys():
         return

@@ -1,8 +1,9 @@
 """Reads and writes Koordinator's allocation record, the annotation `device-allocated`, and mgpu's supplement to it.
 
-Source: docs/design/koordinator.md, "Annotations". Only `mgpu.dialects.koordinator` calls it. Koordinator records for
-the whole pod what it has of which device. If several containers request devices, mgpu also records which container has
-which of them. No part of an invalid record is used, and a record must never give a container more than it requests.
+docs/design/koordinator.md, "Annotations", describes the formats. Only `mgpu.dialects.koordinator` calls this module.
+Koordinator records how much of each device the pod as a whole has. If several containers request devices, mgpu also
+records the devices of each container. No part of an invalid record is used, and a record must never give a container
+more than it requests.
 """
 
 import json
@@ -31,10 +32,12 @@ class DeviceAllocation:
     """The part of one device that a pod has.
 
     Attributes:
+        type: the type of the device, such as `gpu` or `rdma`.
+        minor: the minor of the device.
         id: the UUID of the device; "" if the record has none.
-        core: in percent of the device.
-        memory: in bytes.
-        ratio: the memory in percent of the device.
+        core: the core, in percent of the device.
+        memory: the memory, in bytes.
+        ratio: the memory, in percent of the device.
     """
 
     type: str
@@ -46,7 +49,9 @@ class DeviceAllocation:
 
 
 def write_allocations(devices: Iterable[DeviceAllocation]) -> str:
-    """Return the value of `ALLOCATED`, by type and minor. Like Koordinator, omit amounts of 0."""
+    """Return the value of the annotation `ALLOCATED`, sorted by type and minor. As in Koordinator, amounts of 0 are
+    omitted.
+    """
     by_type: dict[str, list[dict[str, Any]]] = {}
     for device in sorted(devices, key=lambda d: (d.type, d.minor)):
         amounts = [
@@ -62,7 +67,10 @@ def write_allocations(devices: Iterable[DeviceAllocation]) -> str:
 
 
 def read_allocations(text: str) -> tuple[DeviceAllocation, ...]:
-    """Return the devices in the annotation in its order, ignoring unknown resources. Raises BadObject."""
+    """Return the devices in the value of `ALLOCATED`, in the order of the annotation. Unknown resources are ignored.
+
+    Raises BadObject if the value is invalid.
+    """
     devices: list[DeviceAllocation] = []
     for type, rows in parse_json_object(text, annotation_path(ALLOCATED)).items():
         if not isinstance(rows, list):
@@ -79,7 +87,7 @@ def read_allocations(text: str) -> tuple[DeviceAllocation, ...]:
 def recorded_shares(
     requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation], text: str
 ) -> Iterator[Share]:
-    """Yield the shares in mgpu's record per container. Raises BadObject.
+    """Yield the shares in mgpu's record of each container. Raises BadObject.
 
     Args:
         devices: the pod's allocation.
@@ -111,16 +119,16 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
     """Yield the shares in a record that Koordinator itself wrote for the whole pod. Raises BadObject.
 
     Every container that requests a type may use all of the pod's devices of that type, and it is unknown how much each
-    uses. The request determines the amounts, the record the devices.
+    container uses. The request determines the amounts, and the record determines the devices.
     """
     for type in dict.fromkeys([*(r.type for r in requests), *(d.type for d in devices)]):
         of_type = [r for r in requests if r.type == type]
         recorded = [d for d in devices if d.type == type]
         if of_type and not recorded:
-            raise _bad(f"names no {type}, container {of_type[0].container!r} requests it")
+            raise _bad(f"names no {type}, but container {of_type[0].container!r} requests it")
         most = sum(request.cards for request in of_type)
         if len(recorded) > most or (len(of_type) == 1 and len(recorded) != most):
-            raise _bad(f"names {len(recorded)} devices of type {type}, the pod requests {most or 'none'}")
+            raise _bad(f"names {len(recorded)} devices of type {type}, but the pod requests {most or 'none'}")
         if len(of_type) == 1:
             for device in recorded:
                 _refuse_unequal(f"minor {device.minor} of {type}", [device], [replace(of_type[0], cards=1)])
@@ -137,7 +145,7 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
 
 
 def _joint_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation]) -> Iterator[Share]:
-    """Yield the shares of several containers: the first one holds the amounts of all, the others hold 0.
+    """Yield the shares of several containers. The first one holds the amounts of all, and the others hold 0.
 
     Memory is in the unit that the containers request. The other unit is computed from the card (`amount_of`).
     """
@@ -156,7 +164,7 @@ def _joint_shares(requests: Sequence[ContainerRequest], devices: Sequence[Device
 
 
 def _refuse_unequal(what: str, devices: Sequence[DeviceAllocation], requests: Sequence[ContainerRequest]) -> None:
-    """Raise BadObject if the devices differ in total from the most that the containers request at any time.
+    """Raise BadObject unless the total of the devices is the most that the containers need at any time.
 
     Memory is compared in the unit that all containers use, since the other unit depends on the card. Memory that cannot
     be divided evenly among cards may be rounded up or down on each card.
@@ -170,7 +178,7 @@ def _refuse_unequal(what: str, devices: Sequence[DeviceAllocation], requests: Se
         compared.append(("memory", memory, busiest.memory, sum(request.cards for request in requests)))
     for name, found, requested, rounding in compared:
         if not requested - rounding <= found <= requested:
-            raise _bad(f"{what} has {found} {name}, its containers request {requested}")
+            raise _bad(f"{what} has {found} {name}, but its containers request {requested}")
 
 
 def _total(request: ContainerRequest) -> Amount:

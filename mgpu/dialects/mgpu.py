@@ -1,8 +1,9 @@
 """The dialect of Volcano mGPU: percent of compute and MiB of memory (docs/design/mgpu.md).
 
-The registry lists it. Core in percent and memory in MiB are totals over a container's cards. A "multiple" pod has the
-annotation `container-multiple-gpu` with the number of cards of each app container. In a normal pod, core in multiples
-of 100 requests whole cards. Names and formats are Volcano's and must not change.
+The registry lists it. The amounts, core in percent and memory in MiB, are totals over a container's cards. A "multiple"
+pod has the annotation `container-multiple-gpu` with the number of cards of each app container. In any other pod, a
+"normal" pod, a container gets a share of one card, or whole cards if its core is a multiple of 100. Names and formats
+are Volcano's and must not change.
 """
 
 import re
@@ -183,9 +184,8 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
     """Return the request of one container, if any. Raises BadObject.
 
     Args:
-        cards: the container's entry in a multiple pod, or `NORMAL`. With None, for an invalid entry, only the amounts
-        are
-            checked.
+        cards: the container's entry in a multiple pod, or `NORMAL`. None means that the entry is invalid; only the
+            amounts are checked then.
     """
     core = container.requested(CORE)
     memory = container.requested(MEMORY)
@@ -283,7 +283,7 @@ def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -
 def _record_key(annotations: Collection[str], container: str, position: str | None, names: Collection[str]) -> str:
     """Return the annotation with a container's cards, which contains the name or the position of the container.
 
-    Volcano's own plugin writes positions. A position that is also the name of a container is taken as the name.
+    Volcano's own plugin writes positions. A position that is also the name of a container counts as the name.
     """
     key = INDEX_PREFIX + container
     if key in annotations or position is None or position in names:
@@ -304,5 +304,5 @@ def _read_cards(text: str | None, count: int) -> list[int | str] | str:
     if len(set(found)) != len(found):
         return f"names a card twice: {text}"
     if len(found) != count:
-        return f"names {len(found)} cards, the container requests {count}"
+        return f"names {len(found)} cards, but the container requests {count}"
     return found

@@ -2,8 +2,9 @@
 
 In annotations of an MtgpuPod, a user names a card of a node by a GPUID and requests a part of that card. The controller
 (`scheduler.mtgpupods`) creates the Pod that runs. This Pod requests no GPU from the kubelet; an occupy pod, which
-requests `nvidia.com/gpu: 1`, keeps the card. So this module is not a `Dialect`, and all processes import it by name
-(CONTRIBUTING.md, "Adding a dialect"). Annotations, kinds and names are API.
+requests `nvidia.com/gpu: 1`, keeps the card. So this module is not a `Dialect`, and the processes, the command line and
+the playground import it by name (CONTRIBUTING.md, "Adding a dialect"). Users and other programs rely on the
+annotations, kinds and names, so these must not change.
 """
 
 import re
@@ -33,7 +34,7 @@ LIMIT = "lsalab.nthu/gpu_limit"
 MEMORY = "lsalab.nthu/gpu_mem"
 GPUID = "lsalab.nthu/GPUID"
 ANNOTATIONS = (REQUEST, LIMIT, MEMORY, GPUID)
-"""The annotations that describe the share of an MtgpuPod. All of them are required and immutable."""
+"""The annotations that describe the share of an MtgpuPod. All four are required and immutable."""
 
 FINALIZER = "mgpu.io/mtgpupod"
 OCCUPY_NAMESPACE = "kube-system"
@@ -58,13 +59,13 @@ class MtgpuPod:
     """An MtgpuPod.
 
     Attributes:
-        request: in milli of its card.
-        limit: in milli of its card.
-        memory: in bytes.
+        request: the requested core, in milli of its card.
+        limit: the limit of the core, in milli of its card.
+        memory: the requested memory, in bytes.
         created: the creationTimestamp.
         card_uuid: the UUID of its card (`status.BoundDeviceID`); None before it has one.
-        phase: `status.phase`, by default Pending.
-        pod_uid: the uid of the Pod that runs for it; "" before that Pod exists.
+        phase: the value of `status.phase`; `Pending` if the status has none.
+        pod_uid: the UID of the Pod that runs for it; "" before that Pod exists.
     """
 
     namespace: str
@@ -87,7 +88,7 @@ class MtgpuPod:
 
     @property
     def placement_key(self) -> tuple[str, str, str, int, int, int]:
-        """The immutable fields that the choice of its card depends on."""
+        """The immutable fields on which the choice of its card depends."""
         return self.uid, self.node, self.gpuid, self.request, self.limit, self.memory
 
     @property
@@ -107,8 +108,8 @@ def enabled(settings: Settings) -> bool:
 def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
     """Return the MtgpuPod in `raw`. Raises BadObject with every broken rule, in the order of the fields.
 
-    An MtgpuPod with a card was admitted before. Only the fields that describe its holding are checked then, so that
-    neither a stricter rule nor a new annotation makes mgpu forget the holding.
+    Of an MtgpuPod that has a card already, only the fields that describe its holding are checked. So neither a rule
+    that became stricter nor an annotation that was added makes mgpu forget the holding.
     """
     pod = read_pod(raw)
     status = raw.get("status") or {}
@@ -133,7 +134,7 @@ def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
 def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
     """Return request and limit (milli of the card) and memory (bytes) from the annotations of an MtgpuPod or its Pod.
 
-    Raises BadObject.
+    Raises BadObject with every broken rule.
     """
     raise_if_any([*_share_problems(annotations)])
     return parse_milli(annotations[REQUEST]) or 0, parse_milli(annotations[LIMIT]) or 0, int(annotations[MEMORY])
@@ -161,7 +162,7 @@ def _problems(pod: Pod) -> Iterator[Problem]:
         for name in dict.fromkeys((*container.requests, *container.limits)):
             amount = container.requested(name)
             if amount and (vocabulary_of(name) or name == SHARE):
-                text = f"requests GPU a second time; an MtgpuPod's share stands in {REQUEST} and {MEMORY}"
+                text = f"requests GPU a second time; the annotations {REQUEST} and {MEMORY} state an MtgpuPod's share"
                 yield Problem(amount.path, text, Rule.MTGPU_ONE_REQUEST)
 
 
@@ -216,10 +217,10 @@ def _malformed(key: str, text: str) -> Problem:
 
 
 def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Holding:
-    """Return what an MtgpuPod holds.
+    """Return the holding of an MtgpuPod.
 
     Args:
-        card: the UUID or index of its card; None if the card is unknown, so that it holds every card.
+        card: the UUID or the index of its card. If it is None, the card is unknown, and the MtgpuPod holds every card.
         bound: whether the API server has stored the binding.
     """
     share = Share("", card, whole=True) if card is None else Share("", card, pod.request, pod.memory)
@@ -227,7 +228,7 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
 
 
 def controlling_mtgpupod(raw: Mapping[str, Any]) -> str | None:
-    """Return the uid of the MtgpuPod that a Pod names as its controller, or None."""
+    """Return the UID of the MtgpuPod that a Pod names as its controller, or None."""
     owners = table_at(raw, "metadata").get("ownerReferences")
     tables = (owner for owner in owners if isinstance(owner, dict)) if isinstance(owners, list) else ()
     named = (o for o in tables if o.get("controller") and (o.get("apiVersion"), o.get("kind")) == (API_VERSION, KIND))
@@ -235,7 +236,7 @@ def controlling_mtgpupod(raw: Mapping[str, Any]) -> str | None:
 
 
 def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
-    """Return the uid of the MtgpuPod that a Pod names as its controller, else the one in its seal, or None.
+    """Return the UID of the MtgpuPod that a Pod names as its controller, or else the UID in its seal, or None.
 
     Users who may change Pods may remove the owner of a Pod that keeps running on its card. They cannot remove the seal,
     so the card stays held. The caller verifies the seal (`RecordVerifier.finding_of_mtgpu`).
@@ -248,7 +249,7 @@ def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
 def visible_card(raw: Mapping[str, Any]) -> str | None:
     """Return the UUID of the card that the Pod of an MtgpuPod sees, or None.
 
-    The first container with the variable counts: other webhooks may have added containers without it.
+    The first container with the variable counts, since other webhooks may have added containers without it.
     """
     containers = (raw.get("spec") or {}).get("containers") or ()
     rows = (row for container in containers for row in container.get("env") or ())
@@ -278,6 +279,7 @@ def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
     """Return the variables of all containers of the Pod, including init containers.
 
     Args:
+        pod: the MtgpuPod.
         uuid: the UUID of its card.
         index: the index of its card.
     """
@@ -290,13 +292,14 @@ def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
 
 
 def occupy_name(node: str, gpuid: str) -> str:
+    """Return the name of the occupy pod that keeps a card of the node for a GPUID."""
     return f"{_OCCUPY}{node}-{gpuid}"
 
 
 def occupy_target(pod: Pod) -> tuple[str, str] | None:
     """Return the node and the GPUID for which an occupy pod keeps a card, or None for any other pod.
 
-    An occupy pod has the right namespace, label and exact name (docs/design/mtgpu.md, "Controller").
+    An occupy pod has a certain namespace, label and name (docs/design/mtgpu.md, "Controller").
     """
     gpuid = pod.labels.get(OCCUPY_LABEL, "")
     if pod.namespace != OCCUPY_NAMESPACE or not _GPUID.fullmatch(gpuid):
@@ -328,7 +331,7 @@ def sealed_content(raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def subject(raw: Mapping[str, Any], owner: str) -> Subject:
-    """Return the subject of the seal of the Pod `raw`, whose MtgpuPod has the uid `owner`."""
+    """Return the subject of the seal of the Pod `raw`, whose MtgpuPod has the UID `owner`."""
     meta = table_at(raw, "metadata")
     node = table_at(raw, "spec").get("nodeName")
     return Subject(owner, str(meta.get("namespace", "")), str(meta.get("name", "")), str(node or ""))

@@ -1,8 +1,8 @@
 """Builds the manifest of the Pod that runs for an MtgpuPod.
 
 The controller (`scheduler.mtgpupods`) creates the Pod. The webhook (`webhook.mtgpupod_rebuild`) builds the manifest
-again and replaces what was sent, so that the controller's account cannot create other Pods. Both must get equal
-manifests.
+again and replaces the one that was sent, so that the controller's account cannot create other Pods. Both must get equal
+manifests. `mgpu simulate` calls the module too.
 """
 
 from collections.abc import Mapping

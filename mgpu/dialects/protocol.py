@@ -1,8 +1,8 @@
 """Defines the protocol of dialects: the members that the module of each vocabulary has, and their types.
 
-The modules of the dialects implement it, and the processes call them through `mgpu.dialects`. So a new vocabulary needs
-one module and no change of a process. A dialect assigns the functions at the end of this module to members that it does
-not need. All members are pure.
+The modules of the dialects implement the protocol, and the processes call them through `mgpu.dialects`. So a new
+vocabulary needs one module, and the processes do not change. A dialect assigns the functions at the end of this module
+to members that it does not need. All functions are pure.
 """
 
 import re
@@ -24,7 +24,7 @@ Allocate for the container."""
 SHARES_PER_CARD = 16
 
 Amounts = Mapping[str, str]
-"""A container's requests or limits: resource name → quantity."""
+"""The requests or the limits of a container: quantities by the name of the resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class NodeResource:
     """An extended resource of a node.
 
     Attributes:
-        amounts: (card index, amount) for every card, including unhealthy ones.
+        amounts: the index and the amount of every card, including unhealthy ones.
         as_ids: whether the device plugin serves the resource with one device id per unit. Otherwise the resource is a
-            number in the node's status, the sum over healthy cards, since the kubelet cannot handle device ids for
-            very many units (docs/design/kubernetes.md, "Device manager").
+            number in the node's status, the sum over healthy cards, since the kubelet cannot handle very many device
+            ids (docs/design/kubernetes.md, "Device manager").
         type: the type of the devices.
         follows_settings: whether `as_ids` depends on the settings. A node changes such a resource only while no running
             pod holds it.
@@ -50,10 +50,13 @@ class NodeResource:
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyCardLists:
-    """ConfigMaps by which administrators mark cards as unhealthy, one per node: `data.gpus` is `0,1`.
+    """The ConfigMaps in which administrators mark cards as unhealthy, one for each node.
+
+    Such a ConfigMap lists the indexes of the cards in `data.gpus`, for example `0,1`.
 
     Attributes:
-        prefix: the prefix of the ConfigMap's name, before the name of the node.
+        namespace: the namespace of the ConfigMaps.
+        prefix: the part of a ConfigMap's name before the name of the node.
     """
 
     namespace: str
@@ -83,10 +86,12 @@ class Dialect(Protocol):
     """The members of the module of a vocabulary. All functions are pure."""
 
     @property
-    def NAME(self) -> str: ...  # noqa: N802
+    def NAME(self) -> str:  # noqa: N802
+        """The name of the vocabulary, in settings, messages and metrics."""
 
     @property
-    def DEFAULT_CARD_POLICY(self) -> str: ...  # noqa: N802
+    def DEFAULT_CARD_POLICY(self) -> str:  # noqa: N802
+        """The card policy that applies if neither the pod nor the settings name one."""
 
     @property
     def RESOURCE_PREFIXES(self) -> tuple[str, ...]:  # noqa: N802
@@ -125,7 +130,10 @@ class Dialect(Protocol):
         """
 
     def normalized(self, requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-        """Return a container's requests and limits after admission has replaced names that no node serves."""
+        """Return the requests and limits with which admission replaces those of a container.
+
+        Resources that no node serves are replaced by equivalent resources.
+        """
 
     def read_request(self, pod: Pod, settings: Settings) -> GpuRequest | None:
         """Return the pod's request in this vocabulary, or None. Raises BadObject with every broken rule."""
@@ -142,8 +150,8 @@ class Dialect(Protocol):
         """Return the annotations that record a placement.
 
         Args:
-            cards: all devices of the node, of all types.
-            now_ns: nanoseconds since 1970.
+            cards: the node's devices of all types.
+            now_ns: the time in nanoseconds since 1970.
         """
 
     def read_placement(self, pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
@@ -159,7 +167,7 @@ class Dialect(Protocol):
         """Return the resources of a node with these cards in this vocabulary."""
 
     def cards_from_capacity(self, node: Node, settings: Settings) -> tuple[Card, ...]:
-        """Return the cards of a node without a Device object according to its capacity in this vocabulary."""
+        """Return the cards that the capacity of a node without a Device object describes in this vocabulary."""
 
     def environment(
         self, pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]
@@ -167,6 +175,8 @@ class Dialect(Protocol):
         """Return the variables of this vocabulary for a container. They override the common variables.
 
         Args:
+            request: the request of the container.
+            cards: the cards or slices of the container.
             gpus: all GPUs of the node.
         """
 
@@ -177,8 +187,8 @@ def unrequested_problems(
     """Yield a problem for each type of devices that a record gives to a container that does not request it.
 
     Args:
-        record: container → type → devices, not validated.
-        path: the path of the record, for the problems.
+        record: the devices by container and type, which have not been validated.
+        path: the path of the record, which the problems name.
     """
     requested = {(request.container, request.type) for request in requests}
     for container, row in record.items():
@@ -188,21 +198,21 @@ def unrequested_problems(
                 yield Problem(path, text)
 
 
-# The following functions are the members of dialects that do not need them.
+# A dialect that does not need a member assigns one of the following functions to it.
 
 
 def unchanged(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-    """`normalized` of a vocabulary whose names all nodes serve."""
+    """Implement `normalized` for a vocabulary whose resources need not be replaced."""
     return requests, limits
 
 
 def nothing_to_acknowledge(pod: Pod) -> dict[str, str]:  # noqa: ARG001
-    """`acknowledgement` of a vocabulary in which the node adds nothing to the record."""
+    """Implement `acknowledgement` for a vocabulary in which the node adds nothing to the record."""
     return {}
 
 
 def no_cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:  # noqa: ARG001
-    """`cards_from_capacity` of a vocabulary in which a node's capacity does not describe its cards."""
+    """Implement `cards_from_capacity` for a vocabulary in which a node's capacity does not describe its cards."""
     return ()
 
 
@@ -212,5 +222,5 @@ def no_variables(
     cards: Sequence[Card],  # noqa: ARG001
     gpus: Sequence[Card],  # noqa: ARG001
 ) -> dict[str, str]:
-    """`environment` of a vocabulary without variables of its own."""
+    """Implement `environment` for a vocabulary without variables of its own."""
     return {}

@@ -1,9 +1,9 @@
 """Decides which allocation records are valid.
 
 The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) call `RecordVerifier.judge` for every pod with
-a record, before anything else reads the record, and ignore invalid records. A record is valid if it has a valid seal,
-if it is older than sealing in this cluster, or if it belongs to a vocabulary in the setting `records.peers`.
-docs/security.md describes the attacks that this prevents.
+a record, before anything else reads the record, and ignore invalid records. `mgpu doctor` reports records that would be
+invalid. A record is valid if it has a valid seal, if it is older than sealing in this cluster, or if it belongs to a
+vocabulary in the setting `records.peers`. docs/security.md describes the attacks that this prevents.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,14 @@ from mgpu.model.pods import Pod
 from mgpu.model.record_seals import SEAL, Keys, Subject
 
 _UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
-"""The annotations that seals do not cover: the node writes acknowledgements later, and no decision depends on them."""
+"""The annotations that seals do not cover: the seal itself, and acknowledgements. The node writes acknowledgements
+later, and no decision depends on them."""
 _MAX_RECORD = 2 * MAX_CONTAINERS
 """The most annotations of a record. Each vocabulary writes at most one for each container and a few for the pod."""
 
 
 class Reason(StrEnum):
-    """Why a record is invalid. The values are reasons of Events on the pod, and so are API."""
+    """Why a record is invalid. The values are the reasons of Events on the pod, so they must not change."""
 
     UNSEALED = "UnsealedRecord"
     FORGED = "ForgedRecord"
@@ -32,7 +33,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The reason why a record is invalid. It does not contain the annotations, whose number users choose."""
+    """The reason why a record is invalid. The message does not quote the annotations, whose number users choose."""
 
     reason: Reason
     message: str
@@ -40,9 +41,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a verification, and the input that it depends on, so that an equal record is not verified again.
+    """The result of a verification, and the input on which it depends.
+
+    With it, `RecordVerifier.judge` need not verify an equal record again.
 
     Attributes:
+        subject: the pod and its node.
+        created: the creationTimestamp of the pod.
         record: the digest of the annotations of the record, including its seal.
         finding: the reason why the record is invalid; None if it is valid.
     """
@@ -55,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RecordVerifier:
-    """Verifies records. Immutable, and therefore thread-safe.
+    """Verifies records, and seals new ones. Instances are immutable, and therefore thread-safe.
 
     Attributes:
         keys: the keys of valid seals; None if records are not sealed in this cluster.
@@ -66,10 +71,12 @@ class RecordVerifier:
     peers: frozenset[str] = frozenset()
 
     def judge(self, pod: Pod, before: Verdict | None = None) -> tuple[Pod, Verdict | None]:
-        """Return the pod without an invalid record, and the verdict, which is None if there was nothing to verify.
+        """Return the pod, without its record if that is invalid, and the verdict.
+
+        The verdict is None if there was nothing to verify.
 
         Args:
-            before: the verdict from when the pod was read before.
+            before: the verdict when the pod was read the last time; None for a pod that is read the first time.
         """
         if not pod.node or not pod.annotations:
             return pod, None
@@ -120,17 +127,20 @@ class RecordVerifier:
         return all(any(dialect.owns_annotation(key) for dialect in owners) for key in record)
 
     def sealed_mtgpu(self, raw: Mapping[str, object], owner: str) -> dict[str, str]:
-        """Return the seal annotation of the Pod that the controller creates for the MtgpuPod with the uid `owner`."""
+        """Return the annotation with the seal of the Pod that the controller creates for the MtgpuPod with UID `owner`.
+
+        The result is {} if records are not sealed.
+        """
         if self.keys is None or self.keys.signer is None:
             return {}
         return {SEAL: str(self.keys.signer.sign(mtgpu.subject(raw, owner), mtgpu.sealed_content(raw)))}
 
     def finding_of_mtgpu(self, raw: Mapping[str, object]) -> Finding | None:
-        """Return why a Pod that claims to be the Pod of an MtgpuPod is not; None if it is, or if it does not claim to
-        be.
+        """Return why a Pod that claims to be the Pod of an MtgpuPod is not.
 
-        The subject of the seal is the MtgpuPod, since the uid of a Pod is unknown before its creation. A Pod without an
-        owner was orphaned, and a Pod whose seal names another owner was not created for its owner.
+        Returns None if the Pod is genuine, or if it makes no such claim. The subject of the seal is the MtgpuPod, since
+        the UID of a Pod is unknown before its creation. A Pod without an owner has lost it, and a Pod whose seal names
+        another owner was not created for its owner.
         """
         if self.keys is None:
             return None
@@ -146,7 +156,7 @@ class RecordVerifier:
                 return None
             return Finding(Reason.UNSEALED, "claims to be the Pod of an MtgpuPod, but has no seal of mgpu")
         content = mtgpu.sealed_content(raw)
-        if len(content) > MAX_ANNOTATIONS + 1:  # the card is one of them
+        if len(content) > MAX_ANNOTATIONS + 1:  # `content` has the card in addition to the annotations.
             reason: str | None = (
                 f"it has {len(content) - 1} annotations, more than the {MAX_ANNOTATIONS} of any MtgpuPod"
             )
@@ -171,7 +181,7 @@ def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
 
 
 def _digest(record: Mapping[str, str]) -> bytes:
-    """Return the digest of a record. The length before each text keeps different records from having equal content."""
+    """Return the digest of a record. The length before each text ensures that different records differ in content."""
     digest = sha256()
     for row in sorted(record.items()):
         for text in row:

@@ -1,8 +1,8 @@
 """The registry of the dialects.
 
-`mgpu.dialects` and the webhook use it to find the dialect of a resource or annotation. To add a dialect, write its
-module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the order in which dialects read
-a pod and in which `carrier` considers their resources.
+`mgpu.dialects`, the webhook, the scheduler and the agent use it to find the dialect of a resource or annotation. To add
+a dialect, write its module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the order
+in which dialects read a pod, and in which `mgpu.dialects.carrier` considers their resources.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ _RESOURCE_PREFIXES = tuple(prefix for dialect in ALL for prefix in dialect.RESOU
 
 
 def by_name(name: str) -> Dialect:
-    """Return the dialect of this name. Raises KeyError."""
+    """Return the dialect of this name. Raises KeyError for an unknown name."""
     return _BY_NAME[name]
 
 
@@ -49,7 +49,7 @@ def vocabulary_of(resource: str) -> str | None:
 
 
 def vocabularies(pod: Pod) -> dict[str, str]:
-    """Return each vocabulary that the pod uses, with the path of the first field that uses it."""
+    """Return the vocabularies that the pod uses, each with the path of the first field that uses it."""
     found: dict[str, str] = {}
     for container, resource in pod.resources():
         name = vocabulary_of(resource)
@@ -78,7 +78,7 @@ def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
 def is_placement_annotation(key: str) -> bool:
     """Return whether an annotation is part of an allocation record or its seal, so that users must not write it.
 
-    Disabled vocabularies count too, since a vocabulary may be enabled while the pod exists. This is called for each
-    annotation of a pod, of which there may be 20,000, so for nearly all it is one comparison of prefixes.
+    Disabled vocabularies count too, since a vocabulary may be enabled while the pod exists. A pod may have 20,000
+    annotations, and this function is called for each, so it first compares prefixes, which settles nearly all of them.
     """
     return key.startswith(_RECORD_KEYS) and (key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL))

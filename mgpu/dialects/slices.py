@@ -2,7 +2,8 @@
 
 The registry lists it. `nvidia.com/mig-2g.20gb: n` requests n MIG instances, and `nvidia.com/gpu-4gb: 1` requests one
 MPS share. The scheduler partitions cards when a pod needs slices. Each kind of slice is a device type of its own
-(`mgpu.model.slice_names`). The record must contain positions on cards, not UUIDs, which change with a reboot.
+(`mgpu.model.slice_names`). The record must contain positions on cards, and not UUIDs, because the UUIDs of MIG devices
+change with a reboot.
 """
 
 import json
@@ -42,7 +43,8 @@ NAME = "slices"
 DEFAULT_CARD_POLICY = "minor"
 
 GIVEN = "mgpu.io/slices-given"
-"""The allocation record: `{"a":{"mig-2g.20gb":["0:4"]}}`, positions (card:start) by container and type."""
+"""The annotation with the allocation record, which has the positions (card:start) of the slices by container and type:
+`{"a":{"mig-2g.20gb":["0:4"]}}`."""
 
 MAX_INSTANCES = 1024
 """The most instances of one container; no node has more."""
@@ -70,7 +72,7 @@ def enabled(settings: Settings) -> bool:
 
 
 def card_policy(settings: Settings) -> str | None:  # noqa: ARG001
-    """Return the policy for slices. It is always the same: slices are taken in the order of their minors."""
+    """Return the policy for slices, which the settings cannot change: slices are taken in the order of their minors."""
     return DEFAULT_CARD_POLICY
 
 
@@ -154,9 +156,10 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
-    """Return the variables for slices. A MIG instance is visible itself, an MPS share as its card.
+    """Return the variables for slices.
 
-    `MGPU_CARDS` are the cards of the slices, and `MGPU_CORE_PERCENT` is the compute of the smallest slice.
+    A container with MIG instances sees the instances, and a container with an MPS share sees the card of the share.
+    `MGPU_CARDS` lists the cards of the slices, and `MGPU_CORE_PERCENT` is the compute of the smallest slice.
     """
     parents = {gpu.index: gpu.uuid for gpu in gpus}
     on = sorted({place_of(card.index)[0] for card in cards})
@@ -175,7 +178,7 @@ def _slice(type: str) -> str:
 
 
 def _container_requests(container: Container) -> Iterator[ContainerRequest]:
-    """Yield the requests of one container, one per kind of slice. Raises BadObject."""
+    """Yield the requests of one container, one for each kind of slice. Raises BadObject."""
     problems: list[Problem] = []
     counts: dict[str, int] = {}
     amounts = _amounts(container)
@@ -189,7 +192,7 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
     total = sum(counts[name] for name in shares)
     if total > 1:
         rule = "a container can have one MPS share only (failRequestsGreaterThanOne)"
-        problems.append(Problem(amounts[shares[-1]].path, f"{rule}, this one requests {total}", Rule.TOO_MUCH))
+        problems.append(Problem(amounts[shares[-1]].path, f"{rule}; this one requests {total}", Rule.TOO_MUCH))
     raise_if_any(problems)
     for resource, count in counts.items():
         type = resource.removeprefix(RESOURCE_PREFIX)
@@ -232,5 +235,5 @@ def _indexes(places: object, count: int) -> list[int] | str:
     if len(set(found)) != len(found):
         return "names a position twice"
     if len(found) != count:
-        return f"names {len(found)} position{'' if len(found) == 1 else 's'}, the container requests {count}"
+        return f"names {len(found)} position{'' if len(found) == 1 else 's'}, but the container requests {count}"
     return found

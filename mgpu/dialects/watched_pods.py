@@ -1,10 +1,10 @@
 """Limits the work and memory that the pods from a watch cost.
 
-Admission checks the size of a new pod but not of updates, and a user may change labels, images and annotations hundreds
-of times a second, to any size. The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) read a pod with
-each event on a single thread, and store all pods. For each event they call:
+Admission checks the size of new pods, but not that of updated ones, and a user may change labels, images and
+annotations hundreds of times a second, to any size. The scheduler (`scheduler.cluster`) and the agents
+(`deviceplugin.pods`) read the pod of each event on a single thread, and store all pods. For each event they call:
 
-- `fingerprint`, to ignore an event that changes nothing that they read;
+- `fingerprint`, to ignore an event in which nothing that they read has changed;
 - `limit_containers`, to drop most containers of a pod that is too large for any node;
 - `stored_pod`, to drop the fields that are not needed once the request has been read.
 
@@ -41,8 +41,8 @@ _STATUS = (
 _OF_CONTAINER = ("name", "restartPolicy", "resources")
 
 MAX_LABEL_TEXT = 4096
-"""The most characters of stored labels, names and values: 70 labels of ordinary length. The API server accepts 105,000
-short labels, which need 14 MiB once decoded."""
+"""The most characters in the names and values of stored labels, enough for 70 labels of ordinary length. The API server
+accepts 105,000 short labels, which need 14 MiB once they are decoded."""
 
 MAX_TEXT = 2048
 """The most characters of any other stored text. The longest valid text has a number for each of 256 containers, but the
@@ -51,14 +51,14 @@ _TEXTS = ("scheduler", "nominated_node", "phase", "start_time")
 
 
 def fingerprint(raw: Raw, *also: str) -> bytes:
-    """Return a digest of the fields of a pod that are read, except its labels.
+    """Return a digest of the fields of a pod that mgpu reads, except its labels.
 
-    Under the same settings, reading pods with equal fingerprints has the same result. Labels change most often and are
-    not part of a request, so the caller updates them separately.
+    Under the same settings, pods with equal fingerprints lead to the same result. Labels change most often and are not
+    part of a request, so the caller updates them separately.
 
     Args:
         raw: the pod as decoded JSON.
-        also: further annotations that the caller reads.
+        also: the names of further annotations that the caller reads.
     """
     meta = table_at(raw, "metadata")
     spec = table_at(raw, "spec")
@@ -82,8 +82,8 @@ def fingerprint(raw: Raw, *also: str) -> bytes:
 def limit_containers(raw: Raw) -> Raw:
     """Return the pod, but with only a few containers if it has too many.
 
-    The remaining containers are the first of each vocabulary and the first that has run. The cpu and memory of the
-    others are not counted, since no node runs a pod of more than 256 containers.
+    The result has the first container of each vocabulary and the first container that has run. The cpu and memory of
+    the other containers are not counted, since no node runs a pod of more than 256 containers.
     """
     if not budget.excess_of_containers(raw):
         return raw
@@ -98,7 +98,11 @@ _RAN = "ran"
 
 
 def _select(rows: Iterable[Any], features: set[str], ran: frozenset[str]) -> Iterator[Any]:
-    """Yield the containers that have a feature that is not in `features` yet, and add it: a vocabulary, or `_RAN`."""
+    """Yield each container that has a feature which no earlier container has. A feature is a vocabulary, or `_RAN`.
+
+    Args:
+        features: the features of earlier containers, to which those of the yielded containers are added.
+    """
     for row in rows:
         own = {*_vocabularies(row)}
         if isinstance(row, dict) and row.get("name") in ran:
@@ -138,10 +142,10 @@ def _values(table: Raw, keys: Iterable[str]) -> list[Any]:
 def stored_pod(pod: Pod, *, record: bool) -> Pod:
     """Return the fields of a pod that are still needed once its request has been read.
 
-    By then, constraints are part of the request, and resources outside the vocabularies have been counted.
+    By then, the constraints are part of the request, and the resources outside the vocabularies have been counted.
 
     Args:
-        record: whether to include the annotations of its record.
+        record: whether to keep the annotations of the pod's allocation record.
     """
     texts = {name: text[:MAX_TEXT] for name in _TEXTS if len(text := getattr(pod, name)) > MAX_TEXT}
     annotations = {key: text for key, text in pod.annotations.items() if _is_kept(key, record=record)}
@@ -157,7 +161,8 @@ def stored_pod(pod: Pod, *, record: bool) -> Pod:
 def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return all labels of a pod, or none if they are too many or too long.
 
-    A part of the labels would be worse than none, since the selector `DoesNotExist` would match an omitted label.
+    A part of the labels would be worse than none, since a selector with `DoesNotExist` would match a pod whose label
+    was omitted.
     """
     if len(labels) > budget.MAX_LABELS or sum(map(len, labels)) + sum(map(len, labels.values())) > MAX_LABEL_TEXT:
         return {}

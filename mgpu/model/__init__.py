@@ -1,5 +1,5 @@
 """The values that all packages share: quantities, pods, nodes, cards, GPU requests, placements and the ledger.
 
-The values are frozen and the functions pure: import-linter forbids clocks, loggers, clients and the environment here.
-Compute is an integer in thousandths of a card ("milli"), memory an integer in bytes.
+The values are frozen and the functions are pure: import-linter forbids clocks, loggers, clients and the environment
+here. Compute is an integer in thousandths of a card ("milli"), and memory is an integer in bytes.
 """

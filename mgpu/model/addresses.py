@@ -1,7 +1,7 @@
 """Reads blocks of IP addresses, and matches the peers of connections against them.
 
-`mgpu.settings` parses the setting `apiServers` with it. `mgpu.serving` decides with it whether a peer may call an
-endpoint, and counts the connections of each block.
+`mgpu.settings` parses the setting `apiServers` with this module. `mgpu.serving` uses it to decide whether a peer may
+call an endpoint, and to count the connections of each block.
 """
 
 import ipaddress

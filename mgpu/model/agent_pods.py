@@ -1,9 +1,9 @@
-"""Reads from the Pods of the node agents which nodes have no ready agent.
+"""Finds the nodes without a ready agent in the Pods of the node agents.
 
-The scheduler (`scheduler.cluster`) keeps pods off such nodes, and `mgpu inspect` and `mgpu doctor` report them. The
-source is the condition `Ready` of the Pod, which the kubelet sets to false about a second after the container has ended
-or when the readiness probe fails. A Lease of each agent would be seconds slower and cost 500 writes a second on 5,000
-nodes.
+The scheduler (`scheduler.cluster`) keeps pods off such nodes, and `mgpu inspect` and `mgpu doctor` report them. An
+agent is ready if its Pod has the condition `Ready`. The kubelet sets this condition to false about a second after the
+container has ended, or when the readiness probe fails. A Lease for each agent would detect the failure seconds later,
+and would cost 500 writes a second on 5,000 nodes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -24,7 +24,7 @@ class AgentPod:
     """The Pod of an agent.
 
     Attributes:
-        problem: why the agent is not ready; None if it is ready.
+        problem: the reason why the agent is not ready; None if it is ready.
         since: the time of the last change between ready and not ready, as the kubelet wrote it; None if unknown.
     """
 

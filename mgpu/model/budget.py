@@ -1,8 +1,9 @@
 """Limits the size of the objects that mgpu accepts.
 
 The API server accepts objects of 1.5 MiB, and any user who may create pods chooses the length of their lists. Without
-limits a user could make every process spend any amount of work and memory. The webhook calls `excess` and
-`excess_of_spec`, the scheduler and the agents call `excess_of_containers`, each before it reads the object.
+limits a user could make every process spend any amount of work and memory. Each process calls this module before it
+reads an object: the webhook calls `excess` and `excess_of_spec`, and the scheduler and the agents call
+`excess_of_containers` (mainly through `mgpu.dialects.watched_pods`).
 `mgpu.serving` limits the memory of all requests together. Raising a limit needs a new measurement of the cost
 (docs/attacks.md).
 """
@@ -18,29 +19,33 @@ from mgpu.model.errors import Problem, Rule
 from mgpu.model.raw_objects import table_at
 
 MAX_CONTAINERS = 256
-"""Containers and init containers of a pod: 16 on each of 16 cards, the most that the vocabularies allow."""
+"""The most containers and init containers of a pod. The vocabularies allow at most 16 on each of 16 cards."""
 
 MAX_RESOURCES = 2048
-"""Entries of the requests and limits of all containers, 8 for each: cpu, memory and two GPU resources in both."""
+"""The most entries in the requests and limits of all containers. A container can have 8: cpu, memory and two GPU
+resources, in the requests and in the limits."""
 
 MAX_VARIABLES = 16_384
-"""Environment variables of all containers, 64 for each. Charts set at most some hundreds, in one container."""
+"""The most environment variables of all containers together: 64 for each of `MAX_CONTAINERS` containers. Helm charts
+set at most some hundreds, in one container."""
 
 MAX_ANNOTATIONS = 1024
-"""Annotations of an object. Ordinary pods have tens; the API server allows 256 KiB."""
+"""The most annotations of an object. Ordinary pods have tens; the API server allows 256 KiB."""
 
 MAX_PATCH_OPERATIONS = 4096
-"""Operations of one JSON Patch, 16 for each container. `koordinator.sh/gpu` and `mgpu.io/share` need 8."""
+"""The most operations of one JSON Patch: 16 for each of `MAX_CONTAINERS` containers. A container that needs both the
+translation of `koordinator.sh/gpu` and `mgpu.io/share` takes 8."""
 
 MAX_LABELS = 128
-"""Labels of an object. The scheduler stores those of GPU pods for disruption budgets (`mgpu.dialects.watched_pods`)."""
+"""The most labels of an object. The scheduler stores the labels of GPU pods, because PodDisruptionBudgets select pods
+by label (`mgpu.dialects.watched_pods`)."""
 
 MAX_NESTING = 32
-"""Levels of objects and lists in the spec of an MtgpuPod, whose schema preserves unknown fields. A PodSpec has 12. The
-JSON encoder fails at 254 levels, so the Pod of the MtgpuPod could not be created."""
+"""The most levels of objects and lists in the spec of an MtgpuPod, whose schema preserves unknown fields. A PodSpec has
+12 levels. At 254 levels the JSON encoder fails, and the Pod of the MtgpuPod could not be created."""
 
 MAX_SPEC_BYTES = 256 << 10
-"""Bytes of the spec of an MtgpuPod as JSON: the most that `kubectl apply` can store in its annotation."""
+"""The most bytes of the spec of an MtgpuPod as JSON. `kubectl apply` can store no larger spec in its annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,8 @@ def excess(raw: object, old: object = None) -> list[Problem]:
     """Return a problem for each list of an object that is too long.
 
     Args:
-        old: the object before an update, or None. A list that was too long before may stay as long as it was, so that
-            objects from before this version can still be updated and deleted.
+        old: the object before an update, or None. A list that was too long before the update may stay as long as it
+            was, so that objects that are older than the limits can still be updated and deleted.
     """
     now = size_of(raw)
     before = size_of(old) if old is not None else Size()
@@ -116,7 +121,7 @@ def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
 
 
 def _is_deep(value: object) -> bool:
-    """Return whether a decoded value has more than `NESTING` levels."""
+    """Return whether a decoded value has more than `MAX_NESTING` levels."""
     level = [value]
     for _ in range(MAX_NESTING):
         parts = chain.from_iterable(

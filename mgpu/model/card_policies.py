@@ -1,8 +1,9 @@
 """The registry of the card policies.
 
-The settings, the annotation `mgpu.io/card-policy`, the command lines and the placement engine read it. Each policy is
-implemented in the module of its name in `scheduler/engine/policies/`, which only the scheduler imports. To add a
-policy, add its name and its module (CONTRIBUTING.md, "Adding a policy"). The names are API.
+`mgpu.settings` reads the names of the policies for the settings, the annotation `mgpu.io/card-policy` and the command
+lines, and the placement engine loads the policies by these names. Each policy is implemented in the module of its name
+in `scheduler/engine/policies/`. To add a policy, add its name and its module (CONTRIBUTING.md, "Adding a policy").
+Users write the names, so the names must not change.
 """
 
 SELECTABLE = (
@@ -17,4 +18,4 @@ DIALECT_DEFAULTS = (
     "minor",
     "bestfit",
 )
-"""The policies that dialects use by default and users cannot select."""
+"""The policies that dialects use by default, and that users cannot select."""

@@ -1,7 +1,7 @@
 """Computes how much of each card of a node is used, whether the card is partitioned or not.
 
-The metrics (`scheduler.api.collector`), the web page and `mgpu.presentation` call it, since they show cards. The
-placement engine works on devices instead, which are whole cards or slices.
+The metrics of the scheduler (`scheduler.api.collector`) and of the agent (`deviceplugin.metrics`) call it, since they
+report cards. The placement engine works on devices instead, which are whole cards or slices.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +16,10 @@ class CardUse(NamedTuple):
     """How much of one card is used.
 
     Attributes:
-        core: milli.
-        memory: bytes.
-        idle: whether no pod holds any of it.
-        shared: whether pods can get parts of the card: it is neither partitioned nor used by MtgpuPods.
+        core: the used core, in milli.
+        memory: the used memory, in bytes.
+        idle: whether no pod holds any part of the card.
+        shared: whether pods can get parts of the card, because it is neither partitioned nor used by MtgpuPods.
     """
 
     card: Card
@@ -52,13 +52,19 @@ def _use(card: Card, state: CardState | None, slices: Sequence[CardState]) -> Ca
 
 
 def held_amounts(holding: Holding, devices: Sequence[Card]) -> tuple[int, int]:
-    """Return the core (milli) and memory (bytes) that a pod holds of these devices in total, at its peak on each."""
+    """Return the core (milli) and the memory (bytes) that a pod holds of these devices in total.
+
+    On each device, the pod holds the most that it needs at any time (`mgpu.model.gpu_requests.peak`).
+    """
     uses = [holding.uses(card) for card in _candidates(holding, devices)]
     return sum(use.core for use in uses), sum(use.memory for use in uses)
 
 
 def _candidates(holding: Holding, devices: Sequence[Card]) -> Iterator[Card]:
-    """Yield the devices that the holding may be on. Indexes, which nearly all records name, are compared directly."""
+    """Return the devices that the holding may be on.
+
+    Nearly all records contain indexes. These are compared at once, which is faster than asking each share.
+    """
     if all(isinstance(share.card, int) for share in holding.shares):
         named = {(share.type, share.card) for share in holding.shares}
         return (card for card in devices if (card.type, card.index) in named)

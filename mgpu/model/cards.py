@@ -1,7 +1,8 @@
 """Defines the cards and other devices of a node, and their states.
 
-`device_object` and `node_slices` create a `Card`; the ledger creates the `CardState`s that the placement engine, the
-metrics and the command line read. Both are immutable.
+A `Card` comes mainly from a Device (`device_object`), from the slices of a node (`node_slices`) or from NVML (the
+agent). The ledger creates the `CardState`s that the placement engine, the metrics and the command line read. Both
+classes are immutable.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,8 @@ from mgpu.model.groups import Group
 from mgpu.model.slice_names import is_slice
 
 GPU = "gpu"
-"""The type of GPUs. Other types are slices and Koordinator's other devices (rdma, fpga or any other name)."""
+"""The type of GPUs. Other types are the kinds of slices, and Koordinator's other devices (rdma, fpga or any other
+name)."""
 
 WHOLE_CORE = 1000
 """The compute of one card, in milli."""
@@ -30,10 +32,13 @@ class Card:
     """One device of a node: a GPU, a slice, or a device of another type, which has no memory.
 
     Attributes:
-        index: the number in annotations of mGPU and gpushare; unique among the node's devices of its type.
-        memory: in bytes.
-        core: in milli.
-        minor: the number in /dev/nvidia<minor>, which may differ from the index; None if it does not.
+        index: the number of the device in annotations of mGPU and gpushare. It is unique among the node's devices of
+            the same type.
+        memory: the memory in bytes.
+        core: the compute in milli.
+        numa: the NUMA node; None if it is unknown.
+        minor: the number in /dev/nvidia<minor>; None if it is equal to the index.
+        type: `GPU`, or another type of devices.
     """
 
     index: int
@@ -51,14 +56,14 @@ class Card:
 class CardState:
     """A card and how much of it is used.
 
-    The used amounts may exceed the card, for example because of a hand-written record; then nothing is free.
+    The used amounts may exceed the card, for example because of a hand-written record. Nothing is free then.
 
     Attributes:
-        core_used: in milli.
-        memory_used: in bytes.
+        core_used: the used core, in milli.
+        memory_used: the used memory, in bytes.
         shares: the number of containers on the card; 0 for an idle card.
         groups: the groups whose pods hold a share of the card (`mgpu.model.pod_constraints`).
-        ratio_used: the memory in percent, of shares whose memory is requested in percent.
+        ratio_used: the memory in percent that is used by the shares whose memory is requested in percent.
         gpuid: the GPUID whose MtgpuPods share the card, to the exclusion of other pods (docs/design/mtgpu.md, "Meaning
             of a GPUID"); "" if no MtgpuPods use the card.
     """

@@ -1,7 +1,7 @@
 """Computes what a pod requests of a node's resources, as kube-scheduler does, and what a node has allocatable.
 
-`mgpu.model.pods` calls it for cpu and memory, the playground's scheduler and kubelet for all resources. All functions
-read decoded JSON. The sums must stay equal to kube-scheduler's (KEP-753, KEP-2837).
+`mgpu.model.field_reader` calls it for cpu and memory, and the playground calls it for all resources. All functions
+read decoded JSON. The sums must be equal to kube-scheduler's (KEP-753, KEP-2837).
 """
 
 from collections.abc import Collection, Mapping
@@ -12,12 +12,13 @@ from mgpu.model.quantities import MAX_QUANTITY, QuantityError, parse_quantity
 
 Raw = Mapping[str, Any]
 Requests = dict[str, int]
-"""Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
+"""The amount of each resource, by its name. Cpu is in thousandths, everything else in whole units (bytes, pods,
+devices)."""
 
 _CPU_AND_MEMORY = ("cpu", "memory")
 MAX_PER_POD = MAX_QUANTITY // 1000
-"""The most cpu or memory that one pod counts for, which is more than any node has. The sum over several containers that
-each request 9E of cpu would not fit into 64 bits in milli."""
+"""The most cpu or memory that mgpu counts for one pod, which is more than any node has. Without this limit, the cpu of
+several containers that each request 9E would not fit into 64 bits in milli."""
 
 
 class CpuMemory(NamedTuple):
@@ -38,16 +39,16 @@ UNBOUNDED = CpuMemory(MAX_QUANTITY, MAX_QUANTITY)
 
 
 def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
-    """Return the requests of a pod on its node.
+    """Return what a pod requests of the resources of its node (KEP-753, KEP-2837).
 
-    Source: KEP-753 and KEP-2837. Init containers run beside the sidecars before them, app containers beside all
-    sidecars. Pod-level requests replace that sum, and the overhead is added. A container's limits replace missing
-    requests, as the API server's defaults do.
+    An init container runs beside the sidecars that started before it, and the app containers run beside all sidecars.
+    The result is the largest sum of requests at any time. Pod-level requests replace this sum, and the overhead is
+    added. A container's limits replace missing requests, as the API server's defaults do.
 
     Args:
         names: the resources to return; None returns all of them and `pods: 1`.
     Raises:
-        QuantityError
+        QuantityError: if an amount is not a quantity.
     """
     spec = pod.get("spec") or {}
     running: Requests = {}
@@ -79,7 +80,7 @@ def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
 
 
 def allocatable_cpu_memory(node: Raw) -> CpuMemory:
-    """Return the allocatable cpu and memory, each at most `MAX_QUANTITY`, which also stands for an unreported amount.
+    """Return the allocatable cpu and memory, each at most `MAX_QUANTITY`, which also stands for a missing amount.
 
     Raises QuantityError.
     """

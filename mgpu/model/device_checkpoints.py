@@ -1,13 +1,14 @@
 """Reads and writes the annotation of a Device that lists the cards of containers without an allocation record.
 
-Source: docs/design/koordinator.md, "Annotations". Each entry is `{"podUID": …, "containerName": …, "resourceName": …,
-"deviceIDs": […]}`. The agent (`deviceplugin.inventory.reporter`) lists what the kubelet allocated through another
-plugin and what remnants hold. The scheduler (`scheduler.cluster.nodes`) reads the list and does not trust its size.
+docs/design/koordinator.md, "Annotations", describes the format. Each entry is `{"podUID": …, "containerName": …,
+"resourceName": …, "deviceIDs": […]}`. The agent (`deviceplugin.agent`) lists the cards of unrecorded pods, and the
+cards that remnants hold. The scheduler (`scheduler.cluster.nodes`), `mgpu.presentation` and `mgpu simulate` read the
+list. Its size is limited.
 
-Schedulers of other versions read the same annotation. The entry of a remnant has a `share`, the amounts that it holds;
-a scheduler that does not know `share` counts the whole card. An entry without ids means that the pod runs without a
-record and got nothing, and the entry of `UNLISTED_PODS` says this of all pods that are not listed; older schedulers
-ignore both.
+Schedulers of other versions read the same annotation. The entry of a remnant has a `share`, the amounts that the
+remnant holds; a scheduler that does not know `share` counts the whole card. An entry without ids means that the pod
+runs without a record and was given nothing. The entry of `UNLISTED_PODS` says this of all pods that are not listed.
+Older schedulers ignore both kinds of entries.
 """
 
 import json
@@ -26,17 +27,18 @@ _OLDER = "node.koordinator.sh/gpu-checkpoints"
 DELETED_POD = "mgpu.io/deleted-pod"
 """The resource name in entries of remnants."""
 UNRECORDED = "mgpu.io/unrecorded-pod"
-"""The resource name in entries of pods without a record if the resource that they got cards by is unknown."""
+"""The resource name in the entry of an unrecorded pod if it is unknown which resource brought its cards."""
 UNLISTED_PODS = "*"
-"""The pod UID in the entry for all pods without a record that the list does not name. An agent that writes this entry
-guarantees that it lists all pods that hold cards without a record. It is an entry of the list so that an older agent,
-which cannot guarantee this, removes it with its first write."""
+"""The pod UID in the entry for all unrecorded pods that the list does not name. An agent that writes this entry
+guarantees that it lists all pods that hold cards without a record. An older agent cannot guarantee this, and because
+the guarantee is an entry of the list, the first write of an older agent removes it."""
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _MAX_ENTRIES = 2048
-"""Entries of one node. A kubelet runs some hundred pods, and each pod in the list becomes a holding in the ledger."""
+"""The most entries of one node. A kubelet runs some hundred pods, and each pod in the list becomes a holding in the
+ledger."""
 _MAX_IDS = 4096
-"""Ids in all entries together; each becomes a share."""
+"""The most ids in all entries together. Each id becomes a share in the ledger."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,8 +46,10 @@ class CheckpointEntry:
     """The devices of one resource that one container got.
 
     Attributes:
-        ids: the UUIDs of the cards as the allocating plugin names them; () if the container got none.
-        share: what the container holds of each card; None if it holds whole cards.
+        uid: the UID of the pod, or `UNLISTED_PODS`.
+        ids: the device ids of the cards, as the plugin that allocated them names them (`shares_by_pod`); () if the
+            container got none.
+        share: the share that the container holds of each card; None if it holds whole cards.
     """
 
     uid: str
@@ -66,7 +70,7 @@ def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
     found = {given for key in (CHECKPOINTS, _OLDER) for given in _listed(annotations.get(key), key, problems)}
     ids = sum(len(given.ids) for given in found)
     if len(found) > _MAX_ENTRIES or ids > _MAX_IDS:
-        text = f"lists {len(found)} containers with {ids} ids, a node has at most {_MAX_ENTRIES} with {_MAX_IDS}"
+        text = f"lists {len(found)} containers with {ids} ids, but a node has at most {_MAX_ENTRIES} with {_MAX_IDS}"
         problems.append(Problem(f"metadata.annotations[{CHECKPOINTS}]", text))
     raise_if_any(problems)
     return tuple(sorted(found))

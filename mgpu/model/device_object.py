@@ -1,9 +1,9 @@
 """Reads and writes the `Device` object of a node, which lists its cards and other devices.
 
-Source: docs/design/koordinator.md, "Device CRD". The agent (`deviceplugin.inventory`) writes it; the scheduler, the
-command line and the playground read it. Koordinator's older spellings are read too (`deviceType`, `resource`,
-`kubernetes.io/gpu-*`). The module also reads the card lists of simulated nodes. Readers limit the size of a Device,
-since they do not trust the node that writes it.
+docs/design/koordinator.md, "Device CRD", describes the format. The agent (`deviceplugin.inventory`) writes the object;
+the scheduler, the command line and the playground read it. They also accept Koordinator's older spellings
+(`deviceType`, `resource`, `kubernetes.io/gpu-*`). The module also reads the card lists of simulated nodes. The size of
+a Device is limited, because a node that is under attack could write a very large one.
 """
 
 import re
@@ -20,13 +20,13 @@ DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
 INDEX_LABEL = "mgpu.io/index"
 MODEL_LABEL = "node.koordinator.sh/gpu-model"
 WHOLE_CARDS_LABEL = "mgpu.io/whole-cards"
-"""The label of a Node with the device plugin that serves `nvidia.com/gpu`: `nvidia` for NVIDIA's, `mgpu` or no label
-for mgpu's."""
+"""The label of a Node that names the device plugin which serves `nvidia.com/gpu`. The value is `nvidia` for NVIDIA's
+plugin. With the value `mgpu`, or without the label, mgpu's agent serves the resource."""
 _PREFIXES = ("koordinator.sh/", "kubernetes.io/")
 _TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 _MAX_MEMORY = MAX_QUANTITY // 1000
-"""The most bytes of one card. Sums and percentages of it stay below 2^63."""
+"""The most bytes of one card, chosen so that sums and percentages of it stay below 2^63."""
 
 MAX_GPUS = 64
 """The most GPUs of one node. The largest servers have 16 to 20, and the scheduler's work grows with their number."""
@@ -44,14 +44,14 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     A device of another type than `gpu` has 1000 milli and no memory.
 
     Raises:
-        BadObject: with every problem; no part of an invalid object is used.
+        BadObject: with every problem, if any part of the object is invalid.
     """
     spec = raw.get("spec")
     rows = spec.get("devices") if isinstance(spec, dict) else None
     if rows is not None and not isinstance(rows, list):
         raise BadObject([Problem("spec.devices", "must be a list")])
     if rows and len(rows) > _MAX_DEVICES:
-        raise BadObject([Problem("spec.devices", f"has {len(rows)} devices, a node has at most {_MAX_DEVICES}")])
+        raise BadObject([Problem("spec.devices", f"has {len(rows)} devices, but a node has at most {_MAX_DEVICES}")])
     cards, problems = [], []
     for i, row in enumerate(rows or ()):
         path = f"spec.devices[{i}]"
@@ -232,7 +232,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
 
 def _too_many_gpus(cards: Iterable[Card], path: str) -> list[Problem]:
     count = sum(card.type == GPU for card in cards)
-    return [Problem(path, f"has {count} GPUs, a node has at most {MAX_GPUS}")] if count > MAX_GPUS else []
+    return [Problem(path, f"has {count} GPUs, but a node has at most {MAX_GPUS}")] if count > MAX_GPUS else []
 
 
 def _repeated(cards: Iterable[Card], path: str) -> list[Problem]:

@@ -1,8 +1,9 @@
 """Defines the two errors of mgpu, `BadObject` and `RetryLater`, and the problems that a `BadObject` lists.
 
-All packages raise and catch them. `BadObject` means that the object itself is invalid, `RetryLater` that the answer is
-not known yet; each server maps them to its protocol in one place. A pod that does not fit is not an error: the answer
-is a value, `mgpu.model.gpu_requests.Rejection`. The values of `Rule` are API.
+All packages raise and catch them. `BadObject` means that the object itself is invalid, and `RetryLater` means that the
+answer is not known yet. Each server maps them to its protocol in one place. A pod that does not fit is not an error:
+the answer is a value, `mgpu.model.gpu_requests.Rejection`. Users' dashboards contain the values of `Rule`, so the
+values must not change.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +13,10 @@ from enum import StrEnum
 
 
 class Rule(StrEnum):
-    """The rule that a problem breaks: the label `rule` of the metric `mgpu_admission_denials` (docs/metrics.md).
+    """The rule that an object breaks.
 
-    The values are API. The wording of a message may change, a value may not.
+    Its value is the label `rule` of the metric `mgpu_admission_denials` (docs/metrics.md). The wording of a message may
+    change, but a value must not.
     """
 
     ONE_VOCABULARY = "one-vocabulary"
@@ -50,10 +52,15 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One broken rule: the path of the field, a sentence that a user can act on, and the rule for counting.
+    """One broken rule.
 
     Comparisons ignore the rule, since it follows from the field and the message. Problems outside admission (settings,
     inventories, records) are not counted and have the rule `OTHER`.
+
+    Attributes:
+        field: the path of the field.
+        message: a text that continues the path to a sentence, and from which users learn what to change.
+        rule: the rule under which metrics count the problem.
     """
 
     field: str

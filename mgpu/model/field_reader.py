@@ -1,6 +1,7 @@
-"""Reads typed values from decoded JSON and collects a problem for each value of the wrong type.
+"""Reads typed values from decoded JSON, and collects a problem for each value of the wrong type.
 
-`mgpu.model.pods` reads Pods and Nodes with it. The objects come from users, so the number of problems is limited.
+`mgpu.model.pods` reads Pods and Nodes with this module. The objects come from users, so the number of problems is
+limited.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,13 +24,14 @@ _MAX_ENTRIES = 1024
 """The most entries of a Node's labels, annotations or capacity. 50,000 short labels fit into 256 KiB, but need 6 MiB
 once they are decoded."""
 _MAX_PROBLEMS = 1000
-"""The most problems of one object. A list of 100,000 numbers in place of objects must not become as many texts."""
+"""The most problems of one object. A list of 100,000 numbers in place of objects must not lead to 100,000 messages."""
 
 
 class FieldReader:
     """Reads values from one object. A value of the wrong type counts as absent and adds a problem.
 
-    Methods take the path of the value for the problem. Not thread-safe: create one for each object.
+    The argument `path` of each method is the path of the value, which the problem names. A FieldReader is not
+    thread-safe: create one for each object.
     """
 
     def __init__(self) -> None:
@@ -60,10 +62,13 @@ class FieldReader:
             self._add(path, f"has {len(table)} entries, more than the {_MAX_ENTRIES} that mgpu stores")
 
     def require_unique_names(self, containers: Iterable[tuple[str, str]]) -> None:
-        """Add a problem for each (name, path) of a container with the name of an earlier container.
+        """Add a problem for each container that has the name of an earlier container.
 
         Allocation records refer to containers by name. The API server rejects such pods too, but only after mutating
         admission.
+
+        Args:
+            containers: the name and the path of each container.
         """
         seen: dict[str, str] = {}
         for name, path in containers:

@@ -1,8 +1,7 @@
 """Defines GPU requests, placements and rejections, in one form for all vocabularies.
 
 A dialect reads a `GpuRequest` from a pod, the placement engine (`scheduler.engine.placement`) answers with a
-`Placement` or a `Rejection`, and the dialect writes the placement into the allocation record. The values of
-`RejectionKind` are API.
+`Placement` or a `Rejection`, and the dialect writes the placement into the allocation record.
 """
 
 from collections import Counter
@@ -21,10 +20,11 @@ class ContainerRequest:
     """The request of one container: `cards` distinct cards of a type, and the same share of each.
 
     Attributes:
-        core: in milli of each card.
-        memory: in bytes of each card.
-        whole: whether the container gets whole idle cards. Then core is 1000 and memory is 0.
-        ratio: the memory in percent of each card (`amount_of`); None if the request states no percentage.
+        container: the name of the container.
+        core: the core of each card, in milli.
+        memory: the memory of each card, in bytes.
+        whole: whether the container gets whole idle cards. In this case core is 1000 and memory is 0.
+        ratio: the memory of each card, in percent (`amount_of`); None if the request states no percentage.
         is_nvidia_gpu: whether the resource is `nvidia.com/gpu`, which NVIDIA's device plugin serves on some nodes.
     """
 
@@ -63,9 +63,10 @@ def whole_card_amount(card: Card) -> Amount:
 
 
 def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
-    """Return one container's share of a card (docs/design/koordinator.md, "Conversion").
+    """Return the amount of a card that one container needs (docs/design/koordinator.md, "Conversion").
 
-    If `memory` or `ratio` is 0, it is computed from the other. Bytes are rounded down, percent up.
+    If `ratio` is None, the request states no percentage, and the result has none. Otherwise, if `memory` or `ratio` is
+    0, it is computed from the other. Bytes are rounded down, and percentages are rounded up.
     """
     if ratio is None:
         return Amount(core, memory, 1)
@@ -78,8 +79,9 @@ class Requirement:
     """The values of a node label that a pod requires.
 
     Attributes:
-        default: the value of an absent label.
-        reason: the reason against other nodes, in which `{found}` is replaced by the node's value.
+        allowed: the values that the label may have.
+        reason: the reason why other nodes do not fit, in which `{found}` is replaced by the node's value.
+        default: the value that counts for a node without the label.
     """
 
     label: str

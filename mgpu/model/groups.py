@@ -1,7 +1,7 @@
 """Defines the groups of pods that the constraints `spread-group` and `same-card-group` form, and a group's cards.
 
-`pod_constraints` reads groups from annotations; the ledger returns the cards of a group to the placement engine and to
-`mgpu inspect`.
+`pod_constraints` reads groups from annotations. The ledger returns the cards of a group, which the scheduler uses to
+place further pods of the group, and which `mgpu inspect` prints.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,8 @@ class Group(NamedTuple):
     """The pods of one namespace that name the same group in a constraint.
 
     Attributes:
-        constraint: the annotation without its prefix, such as `spread-group`.
+        constraint: the name of the annotation without its prefix, such as `spread-group`.
+        name: the value of the annotation.
     """
 
     constraint: str

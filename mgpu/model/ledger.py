@@ -1,8 +1,9 @@
 """The ledger stores which pod holds how much of which card.
 
-`scheduler.cluster` owns one and serialises all calls; `mgpu.presentation` and `mgpu simulate` create one each time. The
-ledger stores each pod's holding and each node's cards, and derives the state of the cards from these two alone. So the
-state must never depend on the order of events, and releasing a holding frees exactly what it took.
+`scheduler.cluster` owns the ledger of the cluster and serializes all calls. The web page, the metrics, the controller
+of MtgpuPods, `mgpu.presentation` and `mgpu simulate` create ledgers of their own for what they show or examine.
+A ledger stores each pod's holding and each node's cards, and derives the state of the cards from these two alone. So
+the state must never depend on the order of events, and releasing a holding frees exactly what the holding took.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,15 +29,16 @@ class Minor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one container holds of one card.
+    """The part of one card that one container holds.
 
     Attributes:
-        card: the index, UUID or minor, whichever the record contains. None for an unknown card: the share is then held
-            on every card of this type on the node.
-        core: in milli.
-        memory: in bytes.
-        ratio: the memory in percent. One of `memory` and `ratio` may be computed from the other (`amount_of`).
+        container: the name of the container.
+        card: the index, the UUID or the minor of the card, whichever the record contains. None means that the card is
+            unknown; the share is then held on every card of this type on the node.
+        core: the core in milli.
+        memory: the memory in bytes.
         whole: whether the container holds the whole card.
+        ratio: the memory in percent. One of `memory` and `ratio` may be computed from the other (`amount_of`).
     """
 
     container: str
@@ -71,8 +73,9 @@ class Holding:
     """The shares of one pod on one node, in the start order of its containers.
 
     Attributes:
+        dialect: the name of the vocabulary.
         bound: whether the binding is observed; False for a reservation.
-        constraints: the constraints under which the pod got its cards. The pod's groups hold the same cards.
+        constraints: the constraints under which the pod got its cards. The groups that they name hold these cards too.
         gpuid: the GPUID of an MtgpuPod or occupy pod; "" for other pods.
         occupies: whether the pod is an occupy pod, which holds a whole card for the MtgpuPods of its GPUID. On their
             card its amount is not added to theirs (docs/design/mtgpu.md, "Accounting").
@@ -116,18 +119,20 @@ def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: boo
     """Return the shares of a pod whose cards are unknown. Each share is held on every card of the node.
 
     Args:
-        pod: if given, only shares that the node may have allocated are returned: cards and slices of containers that
-            have ever run. Nothing on a node allocates rdma and fpga, so without a record no container holds any.
-        recorded: whether the pod has a record that cannot be read or is not valid. It may name rdma and fpga too.
+        pod: the pod, if only the shares that the node may have allocated are to be returned: the cards and slices of
+            containers that have ever run. Nothing on a node allocates rdma and fpga, so without a record no container
+            holds any.
+        recorded: whether the pod has a record that cannot be read or is not valid. Such a record may name rdma and fpga
+            too.
     """
     requests = (*request.containers, *(one for one in request.others if pod is None or recorded or is_slice(one.type)))
     return tuple(share_of(one, None) for one in requests if pod is None or pod.has_run((one.container,)))
 
 
 def missing_cards(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
-    """Return the cards of a record that are not among `cards`, for messages: `card of minor 7`, `card 3`.
+    """Return a text such as `card of minor 7` or `card 3` for each card of a record that is not among `cards`.
 
-    The shares count as soon as the node reports these cards.
+    The shares of these cards have no effect until the node reports the cards.
     """
     reported = tuple(cards)
     named = {(s.type, s.card) for s in shares if s.card is not None and not any(s.is_on(card) for card in reported)}
@@ -143,14 +148,18 @@ def _named(type_: str, card: object) -> str:
 
 
 class Ledger:
-    """The holdings of all pods and the cards of all nodes. Not thread-safe. All returned values are immutable."""
+    """The holdings of all pods and the cards of all nodes.
+
+    A Ledger is not thread-safe. All values that it returns are immutable.
+    """
 
     def __init__(self) -> None:
-        self._cards: dict[str, tuple[Card, ...]] = {}
-        self._holdings: dict[str, Holding] = {}
-        self._on_node: dict[str, dict[str, Holding]] = {}
+        self._cards: dict[str, tuple[Card, ...]] = {}  # by node
+        self._holdings: dict[str, Holding] = {}  # by UID
+        self._on_node: dict[str, dict[str, Holding]] = {}  # by node and UID
+        self._members: dict[Group, dict[str, Holding]] = {}  # by group and UID
+        # Caches: the states of each node's devices by type, and the amounts of each holding (see `_uses`).
         self._states: dict[str, Mapping[str, tuple[CardState, ...]]] = {}
-        self._members: dict[Group, dict[str, Holding]] = {}
         self._used: dict[str, list[tuple[int, Amount]]] = {}
 
     def set_cards(self, node: str, cards: tuple[Card, ...] | None) -> None:
@@ -203,14 +212,14 @@ class Ledger:
         """Return the state of each GPU of a node, by index; () for a node without GPUs.
 
         Args:
-            without: the UID of a pod whose holding is ignored, to decide again for the same pod.
+            without: the UID of a pod whose holding is ignored, so that cards can be decided for this pod again.
         """
         return self._by_type(node, without).get(GPU, ())
 
     def states_for_gpuid(self, node: str, gpuid: str, without: str = "") -> tuple[CardState, ...]:
         """Return the GPUs that the occupy pod of a GPUID may get.
 
-        That is the card of the GPUID, which is returned as idle, or all GPUs if no card has the GPUID yet.
+        If a card has the GPUID already, the result is that card, returned as idle. Otherwise the result is all GPUs.
 
         Args:
             without: the UID of that occupy pod, as in `cards`.
@@ -234,7 +243,7 @@ class Ledger:
         return self._states[node]
 
     def members(self, group: Group) -> tuple[Holding, ...]:
-        """Return the holdings of a group's pods in any order."""
+        """Return the holdings of a group's pods in no particular order."""
         return tuple(self._members.get(group, {}).values())
 
     def group_cards(self, group: Group | None, without: str = "") -> tuple[GroupCard, ...]:
@@ -279,7 +288,10 @@ class Ledger:
         )
 
     def _uses(self, holding: Holding, cards: Sequence[Card]) -> list[tuple[int, Amount]]:
-        """Return the position and the amount of each card that a holding is on. Cached until either changes."""
+        """Return the position and the amount of each card that a holding is on.
+
+        The result is cached until the holding or the cards of the node change.
+        """
         if holding.uid not in self._used:
             self._used[holding.uid] = [
                 (position, holding.uses(card)) for position, card in enumerate(cards) if holding.is_on(card)
@@ -314,5 +326,5 @@ def _gpuids(held: Sequence[Holding], cards: Sequence[Card]) -> list[str]:
 
 
 def _grouped(states: tuple[CardState, ...]) -> Mapping[str, tuple[CardState, ...]]:
-    """Return the states by type. This relies on the order of `set_cards`."""
+    """Return the states by type. The states must be in the order in which `set_cards` stores the cards."""
     return {type: tuple(of_type) for type, of_type in groupby(states, key=lambda state: state.card.type)}

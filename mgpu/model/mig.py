@@ -1,10 +1,11 @@
 """Describes into which GPU instances NVIDIA's MIG can partition a card, and where each instance may start.
 
-The partition planner (`scheduler.engine.partitioning`), the agent (`deviceplugin.mig`) and the settings call it. A
-card's memory is a row of slices, and an instance takes as many as its profile has, from one of the legal starts.
-Instances must not overlap, each profile has a maximum number of instances, and only one instance can have media engines
-(`+me`) (docs/design/slices.md, "Choosing a geometry"). The tables are the output of `nvidia-smi mig -lgipp` on A30,
-A100 and H100; the starts of H200 and B200 are inferred from the H100's.
+The partition planner (`scheduler.engine.partitioning`), the agent, the settings, the dialect of slices,
+`mgpu.presentation` and the playground call it. A card's memory is divided into a row of memory slices. An instance
+takes as many consecutive memory slices as its profile has, and may start only at certain positions. Instances must not
+overlap, each profile has a maximum number of instances, and only one instance can have media engines (`+me`)
+(docs/design/slices.md, "Choosing a geometry"). The tables for A30, A100 and H100 are the output of `nvidia-smi mig
+-lgipp`; the starts for H200 and B200 are inferred from those for the H100.
 """
 
 import re
@@ -122,9 +123,10 @@ _MODELS = (
     ("H200", 0, _H200),
     ("B200", 0, _B200),
 )
-"""Word in the name of the model, minimum memory in GiB, and layout. The first match counts.
+"""Each row has a word in the name of the model, the minimum memory in GiB, and the layout. The first match counts.
 
-A800 and H800 are like A100 and H100: NVIDIA's mig-parted has one configuration for both (config-default.yaml).
+A800 and H800 have the layouts of A100 and H100: NVIDIA's mig-parted has one configuration for both
+(config-default.yaml).
 """
 
 _ALIASES = {"7g.79gb": "7g.80gb"}
@@ -139,7 +141,9 @@ def layout_of(model: str, memory: int) -> Layout | None:
 def invalid_geometry_reason(model: str, geometry: Mapping[str, int]) -> str | None:
     """Return why no card of a model can be partitioned into a geometry; None if one can, or the model is unknown.
 
-    The name may leave the memory open (`A100`), and write it in GB (`NVIDIA-A100-SXM4-80GB`).
+    Args:
+        model: the name of the model, with its memory in GB (`NVIDIA-A100-SXM4-80GB`) or without (`A100`).
+        geometry: the number of instances by profile.
     """
     words = set(re.split(r"[^A-Z0-9]+", model.upper()))
     sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}GB", word, re.ASCII)]
@@ -158,7 +162,7 @@ def _unplaceable(layout: Layout, geometry: Mapping[str, int]) -> str | None:
 
 
 def canonical(profile: str) -> str:
-    """Return the name of a profile in the tables. Some drivers report another name."""
+    """Return the name that a profile has in the tables. Some drivers report another name."""
     return _ALIASES.get(profile, profile)
 
 
@@ -222,7 +226,10 @@ def arrange(layout: Layout, fixed: Iterable[Instance], wanted: Mapping[str, int]
 def _arranged(
     layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...]
 ) -> tuple[Instance, ...] | None:
-    """Cached, since the cards of a cluster have few different partitions and pods request few different slices."""
+    """Return the result of `arrange`.
+
+    It is cached, since the cards of a cluster have few different partitions and pods request few different slices.
+    """
     found = (tuple(sorted(new)) for new in _arrangements(layout, fixed, wanted, 0))
     return min(found, key=lambda new: (-len(_possible(layout, fixed.union(new))), new), default=None)
 
@@ -230,8 +237,11 @@ def _arranged(
 def _arrangements(
     layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...], least: int
 ) -> Iterator[tuple[Instance, ...]]:
-    """Yield every arrangement. Equal profiles ascend, so that no arrangement is yielded twice; the first profile starts
-    at `least` or above."""
+    """Yield every arrangement of the instances in `wanted`.
+
+    Instances of equal profiles have ascending starts, so that no arrangement is yielded twice. The first instance
+    starts at `least` or above.
+    """
     if not wanted:
         yield ()
         return

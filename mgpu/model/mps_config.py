@@ -1,9 +1,9 @@
 """Reads and writes the ConfigMap with the MPS partitions of nodes.
 
-The scheduler (`scheduler.partitioning`) writes it, and the agents (`deviceplugin.partitioning`) read it. The format is
-NVIDIA's device plugin configuration v1 with `sharing.mps.resources[]` (docs/design/slices.md, "MPS"); a card that is
-not listed is not partitioned. Other writers may change the ConfigMap, so reading limits the work that a short text can
-cause.
+The scheduler (`scheduler.partitioning`) writes the ConfigMap, and the agents (`deviceplugin.partitioning`) read it. The
+format is the configuration v1 of NVIDIA's device plugin, with `sharing.mps.resources[]` (docs/design/slices.md, "MPS").
+A card that is not listed is not partitioned. Other writers may change the ConfigMap, so the functions that read it
+limit the work that a short text can cause.
 """
 
 import re
@@ -28,11 +28,12 @@ MAX_CHARACTERS = 64 << 10
 """The most characters of one node's configuration. 16 cards with ten sizes each need 18 KiB, and parsing YAML takes
 100 ms for each 8 KiB."""
 _NODES = 8192
-"""The most values of one configuration; each entry has 12."""
+"""The most values of one configuration. Each entry has 12 values."""
 _LEVELS = 16
-"""The most levels of objects and lists; the devices of an entry are on the sixth."""
+"""The most levels of objects and lists. The devices of an entry are on the sixth level."""
 _SCALAR = 256
-"""The most characters of one value; resource names are the longest. Parsing a long number takes quadratic time."""
+"""The most characters of one value. The longest valid values are resource names. Parsing a long number takes quadratic
+time."""
 
 Json = Mapping[str, Any]
 
@@ -68,7 +69,7 @@ def config_of(data: Mapping[str, str], node: str) -> tuple[str, str] | None:
 
 
 def write_config(spec: SliceCounts) -> str:
-    """Return the configuration with one entry per card and size, in order."""
+    """Return the YAML of the configuration, with one entry for each card and size of shares, in order."""
     rows = [
         {
             "devices": [str(card)],
@@ -87,7 +88,7 @@ def write_config(spec: SliceCounts) -> str:
 
 
 def read_config(text: str, source: str = "configuration") -> dict[int, dict[str, int]]:
-    """Return the number of shares by card index and slice (`4gb`).
+    """Return the number of shares by card index and name of the slice (`4gb`).
 
     Unknown keys are ignored, and the memory of the cards is not checked.
 
@@ -107,7 +108,7 @@ def read_config(text: str, source: str = "configuration") -> dict[int, dict[str,
                 names[f"{size}gb"] = names.get(f"{size}gb", 0) + replicas
     for card, names in sorted(found.items()):
         if sum(names.values()) > MAX_MPS_CLIENTS:
-            text = f"card {card} has {sum(names.values())} shares, a card has at most {MAX_MPS_CLIENTS} MPS clients"
+            text = f"card {card} has {sum(names.values())} shares, but a card has at most {MAX_MPS_CLIENTS} MPS clients"
             problems.append(Problem(_SHARING, text))
     if problems:
         raise BadObject(Problem(f"{source}: {p.field}" if p.field else source, p.message) for p in problems)

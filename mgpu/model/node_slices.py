@@ -1,10 +1,12 @@
 """Reads and writes the slices of a node in the annotations of its Node object.
 
-The scheduler (`scheduler.partitioning`) writes the partition plan (`spec-…`) and the node's agent
-(`deviceplugin.partitioning`) writes the existing slices (`status-…`), both into the annotation `dynamicgpuslice`, whose
-format comes from nos. Each also writes an annotation of mgpu's own with the positions of the slices, since these decide
-what can be created (docs/design/slices.md, "Node annotation"). Both, `mgpu.presentation` and the playground read them.
-The formats are API, and each reader must limit what the other writes.
+The scheduler (`scheduler.partitioning`) writes the partition plan (`spec-…`), and the node's agent
+(`deviceplugin.partitioning`) writes the existing slices (`status-…`). Both write them into the annotation
+`dynamicgpuslice`, whose format comes from the project nos. Each of them also writes an annotation of mgpu's own with
+the positions of the slices, because it depends on the positions which further slices can be created
+(docs/design/slices.md, "Node annotation"). The scheduler, the agent, `mgpu.presentation` and the playground read the
+annotations. Other programs may read them too, so the formats must not change. Readers must limit the size of what they
+read, because they do not trust the writer.
 """
 
 import json
@@ -62,7 +64,10 @@ class Partitioning:
     """The content of the annotation `dynamicgpuslice`.
 
     Attributes:
+        spec: the slices of the plan.
         plan: the id of the plan in the spec; None if there is none.
+        used: the existing slices that pods use.
+        free: the existing slices that no pod uses.
         applied: the id of the plan that the agent applied last; None if there is none.
     """
 
@@ -78,13 +83,14 @@ class NodeSlices:
     """The slices of a node, and its partition plan.
 
     Attributes:
-        mode: the label `gpu.partitioning` of the node: MIG, MPS, or "" without the label.
+        mode: the value of the node's label `gpu.partitioning`: MIG or MPS; "" without the label.
         existing: the slices that exist.
-        cards: the cards that can be partitioned now: under MIG those in MIG mode, under MPS those with slices.
-        planned: the positions of the slices of the plan; None if another writer of the plan gave only counts.
+        cards: the indexes of the cards that can be partitioned now: under MIG the cards in MIG mode, under MPS the
+            cards with slices.
+        planned: the positions of the slices of the plan; None if another program wrote the plan with counts alone.
         refused: the id of the plan that the agent could not apply, and the reason; None if there is none.
         has_positions: whether the positions of the slices are known. An agent that writes only counts does not report
-            them.
+            positions.
         preexisting: the slices of the plan that existed before the first plan of mgpu.
     """
 
@@ -121,7 +127,7 @@ class NodeSlices:
 
     @property
     def foreign_slices(self) -> frozenset[Slice]:
-        """The positions of the slices that are known not to come from a plan of mgpu."""
+        """The slices that certainly do not come from a plan of mgpu, without UUID and pod."""
         made = frozenset(s.place for s in self.existing)
         if self.planned is None:
             return made
@@ -166,7 +172,7 @@ def _of_mode(found: Partitioning, mode: str) -> Partitioning:
 
 
 def _counted(found: Partitioning) -> tuple[Slice, ...]:
-    """Return the slices of an agent that writes only counts. They are numbered, slices in use first."""
+    """Return the slices of an agent that writes only counts. Slices in use get the lowest numbers."""
     applied = found.plan is not None and found.plan == found.applied
     slices = []
     for card in sorted({*found.used, *found.free, *(found.spec if applied else ())}):
@@ -219,7 +225,7 @@ def _excess(what: str, *counts: SliceCounts) -> Iterator[Problem]:
     """Yield a problem for too many cards or slices of the node, and for each card with too many slices."""
     cards = sorted({card for of in counts for card in of})
     if len(cards) > MAX_GPUS:
-        text = f"names {len(cards)} cards in its {what}, a node has at most {MAX_GPUS}"
+        text = f"names {len(cards)} cards in its {what}, but a node has at most {MAX_GPUS}"
         yield Problem(_PATH, text)
         return
     count = 0
@@ -227,23 +233,30 @@ def _excess(what: str, *counts: SliceCounts) -> Iterator[Problem]:
         total = sum(sum(of.get(card, {}).values()) for of in counts)
         count += min(total, MAX_MPS_CLIENTS)
         if total > MAX_MPS_CLIENTS:
-            text = f"has {total} slices of card {card} in its {what}, a card has at most {MAX_MPS_CLIENTS}"
+            text = f"has {total} slices of card {card} in its {what}, but a card has at most {MAX_MPS_CLIENTS}"
             yield Problem(_PATH, text)
     if count > _MOST_SLICES:
-        text = f"has {count} slices in its {what}, a node has at most {_MOST_SLICES}"
+        text = f"has {count} slices in its {what}, but a node has at most {_MOST_SLICES}"
         yield Problem(_PATH, text)
 
 
 def with_spec(text: str | None, spec: SliceCounts, plan: int) -> str:
-    """Return the annotation with its spec replaced. Raises BadObject if the annotation is invalid."""
+    """Return the value of the annotation with its spec replaced. Raises BadObject if the old value is invalid.
+
+    Args:
+        text: the old value.
+        spec: the slices of the plan.
+        plan: the id of the plan.
+    """
     written = {f"spec-gpu-{card}-{name}": n for card, names in spec.items() for name, n in names.items() if n}
     return _rewritten(text, _SPEC, _SPEC_PLAN, written | {_SPEC_PLAN: plan})
 
 
 def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) -> str:
-    """Return the annotation with its status replaced. Raises BadObject if the annotation is invalid.
+    """Return the value of the annotation with its status replaced. Raises BadObject if the old value is invalid.
 
     Args:
+        text: the old value.
         applied: the id of the plan that is applied; None leaves it unchanged.
     """
     counts = Counter((s.card, s.name, "used" if s.pod else "free") for s in slices)
@@ -254,7 +267,7 @@ def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) 
 
 
 def next_plan(before: int | None, now: int) -> int:
-    """Return the id of the next plan: the time in seconds since 1970, but at least one more than the id before."""
+    """Return the id of the next plan: the time in seconds since 1970, but more than the id of the last plan."""
     return max((before or 0) + 1, now)
 
 
@@ -271,7 +284,13 @@ def _parse(text: str | None) -> dict[str, Any]:
 
 
 def write_existing(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int, str] | None) -> str:
-    """Return the value of `EXISTING`: the existing slices, and the cards that can be partitioned."""
+    """Return the value of the annotation `EXISTING`.
+
+    Args:
+        slices: the existing slices.
+        cards: the indexes of the cards that can be partitioned.
+        refused: the id of the plan that the agent could not apply, and the reason; None if there is none.
+    """
     rows: dict[str, list[dict[str, Any]]] = {str(card): [] for card in sorted({*cards})}
     for s in sorted(slices):
         row = {"profile": s.name, "start": s.start, "uuid": s.uuid, "pod": s.pod}
@@ -283,7 +302,13 @@ def write_existing(slices: Iterable[Slice], cards: Iterable[int], refused: tuple
 
 
 def write_planned(slices: Iterable[Slice], plan: int, preexisting: Collection[Slice] = ()) -> str:
-    """Return the value of `PLANNED`: the slices of the plan, and which of them existed before the first plan."""
+    """Return the value of the annotation `PLANNED`.
+
+    Args:
+        slices: the slices of the plan.
+        plan: the id of the plan.
+        preexisting: the slices of the plan that existed before the first plan of mgpu.
+    """
     rows: dict[str, list[dict[str, Any]]] = {}
     for s in sorted(slices):
         row: dict[str, Any] = {"profile": s.name, "start": s.start}
@@ -325,15 +350,15 @@ def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], froze
     if not isinstance(rows, dict) or not all(re.fullmatch(r"\d{1,3}", str(card), re.ASCII) for card in rows):
         raise BadObject([Problem(path, "must be an object whose keys are card indexes")])
     if len(rows) > MAX_GPUS:
-        raise BadObject([Problem(path, f"has {len(rows)} cards, a node has at most {MAX_GPUS}")])
+        raise BadObject([Problem(path, f"has {len(rows)} cards, but a node has at most {MAX_GPUS}")])
     total = sum(len(listed) for listed in rows.values() if isinstance(listed, list))
     if total > _MOST_SLICES:
-        raise BadObject([Problem(path, f"has {total} slices, a node has at most {_MOST_SLICES}")])
+        raise BadObject([Problem(path, f"has {total} slices, but a node has at most {_MOST_SLICES}")])
     problems: list[Problem] = []
     found: list[Slice] = []
     for card, listed in rows.items():
         if isinstance(listed, list) and len(listed) > MAX_MPS_CLIENTS:
-            text = f"has {len(listed)} slices, a card has at most {MAX_MPS_CLIENTS}"
+            text = f"has {len(listed)} slices, but a card has at most {MAX_MPS_CLIENTS}"
             problems.append(Problem(f"{path}[{card}]", text))
             continue
         for i, row in enumerate(listed if isinstance(listed, list) else [None]):
@@ -369,7 +394,7 @@ def _read_row(card: int, row: object) -> Slice | None:
 
 
 def slice_devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the slices that pods can get as devices, each with its part of the card's core and memory."""
+    """Return as devices the slices that pods can get, each with its part of the card's core and memory."""
     by_index = {card.index: card for card in gpus}
     return tuple(
         _device(s, card, found)
@@ -388,9 +413,9 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
         memory = card.memory * profile.size // layout.slices if layout and profile else 0
         core = WHOLE_CORE * profile.compute // layout.compute if layout and profile else 0
     uuid = s.uuid or f"{card.uuid}/{s.name}/{s.start}"
-    # The placement engine takes devices in the order of their minors. Taking the instance with the highest start first
-    # leaves more ways to partition the rest of the card: 96 % of arrival orders fit, against 79 % from the lowest start
-    # (docs/design/slices.md, "Choosing a geometry").
+    # The placement engine takes devices in the order of their minors. If it takes the instance with the highest start
+    # first, more ways to partition the rest of the card remain: 96 % of the orders of arrival that can be served are
+    # served, and 79 % if it takes the lowest start first (docs/design/slices.md, "Choosing a geometry").
     last_first = found.mode == MIG and found.has_positions
     minor = s.card * PLACES + (PLACES - 1 - s.start if last_first else s.start)
     return Card(s.index, uuid, card.model, memory, core, card.healthy, card.numa, minor, device_type(s.name))
@@ -399,7 +424,7 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
 def unpartitioned_cards(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
     """Return the cards that are not partitioned, so that other vocabularies can use them.
 
-    Under MIG these are the cards that do not support MIG, under MPS the cards without existing or planned slices.
+    Under MIG these are the cards that do not support MIG, and under MPS the cards without existing or planned slices.
     """
     if not found.mode:
         return tuple(gpus)
@@ -409,7 +434,7 @@ def unpartitioned_cards(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, 
 
 
 def shares_by_pod(found: NodeSlices) -> dict[str, tuple[Share, ...]]:
-    """Return the slices that pods have according to the node's agent, as shares by the pod's UID."""
+    """Return the shares of the slices that pods use according to the node's agent, by the UID of the pod."""
     shares: dict[str, list[Share]] = {}
     for s in found.existing:
         if s.pod not in ("", UNKNOWN_POD):

@@ -1,8 +1,8 @@
 """Reads the constraints on cards that a pod of any vocabulary may set in annotations `mgpu.io/…`.
 
-`mgpu.dialects` calls it for admission and for each GPU request, and the placement engine applies the constraints. They
-have no effect once the pod's cards are decided. The annotations, their syntax and the matching of models are API
-(docs/constraints.md).
+`mgpu.dialects` calls it for admission and for each GPU request, and the placement engine applies the constraints.
+Constraints have no effect once the pod's cards are decided. Users rely on the annotations, their syntax and the
+matching of models, so these must not change (docs/constraints.md).
 """
 
 import re
@@ -31,7 +31,7 @@ MAX_ENTRY_LENGTH = 128
 """The most characters of an entry, since `_words` caches entries. A UUID has 40, a model name 30."""
 
 NOT_LISTED = "not among card-uuids"
-"""The reason against a card that is not in the list `card-uuids`."""
+"""The reason why a card that is not in the list `card-uuids` is not allowed."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -70,13 +70,16 @@ class Constraints:
         return self.reason_against_model(model) is None
 
     def reason_against(self, card: Card) -> str | None:
-        """Return the reason against a card because of its model or UUID, or None. Messages count equal reasons."""
+        """Return the reason why the card's model or UUID is not allowed, or None.
+
+        Messages count the cards with equal reasons.
+        """
         if self.uuids and card.uuid not in self.uuids:
             return NOT_LISTED
         return self.reason_against_model(card.model)
 
     def reason_against_model(self, model: str) -> str | None:
-        """Return the reason against cards of a model, or None."""
+        """Return the reason why cards of a model are not allowed, or None."""
         if self.models and not any(matches_model(allowed, model) for allowed in self.models):
             return f"model {model or 'unknown'} not among card-models"
         if any(matches_model(excluded, model) for excluded in self.excluded_models):
@@ -118,8 +121,8 @@ def matches_model(name: str, model: str) -> bool:
 def _words(model: str) -> str:
     """Return the words in lower case with a space before and after each; "" if there are none.
 
-    Consecutive words are then a substring, which is found in linear time. This must be cheap without the cache too,
-    since a user can evict entries with many names.
+    Consecutive words are then a substring, which is found in linear time. The function must be fast without the cache
+    too, since a user with many names can evict the entries of others.
     """
     words = " ".join(model.lower().replace("_", " ").replace("/", " ").replace("-", " ").split())
     return f" {words} " if words else ""
@@ -188,9 +191,10 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
 def find_contradictions(constraints: Constraints) -> Iterator[Problem]:
     """Yield a problem for each excluded model that matches an allowed one.
 
-    Only admission calls this; if such a pod exists nevertheless, no card fits. Users choose the length of the lists, so
-    comparing all pairs would be too slow. An excluded name matches an allowed one exactly if its words are a prefix of
-    a suffix of the other's words. Bisection finds the first candidate among all suffixes in order.
+    Admission calls this. If such a pod exists nevertheless, no card fits it. Users choose the length of the lists, so
+    comparing all pairs would be too slow. An excluded name matches an allowed name exactly if the words of the excluded
+    name are the beginning of a suffix of the allowed name's words. Bisection finds the first candidate in the sorted
+    list of all suffixes.
     """
     suffixes: dict[str, str] = {}
     for model in constraints.models if constraints.excluded_models else ():

@@ -1,6 +1,6 @@
 """Names pods in texts that tenants can read, without names from other namespaces.
 
-The scheduler uses it for Events and for the statuses of MtgpuPods.
+The agent uses it for the reasons why a container may not start, which appear in Events on the pod.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ def names_visible_to(namespace: str, pods: Iterable[tuple[str, str]]) -> str:
     """Return a text that names the pods of `namespace`, and mentions other pods without their names and number.
 
     Args:
-        pods: at least one (namespace, name).
+        pods: the namespace and the name of each pod; at least one.
     """
     found = set(pods)
     own = sorted(f"{namespace}/{name}" for its, name in found if its == namespace)

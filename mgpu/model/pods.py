@@ -1,8 +1,8 @@
 """Reads Pods and Nodes from decoded JSON into frozen values with the fields that mgpu needs.
 
-All processes call `read_pod` and `read_node` for the objects of their watches and admission reviews. So this is a hot
-path, and the first code that sees what users write: it checks types and limits sizes. `mgpu.dialects` reads what a pod
-requests.
+All processes, the command line and the playground call `read_pod` and `read_node` for the objects that they watch, list
+or review. The functions must be fast, since they run for each event. They are the first to see what users write, so
+they check types and limit sizes. `mgpu.dialects` reads what a pod requests.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL
 
 _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
-"""Prefixes of the annotations of a Node that mgpu stores. Other annotations may take 256 KiB on each node."""
+"""The prefixes of the annotations of a Node that mgpu stores. Other annotations may take 256 KiB on each node."""
 GATED = "the pod has scheduling gates (spec.schedulingGates), so it cannot be bound yet"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
@@ -33,7 +33,7 @@ class Stage(StrEnum):
 
 
 class RequestedAmount(NamedTuple):
-    """A container's amount of one resource as written in the pod, and the path of the field."""
+    """The amount of one resource that a container requests, as it is written in the pod, and the path of the field."""
 
     text: str
     path: str
@@ -49,7 +49,7 @@ class RequestedAmount(NamedTuple):
         """Return the amount. If it is not a number from 1 to `most`, append a problem and return None.
 
         Args:
-            limit: what `most` means, for the message.
+            limit: the meaning of `most`, which completes the message "… is more than …".
             read: the parser of the quantity; it raises QuantityError.
         """
         try:
@@ -77,7 +77,7 @@ def is_none(resource: str, amount: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of any stage.
+    """A container, an init container or a sidecar of a pod.
 
     Attributes:
         path: the path of the container in the pod, for messages: `spec.containers[0]`.
@@ -109,11 +109,15 @@ class Pod:
     """The fields of a Pod that mgpu needs.
 
     Attributes:
-        containers: in start order: init containers and sidecars, then app containers.
-        cpu_memory: the cpu and memory that the pod reserves on its node.
+        containers: the containers in start order: first init containers and sidecars, then app containers.
+        node: `spec.nodeName`; "" before the pod is bound.
+        nominated_node: `status.nominatedNodeName`; "" if there is none.
         ran: the names of the containers that have ever run.
-        gated: whether the pod has scheduling gates. It cannot be bound then, and cards reserved for it would be held
-            without a time limit.
+        created: the creationTimestamp.
+        scheduler: `spec.schedulerName`.
+        cpu_memory: the cpu and memory that the pod reserves on its node.
+        gated: whether the pod has scheduling gates. A gated pod cannot be bound, and cards that were reserved for it
+            would be held without a time limit.
     """
 
     namespace: str
@@ -167,7 +171,7 @@ class Node:
     """The fields of a Node that mgpu needs.
 
     Attributes:
-        annotations: only the annotations that mgpu reads.
+        annotations: the annotations that mgpu reads; others are left out.
         allocatable: the allocatable cpu and memory.
     """
 
@@ -193,9 +197,9 @@ def read_pod(raw: object) -> Pod:
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
     node = reader.text(spec.get("nodeName"), "spec.nodeName")
-    # A ResourceClaim in the status means that a DRA driver serves the request instead of a device plugin. It is ignored
-    # once the pod has a sealed record: kube-scheduler creates claims before it binds a pod, and whoever steals a
-    # scheduler's token could otherwise free the cards of a running pod by writing a claim into its status.
+    # A ResourceClaim in the status means that a DRA driver serves the request instead of a device plugin. Such a claim
+    # is ignored once the pod has a sealed record. kube-scheduler creates claims before it binds a pod, so a later claim
+    # is not genuine: an attacker with a scheduler's token could free the cards of a running pod by writing one.
     sealed = bool(node) and SEAL in table_at(meta, "annotations")
     claimed = frozenset(() if sealed else _claimed(status))
     gated = bool(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates")) and not node
@@ -212,7 +216,7 @@ def read_pod(raw: object) -> Pod:
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         containers=containers,
         node=node,
-        nominated_node="" if gated else nominated,  # a nomination reserves cards, without a time limit for a gated pod
+        nominated_node="" if gated else nominated,  # A nomination would keep cards free without a time limit.
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
         ran=frozenset(containers_that_ran(status)) & {container.name for container in containers},
@@ -289,7 +293,7 @@ def _containers(
 
 @lru_cache(maxsize=1024)
 def _indexed(path: str, position: int) -> str:
-    """Return the path of a container. Cached so that the pods of a cluster share the strings."""
+    """Return the path of a container. It is cached, so that the pods of a cluster share the strings."""
     return f"{path}[{position}]"
 
 

@@ -1,7 +1,7 @@
 """Parses Kubernetes quantities exactly as apimachinery's `resource.Quantity` does, and formats amounts for messages.
 
-The modules that read objects of the API call it; from then on, all amounts are integers. Values and rounding must agree
-with Kubernetes.
+The modules that read objects of the API call the parsers, and all other modules get integers. Values and rounding must
+agree with Kubernetes. The modules that write messages and tables call the functions `format_…`.
 """
 
 import math
@@ -43,8 +43,8 @@ def parse_quantity(value: object) -> Fraction:
 def _parsed(text: str) -> tuple[Fraction | None, bool]:
     """Return the number, and whether it is in the range of quantities.
 
-    Cached, since the pods of a cluster repeat a few texts and operations on a Fraction take microseconds. Callers limit
-    the length of the text, so the cache stays small.
+    The result is cached, since the pods of a cluster repeat a few texts, and operations on a Fraction take
+    microseconds. Callers limit the length of the text, so the cache stays small.
     """
     match = _FORM.fullmatch(text)
     if match is None or (match[4] or "") not in _SUFFIX:
@@ -69,7 +69,7 @@ def same_quantity(one: str, other: str) -> bool:
 
 
 def whole_number(value: object) -> int:
-    """Return the value of a quantity. Raises QuantityError if it is not an integer, such as `500m`."""
+    """Return the value of a quantity. Raises QuantityError if the value is not an integer, as that of `500m`."""
     number = parse_quantity(value)
     if number.denominator != 1:
         raise QuantityError(f"{value!r} is a fraction; only whole numbers are allowed")

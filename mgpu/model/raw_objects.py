@@ -1,7 +1,7 @@
 """Reads values from decoded JSON that has not been validated yet.
 
-The modules of `mgpu.model` and `mgpu.dialects`, the webhook and the scheduler use it for objects and annotations that
-users and agents write. No function assumes a type.
+The modules of `mgpu.model` and `mgpu.dialects`, the webhook and the scheduler call it for objects and annotations that
+users and agents write. The functions accept values of any type.
 """
 
 import json
@@ -19,12 +19,12 @@ def table_at(raw: object, *path: str) -> Mapping[str, Any]:
 
 
 def annotation_path(key: str) -> str:
-    """Return the path of an annotation, as messages write it."""
+    """Return the path of an annotation, in the form that messages have."""
     return f"metadata.annotations[{key}]"
 
 
 def is_integer(value: object, least: int, most: int) -> TypeGuard[int]:
-    """Return whether a decoded value is an integer within these limits. In Python, a boolean is an integer too."""
+    """Return whether a decoded value is an integer within these limits. A boolean does not count as an integer."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

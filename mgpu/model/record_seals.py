@@ -1,9 +1,10 @@
 """Signs and verifies seals, the signatures that prove that mgpu decided an allocation record.
 
-The scheduler signs its decisions with Ed25519 and writes the seal together with the record;
-`mgpu.dialects.record_verification` verifies it. A seal is valid for one object on one node with exactly the signed
-annotations. It must not verify on another pod, on a later pod of the same name, or if an annotation was changed, added
-or removed (docs/security.md).
+The scheduler signs its decisions with Ed25519 and writes the seal together with the record. The class
+`mgpu.dialects.record_verification.RecordVerifier` calls this module to sign and to verify, and
+`mgpu.serving.record_keys` reads the keys from files. A seal is valid for one object on one node with exactly the signed
+annotations. It must not be valid on another pod, on a later pod of the same name, or after an annotation was changed,
+added or removed (docs/security.md).
 """
 
 import hmac
@@ -19,17 +20,24 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SEAL = "mgpu.io/seal"
-"""The annotation with the seal of the pod's placement annotations: `v1.<key id>.<subject's uid>.<signature>`."""
+"""The annotation with the seal of the pod's placement annotations: `v1.<key id>.<UID of the subject>.<signature>`."""
 
 _DOMAIN = "mgpu-record-v1"
-"""The start of all signed content, so that a signature for another purpose is never valid for a record."""
+"""The first element of all signed content. Because of it, a signature for another purpose is never a valid seal."""
 _FORM = re.compile(
     r"v1\.(?P<key>[0-9a-f]{16})\.(?P<subject>[0-9A-Za-z-]{1,128})\.(?P<signature>[0-9a-f]{128})", re.ASCII
 )
 
 
 class Subject(NamedTuple):
-    """The object that a record was decided for, its pod and its node."""
+    """The object for which a record was decided.
+
+    Attributes:
+        uid: the UID of the pod; for the Pod of an MtgpuPod, the UID of the MtgpuPod.
+        namespace: the namespace of the pod.
+        name: the name of the pod.
+        node: the node of the pod.
+    """
 
     uid: str
     namespace: str
@@ -43,7 +51,7 @@ class Seal:
 
     Attributes:
         key: the id of the key (`key_id`).
-        subject: the uid of the object that the record was decided for.
+        subject: the UID of the object for which the record was decided (`Subject.uid`).
         signature: the signature in hexadecimal digits.
     """
 
@@ -80,8 +88,8 @@ class Keys:
     """The keys whose seals are valid.
 
     Attributes:
-        since: the time since which records are sealed, in the format of the API server.
-        public: the public keys by key id.
+        since: the time from which on records are sealed, in the format of the API server.
+        public: the public keys, by key id.
         signer: the signer with the private key; None in processes other than the scheduler.
     """
 
@@ -102,7 +110,7 @@ class Keys:
         if seal.subject != subject.uid:
             return f"it was made for the object with uid {seal.subject}"
         if self.signer is not None and seal.key == self.signer.id:
-            # Ed25519 is deterministic, and signing again takes a third of the time of verifying.
+            # Ed25519 is deterministic, and signing the record again takes a third of the time of verifying the seal.
             expected = self.signer.sign(subject, record)
             return None if hmac.compare_digest(expected.signature, seal.signature) else _MISMATCH
         public = self.public.get(seal.key)
@@ -119,7 +127,7 @@ _MISMATCH = "it was made for another record, pod, or node, or the record has bee
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the id of a key in seals: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes."""
+    """Return the id that a key has in seals: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes."""
     return sha256(key.public_bytes_raw()).hexdigest()[:16]
 
 

@@ -1,8 +1,9 @@
 """Translates between the names, resources and device types of slices, which are MIG instances and MPS shares.
 
 A slice has a name (`2g.20gb`, `4gb`), a resource (`nvidia.com/mig-2g.20gb`, `nvidia.com/gpu-4gb`) and a device type of
-its own in the ledger and the placement engine (`mig-2g.20gb`, `gpu-4gb`). The dialect of slices, the partition planner,
-the agent and `mgpu.presentation` use it. Names and resources are API.
+its own in the ledger and the placement engine (`mig-2g.20gb`, `gpu-4gb`). The dialect of slices, the webhook, the
+scheduler, the agent, the settings, `mgpu.presentation` and the playground call this module. Users write the names and
+the resources, so these must not change.
 """
 
 import re
@@ -15,7 +16,8 @@ MIG, MPS = "mig", "mps"
 """The modes in which a node's cards are partitioned: values of the node label `gpu.partitioning`."""
 RESOURCE_PREFIX = "nvidia.com/"
 PLACES = 100
-"""The factor in the device index of a slice (`Slice.index`), more than the slices of any card (48 under MPS)."""
+"""The factor by which a slice's device index contains the index of its card (`Slice.index`). It must be larger than the
+number of slices of any card, which is at most 48 (under MPS)."""
 MAX_MPS_CLIENTS = 48
 """The most clients of MPS per card (Volta and later)."""
 
@@ -25,7 +27,7 @@ _MIG_NAME = re.compile(r"[1-9]\d?g\.[1-9]\d{0,3}gb(\+me)?", re.ASCII)
 _MPS_NAME = re.compile(r"([1-9]\d{0,4})gb", re.ASCII)
 
 SliceCounts = Mapping[int, Mapping[str, int]]
-"""Card index → name of a slice (`2g.20gb`, `4gb`) → number of slices."""
+"""The number of slices, by the index of the card and the name of the slice (`2g.20gb`, `4gb`)."""
 
 
 def slice_of_resource(resource: str) -> str | None:
@@ -62,7 +64,7 @@ def mode_of(slice_: str) -> str:
 
 
 def gigabytes(slice_: str) -> int:
-    """Return the memory of an MPS share in GiB."""
+    """Return the memory of an MPS share of this name, in GiB."""
     return int(slice_.removesuffix("gb"))
 
 
@@ -91,7 +93,7 @@ class Slice:
 
     @property
     def place(self) -> "Slice":
-        """The slice without its UUID and pod, which change."""
+        """The slice without its UUID and its pod, which change while it exists."""
         return Slice(self.card, self.start, self.name)
 
     @property
@@ -105,7 +107,10 @@ def place_of(index: int) -> tuple[int, int]:
 
 
 def read_name(text: str) -> str | None:
-    """Return the name of a slice, or None. The spelling in resources (`1g.10gb.me`) is accepted too."""
+    """Return the name of the slice that the text names, or None.
+
+    The spelling in resources (`1g.10gb.me`) is accepted too.
+    """
     name = canonical(text.removesuffix(".me") + "+me" if text.endswith(".me") else text)
     return name if _MIG_NAME.fullmatch(name) or _MPS_NAME.fullmatch(name) else None
 

@@ -1,4 +1,5 @@
 """Presents cards, holdings, requests and reasons to people, as pictures, tables and JSON.
 
-The commands, the web page, `mgpu simulate` and the demo use it. Nothing here reads the API server or the clock.
+The commands, the scheduler's web page and metrics, `mgpu simulate` and `mgpu demo` use it. Nothing here reads the API
+server or the clock.
 """

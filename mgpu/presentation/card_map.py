@@ -1,8 +1,8 @@
 """The card map: a picture of nodes and their cards for the terminal.
 
-Each card has two bars, core above memory, divided among the pods that hold the card. A card with slices shows each
-slice at its position in memory, with its name below. Each pod has a letter, which the legend of the node explains, so
-that the picture is complete without colour.
+Each card has two bars, one for core and one for memory, which are divided among the pods that hold the card. A card
+with slices shows each slice at its position in memory, with its name below. Each pod has a letter, which the legend of
+the node explains, so that the picture is complete without color.
 
 `mgpu inspect`, `mgpu demo` and `mgpu simulate` draw it. The picture may change, because no program reads it.
 """
@@ -60,7 +60,7 @@ _ASCII = _Signs(".", "/", "x", "-", "|")
 
 @dataclass(frozen=True, slots=True)
 class card_map:  # noqa: N801 (callers use it like a function)
-    """A rich renderable of nodes, for widths from 60 columns on. Nodes without cards share one line at the end."""
+    """Draws nodes as a renderable of `rich`, in 60 columns or more. Nodes without cards share one line at the end."""
 
     nodes: Sequence[NodeView]
 
@@ -106,7 +106,10 @@ def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
 
 
 def _labels(node: NodeView) -> dict[str, _Label]:
-    """Return the letter and colour of each pod on the node, in the order of the cards; `?` if its cards are unknown."""
+    """Return the letter and the color of each pod on the node, in the order of the cards.
+
+    The letter of a pod whose cards are unknown is `?`.
+    """
     labels: dict[str, _Label] = {}
     letters = iter(_LETTERS)
     for use in (use for card in node.devices for use in card.uses):
@@ -147,7 +150,7 @@ def _line(name: str, cells: Iterable[Text], width: int) -> Text:
 
 
 def _lines(lines: Iterable[Text]) -> Text:
-    """Join lines into one text. A rich Table measures and wraps each cell: seconds for thousands of nodes."""
+    """Join lines into one text. A Table of `rich` measures each cell, which takes seconds for thousands of nodes."""
     text = Text("\n").join(lines)
     text.no_wrap = True
     text.overflow = "ellipsis"
@@ -247,8 +250,8 @@ def _block(label: _Label, cells: int, pen: _Pen) -> Text:
 def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
     """Divide `width` cells among the amounts, by the largest remainder method.
 
-    Every amount above 0 gets at least one cell, taken from the widest, so that every pod is visible. If the card is not
-    full, at least one cell stays free.
+    Every amount above 0 gets at least one cell, so that every pod is visible; if necessary, the widest amount gives up
+    the cell. If the card is not full, at least one cell stays free.
     """
     held = sum(amounts)
     scale = Fraction(width, max(total, held, 1))
@@ -284,7 +287,8 @@ def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) ->
 def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool) -> Text:
     """Return a pod's line of the legend, such as `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`.
 
-    several: whether the node has pods of several vocabularies. Then the line names the vocabulary.
+    Args:
+        several: whether the node has pods of several vocabularies. If it has, the line names the vocabulary.
     """
     on = _uses_of(node, pod)
     uses = [use for _, use in on]

@@ -1,7 +1,8 @@
-"""Snapshots of nodes, their cards and slices, and the pods that hold them. Pure.
+"""Snapshots of nodes, their cards and slices, and the pods that hold them.
 
-`view_nodes` creates them from a ledger. The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the web
-page show them. The keys of `nodes_json` are API (docs/design/simulate.md).
+`view_nodes` creates them from a ledger. The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the
+scheduler's web page show them. The functions are pure. Users' programs read the keys that `nodes_json` returns, so the
+keys must not change (docs/design/simulate.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +19,20 @@ from mgpu.model.slice_names import MIG, Slice, is_slice
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
-    """What one pod holds of one card at its peak.
+    """The part of one card that one pod holds.
 
     Attributes:
-        core: in thousandths of a card. 0 for an occupy pod that reserves a card for its MtgpuPods.
-        memory: in bytes. 0 for such an occupy pod.
-        certain: False for a pod with an unreadable allocation record, which is held on every card of its node.
-        dialect: the vocabulary of the request, `nvidia` if NVIDIA's device plugin chose the cards, "" if unknown.
-        occupies: the GPUID for which an occupy pod reserves the card, "" for all other pods. An occupy pod is shown
-            only on a card that no MtgpuPod with this GPUID uses.
+        pod: the pod as `namespace/name`; a pod that no longer exists as `pod UID`.
+        containers: the containers that have the card.
+        core: the most core that the pod needs at any time, in thousandths of a card. It is 0 for an occupy pod that
+            keeps a card for its MtgpuPods.
+        memory: the most memory that the pod needs at any time, in bytes. It is 0 for such an occupy pod.
+        certain: whether the pod's cards are known. A pod whose record cannot be read holds its share on every card of
+            its node.
+        dialect: the vocabulary of the request; `nvidia` if NVIDIA's device plugin chose the cards, and "" if it is
+            unknown.
+        occupies: the GPUID for which an occupy pod keeps the card; "" for all other pods. An occupy pod is shown only
+            on a card that no MtgpuPod with this GPUID uses.
     """
 
     pod: str
@@ -41,7 +47,12 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class SliceView:
-    """A slice of a card. holder: `namespace/pod/container`, "" if the slice is free."""
+    """A slice of a card.
+
+    Attributes:
+        state: the use of the slice, as a device.
+        holder: the container that has the slice, as `namespace/pod/container`; "" if the slice is free.
+    """
 
     slice: Slice
     state: CardState
@@ -51,9 +62,12 @@ class SliceView:
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """A card. mode: `mig` or `mps` for a card that is partitioned, or reserved for slices, "" for a whole card.
+    """A card, or a device of another type.
 
     The use of a partitioned card is the sum of the use of its slices.
+
+    Attributes:
+        mode: `mig` or `mps` for a card that is partitioned or reserved for slices; "" for other cards.
     """
 
     state: CardState
@@ -72,10 +86,10 @@ class NodeView:
     """A node.
 
     Attributes:
-        cards: its GPUs.
-        others: its devices of other types.
-        annotations: the annotations of the Node that mgpu writes.
-        note: the state of its partition plan, "" without a plan.
+        cards: the GPUs of the node.
+        annotations: the annotations of the Node that describe its slices.
+        others: the devices of other types.
+        note: a text about a partition plan that is under way or was refused; "" otherwise.
     """
 
     name: str
@@ -111,7 +125,11 @@ def list_allocatable(node_slices: NodeSlices, cards: Sequence[Card]) -> tuple[Ca
 
 
 def view_nodes(ledger: Ledger, partitions: Mapping[str, NodePartitions] | None = None) -> tuple[NodeView, ...]:
-    """Return every node of the ledger, sorted by name. partitions: of the nodes with partitioned cards, by name."""
+    """Return every node of the ledger, sorted by name.
+
+    Args:
+        partitions: the slices of the nodes with partitioned cards, by the name of the node.
+    """
     unpartitioned = NodePartitions(NO_SLICES, ())
     return tuple(_node(ledger, name, (partitions or {}).get(name, unpartitioned)) for name in sorted(ledger.nodes()))
 
@@ -152,7 +170,10 @@ def _slice(ledger: Ledger, node: str, s: Slice, device: Card) -> SliceView:
 
 
 def _holder(ledger: Ledger, node: str, device: Card) -> str:
-    """Return the container that has the slice, preferring app containers: an init container's slice can be reused."""
+    """Return the container that has the slice; "" if there is none.
+
+    If an app container uses the slice after an init container, the result is the app container.
+    """
     held = [
         (share.stage == Stage.INIT, f"{_name(holding)}/{share.container}".rstrip("/"))
         for holding in ledger.holdings(node)
@@ -171,7 +192,11 @@ def _plan_note(slices: NodeSlices) -> str:
 
 
 def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[CardUse, ...]:
-    """Return what each pod holds of these devices together. gpuid: the GPUID of a single card, otherwise ""."""
+    """Return what each pod holds of these devices together.
+
+    Args:
+        gpuid: the GPUID of the card, if `cards` is a single card with a GPUID; "" otherwise.
+    """
     uses = []
     for holding in ledger.holdings(node):
         on = [(share, card) for card in cards for share in holding.shares if share.is_on(card)]
@@ -225,5 +250,5 @@ def _slice_json(view: SliceView, cut: str) -> dict[str, Any]:
 
 
 def percent(milli: int) -> int | float:
-    """Return the percentage for thousandths, as an integer if it is one."""
+    """Return thousandths as a percentage, which is an int if it is a whole number."""
     return milli // 10 if milli % 10 == 0 else milli / 10

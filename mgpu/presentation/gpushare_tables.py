@@ -1,6 +1,7 @@
-"""Formats the tables of `kubectl inspect gpushare` exactly as gpushare's own plugin does. Pure.
+"""Formats the tables of `kubectl inspect gpushare` exactly as gpushare's own plugin does.
 
-`mgpu.cli.inspect_gpushare` prints them. Scripts parse this output, so it must not change (docs/gpushare.md).
+`mgpu.cli.inspect_gpushare` prints them. The functions are pure. Scripts parse this output, so it must not change
+(docs/gpushare.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,12 @@ _PADDING = 2
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """What a pod holds of each card, by index, in units of GPU memory. pending: what it holds of unknown cards."""
+    """The GPU memory that a pod holds on a node, in units of `gpu-mem`.
+
+    Attributes:
+        cards: the memory that it holds of each card, by the index of the card.
+        pending: the memory that it holds of cards that are unknown.
+    """
 
     namespace: str
     name: str
@@ -22,6 +28,8 @@ class PodRow:
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
+    """The memory of a card and how much of it pods hold, in units of `gpu-mem`."""
+
     index: int
     total: int
     used: int
@@ -29,6 +37,8 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
+    """A node with its address, its cards and the pods on it. Its sums are in units of `gpu-mem`."""
+
     name: str
     address: str
     cards: tuple[CardRow, ...]
@@ -100,8 +110,8 @@ def _percent(used: int, total: int) -> str:
 def align_columns(rows: Sequence[str]) -> str:
     """Align cells that end in a tab into columns, as Go's text/tabwriter does, which gpushare uses.
 
-    A column extends over adjacent lines that have a cell in it. A line without one ends the column, and the lines after
-    it are aligned separately. Text after the last tab of a line is not part of a column.
+    A column extends over adjacent lines that have a cell in it. A line without such a cell ends the column, and the
+    lines after it are aligned separately. Text after the last tab of a line is not part of a column.
     """
     lines = [row.split("\t") for row in rows]
     widths: list[list[int]] = [[0] * (len(line) - 1) for line in lines]

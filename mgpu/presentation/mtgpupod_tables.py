@@ -24,8 +24,9 @@ class MtgpuView:
     """An MtgpuPod that has not ended.
 
     Attributes:
-        reason, message: of its condition `Bound`.
-        degraded: the reason if it is degraded, otherwise "".
+        reason: the reason of its condition `Bound`; "" without the condition.
+        message: the message of its condition `Bound`; "" without the condition.
+        degraded: the message of its condition `Degraded` while that is true; "" otherwise.
     """
 
     pod: mtgpu.MtgpuPod
@@ -51,10 +52,12 @@ def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
     """Read all MtgpuPods.
 
     An MtgpuPod with a card holds its share until its own Pod has ended, whatever its phase is, because the containers
-    use the card until then. For the same reason a running Pod holds its share if its MtgpuPod, or the status, is lost.
+    use the card until then. For the same reason a running Pod holds its share if its MtgpuPod, or the status of the
+    MtgpuPod, is lost.
 
     Args:
-        pods: all Pods of the cluster, including those of MtgpuPods.
+        raws: the MtgpuPods as decoded JSON.
+        pods: all Pods of the cluster as decoded JSON, including those of MtgpuPods.
     """
     running = [raw for raw in pods if (raw.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     alive = {str(raw["metadata"].get("uid")) for raw in running}
@@ -131,7 +134,7 @@ def occupying(holding: Holding, pod: Pod) -> Holding:
 
 
 def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str | None:
-    """Return a description if the card of the MtgpuPod is not among the cards of its node, otherwise None."""
+    """Return a problem if the card of the MtgpuPod is not among the cards of its node, or None."""
     names = ", ".join(missing_cards([Share("", view.pod.card_uuid)], cards)) if view.pod.card_uuid else ""
     return f"it is on {names}, which {view.pod.node} does not have" if names else None
 
@@ -154,7 +157,12 @@ class GpuidAccount:
 
 @dataclass(frozen=True, slots=True)
 class NodeAccount:
-    """The number of idle whole cards of a node, and what is left for each GPUID, sorted."""
+    """The cards that MtgpuPods can use on a node.
+
+    Attributes:
+        free: the number of healthy idle cards that are not partitioned.
+        gpuids: the account of each GPUID, sorted.
+    """
 
     node: str
     free: int

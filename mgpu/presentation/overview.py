@@ -1,7 +1,8 @@
-"""Reads the API objects of a cluster into a snapshot of nodes, cards and holdings. Pure.
+"""Reads the API objects of a cluster into a snapshot of nodes, cards and holdings.
 
-`mgpu inspect`, `top`, `doctor` and `simulate` use it. It must read every annotation as the scheduler does, so it uses
-the same dialects. No object may make it fail: an object that cannot be read is listed in `Overview.unclear`.
+`mgpu inspect`, `top`, `doctor` and `simulate`, and `kubectl inspect gpushare`, use it. The functions are pure. They
+must read every annotation as the scheduler does, so they use the same dialects. An object that cannot be read must not
+make the snapshot fail: `Overview.unclear` lists it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -31,7 +32,12 @@ _SLICE_ANNOTATIONS = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A spread group or same-card group whose pods hold cards. pods: `namespace/name` of each, sorted."""
+    """A spread group or same-card group whose pods hold cards.
+
+    Attributes:
+        pods: the pods as `namespace/name`, sorted.
+        cards: the cards that the pods hold.
+    """
 
     group: Group
     pods: tuple[str, ...]
@@ -43,11 +49,12 @@ class Overview:
     """A snapshot of a cluster.
 
     Attributes:
-        nodes: sorted by name.
-        pending: `namespace/name` of GPU pods without a node and of MtgpuPods without a card, sorted.
-        unclear: the reason for each object that cannot be read or whose cards are unknown, by `kind name`.
-        constraints: of the GPU pods with constraints, by `namespace/name`.
-        groups: sorted by constraint, namespace and name.
+        nodes: the nodes, sorted by name.
+        pending: the GPU pods without a node and the MtgpuPods without a card, as `namespace/name`, sorted.
+        unclear: for each object that cannot be read or whose cards are unknown the reason, by kind and name (`Pod
+            default/train`).
+        constraints: the constraints of the GPU pods that have some, by `namespace/name`.
+        groups: the groups, sorted by constraint, namespace and name.
         mtgpupods: the MtgpuPods that have not ended, sorted by namespace and name.
         agents_not_ready: the agent Pod of each node that gets no new GPU pods because its agent is not ready.
     """
@@ -63,7 +70,12 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a bound pod holds, or None. problem: the reason why its cards are unknown, "" if they are known."""
+    """What a bound pod holds.
+
+    Attributes:
+        holding: the holding of the pod; None if it holds nothing.
+        problem: the reason why its cards are unknown; "" if they are known.
+    """
 
     holding: Holding | None = None
     problem: str = ""
@@ -77,10 +89,15 @@ NVIDIA_PLUGIN = "nvidia"
 
 
 def read_claim(pod: Pod, request: GpuRequest | BadObject | None, checkpoint: tuple[Share, ...] = ()) -> Claim:
-    """Return what a pod holds by its allocation record, or otherwise by the kubelet's checkpoint.
+    """Return what a pod holds according to its allocation record, or else according to the kubelet's checkpoint.
 
-    A pod whose record cannot be read holds its share on every card of the node, and all of every card if its request
-    cannot be read either, because it may use them. An occupy pod holds its card for the MtgpuPods of its GPUID.
+    A pod whose record cannot be read holds its share on every card of the node, because it may use any of them. If its
+    request cannot be read either, it holds all of every card. An occupy pod holds its card for the MtgpuPods of its
+    GPUID.
+
+    Args:
+        request: the pod's request; the error if it cannot be read, and None for a pod without a request.
+        checkpoint: the shares that the agent found in the kubelet's checkpoint for this pod.
     """
     if not pod.node or pod.ended:
         return Claim()
@@ -106,9 +123,12 @@ def _read_record(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
 
 
 def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str | None:
-    """Return a description of the cards that the holding has but its node, with these cards, does not, otherwise None.
+    """Return a problem if the record of a holding names cards that its node does not have, or None.
 
     Devices that NVIDIA's plugin allocated are not checked, because the Device object need not list them.
+
+    Args:
+        cards: the cards of the node.
     """
     names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(missing_cards(holding.shares, cards))
     return f"its record names {names}, which {holding.node} does not have" if names else None
@@ -163,9 +183,10 @@ class _Reader:
     """The state of `make_overview` while it reads objects: Devices first, then Nodes, Pods and MtgpuPods.
 
     Attributes:
-        checkpoints: the node of each pod in a kubelet's checkpoint, and its shares, by the pod's UID.
+        cards: the cards that the Device of each node lists, by node.
+        checkpoints: the node and the shares of each pod in a kubelet's checkpoint, by the pod's UID.
         complete: the nodes whose Device lists every pod that the kubelet has given a device.
-        nvidia_nodes: the NVIDIA device plugin nodes.
+        nvidia_nodes: the names of the NVIDIA device plugin nodes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -242,10 +263,10 @@ class _Reader:
             self.unclear[f"Pod {pod.key}"] = problem
 
     def _claim_unrecorded(self, pod: Pod, request: GpuRequest, claim: Claim, *, is_listed: bool) -> Claim:
-        """Return what a pod holds that runs without a readable record, and without cards in a checkpoint.
+        """Return what a pod holds that runs without a readable record and has no cards in a checkpoint.
 
         Args:
-            claim: what its annotations say.
+            claim: what the pod holds according to its annotations.
             is_listed: whether its node reports that this pod was given nothing.
         """
         if claim.problem != NO_RECORD and not is_listed:

@@ -1,15 +1,16 @@
-"""Makes text from the cluster safe to print on a terminal. Pure.
+"""Makes text from the cluster safe to print on a terminal.
 
 Kubernetes restricts the names of objects, but annotations, conditions, card models, addresses and answers of webhooks
 can contain any text of a user: escape sequences that clear the screen or set the window title, or line ends that
-imitate further output. Every command must print such text through these functions or `mgpu.presentation.terminal`.
+imitate further output. Every command must print such text through `printable`, `one_line` or
+`mgpu.presentation.terminal`.
 """
 
 from collections.abc import Sequence
 
 
 def printable(text: str) -> str:
-    """Replace each character that is not printable by U+FFFD; keep line ends."""
+    """Return the text with each character that is not printable, except line ends, replaced by U+FFFD."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)

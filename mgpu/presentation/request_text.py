@@ -24,7 +24,7 @@ def describe_containers(request: GpuRequest) -> list[tuple[str, str]]:
 
 
 def describe_policy(request: GpuRequest, settings: Settings) -> str:
-    """Return how cards are chosen from the cards that fit."""
+    """Return a text that says which of the cards that fit are chosen."""
     if all(c.whole for c in request.containers):
         return "whole cards must be idle"
     policy = dialects.card_policy(request, settings)

@@ -1,4 +1,7 @@
-"""Positions the slices of a card in a bar of text cells. Pure. The card map and the web page use it."""
+"""Positions the slices of a card in a bar of text cells.
+
+The card map and the scheduler's web page use it. The functions are pure.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,7 +12,12 @@ from mgpu.presentation.card_views import CardView, SliceView
 
 
 class Section(NamedTuple):
-    """A section of a bar that shows one slice, or free memory (None)."""
+    """A section of a bar.
+
+    Attributes:
+        slice: the slice that the section shows; None if it shows free memory.
+        cells: the width of the section.
+    """
 
     slice: SliceView | None
     cells: int

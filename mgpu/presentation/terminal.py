@@ -1,7 +1,7 @@
 """Prints the output of the commands: tables and pictures with rich, and JSON.
 
-Commands print with `show` and `show_json` only. Text from the cluster must never be interpreted, neither as rich markup
-nor as terminal control sequences.
+`mgpu inspect`, `top`, `doctor` and `explain` print with `show`, `show_json` or a `Terminal`. Text from the cluster must
+never be interpreted, neither as markup of `rich` nor as terminal control sequences.
 """
 
 import json
@@ -23,13 +23,13 @@ _BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
 class Terminal(Console):
-    """A rich console that does not interpret text and replaces control characters."""
+    """A console of `rich` that does not interpret text, and replaces control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Replace control characters before text is rendered. rich calls this for cells of tables and panels too."""
+        """Replace control characters, and render. `rich` calls this method for the cells of tables and panels too."""
         if isinstance(renderable, Text) and printable(renderable.plain) != renderable.plain:
             renderable = renderable.copy()
             renderable.plain = printable(renderable.plain)
@@ -37,7 +37,10 @@ class Terminal(Console):
 
 
 def show(renderable: RenderableType) -> None:
-    """Print while rendering. Rendering thousands of nodes takes seconds, and `mgpu inspect | head` ends at once."""
+    """Print the first part of a renderable while the rest is rendered.
+
+    Rendering thousands of nodes takes seconds, but `mgpu inspect | head` ends at once.
+    """
     terminal = Terminal()
     segments = iter(terminal.render(renderable))
     while part := list(islice(segments, _SEGMENTS)):

@@ -1,6 +1,7 @@
-"""Computes how much of a cluster's cards is in use, by node, by model and by pod. Pure.
+"""Computes how much of a cluster's cards is in use, by node, by model and by pod.
 
-`mgpu top` prints these figures as tables or as JSON. The JSON functions are API, because scripts read their keys.
+`mgpu top` prints these figures as tables or as JSON. The functions are pure. Scripts read the keys that the JSON
+functions return, so the keys must not change.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +19,15 @@ class Figures:
     """The use of a group of cards.
 
     Attributes:
+        name: the name of the group: a node, a model, or the cluster.
+        nodes: the number of nodes.
+        cards: the number of cards.
         idle: the number of healthy cards that no pod holds.
-        core_used, core: in thousandths of a card. A card over its capacity counts as full.
-        memory_used, memory: in bytes.
+        unhealthy: the number of unhealthy cards.
+        core_used: the core that pods hold, in thousandths of a card. A card over its capacity counts as full.
+        core: the core of all cards, in thousandths of a card.
+        memory_used: the memory that pods hold, in bytes. A card over its capacity counts as full.
+        memory: the memory of all cards, in bytes.
         models: the card models, sorted.
     """
 
@@ -46,14 +53,22 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """The distribution of the free capacity over healthy cards. Core in thousandths of a card, memory in bytes.
+    """The distribution of the free capacity over healthy cards.
+
+    Core is in thousandths of a card, and memory is in bytes. Partitioned cards count only in `partitioned`.
 
     Attributes:
-        idle, idle_core, idle_memory: the number of cards that no pod holds, and their capacity.
-        part, part_core, part_memory: the number of cards in use with free core and memory, and their free capacity.
-        most_core, most_memory: the largest free capacity of one of these cards.
-        useless_core, useless_memory: the free core of cards without free memory, and the reverse. No share fits there.
-        partitioned: the number of partitioned cards, which do not count elsewhere.
+        idle: the number of cards that no pod holds.
+        idle_core: the core of these cards.
+        idle_memory: the memory of these cards.
+        part: the number of cards in use that have both free core and free memory.
+        part_core: the free core of these cards.
+        part_memory: the free memory of these cards.
+        most_core: the largest free core of one of these cards.
+        most_memory: the largest free memory of one of these cards.
+        useless_core: the free core of cards without free memory, on which no share fits.
+        useless_memory: the free memory of cards without free core, on which no share fits.
+        partitioned: the number of partitioned cards.
     """
 
     idle: int = 0
@@ -71,7 +86,7 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A pod with the sum of its holdings. Core in thousandths of a card, memory in bytes."""
+    """A pod with the sum of its holdings. Its core is in thousandths of a card, and its memory is in bytes."""
 
     pod: str
     dialect: str
@@ -93,7 +108,12 @@ SORTS: Mapping[str, Callable[[Figures], tuple[Any, ...]]] = MappingProxyType(
 
 
 def sum_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
-    """Return the figures of these cards, which are given as pairs of node name and card."""
+    """Return the figures of these cards.
+
+    Args:
+        name: the name of the group that the cards form.
+        rows: the name of the node and the card, for each card.
+    """
     rows = list(rows)
     states = [view.state for _, view in rows]
     return Figures(
@@ -149,8 +169,8 @@ def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
 def holders(nodes: Iterable[NodeView]) -> list[Holder]:
     """Return the pods with the sums of their holdings, largest first.
 
-    A pod with an unreadable allocation record is not included: it is held on every card of its node, so its sum has no
-    meaning.
+    A pod whose allocation record cannot be read is left out. It holds its share on every card of its node, so the sum
+    of its holdings has no meaning.
     """
     uses: dict[str, list[tuple[str, CardUse]]] = {}
     for node in nodes:

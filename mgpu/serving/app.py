@@ -1,7 +1,8 @@
 """Builds the Flask apps that the webhook and the scheduler serve: admission reviews, probes and metrics.
 
-`webhook.admission`, `webhook.main` and `scheduler.api` add their routes to `new_app`. `_answer_error` maps every error
-to its HTTP answer, one line of JSON; routes must raise errors instead of building such answers.
+`webhook.admission`, `webhook.main` and `scheduler.api` add their routes to the app that `new_app` returns. The app
+answers every error with a status and one line of JSON (`_answer_error`). Routes must raise errors instead of building
+such answers.
 """
 
 import logging
@@ -23,7 +24,10 @@ _MOST_DISCARDED = 32 << 20
 _REQUEST_MEMORY = "mgpu-in-flight"
 
 ReviewObserver = Callable[[str, Review, Reply | None, float], None]
-"""Called after each review with its path, the review, the reply (None if it was not decided) and its seconds."""
+"""A function that is called after each review with the path, the review, the reply and the duration in seconds.
+
+The path has no leading slash. The reply is None if the review was not decided.
+"""
 
 
 def new_app(limits: Limits = REVIEWS) -> Flask:
@@ -47,9 +51,13 @@ def serve_reviews(
 ) -> None:
     """Answer AdmissionReviews of these kinds at POST `path` with the handler's reply.
 
-    The handler can raise BadObject, which denies the object with 422 and all its problems, and RetryLater, which
-    answers 503 and closes the connection: the API server then applies `failurePolicy`, and its next call can reach
+    If the handler raises BadObject, the object is denied with 422 and all its problems. If it raises RetryLater, the
+    answer is 503 and the connection is closed. The API server then applies `failurePolicy`, and its next call can reach
     another replica.
+
+    Args:
+        kinds: the kinds of objects that the path reviews. A review of another kind is denied with 400.
+        observe: the function that is called after each review, for the metrics.
     """
 
     def answer() -> Response:
@@ -77,20 +85,24 @@ def serve_reviews(
 
 @contextmanager
 def read_body() -> Iterator[bytearray]:
-    """Read the body of the current request, within the limits of its app (`RequestMemory.read`)."""
+    """Read the body of the current request, within the limits of its app (see `RequestMemory.read`)."""
     memory: RequestMemory = current_app.extensions[_REQUEST_MEMORY]
     with memory.read(request.stream) as body:
         yield body
 
 
 def serve_probes(app: Flask, not_ready_reason: Callable[[], str | None] = lambda: None) -> None:
-    """Serve GET `/healthz`, which always answers 200, and GET `/readyz`."""
+    """Serve GET `/healthz`, which always answers 200, and GET `/readyz`.
+
+    Args:
+        not_ready_reason: returns the reason why the process is not ready, or None if it is ready.
+    """
     serve_probe(app, "/healthz", lambda: None)
     serve_probe(app, "/readyz", not_ready_reason)
 
 
 def serve_probe(app: Flask, path: str, failure_reason: Callable[[], str | None]) -> None:
-    """Serve GET `path`: 200 with `ok`, or 503 with the reason for the failure."""
+    """Serve GET `path`, which answers 200 with `ok`, or 503 with the reason that `failure_reason` returns."""
 
     def answer() -> Response:
         reason = failure_reason()
@@ -133,7 +145,7 @@ def _answer_error(error: Exception) -> Response:
 
 
 def _discard_body() -> None:
-    """Read the rest of the body, because a client that is still sending when the connection closes loses the answer."""
+    """Read the rest of the body. A client that still sends it when the connection closes would not get the answer."""
     body = request.environ["wsgi.input"]
     with suppress(OSError):  # a client that disconnected or sends too slowly gets no answer anyway
         for _ in range(_MOST_DISCARDED // _CHUNK):

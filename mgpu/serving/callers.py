@@ -1,8 +1,9 @@
 """Limits the callers of an admission endpoint to the addresses of the API servers.
 
-`webhook.main` and `scheduler.api` read the callers from the settings; `mgpu.serving.server` enforces them. An
-AdmissionReview does not prove who sent it: its body names the user, so any client that reaches the endpoint could act
-as any user. Only the address of the connection counts; headers such as X-Forwarded-For are written by the sender.
+`webhook.main` and `scheduler.api` read the callers from the settings, `mgpu.serving.server` enforces them, and `mgpu
+doctor` checks them. An AdmissionReview does not prove who sent it: its body names the user, so any client that reaches
+the endpoint could act as any user. Only the address of the connection counts, because the sender writes headers such as
+X-Forwarded-For.
 """
 
 import logging
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 REFUSES = "does not accept calls from"
-"""A part of the answer to a stranger, by which `mgpu doctor` and manifests/deploy.sh recognize it."""
+"""A part of the answer to a stranger. `mgpu doctor` and manifests/deploy.sh recognize the answer by this text."""
 _PROBES = frozenset({"/healthz", "/readyz", "/leads"})
 
 _LISTED_BLOCKS = 8
@@ -27,7 +28,12 @@ _LISTED_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """The address blocks whose peers may call. setting: the settings key of the blocks, for messages."""
+    """The peers that may call an endpoint.
+
+    Attributes:
+        setting: the key of the setting that lists the blocks, for messages.
+        blocks: the blocks of addresses whose peers may call.
+    """
 
     setting: str
     blocks: tuple[Block, ...] = LOOPBACK
@@ -64,12 +70,12 @@ def read_callers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers 
 
 
 def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplication":
-    """Wrap `app` so that strangers get 403 before any of their body is read.
+    """Return an app that answers strangers with 403 before it reads their body, and passes other requests to `app`.
 
-    Probes are answered for all peers: they take no input and reveal only that the process runs. The answer to a
+    Probes of all peers are answered, since they take no input and reveal only the state of the process. The answer to a
     stranger is plain text, because the API server copies it into its own error.
     """
-    limit = RateLimit()  # strangers choose how many requests they send
+    limit = RateLimit()  # Strangers choose how many requests they send.
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         peer = _peer_of(environ)
@@ -91,7 +97,10 @@ def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplicati
 
 
 def _peer_of(environ: "WSGIEnvironment") -> str:
-    """Return the address of the peer. REMOTE_ADDR could be forged if gunicorn's PROXY protocol were enabled."""
+    """Return the address of the peer from its socket.
+
+    A peer could forge REMOTE_ADDR if gunicorn's PROXY protocol were enabled.
+    """
     try:
         return str(environ["gunicorn.socket"].getpeername()[0])
     except OSError:

@@ -1,6 +1,7 @@
 """Stores certificates in a directory that the process writes, or finds them in a mounted one that it only reads.
 
-`mgpu.cli.certificate` uses it for the webhook and the scheduler. cert-manager is an example of a mounted directory.
+`mgpu.cli.certificate` uses it for the webhook and the scheduler. The mounted directory can be, for example, a Secret of
+cert-manager. `webhook.main` stores its metrics in a folder of `create_private_folder`.
 """
 
 import fcntl
@@ -20,7 +21,14 @@ _NAMES = (CA, CA_KEY, CHAIN, KEY)
 
 
 class CertificateFolder:
-    """A `certificates.Store` in a directory, which is created if necessary. Safe for concurrent processes."""
+    """A `certificates.Store` in a directory, which is created if necessary.
+
+    A lock on a file in the directory guards every access, so several processes can use the directory at the same time.
+
+    Attributes:
+        chain: the path of the serving certificate.
+        key: the path of its key.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +47,7 @@ class CertificateFolder:
             return True
 
     def put(self, files: Files) -> None:
-        """Copy the files of another store, unless the directory has them already."""
+        """Store these files, which come from another store, unless the directory has them already."""
         while True:
             current, version = self.read()
             if current == files or self.write(files, version):
@@ -70,7 +78,8 @@ class CertificateFolder:
 def create_private_folder(stack: ExitStack, prefix: str) -> str:
     """Create a private directory and register its removal with `stack`.
 
-    Only this process removes it: forked workers unwind the same stack when they end, while others still use it.
+    Only this process removes it. Forked workers unwind the same stack when they end, while others still use the
+    directory.
     """
     folder = tempfile.mkdtemp(prefix=prefix)
     owner = os.getpid()
@@ -79,7 +88,10 @@ def create_private_folder(stack: ExitStack, prefix: str) -> str:
 
 
 def find_mounted_certificate(path: Path) -> tuple[Path, Path]:
-    """Return (chain, key) in a mounted directory. Raises BadObject if they are unreadable or do not fit together."""
+    """Return the paths of the certificate chain and of the key in a mounted directory.
+
+    Raises BadObject if a file cannot be read, or if the key is not that of the certificate.
+    """
     chain, key = path / CHAIN, path / KEY
     for file in (chain, key):
         if not os.access(file, os.R_OK):

@@ -1,6 +1,6 @@
 """Renews the serving certificate of a process on a thread. `mgpu.cli.certificate` creates the renewer.
 
-An error must not end the thread: it is logged and the renewal is retried until the certificate expires.
+An error must not end the thread: it is logged, and the thread tries again.
 """
 
 import logging
@@ -13,17 +13,21 @@ from mgpu.serving.certificates import Authority, Files, Store, authority_expiry,
 
 _log = logging.getLogger(__name__)
 ROUND_SECONDS = 60.0
+"""The pause between two checks of the certificate."""
 RETRY_SECONDS = 2.0
+"""The pause after an error."""
 _CA_WARNING = timedelta(days=60)
+"""The time before the expiry of the CA from which on a warning is logged."""
 
 
 class CertificateRenewer:
     """The thread that renews the certificate in `folder`.
 
     Args:
+        folder: the directory from which the process serves the certificate.
         names: the DNS names and addresses of the certificate.
-        store: the store with the installation's CA, which replicas share. None: the process has its own CA.
-        remedy: for messages, the command that replaces a CA that is missing or expires soon.
+        store: the store with the installation's CA, which replicas share; None if the process has a CA of its own.
+        remedy: the command that replaces a CA that is missing or expires soon, for messages.
     """
 
     def __init__(
@@ -37,7 +41,10 @@ class CertificateRenewer:
         self._thread: threading.Thread | None = None
 
     def renew(self) -> Files:
-        """Renew what is due and return the files. Raises RetryLater, NoAuthority, and the errors of the store."""
+        """Renew what is due, and return the files.
+
+        Raises RetryLater, BadObject and NoAuthority as `ensure_certificate` does, and the errors of the store.
+        """
         if self._store is None:
             return ensure_certificate(self._folder, self._names, datetime.now(UTC))
         files = ensure_certificate(self._store, self._names, datetime.now(UTC), Authority.GIVEN)
@@ -45,15 +52,16 @@ class CertificateRenewer:
         return files
 
     def start(self) -> None:
-        """Start the thread. Call it in the process that serves: threads do not survive a fork."""
+        """Start the thread. Call this in the process that serves, because threads do not survive a fork."""
         self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        """Ask the thread to end. `join` waits until it has ended."""
         self._stop.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the thread to end."""
+        """Wait at most `seconds` until the thread has ended."""
         if self._thread:
             self._thread.join(seconds)
 

@@ -1,8 +1,11 @@
-"""Creates and renews serving certificates under a CA. `certificate_renewer` and `mgpu.cli.certificate` call it.
+"""Creates and renews serving certificates, and the CAs that sign them.
 
-In a cluster the installation creates the CA (manifests/certificates.sh), because a right to write the CA bundle of a
-webhook configuration is also a right to point it to another server. This is `Authority.GIVEN`: the process creates no
-CA, and the newest CA signs at once, since the installation publishes the bundle before it distributes the CA.
+`mgpu.serving.certificate_renewer` calls it for the webhook and the scheduler, and the playground for its API server.
+
+In a cluster the installation creates the CA (manifests/certificates.sh), because whoever may write the CA bundle of a
+webhook configuration may also change the configuration to another server. This is `Authority.GIVEN`: the process
+creates no CA, and the newest CA signs at once, since the installation publishes the bundle before it distributes the
+CA.
 
 Outside of a cluster (`Authority.OWN`) the process creates the CA too, and a successor after two thirds of its lifetime.
 The successor signs nothing in the round that creates it, and the old CA stays in the bundle until it expires, so that
@@ -34,23 +37,27 @@ from mgpu.model.errors import BadObject, Problem, RetryLater
 
 CA_LIFETIME = timedelta(days=730)
 LIFETIME = timedelta(days=90)
-_BACKDATED = timedelta(hours=1)  # for clients whose clocks are slow
+_BACKDATED = timedelta(hours=1)  # A new certificate is valid from this time before now, for clients with slow clocks.
 _ATTEMPTS = 5
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECASE)
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
 _MOST_LEAF_BYTES = 4096
-"""The most bytes of a leaf in DER. Ours has about 500; clients read handshakes of at most 256 KiB."""
+"""The most bytes of a leaf (a serving certificate) in DER. Leaves of mgpu have about 500 bytes. Clients read handshakes
+of at most 256 KiB."""
 _MOST_KEY_BYTES = 1024
-"""The most bytes of a key in PEM. Ours has 241. OpenSSL checks the primes of an RSA key of 65,536 bits for minutes."""
+"""The most bytes of a key in PEM. Keys of mgpu have 241 bytes. OpenSSL would check the primes of an RSA key of 65,536
+bits for minutes."""
 _MOST_BUNDLE_BYTES = 65_536
-"""The most bytes of certificates in PEM. A CA has about 600."""
+"""The most bytes of a file of certificates in PEM. One CA has about 600 bytes."""
 _SERIAL_BITS = 160
 _ANY_KEY = ec.generate_private_key(ec.SECP256R1())
-"""The key that signs a leaf rebuilt for a comparison, which ignores the signature. The CA's key may be unknown."""
+"""The key that signs a leaf which is rebuilt only for a comparison. The comparison ignores the signature, and the key
+of the CA may be unknown."""
 
 Files = Mapping[str, bytes]
+"""The content of the files `CA`, `CA_KEY`, `CHAIN` and `KEY`, by name."""
 
 
 class Authority(Enum):
@@ -61,7 +68,7 @@ class Authority(Enum):
 
 
 class NoAuthority(Exception):
-    """There is no CA with its key, which only the installation can provide."""
+    """The store has no CA with its key, which only the installation can provide."""
 
 
 class Store(Protocol):
@@ -71,7 +78,10 @@ class Store(Protocol):
         """Return the files that exist, and their version for `write`."""
 
     def write(self, files: Files, version: str) -> bool:
-        """Replace all files. Returns False, and changes nothing, if another process has written since `version`."""
+        """Replace all files, and return True.
+
+        Returns False, and changes nothing, if another process has written since `read` returned `version`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The CAs, newest first, of which the first signs, and the serving certificate, None if there is none."""
+    """The CAs and the serving certificate.
+
+    Attributes:
+        authorities: the CAs. The first one, which is the newest, signs.
+        serving: the serving certificate; None if there is none.
+    """
 
     authorities: tuple[Pair, ...]
     serving: Pair | None
@@ -108,17 +123,18 @@ class Material:
 
 
 def ensure_certificate(store: Store, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
-    """Return the files in `store` after creating or renewing what is due.
+    """Create or renew what is due, and return the files in `store`.
 
-    If several processes renew at the same time, all use the files of the one that writes first.
+    If several processes renew at the same time, all use the files of the process that writes first.
 
     Args:
         names: the DNS names and IP addresses of the certificate.
+        by: who creates the CA.
 
     Raises:
-        RetryLater: other processes changed the files in every attempt.
-        BadObject: one of the names is not valid.
-        NoAuthority: `by` is GIVEN and the store has no CA.
+        RetryLater: if other processes have changed the files in every attempt.
+        BadObject: if one of the names is not valid.
+        NoAuthority: if `by` is GIVEN and the store has no CA with its key.
     """
     for _ in range(_ATTEMPTS):
         current, version = store.read()
@@ -129,9 +145,10 @@ def ensure_certificate(store: Store, names: Collection[str], now: datetime, by: 
 
 
 def renew_if_due(current: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
-    """Return `current` itself if it is complete, valid, for these names and not due; otherwise its successor.
+    """Return the files that replace `current`.
 
-    Raises BadObject and NoAuthority as `ensure_certificate` does.
+    The result is `current` itself if it is complete and valid, has these names, and is not due. Raises BadObject and
+    NoAuthority as `ensure_certificate` does.
     """
     material = _read(current, now)
     authorities, serving = material.authorities, material.serving
@@ -149,18 +166,18 @@ def renew_if_due(current: Files, names: Collection[str], now: datetime, by: Auth
         serving = _create_serving(authorities[0], names, now)
     files = Material(authorities, serving).files()
     if by is Authority.GIVEN:
-        # Only the installation changes a CA, even its encoding: an admission policy limits the process to the leaf.
+        # Leave the bytes of the CA as they are: an admission policy allows the process to change only the leaf.
         files = {**current, **{name: files[name] for name in (CHAIN, KEY)}}
     return current if files == dict(current) else files
 
 
 def certificate_expiry(files: Files) -> datetime:
-    """Return when the serving certificate expires."""
+    """Return the time at which the serving certificate expires."""
     return x509.load_pem_x509_certificate(files[CHAIN]).not_valid_after_utc
 
 
 def authority_expiry(files: Files) -> datetime:
-    """Return when the signing CA expires."""
+    """Return the time at which the CA that signs expires."""
     return x509.load_pem_x509_certificates(files[CA])[0].not_valid_after_utc
 
 
@@ -173,7 +190,7 @@ def create_authority(now: datetime) -> dict[str, bytes]:
 
 
 def _read(files: Files, now: datetime) -> Material:
-    """Return the usable part of the files; damaged and foreign files count as missing."""
+    """Return the usable part of the files. Damaged files, and files that do not fit the CA, count as missing."""
     authorities = [Pair(c) for c in _certificates(files.get(CA, b"")) if c.not_valid_after_utc > now]
     ca_key = _key(files.get(CA_KEY, b""))
     if ca_key:
@@ -230,10 +247,11 @@ def _names(serving: Pair) -> list[x509.GeneralName]:
 
 
 def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
-    """Return whether the leaf is valid now and equals, byte for byte, the one with its names, times and serial number.
+    """Return whether mgpu could have created the leaf, and whether it is valid now.
 
-    An attacker with the CA's key could sign and store any leaf: one that becomes valid in years, is too large for
-    clients, cannot be read by OpenSSL or the API server, or never expires. It would be served as long as it is valid.
+    The leaf must equal, byte for byte, the leaf that mgpu would build with the same names, times and serial number. An
+    attacker with the CA's key could sign and store any leaf: one that becomes valid in years, is too large for clients,
+    cannot be read by OpenSSL or the API server, or never expires. It would be served as long as it is valid.
     """
     leaf, key = serving.certificate, serving.key
     try:
@@ -271,7 +289,7 @@ def _leaf(
     last: datetime,
     serial: int,
 ) -> x509.CertificateBuilder:
-    """Return the serving certificate, unsigned, that is valid from `first` to `last`."""
+    """Return an unsigned serving certificate that is valid from `first` to `last`."""
     issuer = authority.certificate.public_key()
     if not isinstance(issuer, ec.EllipticCurvePublicKey):
         raise TypeError("a CA has a key on an elliptic curve")

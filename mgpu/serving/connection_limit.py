@@ -1,9 +1,10 @@
-"""Limits the number of connections, shared fairly between the addresses of the peers. `mgpu.serving.worker` uses it.
+"""Limits the number of connections, and shares it fairly between the addresses of the peers.
 
-An attacker can open connections faster than any time limit ends them. So the number is limited, and a connection beyond
-the limit replaces the oldest connection of the address that has the most. A peer with few connections keeps them,
-whatever another address does. A client behind the same NAT gateway as the attacker can still connect: its handshake
-takes milliseconds, within which the attacker would have to open as many connections as the limit.
+`mgpu.serving.worker` and `deviceplugin.health` use it. An attacker can open connections faster than any time limit ends
+them. So the number is limited, and a connection beyond the limit replaces the oldest connection of the address that has
+the most. A peer with few connections keeps them, whatever another address does. A client behind the same NAT gateway as
+the attacker can still connect: its handshake takes milliseconds, and to prevent it the attacker would have to open as
+many connections as the limit in that time.
 """
 
 import threading
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class ConnectionLimit(Generic[T]):
-    """A set of at most `size` connections. Thread-safe."""
+    """A set of at most `size` connections. It is thread-safe: `_lock` guards both dicts while they change."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -24,7 +25,10 @@ class ConnectionLimit(Generic[T]):
         self._by_block: dict[Block | None, dict[T, None]] = {}
 
     def add(self, connection: T, peer: str) -> T | None:
-        """Add a connection of this peer. Returns the connection that it replaces, which the caller closes, or None."""
+        """Add a connection of this peer, and return the connection that it replaces, or None.
+
+        The caller must close the returned connection.
+        """
         block = counting_block(peer)
         with self._lock:
             self._block_of[connection] = block

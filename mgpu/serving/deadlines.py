@@ -1,7 +1,7 @@
-"""Detects that the client of a request no longer waits for the answer. `scheduler.api` stops its work then.
+"""Detects that the client of a request no longer waits for the answer, so that `scheduler.api` stops working on it.
 
-The API server and kube-scheduler close the connection of a call that takes too long. The rest of the work on it would
-be lost, and would delay other calls.
+The API server and kube-scheduler close the connection of a call that takes too long. Further work on the call would be
+lost, and would delay other calls.
 """
 
 import re
@@ -20,8 +20,10 @@ def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) ->
     """Return a function that returns True once the client of the current request no longer waits.
 
     Args:
-        seconds: how long the client waits by default. The API server sends its own limit in the parameter `timeout`
-            of the URL, in whole seconds (apiserver/pkg/admission/plugin/webhook/mutating/dispatcher.go).
+        seconds: the longest time that the client waits. The API server sends its own limit in the parameter `timeout`
+            of the URL, in whole seconds (apiserver/pkg/admission/plugin/webhook/mutating/dispatcher.go). The shorter of
+            the two applies.
+        clock: a monotonic clock, in seconds.
     """
     timeout = _SECONDS.fullmatch(request.args.get("timeout", ""))
     deadline = clock() + min(seconds, float(timeout.group(1)) if timeout else seconds)
@@ -30,11 +32,14 @@ def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) ->
 
 
 def _watch_connection(environ: Mapping[str, Any]) -> Callable[[], bool]:
-    """Return a function that returns True once the client has closed the connection. Without a socket: never."""
+    """Return a function that returns True once the client has closed the connection.
+
+    Without a socket, as in tests, the function always returns False.
+    """
     connection = environ.get("gunicorn.socket")
     if connection is None:
         return lambda: False
     poll = select.poll()
-    # Not POLLIN: a client that pipelines its next request still waits.
+    # Do not ask for POLLIN: a client that has sent its next request already still waits for this answer.
     poll.register(connection.fileno(), select.POLLRDHUP)
     return lambda: any(events & _CLOSED for _, events in poll.poll(0))

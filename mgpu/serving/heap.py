@@ -7,7 +7,7 @@ import ctypes
 import logging
 
 _log = logging.getLogger(__name__)
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # as in glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # the values in glibc's malloc.h
 _LARGE = 1 << 20
 _ARENAS = 2
 
@@ -16,7 +16,7 @@ def configure_heap() -> None:
     """Make glibc return large blocks to the system when they are freed, and share heaps between threads.
 
     By default glibc keeps freed blocks of up to 32 MiB in the heap of the thread: after 64 consecutive requests of
-    2 MiB, two processes still had 550 MiB. Other C libraries have no such settings.
+    2 MiB, two processes still had 550 MiB. Other C libraries do not have these settings, and are left unchanged.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -33,7 +33,11 @@ class JsonLines(logging.Formatter):
 
 
 class RateLimit:
-    """A limit of one event a minute. Thread-safe."""
+    """A limit of one event a minute. It is thread-safe: `_lock` guards the counters.
+
+    Args:
+        clock: a monotonic clock, in seconds.
+    """
 
     SECONDS = 60.0
 
@@ -57,10 +61,11 @@ class RateLimit:
 
 
 class RateLimitFilter(logging.Filter):
-    """A filter that passes one record a minute, shortened to 300 characters, and every record from ERROR on.
+    """A filter that passes every record of level ERROR or higher, and one other record a minute.
 
-    It is for loggers whose records strangers can cause: thousands of bad requests a second would push everything else
-    out of the few log files that the kubelet keeps for a container.
+    The other records are shortened to 300 characters. The filter is for loggers whose records strangers can cause:
+    thousands of bad requests a second would push everything else out of the few log files that the kubelet keeps for a
+    container.
     """
 
     CHARACTERS = 300
@@ -82,7 +87,11 @@ class RateLimitFilter(logging.Filter):
 
 
 def set_up_logging(level: str = "info") -> None:
-    """Make all loggers of this process write JSON lines to stderr. level: debug, info, warning or error."""
+    """Make all loggers of this process write JSON lines to stderr.
+
+    Args:
+        level: `debug`, `info`, `warning` or `error`.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

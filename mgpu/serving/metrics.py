@@ -1,7 +1,8 @@
 """The Prometheus metrics that the three processes share: version, histogram buckets, and the metrics of admission.
 
-The `metrics` modules of the processes use it. No label may have unbounded values: no name of a pod, and nothing that a
-stranger sends. This module must not import Flask, because the node agent uses it and its memory is limited.
+The modules of the three processes that define metrics use it. No label may have an unlimited number of values, such as
+the names of pods or anything that a stranger sends. This module must not import Flask, because the node agent uses this
+module, and its memory is limited.
 """
 
 from collections.abc import Mapping
@@ -21,10 +22,12 @@ from mgpu.serving.review import Reply, Review
 from mgpu.version import own_version
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Histogram buckets. A decision takes 0.2 ms, a filter over 5,000 nodes 5 ms; no client waits longer than 10 s."""
+"""The upper bounds of the buckets of histograms, in seconds. A decision takes 0.2 ms, and a filter over 5,000 nodes 5
+ms. No client waits longer than 10 s."""
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-# The creation time of each counter would be one more series for each, and the restart of a process shows it too.
+# Leave out the creation times of counters. They would double the number of series, and only show when a process
+# started.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -54,7 +57,7 @@ def add_version_metric(registry: CollectorRegistry, part: str) -> None:
 
 
 class Admissions:
-    """Counters of admission reviews: the `observe` of `mgpu.serving.app.serve_reviews`."""
+    """Counts admission reviews. An instance is the argument `observe` of `mgpu.serving.app.serve_reviews`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
@@ -78,7 +81,11 @@ class Admissions:
         )
 
     def __call__(self, path: str, review: Review, reply: Reply | None, seconds: float) -> None:
-        """Count one review. reply is None if it was not decided and the API server has to call again."""
+        """Count one review.
+
+        Args:
+            reply: the answer; None if the review was not decided and the API server has to call again.
+        """
         self._seconds.labels(path).observe(seconds)
         response: Mapping[str, Any] = reply.body.get("response", {}) if reply else {}
         self._reviews.labels(path, review.kind, _result(reply, response)).inc()

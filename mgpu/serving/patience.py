@@ -1,8 +1,8 @@
 """Sockets that limit how long a request waits for its client, because a slow client occupies a thread.
 
 `mgpu.serving.worker` and `mgpu.serving.tls_context` create them. A timeout for each read is not enough: a client that
-sends a byte now and then never exceeds it. These sockets limit the sum of all waiting for one request, in reads and
-writes. The time that the server takes to compute an answer does not count.
+sends a byte now and then never exceeds it. These sockets limit the total time for which the reads and writes of one
+request wait. The time that the server takes to compute an answer does not count.
 """
 
 import errno
@@ -20,10 +20,11 @@ PATIENCE_SECONDS = 10.0
 
 
 class PatientSocket(socket.socket):
-    """A socket whose timeout is what is left of PATIENCE_SECONDS for the current request.
+    """A socket whose timeout is the part of PATIENCE_SECONDS that is left for the current request.
 
-    gunicorn makes a socket blocking before each request, which starts the time again. When the time is up, the socket
-    raises ConnectionResetError, as if the peer had reset the connection; gunicorn closes such a connection silently.
+    gunicorn makes a socket blocking before each request, which sets the timeout to PATIENCE_SECONDS again. When the
+    time is up, the socket raises ConnectionResetError, as if the peer had reset the connection. gunicorn closes such a
+    connection silently.
     """
 
     def setblocking(self, flag: bool) -> None:

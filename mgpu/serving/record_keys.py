@@ -1,7 +1,7 @@
 """Reads the keys that seal and verify allocation records from the files in the settings (docs/security.md).
 
 `scheduler.main` and `deviceplugin.main` call it at the start, and `mgpu doctor` reads the public keys of an
-installation. A key that cannot be read must be an error: without keys, every record would count.
+installation with it. A key that cannot be read must be an error, because without keys every record would count.
 """
 
 import logging
@@ -30,10 +30,10 @@ def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier
     """Return the verifier of records.
 
     Args:
-        signing: whether the process seals records too, as the scheduler does, and so needs the private key.
+        signing: whether the process also seals records, as the scheduler does. It then needs the private key.
 
     Raises:
-        BadObject: a key cannot be read, or the keys do not belong together.
+        BadObject: if a key cannot be read, or if no public key belongs to the private key.
     """
     own = settings.records
     peers: frozenset[str] = frozenset(own.peers)
@@ -58,7 +58,14 @@ def warn_if_unsealed(records: RecordVerifier) -> None:
 
 
 def read_public_keys(path: str, texts: Mapping[str, str]) -> Keys:
-    """Read the public keys in the `data` of a ConfigMap. path: its name in messages. Raises BadObject."""
+    """Return the public keys in the `data` of a ConfigMap.
+
+    Args:
+        path: the name of the ConfigMap, for messages.
+        texts: the `data` of the ConfigMap.
+    Raises:
+        BadObject: if a key or the time is not valid.
+    """
     files = [(name, text) for name, text in sorted(texts.items()) if name.endswith(".pem")]
     keys = [_public_key(f"{path}[{name}]", text.encode()) for name, text in files]
     return Keys(_time(f"{path}[{SINCE}]", texts.get(SINCE, "")), {key_id(key): key for key in keys})

@@ -3,8 +3,9 @@
 Every user who may create pods can make the API server send reviews of several MiB, and the size of a decoded body is
 not known before it is decoded: a list of empty objects takes 24 times the size of its text. So the bytes of a body are
 counted while it is read, and its decoded size is estimated. The estimate must never be lower than the real size. A
-request that exceeds a limit gets 503, and the API server applies `failurePolicy`. Ordinary reviews have a limit of
-their own, so that a flood of large reviews does not delay them.
+request gets 503 if there is too little memory because of other requests, and 413 if it would not fit alone; in both
+cases the API server applies `failurePolicy`. Ordinary reviews have a limit of their own, so that a flood of large
+reviews does not delay them.
 """
 
 import threading
@@ -17,24 +18,25 @@ from mgpu.model.errors import RetryLater
 
 MIB = 1 << 20
 ORDINARY = 2 * MIB
-"""The largest estimated decoded size of an ordinary request: that of a review of 100 KiB."""
+"""The largest estimated decoded size of an ordinary request, which is that of a review of about 100 KiB."""
 _UNCOUNTED = 64 << 10
-"""Bytes of each body that do not count: 4 MiB for 64 threads."""
+"""The first bytes of each body, which do not count. With 64 threads they are 4 MiB."""
 _CHUNK = 64 << 10
 _ASCII_ESCAPES = (b"\\u0026", b"\\u003c", b"\\u003e")
 _WAIT_SECONDS = 1.0
-"""How long a request waits for memory. A large review takes 0.1 s; API servers wait 1 to 5 s for an answer."""
+"""The longest time that a request waits for memory. A large review takes 0.1 s, and API servers wait 1 to 5 s for an
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes.
+    """The limits of an app, in bytes.
 
     Attributes:
-        body: of one body.
-        bodies: of all bodies together while they are read.
-        ordinary: of all ordinary requests together, decoded.
-        large: of all other requests together, decoded.
+        body: the most bytes of one body.
+        bodies: the most bytes of all bodies together while they are read.
+        ordinary: the most bytes of all ordinary requests together, when they are decoded.
+        large: the most bytes of all other requests together, when they are decoded.
     """
 
     body: int
@@ -44,20 +46,20 @@ class Limits:
 
 
 REVIEWS = Limits(body=8 * MIB, bodies=16 * MIB, ordinary=24 * MIB, large=80 * MIB)
-"""The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB; a
-review contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are estimated at
-60 MiB. The sum is 120 MiB: two processes, with their own memory, fit into the webhook's limit of 384 MiB.
+"""The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB. A review
+contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are estimated at 60 MiB.
+The sum of the limits is 120 MiB, so that two worker processes fit into the webhook's memory limit of 384 MiB.
 """
 
 EXTENDER = Limits(body=256 * MIB, bodies=256 * MIB, ordinary=16 * MIB, large=640 * MIB)
-"""The limits of the extender, which only kube-scheduler calls. With `nodeCacheCapable: false` each call has all
-Nodes: 5,000 of them with 50 images each are 94 MiB. They take 240 MiB, since most keys repeat, and are estimated at
-567 MiB.
+"""The limits of the extender, which only kube-scheduler calls. With `nodeCacheCapable: false` each call contains all
+Nodes. 5,000 Nodes with 50 images each are 94 MiB of JSON. Decoded they take 240 MiB, since most keys repeat, and they
+are estimated at 567 MiB.
 """
 
 
 class TooLarge(Exception):
-    """The body is larger than a limit, also when no other request uses memory."""
+    """The body is larger than a limit, even if no other request uses memory."""
 
 
 class Busy(RetryLater):
@@ -69,14 +71,14 @@ class _Stream(Protocol):
 
 
 class _Budget:
-    """An amount of memory that requests share. Thread-safe."""
+    """An amount of memory that requests share. It is thread-safe: `_freed` guards the free amount."""
 
     def __init__(self, size: int) -> None:
         self.size = self._free = size
         self._freed = threading.Condition()
 
     def take(self, amount: int, seconds: float) -> bool:
-        """Take the amount, after waiting for at most `seconds`. Returns False if it is not free then."""
+        """Take the amount, and return True. Returns False if it is not free after `seconds`."""
         with self._freed:
             if not self._freed.wait_for(lambda: self._free >= amount, seconds):
                 return False
@@ -100,9 +102,9 @@ class RequestMemory:
 
     @contextmanager
     def read(self, stream: _Stream) -> Iterator[bytearray]:
-        """Read the body in `stream` to its end, and reserve its decoded size until the block ends.
+        """Read the body in `stream` to its end, and reserve its decoded size until the `with` block ends.
 
-        Raises TooLarge and Busy.
+        Raises TooLarge if the body exceeds a limit alone, and Busy if other requests use the memory.
         """
         body = bytearray()
         counted = 0
@@ -138,11 +140,11 @@ class RequestMemory:
 def estimate_decoded_size(body: bytes | bytearray) -> int:
     """Return an upper bound of the memory that the JSON in `body` takes when decoded.
 
-    Braces, quotes and commas within strings count as structure: only decoding could tell them apart. The factors are
-    the sizes of CPython's objects.
+    Braces, quotes and commas within strings count as structure, because only decoding could distinguish them. The
+    factors are the sizes of CPython's objects.
     """
     quotes, commas, colons = body.count(b'"'), body.count(b","), body.count(b":")
-    # Go escapes &, < and >, which every shell script contains. They are ASCII: one byte each when decoded.
+    # Go escapes &, < and >, which every shell script contains. When they are decoded, each takes one byte.
     wide = body.count(b"\\u") > sum(map(body.count, _ASCII_ESCAPES)) or not body.isascii()
     lists, empty = body.count(b"["), body.count(b"{}")
     objects = body.count(b"{") - empty

@@ -1,8 +1,8 @@
 """Parses an AdmissionReview (`admission.k8s.io/v1`) and builds the replies.
 
-`mgpu.serving.app` parses; `webhook.admission` and `scheduler.api` build replies. A request that is no AdmissionReview
-raises BadRequest, which becomes an HTTP error on which the API server applies `failurePolicy`. A denial is a valid
-answer that rejects the object.
+`mgpu.serving.app` parses reviews, and `webhook.admission` and `scheduler.api` build replies. A request that is not an
+AdmissionReview raises BadRequest. This becomes an HTTP error, and the API server applies `failurePolicy`. A denial, in
+contrast, is a valid answer that rejects the object.
 """
 
 import base64
@@ -16,9 +16,10 @@ from mgpu.model.errors import MAX_PROBLEMS, Problem, Rule, shorten, summarize
 
 API_VERSION = "admission.k8s.io/v1"
 _MOST_CHARACTERS = 1024
-"""The limit of each text in a review, because answers and logs repeat it. Names in Kubernetes have at most 253."""
+"""The most characters of each text in a review, because answers and logs repeat these texts. Names in Kubernetes have
+at most 253 characters."""
 WARNINGS = 20
-"""The most warnings of one answer. The API server truncates them to 4 KiB."""
+"""The most warnings of one answer. The API server truncates all of them together to 4 KiB."""
 _OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 _REASONS = {400: "BadRequest", 403: "Forbidden", 409: "Conflict", 422: "Invalid"}
 
@@ -26,7 +27,11 @@ Patch = Sequence[Mapping[str, Any]]
 
 
 class BadRequest(Exception):
-    """The HTTP request is invalid. status: the HTTP status of the answer."""
+    """The HTTP request is invalid.
+
+    Attributes:
+        status: the HTTP status of the answer.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -38,9 +43,12 @@ class Review:
     """The request of an AdmissionReview.
 
     Attributes:
-        resource: with the subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
-        name: "" for a CREATE with generateName.
-        object: None for DELETE.
+        uid: the UID of the review, which the answer repeats.
+        operation: `CREATE`, `UPDATE`, `DELETE` or `CONNECT`.
+        resource: the resource with its subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
+        name: the name of the object; "" for a CREATE with generateName.
+        user: the name of the user whose request is reviewed.
+        object: the object after the operation; None for DELETE.
         old: the object before an UPDATE or DELETE; None for CREATE.
     """
 
@@ -139,7 +147,9 @@ def deny(
     The message and `details.causes`, which kubectl lists, contain the first problems.
 
     Args:
-        code: the HTTP status for the user's client. With 429 or 5xx it retries (docs/design/kubernetes.md).
+        reasons: the message, or the problems of the object.
+        code: the HTTP status that the user's client gets. A client retries after 429 and 5xx
+            (docs/design/kubernetes.md).
     """
     status: dict[str, Any] = {"status": "Failure", "code": code, "reason": _REASONS.get(code, "Forbidden")}
     problems: list[Problem] = []

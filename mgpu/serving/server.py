@@ -2,8 +2,9 @@
 
 `mgpu webhook` and `mgpu scheduler` call `serve`.
 
-gunicorn sends headers and body in two writes. With TCP_CORK they are sent as one segment. Between two segments the
-client would wait 40 ms if it delays its acknowledgement (docs/design/kubernetes.md, "kube-scheduler's extender").
+gunicorn sends headers and body in two writes. With TCP_CORK the kernel sends both as one segment. With two segments,
+a client that delays its acknowledgements would get the second one 40 ms later (docs/design/kubernetes.md,
+"kube-scheduler's extender").
 """
 
 import errno
@@ -33,13 +34,15 @@ from mgpu.serving.tls_context import ReloadingContext
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-# Longer than the 90 s for which the API server's client keeps an idle connection. If the server closed it first, a
-# request that is sent at the same moment would fail.
 KEEPALIVE_SECONDS = 120
+"""The time for which the server keeps an idle connection. It is longer than the 90 s for which the API server's client
+keeps one: if the server closed the connection first, a request that is sent at the same moment would fail."""
 _DRAIN_SECONDS = 20
+"""The time that requests in progress have when the server ends."""
 _END_SECONDS = 15
+"""The time that the function `end` has when the server ends."""
 _PORT_SECONDS = 5.0
-"""How long to wait for a port that another process holds."""
+"""The time for which the server waits for a port that another process holds."""
 _PORT_RETRY_SECONDS = 0.1
 _request = threading.local()
 
@@ -49,10 +52,10 @@ class Listen:
     """A listening address and its app.
 
     Attributes:
-        port: 0 for any free port; the line `serving …` on stdout names it.
-        client_ca: with TLS, a file of CA certificates (PEM). Clients need a certificate that one of these CAs has
-            signed.
-        callers: the peers that may call, None for all. Probes are answered for all peers.
+        port: the port; 0 selects a free port, which the line `serving …` on stdout names.
+        client_ca: the path of a file of CA certificates (PEM), if clients need a certificate that one of these CAs has
+            signed; "" if they need none. It requires TLS.
+        callers: the peers that may call; None if all may call. Probes of all peers are answered.
     """
 
     host: str
@@ -78,27 +81,31 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT; then finish the requests in progress and raise SystemExit.
 
-    The apps are built before the workers are forked, so that workers share their memory. An app gets only the requests
-    to its own addresses, whatever their Host header says. Prints `serving https on 127.0.0.1:8443` on stdout, one line
-    for each address, once connections are accepted.
+    The apps are built before the workers are forked, so that the workers share the memory of the apps. An app gets only
+    the requests to its own addresses, whatever their Host header says. When connections are accepted, the function
+    prints a line such as `serving https on 127.0.0.1:8443` on stdout for each address.
 
     Args:
-        certificate: (chain, key) in PEM. Both files are watched; new connections get the new certificate.
-        threads: the number for each address of each worker. Most of them wait for clients or for the API server.
-        start: called in every worker before its first request. It may start threads: threads of the parent do not
-            survive the fork.
-        end: called on a thread in every worker that SIGTERM ends, for at most 15 s. Until it returns, the worker
-            accepts connections as before.
-        stop: called in every worker after its last request.
+        listen: the addresses, each with its app.
+        certificate: the paths of the certificate chain and of the key, in PEM; None without TLS. If the files change,
+            new connections get the new certificate.
+        workers: the number of worker processes.
+        threads: the number of threads for each address of each worker. Most of them wait for clients or for the API
+            server.
+        start: the function that is called in every worker before its first request. It may start threads, because
+            threads of the parent do not survive the fork.
+        end: the function that is called on a thread in every worker that SIGTERM ends. It may take 15 s. Until it
+            returns, the worker accepts connections as before.
+        stop: the function that is called in every worker after its last request.
 
     Raises:
-        BadObject: it is not possible to listen on an address.
+        BadObject: if it is not possible to listen on an address.
     """
     for address in listen:
         _check(address)
     warn_if_open(address.callers for address in listen if address.callers and not address.client_ca)
-    # Raise the soft limit, as Go programs do. It exists for programs that use select(), and gunicorn's workers exit
-    # when they reach it.
+    # Raise the soft limit of open files to the hard limit, as Go programs do. The soft limit exists for programs that
+    # use select(), and gunicorn's workers exit when they reach it.
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     configure_heap()
@@ -108,8 +115,8 @@ def serve(
 def _check(address: Listen) -> None:
     """Raise BadObject if gunicorn could not listen on the address.
 
-    A port in use is tried again for a few seconds, because a process that is just ending may still hold it. gunicorn
-    would retry too, but log several lines.
+    If the port is in use, the function tries again for a few seconds, because a process that is ending may still hold
+    it. gunicorn would retry too, but would log several lines.
     """
     until = time.monotonic() + _PORT_SECONDS
     while (error := _listen_error(address)) is not None:
@@ -134,9 +141,10 @@ def _listen_error(address: Listen) -> OSError | None:
 
 
 def _send_in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
-    """Return the app with replies in one segment. A reply can close the connection by the header `Connection: close`.
+    """Return an app that sends each reply of `app` in one segment.
 
-    gunicorn ignores that header of an app, so the connection is closed through gunicorn's request object.
+    It also closes the connection if a reply has the header `Connection: close`. gunicorn ignores that header of an app,
+    so the connection is closed through gunicorn's request object.
     """
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -246,7 +254,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def _announce(self, arbiter: Any) -> None:
         gc.collect()
-        gc.freeze()  # workers share these pages as long as their garbage collectors do not write to them
+        gc.freeze()  # The workers share the pages of these objects until a garbage collector writes to them.
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]
             self._apps[host, str(port)] = (

@@ -11,12 +11,16 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadingContext:
-    """An SSLContext (TLS 1.2 or later) that reloads its files when they change. Thread-safe.
+    """An SSLContext (TLS 1.2 or later) that reloads its files when they change.
 
-    While the files do not fit together, as in the middle of a rotation, the last valid context stays in use.
+    While the files do not fit together, as in the middle of a rotation, the last valid context stays in use. The class
+    is thread-safe: `_lock` guards the context and the stamp of its files.
 
     Args:
-        client_ca: a file of CA certificates (PEM). Clients need a certificate that one of these CAs has signed.
+        chain: the path of the certificate chain.
+        key: the path of its key.
+        client_ca: the path of a file of CA certificates (PEM). Clients need a certificate that one of these CAs has
+            signed. If it is None, clients need no certificate.
     """
 
     def __init__(self, chain: Path, key: Path, client_ca: Path | None = None) -> None:
@@ -28,6 +32,7 @@ class ReloadingContext:
         self._context = self._load()
 
     def current(self) -> ssl.SSLContext:
+        """Return the context, after reloading the files if they have changed."""
         with self._lock:
             try:
                 stamp = self._stamp()
@@ -40,7 +45,7 @@ class ReloadingContext:
             return self._context
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return the modification times and inodes of the files, which differ once a file is replaced."""
+        """Return the modification times and inodes of the files, which change when a file is replaced."""
         files = (self._chain, self._key, *([self._client_ca] if self._client_ca else []))
         stats = [file.stat() for file in files]
         return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))

@@ -1,12 +1,13 @@
 """The gunicorn worker, in which an unauthenticated peer (a stranger) cannot delay a caller.
 
-`mgpu.serving.server` configures gunicorn with it. Each listening address has two lanes with threads of their own: one
-for callers, one for strangers. The address of the peer decides the lane. Where clients authenticate with certificates,
-every connection starts as a stranger, and a handshake with a valid certificate moves it to the callers' lane. A
-connection occupies a thread only while there is something to read.
+`mgpu.serving.server` configures gunicorn with this worker. Each listening address has two lanes with threads of their
+own, one for callers and one for strangers. The address of the peer determines the lane. If clients authenticate with
+certificates, every connection starts in the strangers' lane, and a handshake with a valid certificate moves it to the
+callers' lane. A connection occupies a thread only while there is something to read.
 
-The class overrides methods of gunicorn's gthread worker, some of them private. The version is locked, and each property
-has a test in tests/mgpu/serving. CONTRIBUTING.md has the reasons for overriding instead of using another server.
+The class overrides methods of gunicorn's gthread worker, some of which are private. gunicorn's version is locked, and
+tests in tests/mgpu/serving check the properties of the worker. CONTRIBUTING.md has the reasons for overriding instead
+of using another server.
 """
 
 import ctypes
@@ -37,17 +38,18 @@ from mgpu.serving.patience import PatientSocket
 from mgpu.serving.request_head import Parser
 
 _log = logging.getLogger(__name__)
-CONNECTIONS = 1000  # of all addresses together
-# Connections of strangers to one address, and the number of threads for their requests. Strangers get a 403 after the
-# TLS handshake instead of a closed connection, because the message tells an operator which address to allow.
+CONNECTIONS = 1000
+"""The most connections of all addresses together."""
 STRANGERS = 32
-# Connections of strangers to an address where clients need certificates. They need no threads, because strangers cannot
-# send requests there. A busy API server can open this many connections at once, and each counts as a stranger until its
-# handshake is done.
+"""The most connections of strangers to one address, and the number of threads for their requests. Strangers get a 403
+after the TLS handshake instead of a closed connection, because the message tells an operator which address to allow."""
 HANDSHAKES = 256
-# Threads for the cryptography of strangers' handshakes: few, so that callers keep most of the CPU.
+"""The most connections of strangers to an address where clients need certificates. They need no threads for requests,
+because strangers cannot send requests there. A busy API server can open this many connections at once, and each counts
+as a stranger until its handshake is done."""
+# Few threads do the cryptography of strangers' handshakes, so that callers keep most of the CPU.
 _HANDSHAKE_THREADS = 4
-# The TLS alerts of clients that do not trust our certificate. Go's client always sends bad_certificate.
+# The TLS alerts of clients that do not trust the serving certificate. Go's client always sends bad_certificate.
 _DISTRUST = frozenset(
     {
         "SSLV3_ALERT_BAD_CERTIFICATE",
@@ -62,7 +64,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
-    """The connections of one lane, and the executors that they share. Executors start threads when needed."""
+    """The connections of one lane, and the executors that they share. The executors start threads when necessary."""
 
     connections: ConnectionLimit[Any]
     handshakes: ThreadPoolExecutor
@@ -74,7 +76,9 @@ class _Lane:
 class _Address:
     """A listening address with its two lanes.
 
-    blocks: the addresses of the callers; None if clients authenticate with certificates instead.
+    Attributes:
+        config: gunicorn's configuration for this address.
+        blocks: the blocks of the callers' addresses; None if clients authenticate with certificates instead.
     """
 
     config: Any
@@ -87,7 +91,7 @@ class _Address:
 
 
 class _Threads:
-    """The executor that gunicorn submits requests to. It passes each request to the lane of its connection."""
+    """The executor to which gunicorn submits requests. It passes each request to the lane of its connection."""
 
     def __init__(self, addresses: Sequence[_Address]) -> None:
         self._addresses = addresses
@@ -106,8 +110,8 @@ class _Threads:
 class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded worker with TLS, threads and limits for each address.
 
-    gunicorn has TLS for all addresses or none; here each address has its own configuration. If a client does not close
-    the connection after its last reply, a closing thread waits for it (2 s), not the event loop.
+    gunicorn has TLS for all addresses or for none; here each address has a configuration of its own. If a client does
+    not close the connection after its last reply, a thread waits for it for 2 s, so that the event loop need not wait.
 
     One address cannot block another: its callers may use at most half of the connections that all others leave free,
     and its strangers have a limit of their own.
@@ -158,7 +162,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return _Threads(list(self._addresses.values()))
 
     def enqueue_req(self, conn: Any) -> None:
-        """Wait in the event loop until the client of a new connection sends something; then give it a thread."""
+        """Move a connection on by one step: accept it, continue its handshake, or give its request to a thread.
+
+        An accepted connection waits in the event loop until the client sends something.
+        """
         if not hasattr(conn, "lane"):
             self._accept(conn)
         elif conn.cfg.is_ssl and not conn.initialized:
@@ -203,9 +210,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         self.poller.register(conn.sock, events, partial(self.on_pending_socket_readable, conn))
 
     def _after_handshake(self, conn: Any, done: "Future[int | None]") -> None:
-        """Continue after a handshake, in the event loop.
+        """Continue in the event loop after a step of a handshake.
 
-        The connection then waits as one that is kept alive does, because Go's client opens connections in advance.
+        When the handshake is done, the connection waits like an idle connection that is kept alive, because Go's client
+        opens connections in advance.
         """
         try:
             events = done.result()
@@ -241,18 +249,24 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             super().on_client_socket_readable(conn, client)
 
     def murder_pending(self) -> None:
-        """Close the connections that have timed out. gunicorn checks only the first; here the timeouts differ."""
+        """Close the connections that have timed out.
+
+        gunicorn checks them in order up to the first that has not, but here connections have different timeouts.
+        """
         now = time.monotonic()
         for conn in [conn for conn in self.pending_conns if conn.timeout <= now]:
             self._disconnect(conn)
 
     def _disconnect(self, conn: Any) -> None:
-        """Close a connection of the event loop. A connection that a thread reads gets an end of input instead."""
+        """Close a connection that waits in the event loop.
+
+        A connection that a thread is reading is shut down instead, so that the thread sees the end of the input.
+        """
         try:
             self.poller.unregister(conn.sock)
         except (KeyError, ValueError):
             with suppress(OSError):
-                # Not the TLS socket's own method, which removes the TLS state that the thread is using.
+                # Do not use the TLS socket's own method, which would remove the TLS state that the thread is using.
                 socket.socket.shutdown(conn.sock, socket.SHUT_RDWR)
             return
         for waiting in (self.pending_conns, self.keepalived_conns):
@@ -262,9 +276,9 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         conn.close()
 
     def _log_failed_handshake(self, conn: Any, error: Exception) -> None:
-        """Log that a possible caller rejected our certificate, at most once a minute.
+        """Log that a possible caller has rejected the serving certificate, at most once a minute.
 
-        The process may not read webhook configurations, so it cannot notice a missing or wrong CA bundle otherwise.
+        The process may not read webhook configurations, so it has no other way to notice a missing or wrong CA bundle.
         """
         address = self._addresses[conn.server]
         reason = getattr(error, "reason", "")
@@ -281,8 +295,8 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def _cap_keepalive(self, deadline: float) -> None:
         """Shorten the timeouts of idle connections when the worker ends.
 
-        Otherwise the worker would wait for connections that have not sent a request until the parent kills it, and Go's
-        client opens connections in advance.
+        Otherwise the worker would wait, until the parent kills it, for connections that have not sent a request. Go's
+        client opens connections in advance, so there are such connections.
         """
         super()._cap_keepalive(deadline)
         for conn in self.pending_conns:
@@ -292,7 +306,8 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         lane: _Lane = conn.lane
         if graceful and conn in lane.connections and conn.sock.fileno() >= 0:
             patient = conn.sock
-            # A plain socket without a limit: the client has its answer. `_disconnect` uses `conn.sock` too.
+            # Use a plain socket, since the client has its answer and no time limit applies. Store it in `conn.sock`,
+            # which `_disconnect` uses too.
             conn.sock = socket.socket(patient.family, patient.type, patient.proto, patient.detach())
             closed = lane.closing.submit(close_graceful, conn.sock)
             closed.add_done_callback(lambda _: lane.connections.discard(conn))
@@ -304,9 +319,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
 def _end_with_parent(parent: int) -> None:
     """Make the kernel kill this worker when its parent is killed, for example for lack of memory.
 
-    gunicorn's worker notices that too, but then finishes its requests for up to 35 s. Meanwhile it would hold the port,
-    so that a new process could not listen, and make decisions that the new process does not know. On SIGTERM the parent
-    waits for its workers. The kernel watches the thread that forked the worker: gunicorn forks in the main thread.
+    gunicorn's worker notices that too, but then finishes its requests for up to 35 s. In that time it would hold the
+    port, so that a new process could not listen, and it would make decisions that the new process does not know. On
+    SIGTERM this has no effect, because the parent waits for its workers. The kernel watches the thread that forked the
+    worker, which in gunicorn is the main thread.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -317,7 +333,8 @@ def _end_with_parent(parent: int) -> None:
 def _handshake(conn: Any) -> int | None:
     """Continue the TLS handshake without waiting.
 
-    Returns the event of the selector that the handshake waits for, or None when it is done. Raises OSError if it fails.
+    Returns the event of the selector for which the handshake waits, or None when the handshake is done. Raises OSError
+    if the handshake fails.
     """
     if conn not in conn.lane.connections:
         raise ConnectionAbortedError("another stranger's connection has taken its place")

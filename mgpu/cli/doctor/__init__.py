@@ -1,4 +1,6 @@
-"""`mgpu doctor`: `collection` reads an Installation, the check modules return Findings, `command` prints them.
+"""The command `mgpu doctor`.
 
-The check modules are pure. A new check is a function from an Installation to Findings that `command.diagnose` calls.
+`collection` reads an Installation, the check modules return Findings, and `command` prints them. The check modules are
+pure. To add a check, write a function that takes an Installation and returns Findings, and call it in
+`command.diagnose`.
 """

@@ -1,7 +1,7 @@
-"""Checks that the API server reaches and trusts the webhooks for pods and bindings. Pure.
+"""Checks that the API server reaches and trusts the webhooks for pods and bindings.
 
-`command.diagnose` calls `check_admission`, and then `check_bindings` with the names of the failed checks. A fault that
-several observations show must be reported once.
+`command.diagnose` calls `check_admission`, and then `check_bindings` with the names of the failed checks. The functions
+are pure. A fault that several observations show must be reported once.
 """
 
 import base64
@@ -18,12 +18,13 @@ from mgpu.serving.certificates import CHAIN
 
 REACHABLE, CERTIFICATES, BUNDLES, BINDINGS = "webhook", "certificates", "ca bundles", "bindings"
 _CAUSES = {CERTIFICATES, BUNDLES, SINGLE_SCHEDULER}
-"""Checks whose failure explains why Bindings do not reach mgpu."""
+"""The checks whose failure explains why Bindings do not reach mgpu."""
 _MUTATING, _VALIDATING = "mutatingwebhookconfigurations", "validatingwebhookconfigurations"
 _SOON = timedelta(days=7)
 _OURS = "mgpu.io"
 _FIRST_PREFIX = "0-"
-"""The name prefix of the configuration whose webhooks are called first: the API server calls them in name order."""
+"""The prefix of the name of the configuration whose webhooks must be called first. The API server calls webhooks in the
+order of the names of their configurations."""
 _FORBIDDEN = "cannot create resource"
 _PUBLISH_CA = "manifests/certificates.sh puts the CA in (make deploy does too)"
 _TRY_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
@@ -46,7 +47,7 @@ def check_admission(installation: Installation) -> list[Finding]:
 
 
 def _passed(installation: Installation, check: str) -> Finding:
-    """Return the finding of a check that passed, with the reason: certificates that were read, or the dry run."""
+    """Return the finding of a check that passed. The message says what proves it: certificates, or the dry run."""
     if check == REACHABLE:
         return Finding(check, Level.OK, "the webhook denied a Pod that uses two vocabularies, as it must")
     certificates = {service: _chain(secret.files.get(CHAIN, b"")) for service, secret in installation.secrets.items()}
@@ -61,7 +62,7 @@ def _passed(installation: Installation, check: str) -> Finding:
 
 
 def _check_dry_run(installation: Installation) -> Iterator[Finding]:
-    """Report why the dry run of a Pod was not denied by mgpu."""
+    """Report the reason why mgpu did not deny the dry run of a Pod, unless it did."""
     message = installation.pod_dry_run.message
     missing = [
         f"{kind.removesuffix('s')} {name}"
@@ -79,19 +80,20 @@ def _check_dry_run(installation: Installation) -> Iterator[Finding]:
 
 
 def check_bindings(installation: Installation, failed: Collection[str]) -> Iterator[Finding]:
-    """Check that Bindings reach mgpu. If they do not, all of them pass, because failurePolicy is Ignore.
+    """Check that Bindings reach mgpu. If they do not, the API server admits them all, because failurePolicy is Ignore.
 
-    failed: the checks that have failed. If one of them is the cause, nothing more is reported.
+    Args:
+        failed: the names of the checks that have failed. If one of them is the cause, nothing more is reported.
     """
     status, message = installation.binding_dry_run.status, installation.binding_dry_run.message
     own = installation.settings.scheduler
     if installation.binding_dry_run.is_denied:
         yield Finding(BINDINGS, Level.OK, "mgpu denied the Binding of a Pod that does not exist, so Bindings reach it")
     elif status == 403 and _FORBIDDEN in message:
-        text = f"unknown whether Bindings reach mgpu, because you may not create them here: {message}"
+        text = f"it is unknown whether Bindings reach mgpu, because you may not create them here: {message}"
         yield Finding(BINDINGS, Level.WARNING, text, _TRY_ALLOWED)
     elif status != 404 or 'pods "' not in message:
-        text = f"unknown whether Bindings reach mgpu, because something else answered first: {status} {message}"
+        text = f"it is unknown whether Bindings reach mgpu, because something else answered first: {status} {message}"
         yield Finding(BINDINGS, Level.WARNING, text, _TRY_OTHER)
     elif _CAUSES.isdisjoint(failed) and _named(installation, _MUTATING, own.configuration):
         text = "Bindings do not reach mgpu: GPU pods get their cards late, or fail if none fit"
@@ -101,7 +103,7 @@ def check_bindings(installation: Installation, failed: Collection[str]) -> Itera
 
 
 def _expected_configurations(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) of mgpu's webhook configurations."""
+    """Yield the kind and the name of each of mgpu's webhook configurations."""
     yield _MUTATING, installation.settings.webhook.configuration
     yield _MUTATING, f"{_FIRST_PREFIX}{installation.settings.webhook.configuration}"
     yield _VALIDATING, installation.settings.webhook.configuration
@@ -109,7 +111,10 @@ def _expected_configurations(installation: Installation) -> Iterator[tuple[str, 
 
 
 def _failed_call(installation: Installation, message: str) -> Finding:
-    """Classify a failed call by its message, which is from Go's TLS library, or in the playground from OpenSSL."""
+    """Return the finding about a failed call of the webhook, which depends on the message of the failure.
+
+    The message comes from Go's TLS library, or in the playground from OpenSSL.
+    """
     cause = message.partition("failed to call webhook: ")[2] or message
     lower = cause.lower()
     logs = f"{installation.kubectl} logs deployment/{installation.settings.webhook.service}"

@@ -1,7 +1,7 @@
-"""Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins. Pure.
+"""Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins.
 
-`command.diagnose` calls `check_nodes`. The agent reports its node's configuration in an annotation
-(`mgpu.version.AgentReport`). Nodes without a report are checked for a missing agent only.
+`command.diagnose` calls `check_nodes`, which is pure. The agent reports its node's configuration in an annotation
+(`mgpu.version.AgentReport`). Of a node without a report, only the missing agent is reported.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,12 @@ def check_nodes(installation: Installation) -> Iterator[Finding]:
 
 
 def _check_agents(installation: Installation, missing: Mapping[str, str], count: int) -> Iterator[Finding]:
-    """Report the nodes without an agent, by reason. count: the number of all nodes with GPUs."""
+    """Report the nodes without an agent.
+
+    Args:
+        missing: the reason why no agent serves a node, by the name of the node.
+        count: the number of all nodes with GPUs.
+    """
     command = f"{installation.kubectl} get pods -o wide -l app.kubernetes.io/component={AGENT}"
     for reason in sorted(set(missing.values())):
         names = sorted(name for name in missing if missing[name] == reason)
@@ -58,7 +63,10 @@ def _check_agents(installation: Installation, missing: Mapping[str, str], count:
 
 
 def _not_served_reason(installation: Installation, node: Raw) -> str | None:
-    """Return the reason why no agent serves the node, or None. Without a DaemonSet it may have been started by hand."""
+    """Return the reason why no agent serves the node, or None.
+
+    If there is no DaemonSet, the agent may have been started by hand, and only its report counts.
+    """
     if _DAEMON_SET in installation.workloads and "pods" not in installation.hidden:
         pods = [pod for pod in installation.pods_of(AGENT) if pod["spec"].get("nodeName") == _name(node)]
         if not pods:
@@ -98,7 +106,7 @@ def _check_resources(installation: Installation, reports: Sequence[tuple[Raw, Ag
 
 
 def _expected_resources(installation: Installation, node: Raw, cards: Sequence[Card], agent: AgentReport) -> list[str]:
-    """Return the resources that the node must have; none if it has no healthy card without partitions."""
+    """Return the names of the resources that the node must have; [] if all of its healthy cards are partitioned."""
     gpus = [card for card in cards if card.type == GPU]
     partitions, _ = read_partitioning(read_node(node), cards)
     whole = [card for card in unpartitioned_cards(partitions.slices, gpus) if card.healthy]
@@ -122,18 +130,21 @@ def _check_cdi(installation: Installation, reports: Sequence[tuple[Raw, AgentRep
         text = f"CDI is off in the container runtime of {join_names(without)}: containers with GPUs do not start there"
         yield Finding(check, Level.FAILED, text, enable)
     elif unknown and is_required:
-        text = f"unknown whether CDI is on in the container runtime of {join_names(unknown)}"
+        text = f"it is unknown whether CDI is on in the container runtime of {join_names(unknown)}"
         remedy = "set deviceplugin.criSocket to the runtime's socket, and mount it into the agent"
         yield Finding(check, Level.WARNING, text, remedy)
     elif not is_required:
-        text = "off by deviceplugin.cdi: pods with different shares that start at the same moment can fail"
+        text = "deviceplugin.cdi turns it off: pods with different shares that start at the same moment can fail"
         yield Finding(check, Level.WARNING, text, "enable it in the runtime, then remove deviceplugin.cdi: false")
     elif reports:
         yield Finding(check, Level.OK, "CDI is on in all container runtimes")
 
 
 def _check_isolation(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Check that NVIDIA's toolkit shows each container its own cards only, if the agent can read its configuration."""
+    """Check that NVIDIA's toolkit shows each container its own cards only.
+
+    Nodes whose agent cannot read the toolkit's configuration are left out.
+    """
     check = "isolation"
     by_mounts = installation.settings.deviceplugin.device_list == "mounts"
     toolkits = {_name(node): agent.toolkit for node, agent in reports if agent.toolkit is not None}
@@ -152,7 +163,7 @@ def _check_isolation(installation: Installation, reports: Sequence[tuple[Raw, Ag
 
 
 def _check_mps(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Report nodes where a container can fill the node's own /run through the MPS folders."""
+    """Report the nodes on which a container can fill the node's own /run through the MPS folders."""
     names = sorted(_name(node) for node, agent in reports if agent.mps_unbounded)
     if names:
         text = f"on {join_names(names)} containers write to folders of deviceplugin.mpsDir that are not separate mounts"
@@ -205,7 +216,7 @@ def _has_gpus(installation: Installation, node: Raw) -> bool:
 
 
 def _is_ready(node: Raw) -> bool:
-    """Return whether the node is Ready. If it is not, a missing agent is a consequence."""
+    """Return whether the node is Ready. On a node that is not Ready, no agent can be expected."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return not any(row.get("type") == "Ready" and row.get("status") != "True" for row in conditions)
 

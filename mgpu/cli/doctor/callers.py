@@ -93,6 +93,9 @@ def _pod_blocks(installation: Installation) -> Iterator[tuple[Block, str]]:
 
 
 def _overlaps(pods: Block, endpoint: tuple[Block, ...]) -> bool:
-    """Return whether a block overlaps with the pods' addresses. Single addresses are ignored: they can be a node's."""
+    """Return whether a block of the endpoint overlaps with the addresses of pods.
+
+    Single addresses are ignored, since they can be the addresses of nodes.
+    """
     ranges = [block for block in endpoint if block.num_addresses > 1]
     return any(block.version == pods.version and block.overlaps(pods) for block in ranges)

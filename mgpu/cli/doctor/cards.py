@@ -1,4 +1,7 @@
-"""Checks that no card is over its capacity and that all holdings are known. Pure. `command.diagnose` calls it."""
+"""Checks that no card is over its capacity and that all holdings are known.
+
+`command.diagnose` calls `check_capacity`, which is pure.
+"""
 
 from collections.abc import Iterator
 
@@ -13,9 +16,11 @@ _COLUMNS = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,N
 
 
 def check_capacity(installation: Installation) -> Iterator[Finding]:
-    """Check for a second scheduler with its own ledger, which allocates cards that are already allocated.
+    """Check that no card is over its capacity, and that the cards of all pods are known.
 
-    If the user may not read Devices, there is no finding: every allocation record would seem to name a missing card.
+    A second scheduler with a ledger of its own would allocate cards that are already allocated. If the user may not
+    read Nodes, Pods or Devices, there is no finding: without Devices, every allocation record would seem to name a
+    missing card.
     """
     if {"nodes", "pods", "devices"} & installation.hidden.keys():
         return
@@ -39,11 +44,11 @@ def check_capacity(installation: Installation) -> Iterator[Finding]:
 
 
 def _excess(card: CardView) -> str | None:
-    """Return a description of what pods hold of a card that is over its capacity, otherwise None.
+    """Return what pods hold of a card that is over its capacity, as a text; None for other cards.
 
-    Cards that only NVIDIA's device plugin allocated are exempt: it may use time-slicing (check `nvidia plugin`). A
-    partitioned card is over its capacity if a slice has two holders: the memory in the names of its slices can add up
-    to more than the card has.
+    A card that NVIDIA's device plugin alone has allocated is exempt, since that plugin may use time-slicing (check
+    `nvidia plugin`). A partitioned card is over its capacity if a slice has two holders. The memory in the names of its
+    slices is not compared, because it can add up to more than the card has.
     """
     uses = [use for use in card.uses if use.certain]
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)

@@ -1,6 +1,7 @@
-"""Reads the Installation for the checks of `mgpu doctor`. `command` calls it.
+"""Reads the Installation for the checks of `mgpu doctor`. `mgpu.cli.doctor.command` calls it.
 
-Nothing is written: all creates must be dry runs. What the user may not read must not end the command.
+It must not write anything, so objects are created only as dry runs. The command must not fail because of an object that
+the user may not read.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,20 +31,22 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 _WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}
 _DRY_RUN_NAME = "mgpu-doctor"
 _BINDING_ATTEMPTS = 3
-"""The webhook has one second to answer, and an attempt that timed out proves nothing."""
+"""The most dry runs of a Binding. The webhook has one second to answer, and a timeout proves nothing."""
 _TWO_VOCABULARIES = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 
 
 def read_installation(api: Api, namespace: str, settings: Settings, try_in: str) -> Installation:
-    """Return the Installation.
+    """Return a snapshot of the installation.
 
-    What the user may not read (403) is listed in `hidden`; what does not exist (404) is empty.
+    Kinds of objects that the user may not read (403) are listed in `hidden`. Objects that do not exist (404) are empty.
 
     Args:
+        namespace: the namespace of the installation.
         try_in: the namespace of the dry runs.
 
     Raises:
-        Unreachable, ApiError: any other failure.
+        Unreachable: if the API server does not answer.
+        ApiError: if the API server answers with any other error.
     """
     hidden: dict[str, str] = {}
 
@@ -132,9 +135,10 @@ def _environment(
 
 
 def try_pod(api: Api, namespace: str) -> DryRun:
-    """Create, as a dry run, a Pod that uses two vocabularies, which mgpu denies under all settings.
+    """Create, as a dry run, a Pod that uses two vocabularies, and return the answer.
 
-    The Pod meets the restricted Pod Security Standard, so that no other rule denies it first.
+    mgpu denies such a Pod under all settings. The Pod meets the restricted Pod Security Standard, so that Pod Security
+    admission does not deny it first.
     """
     amounts = dict.fromkeys(_TWO_VOCABULARIES, "1")
     container = {
@@ -154,10 +158,10 @@ def try_pod(api: Api, namespace: str) -> DryRun:
 
 
 def try_binding(api: Api, namespace: str) -> DryRun:
-    """Create, as a dry run, a Binding of a Pod that does not exist. The answer shows whether mgpu has denied it.
+    """Create, as a dry run, a Binding of a Pod that does not exist, and return the answer.
 
-    The API server calls webhooks before it reads the Pod. With `failurePolicy: Ignore` there is no other way to detect
-    a webhook that cannot be reached.
+    The answer shows whether mgpu has denied the Binding, since the API server calls webhooks before it reads the Pod.
+    With `failurePolicy: Ignore` there is no other way to detect a webhook that cannot be reached.
     """
     binding = {
         "apiVersion": "v1",

@@ -1,6 +1,7 @@
 """The command `mgpu doctor`: checks an installation, and prints a line with a remedy for each finding.
 
-The names of the checks, the levels and the JSON are API. Add a check to `diagnose`.
+Scripts read the names of the checks, the levels and the JSON, so these must not change. To add a check, call it in
+`diagnose`.
 """
 
 import sys
@@ -47,9 +48,9 @@ Examples:
 def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
     """Check an installation: one line for each finding, with the remedy.
 
-    Nothing is written: a Pod and a Binding that must be denied are created as dry runs, everything else is read.
-    What you may not read is reported, but is not a failure. Exit code 1 if a check fails or the cluster does not
-    answer.
+    Nothing is written: a Pod and a Binding that must be denied are created as dry runs, and everything else is read.
+    What you may not read is reported, but is not a failure. The exit code is 1 if a check fails or the cluster does
+    not answer.
     """
     if try_in == namespace:
         text = f"must be another namespace than {namespace}, which mgpu's webhooks exempt"
@@ -81,7 +82,7 @@ def _read_settings(api: Api, config: Path | None, namespace: str) -> tuple[Setti
 
 
 def diagnose(installation: Installation) -> list[Finding]:
-    """Return all findings: at least one for each check that could be made."""
+    """Return all findings, at least one for each check that could be made."""
     found = list(check_installed(installation))
     if not found:
         found = [
@@ -107,7 +108,7 @@ def diagnose(installation: Installation) -> list[Finding]:
 
 def _print(findings: Sequence[Finding]) -> None:
     console = Terminal()
-    if not console.is_terminal:  # for grep: one line is one finding
+    if not console.is_terminal:  # Print one line for each finding, for programs such as grep.
         for f in findings:
             line = f"{f.check}: {f.message}{f'; do: {f.remedy}' if f.remedy else ''}"
             click.echo(f"{f.level:<8} {one_line(line)}")

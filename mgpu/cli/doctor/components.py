@@ -1,6 +1,7 @@
-"""Checks that all parts are installed and have one version, and that exactly one scheduler decides. Pure.
+"""Checks that all parts are installed and have one version, and that exactly one scheduler decides.
 
-`command.diagnose` calls the `check_…` functions, `check_installed` first: if it fails, no other check makes sense.
+`command.diagnose` calls the functions `check_…`, which are pure. It calls `check_installed` first, because the other
+checks make no sense if that fails.
 """
 
 from collections.abc import Iterator
@@ -53,7 +54,10 @@ def check_custom_resources(installation: Installation) -> Iterator[Finding]:
 
 
 def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
-    """Check that exactly one scheduler decides. Two would allocate the same card twice: each has its own ledger."""
+    """Check that exactly one scheduler decides.
+
+    Two schedulers would allocate the same card twice, because each has a ledger of its own.
+    """
     problems = (
         list(_several_schedulers(installation)) or list(_no_scheduler(installation)) or list(_wrong_label(installation))
     )
@@ -67,7 +71,10 @@ def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
 
 
 def _no_scheduler(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Report that no scheduler decides, unless it may have been started by hand, without a Deployment."""
+    """Report that no scheduler decides.
+
+    If there is no Deployment, the scheduler may have been started by hand, and nothing is reported.
+    """
     if _DEPLOYMENT in installation.workloads:
         remedy = f"{installation.kubectl} get lease,pods; {installation.kubectl} logs deployment/{_DEPLOYMENT}"
         if "pods" not in installation.hidden and not any(map(is_ready, installation.pods_of(SCHEDULER))):
@@ -78,7 +85,10 @@ def _no_scheduler(installation: Installation) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_label(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Report a wrong label, by which the Service selects the leader. It delays decisions, but no decision is wrong."""
+    """Report if the label by which the Service selects the leader is wrong.
+
+    A wrong label delays decisions, but no decision is wrong.
+    """
     if _DEPLOYMENT not in installation.workloads:
         return
     # A Pod that is being deleted can still be the leader.
@@ -129,7 +139,10 @@ def _decides(hook: Raw) -> bool:
 
 
 def _containers(installation: Installation) -> list[Raw]:
-    """Return the containers of the Deployment, including init containers: mgpu can be a sidecar of kube-scheduler."""
+    """Return the containers of the Deployment.
+
+    Init containers are included, because mgpu can run as a sidecar of kube-scheduler.
+    """
     pod = (((installation.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
     return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
 
@@ -142,7 +155,7 @@ def _elects(installation: Installation) -> bool:
 
 
 def check_versions(installation: Installation) -> Iterator[Finding]:
-    """Check that all parts, and this command, have one version."""
+    """Check that all parts of the installation, and this command, have the same version."""
     parts: dict[str, list[str]] = {}
     for part, version in _reported_versions(installation):
         parts.setdefault(version, []).append(part)
@@ -161,7 +174,7 @@ def check_versions(installation: Installation) -> Iterator[Finding]:
 
 
 def _reported_versions(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Yield (part, version) for each part that reports its version."""
+    """Yield the name and the version of each part that reports its version."""
     for lease in _own_leases(installation):
         version = (lease["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION)
         if version:

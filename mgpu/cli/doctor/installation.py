@@ -1,6 +1,6 @@
-"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of the checks. Pure.
+"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of the checks.
 
-`collection` reads an Installation from the API server; the check modules return Findings.
+`collection` reads an Installation from the API server, and the check modules return Findings. Everything here is pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,8 @@ SCHEDULER, AGENT = "scheduler", agent_pods.COMPONENT
 _PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
 _DISCOVERY = "gpu-feature-discovery"
 _LEASE_AGE = timedelta(minutes=1)
-"""The age up to which a Lease counts as renewed. A leader renews it every few seconds, but clocks can differ."""
+"""The time after its last renewal for which a Lease counts as held. A leader renews it every few seconds, but the
+clocks of two machines can differ."""
 
 
 class Level(StrEnum):
@@ -31,7 +32,13 @@ class Level(StrEnum):
 
 
 class Finding(NamedTuple):
-    """A result of a check. remedy: what the administrator can do, "" if there is nothing to do."""
+    """A result of a check.
+
+    Attributes:
+        check: the name of the check.
+        message: what the check has found.
+        remedy: what the administrator can do; "" if there is nothing to do.
+    """
 
     check: str
     level: Level
@@ -41,7 +48,12 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The answer to a dry-run create that mgpu must deny. status: the HTTP status, 0 if there was no dry run."""
+    """The answer to the creation, as a dry run, of an object that mgpu must deny.
+
+    Attributes:
+        status: the HTTP status; 0 if there was no dry run.
+        message: the message of the answer; "" if the object was admitted.
+    """
 
     status: int = 0
     message: str = ""
@@ -54,14 +66,19 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """The verifier with the installation's public keys, and the pods whose allocation records it rejects."""
+    """The verification of the allocation records.
+
+    Attributes:
+        records: the verifier with the installation's public keys.
+        unproven: the pods whose records it rejects, each with the reason.
+    """
 
     records: RecordVerifier
     unproven: tuple[str, ...] = ()
 
 
 class Secret(NamedTuple):
-    """A Secret with a serving certificate. If mgpu does not renew it, cert-manager might."""
+    """A Secret with a serving certificate. If mgpu does not renew the certificate, cert-manager might."""
 
     name: str
     files: Mapping[str, bytes]
@@ -73,19 +90,23 @@ class Installation:
     """A snapshot of an installation.
 
     Attributes:
+        namespace: the namespace of the installation.
+        now: the time of the snapshot.
         version: the version of this command.
-        pod_dry_run: of a Pod that uses two vocabularies.
-        binding_dry_run: of a Binding of a Pod that does not exist.
-        served: the custom resources that the API server serves: `devices`, `mtgpupods`.
-        configurations: the webhook configurations by kind (plural).
+        pod_dry_run: the answer to the dry run of a Pod that uses two vocabularies.
+        binding_dry_run: the answer to the dry run of a Binding of a Pod that does not exist.
+        served: the names of the custom resources that the API server serves (`devices`, `mtgpupods`).
+        configurations: the webhook configurations, by the plural name of their kind.
         secrets: the Secret with the certificate of each Service, if the user may read it.
-        leases: the schedulers' Leases in all namespaces.
+        leases: the Leases of the schedulers in all namespaces.
+        devices: the Devices, by the name of the node.
         pods: the Pods of mgpu and of other device plugins.
         overview: all cards and the pods that hold them.
-        workloads: mgpu's Deployments and DaemonSets by name.
-        environment: the variables of webhook and scheduler that override their settings.
+        workloads: mgpu's Deployments and DaemonSets, by name.
         hidden: the API server's message for each kind of object that the user may not read.
-        sealing: None if the installation has no record keys, BadObject if the keys are invalid.
+        environment: the environment variables of the webhook and the scheduler that override their settings.
+        sealing: the verification of the records; None if the installation has no record keys, and the error if the
+            keys are invalid.
     """
 
     namespace: str
@@ -113,7 +134,11 @@ class Installation:
         return f"kubectl -n {self.namespace}"
 
     def pods_of(self, component: str, *, include_deleted: bool = False) -> Iterator[Raw]:
-        """Yield the Pods of a component. include_deleted: also the Pods that are being deleted."""
+        """Yield the Pods of a component.
+
+        Args:
+            include_deleted: whether to yield the Pods that are being deleted too.
+        """
         for pod in self.pods:
             meta = pod["metadata"]
             if meta.get("namespace") != self.namespace or (meta.get("labels") or {}).get(COMPONENT) != component:
@@ -131,7 +156,10 @@ class Installation:
 
 
 def parse_time(text: object) -> datetime | None:
-    """Return the time in the API's format, with or without fractions of a second, or None if it cannot be parsed."""
+    """Return the time that a text in the format of the API server states, or None for another text.
+
+    Fractions of a second are optional.
+    """
     try:
         return datetime.fromisoformat(str(text)).astimezone(UTC)
     except ValueError:
@@ -143,7 +171,10 @@ def webhooks_of(configuration: Raw) -> Sequence[Raw]:
 
 
 def is_nvidia_plugin(pod: Raw) -> bool:
-    """Return whether the pod is NVIDIA's device plugin. GPU feature discovery runs the same image, but labels nodes."""
+    """Return whether the pod runs NVIDIA's device plugin.
+
+    GPU feature discovery runs the same image, but only labels nodes, so it does not count.
+    """
     return any(
         plugin in str(container.get("image", "")) and not str(container["name"]).startswith(_DISCOVERY)
         for container in pod["spec"].get("containers") or ()

@@ -1,6 +1,6 @@
-"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md). Pure.
+"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md).
 
-`collection` calls `verify_records` with all pods; `command.diagnose` calls `check_records`.
+`collection` calls `verify_records` with all pods, and `command.diagnose` calls `check_records`. Both are pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,10 @@ def verify_records(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
 
 
 def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
-    """Yield each running pod with a record that does not count, and the reason. Unreadable pods are skipped."""
+    """Yield each pod that has not ended and whose record does not count, with the reason.
+
+    Pods that cannot be read are skipped.
+    """
     for raw in pods:
         try:
             pod = read_pod(raw)
@@ -33,7 +36,7 @@ def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
             continue
         finding = records.finding_of_mtgpu(raw)
         if finding is None:
-            # The seal of a Pod of an MtgpuPod covers its owner. As the seal of a record it would be invalid.
+            # The seal of an MtgpuPod's Pod names the MtgpuPod, so it would not be valid as the seal of a record.
             _, judged = records.judge(_without_seal(pod) if mtgpu.claimed_mtgpupod(raw) else pod)
             finding = judged.finding if judged else None
         if finding is not None and not pod.ended:
@@ -45,7 +48,7 @@ def _without_seal(pod: Pod) -> Pod:
 
 
 def check_records(installation: Installation) -> Iterator[Finding]:
-    """Check that records are sealed, and that all records of running pods count."""
+    """Check that records are sealed, and that the records of all pods that have not ended count."""
     sealing = installation.sealing
     if f"configmap {CONFIG_MAP}" in installation.hidden:
         return

@@ -106,7 +106,7 @@ def test_record_with_too_few_slices_is_refused(fake_node: FakeNode) -> None:
     raw["spec"]["containers"][0] = requesting("c", {TWO: 2})
     fake_node.pods.take(raw)
     fake_node.admit(["0", "1"], "uid-p", resource=TWO)
-    with pytest.raises(Refused, match="names 1 position, the container requests 2"):
+    with pytest.raises(Refused, match="names 1 position, but the container requests 2"):
         fake_node.start(["0", "1"], resource=TWO)
 
 

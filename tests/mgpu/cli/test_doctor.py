@@ -395,7 +395,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str, str]] = {
     no_pod_knows_its_uid: ("failed", "scheduler", "all Bindings are decided late; the Pods do not know their uid"),
     lease_not_renewed: ("failed", "scheduler", "no scheduler decides: the Lease mgpu-scheduler is not renewed"),
     no_cdi: ("failed", "cdi", "CDI is off in the container runtime of n1"),
-    unknown_cdi: ("warning", "cdi", "unknown whether CDI is on in the container runtime of n1"),
+    unknown_cdi: ("warning", "cdi", "it is unknown whether CDI is on in the container runtime of n1"),
     mps_folders_are_no_mounts: ("failed", "mps", "on n1 containers write to folders of deviceplugin.mpsDir"),
     nvidia_plugin: ("failed", "nvidia plugin", "it runs on n2, where mgpu serves nvidia.com/gpu too"),
     other_versions: ("failed", "versions", "parts have different versions: 0.0.9: agent of n2; 0.1.0: "),

@@ -239,13 +239,13 @@ class TestForeignRecord:
         [
             ([entry(0, 60, "8Gi", 28)], {"core": 60, "ratio": 29}, "minor 0 of gpu has 28 memory ratio"),
             ([entry(0, 61, "8Gi", 29)], {"core": 60, "ratio": 29}, "minor 0 of gpu has 61 core"),
-            ([entry(0), entry(1)], {"core": 60, "ratio": 29}, "names 2 devices of type gpu, the pod requests 1"),
-            ([entry(0)], {"gpu": 1}, "minor 0 of gpu has 0 core, its containers request 1"),
-            ([entry(0)], {"ratio": 1}, "minor 0 of gpu has 0 memory ratio, its containers request 1"),
-            ([entry(0)], {"memory": "1Gi"}, "minor 0 of gpu has 0 memory, its containers request 1073741824"),
+            ([entry(0), entry(1)], {"core": 60, "ratio": 29}, "names 2 devices of type gpu, but the pod requests 1"),
+            ([entry(0)], {"gpu": 1}, "minor 0 of gpu has 0 core, but its containers request 1"),
+            ([entry(0)], {"ratio": 1}, "minor 0 of gpu has 0 memory ratio, but its containers request 1"),
+            ([entry(0)], {"memory": "1Gi"}, "minor 0 of gpu has 0 memory, but its containers request 1073741824"),
             ([entry(0, 0, "2Gi", 5)], {"memory": "1Gi"}, "minor 0 of gpu has 2147483648 memory"),
             ([entry(0, 99, "", 100)], {"nvidia": 1}, "minor 0 of gpu has 99 core"),
-            ([entry(0, 100, "", 100)], {"nvidia": 2}, "names 1 devices of type gpu, the pod requests 2"),
+            ([entry(0, 100, "", 100)], {"nvidia": 2}, "names 1 devices of type gpu, but the pod requests 2"),
         ],
     )
     def test_amounts_that_are_not_those_of_the_request_are_refused(
@@ -288,7 +288,7 @@ class TestForeignRecord:
 
     def test_devices_that_nobody_asked_for_are_refused(self) -> None:
         record = {ALLOCATED: {"gpu": [entry(0, 50, "", 50)], "rdma": [{"minor": 1, "resources": {RDMA: "100"}}]}}
-        with pytest.raises(BadObject, match="names 1 devices of type rdma, the pod requests none"):
+        with pytest.raises(BadObject, match="names 1 devices of type rdma, but the pod requests none"):
             recorded(record, asking(gpu=50))
 
     def test_a_row_of_a_container_that_asks_for_nothing_is_refused(self) -> None:

@@ -361,8 +361,8 @@ class TestRecord:
             ("0,,1", "neither a card index nor a UUID"),
             ("1e0", "neither a card index nor a UUID"),
             ("0,0", "names a card twice"),
-            ("0", "names 1 cards, the container requests 2"),
-            ("0,1,2", "names 3 cards, the container requests 2"),
+            ("0", "names 1 cards, but the container requests 2"),
+            ("0,1,2", "names 3 cards, but the container requests 2"),
         ],
     )
     def test_an_unreadable_record(self, value: str, says: str) -> None:

@@ -127,7 +127,7 @@ def test_a_wrong_device_is_named(device: object, path: str) -> None:
 def test_device_with_more_devices_than_a_node_can_have_is_refused() -> None:
     rows = [{"type": "rdma", "minor": i} for i in range(1025)]
     assert problems(read_device, {"spec": {"devices": rows}}) == [
-        "spec.devices: has 1025 devices, a node has at most 1024"
+        "spec.devices: has 1025 devices, but a node has at most 1024"
     ]
     assert len(read_device({"spec": {"devices": rows[1:]}})) == 1024
 

@@ -117,7 +117,8 @@ def test_more_slices_than_a_card_can_have_are_no_slices(key: str) -> None:
     (found,) = problems(lambda: read_partitioning(json.dumps(most | {key: 10**9})))
     what = key.partition("-")[0]
     assert found == (
-        f"metadata.annotations[dynamicgpuslice]: has {10**9 + 8} slices of card 0 in its {what}, a card has at most 48"
+        f"metadata.annotations[dynamicgpuslice]: has {10**9 + 8} slices of card 0 in its {what}, "
+        "but a card has at most 48"
     )
 
 
