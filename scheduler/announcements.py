@@ -104,7 +104,7 @@ class Announcements:
         return True
 
     def run(self, stop: threading.Event) -> None:
-        """Announce nodes until `stop` is set. Whoever sets it must then call `wake`."""
+        """Announce nodes until `stop` is set. Call `wake` after setting it."""
         while not stop.is_set():
             self.work()
             with self._changed:

@@ -148,7 +148,8 @@ class OwnKubeScheduler:
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"
         self._host = host
         self._clock = clock
-        self._observed: tuple[str, float] = ("", 0.0)  # resourceVersion of the Lease, and when it was first observed
+        # The resourceVersion of the Lease, and the time at which this version was first observed.
+        self._observed: tuple[str, float] = ("", 0.0)
         self._logged_error: str | None = None
 
     def elsewhere(self, leads: bool) -> bool:

@@ -66,7 +66,7 @@ class Queue:
             return None
 
     def run(self, reconcile: Callable[[str], None], stop: threading.Event) -> None:
-        """Reconcile the names that are due until `stop` is set. Whoever sets it must then call `wake`."""
+        """Reconcile the names that are due until `stop` is set. Call `wake` after setting it."""
         while not stop.is_set():
             name = self.next()
             if name is not None:

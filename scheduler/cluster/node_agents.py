@@ -54,7 +54,7 @@ class NodeAgents:
             self._update_node(node)
 
     def pod_gone(self, uid: str) -> None:
-        """Remove a Pod that was deleted, of whatever kind."""
+        """Remove a Pod that was deleted. The Pod need not be one of an agent."""
         before = self._remove(uid)
         if before is not None:
             self._update_node(before.node)

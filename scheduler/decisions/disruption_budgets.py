@@ -47,6 +47,7 @@ class _Budget:
     disrupted: frozenset[str]
 
     def covers(self, pod: Pod) -> bool:
+        """Return whether an eviction of the pod uses up one of the allowed disruptions."""
         return pod.namespace == self.namespace and pod.name not in self.disrupted and selects(self.selector, pod.labels)
 
 

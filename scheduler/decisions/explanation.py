@@ -135,7 +135,7 @@ class Explainer:
         if gpu_pod is None:
             return replace(explanation, verdict=(_without_request(pod, raw),))
         if pod.ended:
-            gpu_pod = read_gpu_pod(raw, self._settings) or gpu_pod  # the cache stores no requests of ended pods
+            gpu_pod = read_gpu_pod(raw, self._settings) or gpu_pod  # The cache has no requests of ended pods.
         request = gpu_pod.request
         if request is not None:
             explanation = replace(

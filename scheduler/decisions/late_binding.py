@@ -92,7 +92,7 @@ class LateDecisions:
         return "" if gpu_pod is None else gpu_pod.pod.namespace
 
     def run(self, stop: threading.Event) -> None:
-        """Process the pods that are due until `stop` is set. Whoever sets it must then call `wake`."""
+        """Process the pods that are due until `stop` is set. Call `wake` after setting it."""
         self._queue.run(self.process, stop)
 
     def wake(self) -> None:

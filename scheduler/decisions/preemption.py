@@ -60,7 +60,7 @@ class Victims:
 
 
 class Preemption:
-    """Chooses victims by the cards that they free. Thread-safe; it evicts nothing itself."""
+    """Chooses victims by the cards that they free. Thread-safe. It does not evict them itself."""
 
     def __init__(
         self,
