@@ -1,7 +1,7 @@
 """Sends requests to the API server: create, read, update, delete, paged lists and watches.
 
-All processes and the command line use `Api`. An answer of the server with an error is an ApiError; without a complete
-answer, an Unreachable is raised, and it is unknown whether the request took effect.
+The processes, the commands and the playground use `Api`. If the server answers with an error, an ApiError is raised. If
+there is no complete answer, an Unreachable is raised, and it is not known whether the request took effect.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ JSON_PATCH = "application/json-patch+json"
 PAGE = 500
 """The most objects of a page of a list."""
 PAGE_BYTES = 4 << 20
-"""The most bytes of a page with more than one object. Once decoded it needs up to 25 times as much memory. A page of
-ordinary pods has half of it, but users can create objects of more than 1 MiB."""
-_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds; not every system has them all
+"""The most bytes of a page with more than one object. A decoded page needs up to 25 times as much memory. A page of
+ordinary pods is half as large, but users can create objects of more than 1 MiB."""
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # not every system has all of these options
 _SOCKET = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -38,14 +38,21 @@ _SOCKET = [
 _SILENCE_SECONDS = 150.0
 """The longest silence of a watch before its connection counts as dead. Keep-alive is not enough: a proxy that
 terminates TCP answers the probes even if its own connection to the server is dead. kube-apiserver sends a bookmark to
-each watch every minute, the first after two minutes, so watches of a healthy server are never silent for so long."""
+each watch every minute, beginning after two minutes, so watches of a healthy server are never silent for so long."""
 _GRACE_SECONDS = 5.0
-"""A server ends a watch after the requested time. This much later the connection counts as dead."""
+"""The time for which a watch may continue after the requested time, before its connection counts as dead."""
 _loading = threading.Lock()
+"""Guards the kubernetes package's global state while a configuration is loaded."""
 
 
 class ApiError(Exception):
-    """An error that the API server returned: the HTTP status, and the reason and message of the Status object."""
+    """An error that the API server returned.
+
+    Attributes:
+        status: The HTTP status.
+        reason: The reason in the Status object.
+        message: The message in the Status object.
+    """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -55,7 +62,10 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):
-    """There was no complete answer, so it is unknown whether the request took effect. 5xx and 429 are ApiErrors."""
+    """There was no complete answer, so it is not known whether the request took effect.
+
+    Answers with the status 429 or 5xx are complete, so they raise ApiError instead.
+    """
 
 
 class _TooLong(Exception):
@@ -63,13 +73,18 @@ class _TooLong(Exception):
 
 
 class WatchSilent(Unreachable):
-    """A watch was silent for so long that its connection counts as dead. Watch again from the same version."""
+    """A watch was silent for so long that its connection counts as dead. Watch again from the last version."""
 
 
 class Api:
-    """A connection pool to an API server. Thread-safe. Paths are absolute: `/api/v1/namespaces/default/pods`.
+    """A connection pool to an API server. Thread-safe.
 
-    Every call raises ApiError, or Unreachable if there is no complete answer within `timeout` seconds.
+    Paths are absolute, such as `/api/v1/namespaces/default/pods`. Every method that sends a request raises ApiError if
+    the server answers with an error, and Unreachable if there is no complete answer in time.
+
+    Args:
+        timeout: The time in seconds that a request other than a watch may take.
+        pool: The most connections that are kept open.
     """
 
     def __init__(self, configuration: client.Configuration, *, timeout: float = 10.0, pool: int = 16) -> None:
@@ -83,13 +98,16 @@ class Api:
 
     @classmethod
     def connect(cls, kubeconfig: str = "", *, context: str = "", timeout: float = 10.0) -> "Api":
-        """Connect with a kubeconfig file; "" means the default file, or else the in-cluster configuration.
+        """Return an `Api` with the configuration of a kubeconfig file or of the cluster. No request is sent.
 
         Args:
-            context: a context of the kubeconfig; "" means the current context.
+            kubeconfig: The path of the file. "" means the default file or, if it does not exist, the in-cluster
+                configuration.
+            context: A context of the kubeconfig; "" means the current context.
+            timeout: The time in seconds that a request other than a watch may take.
 
         Raises:
-            BadObject: if there is no usable configuration.
+            BadObject: There is no usable configuration.
         """
         configuration = client.Configuration()
         with _loading:
@@ -115,8 +133,8 @@ class Api:
     def _read_certificates(self) -> None:
         """Load the certificates, so that the temporary files can be removed.
 
-        The kubernetes package writes inline certificates and keys of a kubeconfig to temporary files and reads them for
-        each connection. A process that is killed would leave the keys behind.
+        The kubernetes package writes the inline certificates and keys of a kubeconfig to temporary files and reads them
+        for each connection. If the process were killed, the files with the keys would remain.
         """
         read = self._configuration
         pool = self._pool.connection_pool_kw
@@ -170,7 +188,7 @@ class Api:
     def watch(self, path: str, resource_version: str, *, seconds: int = 300, **query: Any) -> "Watch":
         """Watch for changes after `resource_version` until the server ends the watch, at most for `seconds`.
 
-        Iterating raises WatchSilent if nothing arrives for `_SILENCE_SECONDS`, or if the server does not end the watch.
+        Iterating raises WatchSilent if nothing arrives for `_SILENCE_SECONDS`, or for `seconds` and a few more.
         """
         parameters = {
             **query,
@@ -251,7 +269,7 @@ class Api:
             raise Unreachable(f"{method} {path}: {error}") from error
         return response
 
-    # This is the last method, because after it `list` in the class body is no longer the type.
+    # This is the last method, because `list` in the class body is no longer the type after it.
     def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
         """Return all items and the resourceVersion to watch from."""
         items: list[dict[str, Any]] = []
@@ -262,10 +280,10 @@ class Api:
 
 
 class Watch:
-    """An iterator over (`ADDED` | `MODIFIED` | `DELETED` | `BOOKMARK`, object).
+    """An iterable of events. Each is a type (`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`) and an object.
 
-    Raises ApiError 410 if the version is too old and a new list is needed, WatchSilent if the connection is half-open,
-    and Unreachable if the stream breaks in another way.
+    Iterating raises an ApiError with the status 410 if the version is too old and a new list is needed, WatchSilent if
+    the connection is silent for too long, and Unreachable if the stream breaks in another way.
     """
 
     def __init__(self, path: str, response: urllib3.BaseHTTPResponse) -> None:
@@ -291,7 +309,7 @@ class Watch:
 
     def end(self) -> None:
         """End the iteration. Any thread may call this."""
-        with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended already
+        with contextlib.suppress(ValueError, RuntimeError, OSError):  # the watch has ended already
             self._response.shutdown()
 
 

@@ -1,7 +1,8 @@
 """Decodes the JSON of the API server, even if objects of users are nested too deeply or are not UTF-8.
 
-`mgpu.kube.client` calls it for every answer. A list or a watch contains the objects of all users, and one that cannot
-be decoded must not hide the others: each replica and agent would list again forever, and no pod would be placed.
+`mgpu.kube.client` calls `decode` for every answer. A list or a watch contains the objects of all users, so an object
+that cannot be decoded must not hide the others. Otherwise each replica and agent would list again forever, and no pod
+would be placed.
 """
 
 import re
@@ -10,10 +11,10 @@ from typing import Any
 import orjson
 
 DEEPEST = 128
-"""The levels that remain of a text that is nested too deeply. Objects that mgpu reads have fewer than 20.
+"""The number of levels that are kept of a text that is nested too deeply. Objects that mgpu reads have fewer than 20.
 
-The API server accepts 10,000 levels, for example in `metadata.managedFields` of a Pod. The decoder accepts 1,024 and
-the encoder 254.
+The API server accepts 10,000 levels, for example in `metadata.managedFields` of a Pod. The decoder accepts 1,024 levels
+and the encoder 254.
 """
 
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
@@ -35,9 +36,9 @@ def decode(text: bytes) -> Any:
 def _flat(text: bytes) -> bytes:
     """Return the text with null in place of values below `DEEPEST` levels.
 
-    1 MiB must take only some 20 ms, since a user can create many such objects.
+    A text of 1 MiB must take only about 20 ms, because a user can create many such objects.
     """
-    import numpy as np  # imported here, since webhook and agents do not need its memory otherwise
+    import numpy as np  # imported here, because the webhook and the agents need numpy only in this rare case
 
     signs = np.frombuffer(_ESCAPE.sub(b"__", text), np.uint8)
     within = np.logical_xor.accumulate(signs == ord(_QUOTE))

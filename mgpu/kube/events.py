@@ -1,6 +1,7 @@
 """Posts Events on a background thread, so that callers never wait for the API server.
 
-The scheduler and the agents create one `Recorder` each. An Event may be dropped: nothing may depend on it.
+The scheduler, the agents and the playground's kubelets and scheduler create one `Recorder` each. Other modules use the
+functions that make references. An Event may be dropped, so nothing may depend on it.
 """
 
 import contextlib
@@ -17,11 +18,20 @@ from mgpu.kube.client import Api, ApiError, Unreachable
 log = logging.getLogger(__name__)
 
 _QUEUE = 1000
+"""The most Events that wait to be posted. Further ones are dropped."""
 _REPEAT_SECONDS = 60.0
+"""The time for which an equal Event on the same object is not posted again."""
 
 
 class Recorder:
-    """Posts core/v1 Events for `component`. An equal event on the same object is posted at most once a minute."""
+    """Posts core/v1 Events for `component`. An equal Event on the same object is posted at most once a minute.
+
+    Thread-safe. The lock guards `_recent`.
+
+    Args:
+        component: The source of the Events.
+        host: The node of the source, or "".
+    """
 
     def __init__(self, api: Api, component: str, host: str = "") -> None:
         self._api = api
@@ -36,11 +46,13 @@ class Recorder:
         self.record(regarding, reason, message, "Warning")
 
     def record(self, regarding: dict[str, Any], reason: str, message: str, kind: str = "Normal") -> None:
-        """Post an Event.
+        """Queue an Event to be posted, and return at once.
 
         Args:
-            regarding: a `pod_reference` or a `node_reference`.
-            reason: a reason in UpperCamelCase.
+            regarding: The object of the Event, such as the result of `pod_reference` or `node_reference`.
+            reason: The reason in UpperCamelCase.
+            message: The message, of which at most 1,024 characters are posted.
+            kind: The type of the Event, `Normal` or `Warning`.
         """
         if self._is_repeated((regarding.get("uid", ""), reason, message)):
             return
@@ -66,13 +78,13 @@ class Recorder:
             log.warning("dropping Event, since %d are queued: %s %s", _QUEUE, reason, message)
 
     def stop(self) -> None:
-        """Post the queued events and end the thread. Later events are dropped."""
+        """Let the thread post the queued Events and end. Return without waiting for it. Later Events may be dropped."""
         self._stopped = True
-        with contextlib.suppress(queue.Full):  # with a full queue, the thread ends after it has posted all
+        with contextlib.suppress(queue.Full):  # if the queue is full, the thread ends after it has posted all Events
             self._queue.put_nowait(None)
 
     def _is_repeated(self, key: tuple[str, str, str]) -> bool:
-        """Return whether an equal Event was posted in the last minute. If not, remember this one."""
+        """Return whether an equal Event was recorded in the last minute. If not, remember this one."""
         now = time.monotonic()
         with self._lock:
             while self._recent and now - next(iter(self._recent.values())) > _REPEAT_SECONDS:

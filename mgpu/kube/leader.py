@@ -1,7 +1,8 @@
-"""Leader election with a Lease (coordination.k8s.io/v1), as in client-go.
+"""Implements leader election with a Lease (coordination.k8s.io/v1), as client-go does.
 
-`scheduler.runtime` creates one `Leader`. It must not trust the times and durations in the Lease, since whoever steals a
-token could write a Lease of 68 years; it measures by its own clock for how long the Lease has not changed.
+`scheduler.runtime` creates one `Leader`. `scheduler.leadership` and `mgpu doctor` use the constants. A `Leader` must
+not trust the times and durations in the Lease, because an attacker with a stolen token could write a Lease of 68 years.
+It measures with its own clock for how long the Lease has not changed.
 """
 
 import logging
@@ -19,23 +20,26 @@ from mgpu.version import VERSION_ANNOTATION, own_version
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15
+"""The time after which another candidate may acquire a Lease that has not changed."""
 LABEL = "mgpu.io/leads"
 """The label of the leader's Pod, with the value `true`."""
 WRITE_SECONDS = 5.0
-"""The time that writes of a leader have to arrive before another replica may lead."""
+"""The time within which a write must arrive at the API server after it was sent, before another replica may lead."""
 _FENCE_SECONDS = LEASE_SECONDS - WRITE_SECONDS
 """A leader that has not renewed its Lease for this time stops deciding."""
 _ROUND_SECONDS = 2.0
+"""The interval at which the leader renews the Lease."""
 _TRANSITIONS = 1 << 31
-"""leaseTransitions is an int32, so it wraps around here; the API server would reject a larger value forever."""
+"""The number at which leaseTransitions wraps around. It is an int32, and the API server rejects larger values."""
 _SEEK_SECONDS = 0.5
-"""The interval of a follower. After the leader releases the Lease, no replica decides for at most this time."""
+"""The interval at which a follower reads the Lease. After its release, no replica leads for about this time."""
 
 
 def boot_time() -> float:
     """Return the seconds since this machine started, including suspensions.
 
-    CLOCK_MONOTONIC does not count suspensions, so a leader would continue after one although its Lease has expired.
+    CLOCK_MONOTONIC does not count suspensions, so a leader would continue after a suspension although its Lease has
+    expired.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
     return time.clock_gettime(clock)
@@ -45,9 +49,14 @@ class Leader:
     """A candidate of the election. At most one candidate is `leading` at a time. Thread-safe.
 
     Args:
-        should_yield: called with whether this replica leads; returns whether another replica should lead. If so, this
-            replica releases the Lease or does not try to acquire it.
-        wait_for_writes: returns when all writes that began while leading have arrived, or after WRITE_SECONDS.
+        namespace: The namespace of the Lease.
+        name: The name of the Lease.
+        identity: The name of this candidate, which no other candidate may have.
+        clock: A clock in seconds that is never set back and that counts suspensions.
+        should_yield: A function that gets whether this replica leads, and returns whether another replica should lead.
+            If so, this replica releases the Lease or does not try to acquire it.
+        wait_for_writes: A function that returns when all writes that began while leading have arrived, or after
+            WRITE_SECONDS.
     """
 
     def __init__(
@@ -83,7 +92,8 @@ class Leader:
     def may_write(self) -> bool:
         """Whether writes that began while leading may still be sent.
 
-        This stays true longer than `leading` while the Lease is being released, since the release waits for the writes.
+        While the Lease is being released, this is still true although `leading` is not, because the release waits for
+        the writes.
         """
         return self._clock() < self._may_write_until
 
@@ -117,7 +127,7 @@ class Leader:
             return
         self._last_error = ""
         if held:
-            if not self.leading:  # also after a round that took so long that this candidate stopped leading
+            if not self.leading:  # a round may also have taken so long that this candidate stopped leading
                 self._term += 1
                 log.info("leading", extra={"identity": self._identity, "term": self._term})
             self._renewed = started
@@ -142,9 +152,14 @@ class Leader:
             log.info("failed to release the lease: %s", error)
 
     def _acquire(self, now: float, *, seek: bool) -> bool:
-        """Return whether this candidate holds the Lease now. A conflict means that another candidate was faster.
+        """Try to acquire or renew the Lease, and return whether this candidate holds it now.
 
-        Read the Lease even without `seek`, to know later for how long it has not changed.
+        A conflict means that another candidate was faster.
+
+        Args:
+            now: The current time of the clock.
+            seek: Whether to acquire the Lease. If not, the Lease is only read, so that it is known later for how long
+                it has not changed.
         """
         try:
             lease = self._api.get(f"{self._path}/{self._name}")

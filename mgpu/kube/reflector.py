@@ -1,7 +1,8 @@
-"""Lists and watches one kind and reports every change, as client-go's reflector and informer do.
+"""Lists and watches one kind of object and reports every change, as client-go's reflector and informer do.
 
-`scheduler.runtime` and `deviceplugin.agent` create one for each kind. The `informer` of the kubernetes package does not
-compare a new list with the old one, so it misses deletions while the watch is broken, and it has no raw objects.
+The scheduler, the node agent and the playground create a `Reflector` for each kind that they watch. The `informer` of
+the kubernetes package does not compare a new list with the old one, so it misses deletions while the watch is broken.
+It also does not return the objects as JSON.
 """
 
 import logging
@@ -18,26 +19,31 @@ log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
 _MIN_PAUSE, _MAX_PAUSE = 0.1, 10.0
+"""The shortest and the longest pause, in seconds, before the objects are listed again after a failure."""
 _Name = tuple[str, str]
+"""The namespace and the name of an object."""
 
 
 class Reflector:
     """Calls `changed(object)` for each new or changed object and `gone(object)` for each deleted one.
 
     Both are called on the reflector's thread in the order of the changes. After a list, `changed` is called for objects
-    with a new resourceVersion, and then `gone` for objects that no longer exist, with their last name and uid. `gone`
-    is called for an object before `changed` for a new object of the same name. An exception of a callback is logged and
-    does not stop the watch.
+    with a new resourceVersion, and then `gone` for objects that no longer exist. `gone` gets the deleted object, or
+    only the metadata that identifies it (`_identity`). If an object was deleted and created again with the same name,
+    `gone` is called before `changed`. An exception of a callback is logged and does not stop the watch.
+
+    Any thread may call the other methods. The lock of `_lists` guards the numbers of lists.
 
     Args:
-        path: the collection (`/api/v1/pods`).
-        query: labelSelector and fieldSelector.
-        optional: whether the API server may not serve the kind. It then counts as empty and is listed again repeatedly.
-        watch_seconds: the time after which the server ends each watch, and a new one continues. A half-open connection
+        path: The path of the collection, such as `/api/v1/pods`.
+        query: A labelSelector and a fieldSelector, or one of them.
+        optional: Whether the API server may lack the kind. The kind then counts as empty, and is listed again
+            repeatedly.
+        watch_seconds: The time after which the server ends each watch, and a new one continues. A half-open connection
             is noticed then, or after a silence of 150 s (`mgpu.kube.client`).
 
     Attributes:
-        restarts: the number of times that the watch broke and all objects were listed again.
+        restarts: The number of times that the watch broke and all objects were listed again.
     """
 
     def __init__(
@@ -61,7 +67,8 @@ class Reflector:
         self._known: dict[_Name, Raw] = {}
         self._stop = threading.Event()
         self._lists = threading.Condition()
-        # The numbers of the last list that began, finished, and was requested by `refresh`.
+        # Lists are numbered. These are the last list that has begun, the last one that has finished, and the last one
+        # that `refresh` has requested.
         self._begun = 0
         self._finished = 0
         self._requested = 0
@@ -75,7 +82,7 @@ class Reflector:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, immediately unless it is in a callback or a list."""
+        """Tell the thread to stop. It stops immediately unless it is in a callback or a list."""
         self._stop.set()
         with self._lists:
             self._lists.notify_all()
@@ -83,26 +90,30 @@ class Reflector:
 
     @property
     def synced(self) -> bool:
-        """Whether the callbacks have been called for the first list."""
+        """Whether the callbacks have been called for all objects of the first list."""
         return self._finished > 0
 
     @property
     def broken_for(self) -> float:
-        """Seconds since the watch broke, 0 while it runs."""
+        """The number of seconds since the watch broke, or 0 if it is not broken."""
         since = self._broken_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def forbidden(self) -> bool:
-        """Whether the last answer of the API server was 403."""
+        """Whether the watch is broken and the API server answered 403 when it broke."""
         return self._forbidden
 
     def wait_synced(self, timeout: float) -> bool:
+        """Wait for at most `timeout` seconds until `synced` is true, and return it."""
         with self._lists:
             return self._lists.wait_for(lambda: self._finished > 0, timeout)
 
     def refresh(self, timeout: float) -> bool:
-        """List again now. Return True once the callbacks have been called for all changes before this call."""
+        """List again now, and wait until the callbacks have been called for all changes before this call.
+
+        Returns False if that takes more than `timeout` seconds.
+        """
         with self._lists:
             requested = self._begun + 1
             self._requested = requested
@@ -139,8 +150,8 @@ class Reflector:
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
-            # Reset the pause only after a watch that lasted: a process that may list but not watch must not list all
-            # the time.
+            # The pause is reset only after a watch that lasted for some time. Otherwise a process that may list but not
+            # watch would list all the time.
             if time.monotonic() - self._followed > _MAX_PAUSE:
                 pause = _MIN_PAUSE
                 last_error = ""
@@ -158,7 +169,10 @@ class Reflector:
         return self._requested > self._begun
 
     def _relist(self) -> str:
-        """List the kind and return the version to watch from; "" if the API server does not serve an optional kind."""
+        """List the objects, call the callbacks, and return the version to watch from.
+
+        Returns "" if the kind is optional and the API server does not serve it.
+        """
         with self._lists:
             self._begun += 1
             begun = self._begun
@@ -197,7 +211,7 @@ class Reflector:
                     elif kind != "BOOKMARK":
                         self._take(item)
             except WatchSilent as error:
-                # The server may be healthy and only the connection half-open. The next watch brings missed changes.
+                # Perhaps only the connection is half-open. The next watch delivers the changes that were missed.
                 log.info("%s; watching again", error)
             finally:
                 self._watch = None
@@ -228,6 +242,9 @@ def _name(item: Raw) -> _Name:
 
 
 def _identity(item: Raw) -> Raw:
-    """Return the part of an object that is stored to report its deletion. Storing whole pods would need much memory."""
+    """Return the part of an object that is stored to report its deletion.
+
+    Storing whole pods would need much memory.
+    """
     meta = item["metadata"]
     return {"metadata": {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in meta}}

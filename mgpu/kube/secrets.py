@@ -1,6 +1,7 @@
 """Stores files that replicas share in a Secret.
 
-`mgpu.serving` keeps the serving certificates of the webhook and of the scheduler in it.
+The webhook and the scheduler store their serving certificates in a Secret, each in its own (`mgpu.cli.certificate`),
+and `mgpu doctor` reads these Secrets.
 """
 
 import base64
@@ -11,9 +12,9 @@ from mgpu.kube.client import Api, ApiError
 
 
 class SecretStore:
-    """A Secret that the installation created. Methods raise ApiError and Unreachable as `Api` does.
+    """A Secret that the installation has created. Methods raise ApiError and Unreachable as `Api` does.
 
-    mgpu must not create it: the permission to create Secrets cannot be limited to a name, and a Secret of type
+    mgpu must not have the permission to create Secrets, because it cannot be limited to a name. A Secret of the type
     kubernetes.io/service-account-token contains a token of any service account in the namespace.
     """
 
@@ -23,7 +24,7 @@ class SecretStore:
         self._found: Mapping[str, Any] = {}
 
     def read(self) -> tuple[Mapping[str, bytes], str]:
-        """Return the files and the resourceVersion, or no files and "" if the Secret does not exist."""
+        """Return the files by name and the resourceVersion. Return no files and "" if the Secret does not exist."""
         try:
             secret = self._api.get(self._path)
         except ApiError as error:
@@ -35,7 +36,13 @@ class SecretStore:
         return files, secret["metadata"]["resourceVersion"]
 
     def write(self, files: Mapping[str, bytes], version: str) -> bool:
-        """Replace the files. Return False if the Secret has another version or does not exist."""
+        """Replace the files. Return False if the Secret has another version or does not exist.
+
+        Call `read` before: the other fields of the Secret are written as they were read.
+
+        Args:
+            version: The resourceVersion that `read` returned.
+        """
         meta = {**self._found.get("metadata", {}), "resourceVersion": version}
         data = {key: base64.b64encode(content).decode() for key, content in files.items()}
         try:

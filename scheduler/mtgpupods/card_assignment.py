@@ -1,7 +1,8 @@
-"""Assigns shares of cards to the MtgpuPods of a node, or gives the reason why an MtgpuPod waits. Pure.
+"""Assigns shares of cards to the MtgpuPods of a node, or gives the reason why an MtgpuPod waits.
 
-The node plan is the only caller. The rules are those of docs/design/mtgpu.md, "Meaning of a GPUID". MtgpuPods are
-considered one by one, in an order that is fair between namespaces, and each assignment counts for the next ones.
+The functions have no side effects outside of their arguments, and only `node_plan` calls them. The rules are those of
+docs/design/mtgpu.md, "Meaning of a GPUID". MtgpuPods are considered one by one, in an order that is fair between
+namespaces, and each assignment counts for the MtgpuPods after it.
 """
 
 from collections import Counter
@@ -26,10 +27,10 @@ class CardAssignments:
     """The result of `assign_cards`.
 
     Attributes:
-        reservations: by uid, the holdings of MtgpuPods that have no BoundDeviceID yet.
-        waiting: by uid, the condition Bound of MtgpuPods that get no card now.
-        awaited_gpuids: GPUIDs whose occupy pod has been given a card that is not known yet.
-        limited_namespaces: namespaces with MtgpuPods that wait because of the limit on GPUIDs.
+        reservations: By UID, the holdings of MtgpuPods that have no BoundDeviceID yet.
+        waiting: By UID, the condition Bound of MtgpuPods that get no card now.
+        awaited_gpuids: The GPUIDs whose occupy pod has been given a card that is not known yet.
+        limited_namespaces: The namespaces with MtgpuPods that wait because of the limit on GPUIDs.
     """
 
     reservations: dict[str, Holding] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class CardAssignments:
 
 
 def ledger_of(node: ObservedNode) -> Ledger:
-    """Return a ledger of the node without the reservations of its MtgpuPods, since each plan decides these again."""
+    """Return a ledger of the node without the reservations of its MtgpuPods, which each plan decides again."""
     ledger = Ledger()
     ledger.set_cards(node.name, node.cards)
     for held in node.held:
@@ -52,10 +53,10 @@ def ledger_of(node: ObservedNode) -> Ledger:
 
 
 def foreign_holdings(node: ObservedNode, ledger: Ledger, gpuid: str, card: Card) -> tuple[Holding, ...]:
-    """Return the holdings on this card that do not belong to the GPUID of the card.
+    """Return the holdings on this card that do not belong to this GPUID.
 
-    The holding of an invalid MtgpuPod has no GPUID and is not foreign, because it may belong to this one. A remnant of
-    this GPUID is not foreign either. Otherwise one user of a GPUID could block its users in other namespaces by
+    The holding of an invalid MtgpuPod has no GPUID. It is not foreign, because it may belong to this GPUID. A remnant
+    of this GPUID is not foreign either. Otherwise one user of a GPUID could block its users in other namespaces by
     deleting a Pod by force.
     """
     held = (h for h in ledger.holdings(node.name) if h.gpuid != gpuid and (h.gpuid or h.dialect != NAME))
@@ -66,8 +67,8 @@ def assign_cards(node: ObservedNode, ledger: Ledger, degraded: Mapping[str, Cond
     """Assign cards to the MtgpuPods that have none.
 
     Args:
-        ledger: the result of `ledger_of`. The function adds the new reservations to it.
-        degraded: by GPUID, the condition Degraded of each GPUID that no further MtgpuPod may join.
+        ledger: The result of `ledger_of`. The function adds the new reservations to it.
+        degraded: By GPUID, the condition Degraded of each GPUID that no further MtgpuPod may join.
     """
     assigner = _CardAssigner(node, ledger, degraded)
     for pod in _in_order(node):
@@ -102,7 +103,7 @@ class _CardAssigner:
         self._ledger = ledger
         self._degraded = degraded
         self._used = UsedGpuids(ledger.holdings(node.name))
-        # (GPUID, namespace) → the first MtgpuPod that waits for this card although it would fit alone.
+        # By GPUID and namespace, the first MtgpuPod that waits for the card although it would fit on an empty one.
         self._first_waiting: dict[tuple[str, str], MtgpuPod] = {}
         self.result = CardAssignments()
 
@@ -155,15 +156,15 @@ class _CardAssigner:
     def _found(self, pod: MtgpuPod) -> Holding | Condition:
         """Return the share of a card for the MtgpuPod, or the condition that says why it waits.
 
-        MtgpuPods of one GPUID and namespace are served first come, first served. An MtgpuPod that does not fit even on
-        an empty card blocks no later one, and neither does one of another namespace, because any user may create an
-        MtgpuPod with any GPUID.
+        The MtgpuPods of one GPUID and namespace are served in the order of their creation. An MtgpuPod that does not
+        fit even on an empty card does not block later ones. An MtgpuPod of another namespace does not block them
+        either, because any user may create an MtgpuPod with any GPUID.
         """
         line = pod.gpuid, pod.namespace
         first = self._first_waiting.get(line)
         if first is not None and first.queue_key < pod.queue_key:
-            # The message omits the name of the first one. Otherwise its deletion would cause a status write for each of
-            # the others.
+            # The message omits the name of the first MtgpuPod. Otherwise its deletion would cause a status write for
+            # each of the others.
             return _exceeded(f"older MtgpuPods of its namespace wait for GPUID {pod.gpuid} too")
         states = self._ledger.cards(self._node.name)
         of_gpuid = [state for state in states if state.gpuid == pod.gpuid]
@@ -194,7 +195,7 @@ class _CardAssigner:
         return holding(pod, card.uuid, bound=False)
 
     def _all_users_elsewhere(self, pod: MtgpuPod) -> bool:
-        """Return whether the GPUID has users, and all of them are of other namespaces."""
+        """Return whether the GPUID has users, and whether all of them are of other namespaces."""
         users = self._users(pod.gpuid)
         return bool(users) and all(user.namespace != pod.namespace for user in users)
 
@@ -219,10 +220,10 @@ class _CardAssigner:
         return holding(pod, chosen.uuid, bound=False) if chosen else _exceeded(_no_card(pod, states))
 
     def _start_by_nvidia_plugin(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Condition:
-        """Return a holding without a card index if NVIDIA's device plugin can only choose suitable cards.
+        """Return a holding of an unknown card, if the NVIDIA device plugin can only choose suitable cards.
 
-        That plugin may choose any free card. So every free card must be large enough, and mgpu must not have given any
-        card of the node to pods, because the plugin does not know of these pods.
+        The plugin may choose any free card. So every free card must be large enough, and mgpu must not have given any
+        card of the node to other pods, because the plugin does not know these pods.
         """
         given = nvidia_plugin.indexes_used_by_mgpu(self._ledger, self._node.name)
         if given:
@@ -238,8 +239,8 @@ class _CardAssigner:
 def _chosen(pod: MtgpuPod, states: Sequence[CardState]) -> Card | None:
     """Return the idle card with the lowest index that is large enough, or None.
 
-    The placement engine is not needed: all idle cards are equal to every card policy, so it would choose the lowest
-    index as well.
+    The placement engine is not needed: every card policy rates all idle cards equally, so it would choose the lowest
+    index too.
     """
     free = (s.card for s in states if not (_never_fits(pod, s.card) or card_refusal(s, _WHOLE_CARD, 0)))
     return next(free, None)
@@ -265,7 +266,7 @@ def _share(pod: MtgpuPod) -> ContainerRequest:
     return ContainerRequest("", core=pod.request, memory=pod.memory)
 
 
-# Conditions that apply to waiting MtgpuPods, and to MtgpuPods that have a card and wait for their Pod.
+# Most of these conditions apply both to waiting MtgpuPods and to MtgpuPods that have a card and wait for their Pod.
 
 
 def _exceeded(message: str) -> Condition:

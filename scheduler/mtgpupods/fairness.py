@@ -1,6 +1,6 @@
 """Limits, turns and pauses that keep the MtgpuPods of one namespace from delaying those of others.
 
-One thread writes for all nodes and namespaces, while tenants control how many MtgpuPods exist, how large they are, and
+One thread writes for all nodes and namespaces, and tenants control how many MtgpuPods exist, how large they are, and
 whether the API server accepts writes for them. docs/attacks.md describes the delays without these limits. The MtgpuPod
 controller and its writer use this module, on the thread of the controller.
 """
@@ -14,19 +14,23 @@ from scheduler.engine.round_robin import by_turns
 T = TypeVar("T")
 
 WRITES = 48
-"""Writes of one attempt on a node. Each takes 5 to 10 ms, so other nodes and namespaces wait for half a second."""
+"""The most writes of one attempt on a node. A write takes 5 to 10 ms, so other nodes wait for at most half a second."""
 FINALIZER_WRITES = WRITES // 2
-"""How many of these writes may add finalizers to new MtgpuPods; the rest is for those that have their finalizer."""
+"""How many of these writes may add finalizers to new MtgpuPods. The others are for MtgpuPods with a finalizer."""
 WRITE_SECONDS = 1.0
-"""Time for the writes of one attempt: if each takes long, fewer are made."""
+"""The time for the writes of one attempt. If each write takes long, fewer writes are made."""
 SLOW_SECONDS = 1.0
-"""A write that takes this long is slow. A tenant can cause that by a large MtgpuPod."""
+"""A write that takes this long is slow. A tenant can cause slow writes by a large MtgpuPod."""
 _REST_FACTOR = 2
-"""After a slow write, its namespace pauses for this many times the duration, so that slow writes take at most a third
-of the time."""
+"""After a slow write, its namespace pauses for this many times the duration of the write.
+
+So slow writes take at most a third of the time.
+"""
 FIRST_PAUSE = 1.0
+"""The first pause after a failed write, in seconds. Each further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE = 60.0
 _FEW = 100
+"""The number of pauses that are stored before those that ended long ago are removed."""
 
 
 @dataclass(slots=True)
@@ -34,8 +38,9 @@ class AttemptBudget:
     """Counts the writes of one attempt on a node.
 
     Attributes:
-        seconds: total duration of the writes.
-        is_exceeded: whether the attempt ended before everything was written, so that another one must follow.
+        writes: The number of writes.
+        seconds: The total duration of the writes.
+        is_exceeded: Whether the attempt ended before everything was written, so that another one must follow.
     """
 
     writes: int = 0
@@ -43,7 +48,7 @@ class AttemptBudget:
     is_exceeded: bool = False
 
     def is_used_up(self, writes: int = WRITES) -> bool:
-        """Return whether the attempt has made this many writes, or has used their share of `WRITE_SECONDS`.
+        """Return whether the attempt has made this many writes, or has used the corresponding part of `WRITE_SECONDS`.
 
         If so, set `is_exceeded`.
         """
@@ -53,18 +58,23 @@ class AttemptBudget:
 
 
 def in_turn(items: Iterable[T], namespace: Callable[[T], str], after: str | None) -> Iterator[T]:
-    """Return the items, one of each namespace after the other.
+    """Return the items in an order in which the namespaces take turns.
 
     Args:
-        after: the namespace that was served last, so that the next one comes first. None: the first one comes first.
+        namespace: The function that returns the namespace of an item.
+        after: The namespace that was served last; the namespace after it in alphabetical order comes first. If it is
+            None, the first namespace comes first.
     """
     return by_turns(items, namespace, lambda name: (after is not None and name <= after, name))
 
 
 class Backoffs:
-    """Exponential backoff by key.
+    """Exponential backoff with a separate pause for each key.
 
     A key whose last pause ended more than `LONGEST_PAUSE` ago starts again with `FIRST_PAUSE`.
+
+    Args:
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -92,9 +102,12 @@ class Backoffs:
 
 
 class WriteBackoffs:
-    """Pauses of MtgpuPods whose writes fail or are slow, and of their namespaces.
+    """The pauses of MtgpuPods whose writes fail or are slow, and of their namespaces.
 
-    A slow write pauses the whole namespace, because its other MtgpuPods may be as slow.
+    A slow write pauses the whole namespace, because the writes for its other MtgpuPods may be as slow.
+
+    Args:
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -103,7 +116,7 @@ class WriteBackoffs:
         self._rests: dict[str, float] = {}  # namespace → end of its rest
 
     def remaining(self, node: str, namespace: str, uid: str) -> float:
-        """Return the seconds until something may be written for the MtgpuPod, or 0 if it is not paused."""
+        """Return the seconds until the MtgpuPod may be written, or 0 if it is not paused."""
         rest = self._rests.get(namespace, 0.0) - self._clock()
         return max(0.0, rest, self._backoffs.remaining(node, uid))
 

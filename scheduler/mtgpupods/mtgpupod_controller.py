@@ -1,9 +1,9 @@
-"""The MtgpuPod controller: gives MtgpuPods their cards and creates their Pods, on a thread of its own.
+"""The MtgpuPod controller. It gives MtgpuPods their cards and creates their Pods, on a thread of its own.
 
-`scheduler.runtime` creates the controller and runs it while this replica leads. It reconciles node by node: it observes
-the node (`observation`), plans (`node_plan`), holds the planned cards in the ClusterCache, and writes
-(`mtgpupod_writer`). Each attempt derives everything from the objects of the API server, so a crash between any two
-writes loses nothing.
+`scheduler.runtime` creates the controller, and its thread works while this replica leads. It reconciles node by node:
+it observes the node (`observation`), computes a plan (`node_plan`), reserves the planned cards in the ClusterCache, and
+makes the writes (`mtgpupod_writer`). Each attempt derives everything from the objects of the API server, so nothing is
+lost if the process crashes between two writes.
 """
 
 import logging
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _NEXT_ATTEMPT_SECONDS = 0.05
 """Pause before the next attempt if one was not enough. During the pause the watch delivers what the attempt wrote."""
 _TRIES = 50
-"""How often a node is planned in one attempt. A plan is discarded if another decision changed the node meanwhile."""
+"""The most plans of one attempt. A plan is discarded if another decision has changed the node meanwhile."""
 
 
 class MtgpuPodController:
@@ -49,8 +49,9 @@ class MtgpuPodController:
     Any thread may call `affected`, `begin` and `wake`. The other methods belong to the thread of `run`.
 
     Args:
-        may_decide: raises RetryLater while this process must not write.
-        clock: a monotonic clock, in seconds.
+        event: Creates an Event about an object.
+        may_decide: A function that raises RetryLater while this process must not write.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class MtgpuPodController:
         self._writer = MtgpuPodWriter(self._api, settings, cluster.records, self._queue, Backoffs(clock), event)
         self._served_last: dict[str, str] = {}  # node → namespace
         self._term = 0
-        # Of the present attempt.
+        # These attributes belong to the current attempt.
         self._term_of_attempt = 0
         self._failed = False
         self._budget = AttemptBudget()
@@ -82,7 +83,7 @@ class MtgpuPodController:
         self._queue.add(event.node)
 
     def begin(self) -> None:
-        """Begin a term as leader, after all objects were listed: reconcile every node."""
+        """Begin a term as leader by reconciling every node. All objects must have been listed before."""
         self._term += 1
         for node in self._cluster.mtgpupods.nodes():
             self._queue.add(node)
@@ -121,7 +122,7 @@ class MtgpuPodController:
             log.warning("MtgpuPods not reconciled: %s", error, extra={"node": node})
             self._failed = True
         except Exception:
-            # The outermost loop of the thread: an error on one node must not keep the others waiting.
+            # This is the outermost loop of the thread: an error on one node must not keep the others waiting.
             log.exception("MtgpuPods not reconciled", extra={"node": node})
             self._queue.add(node, MAX_PAUSE)
             return
@@ -189,7 +190,13 @@ class MtgpuPodController:
         return left_out, fresh
 
     def _decide(self, node: str, left_out: Collection[str]) -> tuple[Observation, NodePlan]:
-        """Plan the node and hold the reservations of the plan in the ClusterCache."""
+        """Plan the node and add the reservations of the plan to the ClusterCache.
+
+        Raises StaleObject if the node changes faster than it can be planned.
+
+        Args:
+            left_out: The UIDs of the MtgpuPods without a finalizer, which are not planned.
+        """
         limit = self._settings.dialects.mtgpu.max_gpuids
         for _ in range(_TRIES):
             observed = observe(self._cluster, node, enabled=self._is_enabled, gpuid_limit=limit, left_out=left_out)
@@ -203,10 +210,10 @@ class MtgpuPodController:
         raise StaleObject(f"node {node} changes faster than its MtgpuPods can be planned")
 
     def _try(self, node: str, item: Raw, write: Callable[[], None]) -> bool:
-        """Call `write` for one MtgpuPod unless the MtgpuPod is paused; return whether it was called and succeeded.
+        """Call `write` for one MtgpuPod unless the MtgpuPod is paused. Return whether it was called and succeeded.
 
-        The content of an MtgpuPod decides whether the API server accepts a write for it, and how fast. So a failure
-        pauses only that MtgpuPod, and not its node or other MtgpuPods.
+        Whether and how fast the API server accepts a write depends on the content of the MtgpuPod. So a fast failure
+        pauses only that MtgpuPod. A slow one also pauses its namespace, but never the whole node.
         """
         (namespace, _), uid = key_of(item), item["metadata"]["uid"]
         begun = self._clock()
@@ -238,7 +245,7 @@ class MtgpuPodController:
         extra = {"object": "/".join(key_of(item))}
         is_conflict = isinstance(error, StaleObject) or (isinstance(error, ApiError) and error.status in (404, 409))
         if is_conflict and seconds < SLOW_SECONDS:
-            # The watch is about to deliver the current object, which causes the next attempt.
+            # The watch is about to deliver the current object, and the next attempt follows then.
             log.debug("MtgpuPod has changed: %s", error, extra=extra)
             self._failed = True
             return

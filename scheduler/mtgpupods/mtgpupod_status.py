@@ -1,8 +1,8 @@
-"""The desired state of one MtgpuPod, the status that is written for it, and the Events about it. Pure.
+"""Defines the desired state of one MtgpuPod, and computes its status and the Events about it without side effects.
 
-The node plan decides a `DesiredMtgpuPod` for every MtgpuPod of its node. The writer writes `next_status`, which also
-mirrors the Pod of the MtgpuPod. docs/mtgpu.md lists every reason of a condition, and a test compares the list with the
-code, so write reasons as literals.
+`node_plan` decides a `DesiredMtgpuPod` for every MtgpuPod of its node. `mtgpupod_writer` writes the result of
+`next_status`, which also mirrors the Pod of the MtgpuPod. docs/mtgpu.md lists every reason of a condition. A test
+compares the list with the code, so reasons must be literals in the code.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Raw = Mapping[str, Any]
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 _TYPES = ("Bound", "PodCreated", "Degraded")
 _LONGEST_MESSAGE = 1024
-"""Characters. A message may contain an error of the API server. The schema of the CRD allows 32 KiB."""
+"""The most characters of a message, which may contain an error of the API server. The CRD allows 32 KiB."""
 _ENDED = ("Succeeded", "Failed")
 _NORMAL = {
     *("Bound", "Occupying", "Retiring", "Ended", "PodCreated", "PodTerminating", "OccupyPodNotRunning", "AsBound")
@@ -39,16 +39,17 @@ class DesiredMtgpuPod:
     """The decision of the node plan about one MtgpuPod.
 
     Attributes:
-        bound: the condition Bound; None leaves it unchanged.
-        created: the condition PodCreated; None leaves it unchanged. None if `create_pod`, because the result of the
-            creation decides.
-        degraded: the condition Degraded; None leaves it unchanged.
-        bind: UUID of the card to write as BoundDeviceID, or None.
-        create_pod: whether to create its Pod on `card`, after BoundDeviceID is written.
-        delete_pod: whether to delete its Pod.
-        force: whether to delete without grace period, because the node that could end the Pod is gone.
-        remove_finalizer: whether to remove the finalizer: the MtgpuPod is being deleted and no Pod of it was observed.
-            The writer asks the API server for the Pod once more before it removes the finalizer.
+        bound: The condition Bound; None leaves it unchanged.
+        created: The condition PodCreated; None leaves it unchanged. It is None if `create_pod` is true, because the
+            condition then depends on the result of the creation.
+        degraded: The condition Degraded; None leaves it unchanged.
+        bind: The UUID of the card to write as BoundDeviceID, or None.
+        create_pod: Whether to create its Pod on `card`, after BoundDeviceID is written.
+        card: The card of the MtgpuPod, if it has one that the node reports.
+        delete_pod: Whether to delete its Pod.
+        force: Whether to delete without a grace period, because the node that could end the Pod is gone.
+        remove_finalizer: Whether to remove the finalizer, because the MtgpuPod is being deleted and no Pod of it was
+            observed. The writer reads the Pod from the API server once more before it removes the finalizer.
     """
 
     bound: Condition | None = None
@@ -64,10 +65,11 @@ class DesiredMtgpuPod:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A condition whose status or reason has changed. Each becomes one Event.
+    """A condition whose status or reason has changed. One Event is created for each transition.
 
     Attributes:
-        warning: whether the Event has the type Warning.
+        type: The type of the condition, such as Bound.
+        warning: Whether the Event has the type Warning.
     """
 
     type: str
@@ -78,12 +80,13 @@ class Transition:
 
 
 def next_status(raw: Raw, desired: DesiredMtgpuPod, pod: Raw | None, now: str) -> dict[str, Any]:
-    """Return the whole status to write for an MtgpuPod, equal to its current one if nothing has changed.
+    """Return the whole status to write for an MtgpuPod. It equals the current status if nothing has changed.
 
     Args:
-        raw: the MtgpuPod.
-        pod: the Pod that was created for it, or None. Its metadata and status are mirrored.
-        now: time in RFC 3339, for conditions whose status changes.
+        raw: The MtgpuPod.
+        desired: The decision about the MtgpuPod.
+        pod: The Pod that was created for it, or None. Its metadata and status are mirrored.
+        now: The time in RFC 3339, for conditions whose status changes.
     """
     meta = raw["metadata"]
     old = raw.get("status") or {}
@@ -110,9 +113,9 @@ def failed_status(raw: Raw, desired: DesiredMtgpuPod, message: str, now: str) ->
 
 
 def transitions(old: Raw | None, new: Raw) -> tuple[Transition, ...]:
-    """Return the changes of conditions between two statuses that are worth an Event.
+    """Return the changes of conditions between two statuses for which an Event is created.
 
-    The first `Degraded: False` is not, because it is the normal state.
+    No Event is created for the first `Degraded: False`, because it is the normal state.
     """
     before = _by_type(old or {})
     found = []
@@ -170,7 +173,10 @@ def _mirrored_metadata(pod: Raw) -> dict[str, Any]:
 
 
 def _without_null(value: Any) -> Any:
-    """Return the value without null fields. The API server may drop these, and the status would then always differ."""
+    """Return the value without null fields.
+
+    The API server may drop null fields, and the status would then differ each time.
+    """
     if isinstance(value, dict):
         return {key: _without_null(row) for key, row in value.items() if row is not None}
     return [_without_null(row) for row in value] if isinstance(value, list) else value

@@ -1,9 +1,9 @@
 """Writes finalizers and statuses of MtgpuPods, and creates and deletes their Pods and occupy pods.
 
 Only the MtgpuPod controller uses this module, on its thread. `MtgpuPodApi` makes single API calls. `MtgpuPodWriter`
-carries out the decisions of the node plan about one MtgpuPod, or about the occupy pods of a node. Every write names the
-version or uid that was observed. If that is out of date, the API server refuses the write (409, 404), and the watch
-soon delivers the current object.
+carries out the decisions of the node plan about one MtgpuPod, or about the occupy pods of a node. Every write that
+changes or deletes an object contains the resourceVersion or the UID that was observed. If these are out of date, the
+API server refuses the write (409, 404), and the watch soon delivers the current object.
 """
 
 import logging
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 RecordEvent = Callable[[dict[str, Any], Transition], None]
-"""Records an Event about an object reference. Must return at once."""
+"""Creates an Event about a transition, given a reference to the object. It must return at once."""
 _DENIED_BY_ADMISSION = ("admission webhook", "is forbidden: ")
-"""Parts of the message if admission denies a Pod: webhooks (400 by default) and ValidatingAdmissionPolicies (422).
+"""Texts in the message if an admission webhook (400 by default) or a ValidatingAdmissionPolicy (422) denies a Pod.
 
-Admission may allow the same Pod later, whereas a Pod that the API server calls invalid stays invalid.
+Admission may allow the same Pod later. A Pod that the API server calls invalid stays invalid.
 """
 
 
@@ -56,10 +56,11 @@ class StaleObject(Exception):
 
 
 class MtgpuPodApi:
-    """Single API calls, each of which may raise RetryLater, ApiError and Unreachable.
+    """Makes single API calls. Each may raise ApiError or Unreachable, and a write may also raise RetryLater.
 
     Args:
-        before_write: called before each write; raises RetryLater while this process must not write.
+        before_write: A function that is called before each write, and raises RetryLater while this process must not
+            write.
     """
 
     def __init__(self, api: Api, before_write: Callable[[], None]) -> None:
@@ -67,11 +68,11 @@ class MtgpuPodApi:
         self._before_write = before_write
 
     def mtgpupod(self, item: Raw) -> Raw:
-        """Read the MtgpuPod with all its parts."""
+        """Read the whole MtgpuPod from the API server, because the cache stores only parts of it."""
         return self._api.get(_path(item))
 
     def pod(self, namespace: str, name: str) -> Raw | None:
-        """Read a Pod, or None if there is none."""
+        """Read a Pod from the API server. Return None if it does not exist."""
         try:
             return self._api.get(pod_path(namespace, name))
         except ApiError as error:
@@ -91,8 +92,8 @@ class MtgpuPodApi:
     def write_status(self, item: Raw, status: Raw) -> Raw:
         """Replace the whole status and return the resulting MtgpuPod.
 
-        This is a JSON patch because a merge patch could not remove fields. It includes the resourceVersion so that the
-        API server compares it and answers 409 if it differs.
+        The request is a JSON patch, because a merge patch could not remove fields. It contains the resourceVersion, so
+        that the API server compares it and answers 409 if it differs.
         """
         self._before_write()
         patch = [
@@ -106,10 +107,10 @@ class MtgpuPodApi:
         self._api.create(f"/api/v1/namespaces/{quote(pod['metadata']['namespace'], safe='')}/pods", pod)
 
     def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Delete the Pod with this uid, if there is one.
+        """Delete the Pod with this UID, if there is one.
 
         Args:
-            force: whether to delete without grace period.
+            force: Whether to delete it without a grace period.
         """
         self._before_write()
         grace = {"gracePeriodSeconds": 0} if force else {}
@@ -121,7 +122,11 @@ class MtgpuPodApi:
                 raise
 
     def _with_all_finalizers(self, item: Raw) -> Raw:
-        """Return the MtgpuPod with all its finalizers, since the cache stores only the first `FINALIZERS` of them."""
+        """Return the MtgpuPod with all its finalizers.
+
+        The cache stores at most `FINALIZERS` + 1 of them. If it has more than `FINALIZERS` of them, the
+        MtgpuPod is read from the API server.
+        """
         if len(_finalizers(item)) <= FINALIZERS:
             return item
         whole = self.mtgpupod(item)
@@ -154,8 +159,8 @@ class OccupyPodFailures:
     """The occupy pods of a node that could not be created.
 
     Attributes:
-        any: whether there are any.
-        conditions: by GPUID, the condition Bound of its MtgpuPods, if the API server gave a reason.
+        any: Whether there are any.
+        conditions: By GPUID, the condition Bound of its MtgpuPods, if the API server gave a reason.
     """
 
     any: bool = False
@@ -163,7 +168,14 @@ class OccupyPodFailures:
 
 
 class MtgpuPodWriter:
-    """Carries out the decisions of node plans."""
+    """Carries out the decisions of node plans.
+
+    Args:
+        records: Seals the allocation records of Pods.
+        queue: The queue of nodes to reconcile.
+        backoffs: The pauses between attempts to create the Pod of an MtgpuPod or an occupy pod.
+        event: Creates an Event for each transition of a condition.
+    """
 
     def __init__(
         self,
@@ -217,9 +229,10 @@ class MtgpuPodWriter:
         """Carry out the decision about one MtgpuPod.
 
         Args:
-            item: the MtgpuPod as JSON.
-            pod: the same MtgpuPod, or None if it is invalid.
-            own: the Pod that was created for it, or None.
+            item: The MtgpuPod as JSON.
+            pod: The same MtgpuPod, or None if it is invalid.
+            own: The Pod that was created for it, or None.
+            desired: The decision.
         """
         if desired.delete_pod and own is not None:
             self._api.delete_pod(*key_of(item), own["metadata"]["uid"], force=desired.force)
@@ -245,7 +258,7 @@ class MtgpuPodWriter:
         self._write_status(item, status or next_status(item, desired, own, now))
 
     def _whole(self, item: Raw, pod: MtgpuPod) -> Raw:
-        """Read the whole MtgpuPod. Raises StaleObject if its request differs from the one that was decided on."""
+        """Read the whole MtgpuPod. Raises StaleObject if its request differs from that of `pod`."""
         whole = self._api.mtgpupod(item)
         present = read_stored(whole)
         if not isinstance(present, MtgpuPod) or present.placement_key != pod.placement_key:
@@ -264,7 +277,7 @@ class MtgpuPodWriter:
         except ApiError as error:
             if error.status in (400, 422) and not any(text in error.message for text in _DENIED_BY_ADMISSION):
                 return error.message
-            # A tenant can have any number of Pods denied, so each of them waits longer each time.
+            # A tenant can cause any number of Pods to be denied, so the pause of each becomes longer each time.
             self._backoffs.extend(pod.node, pod.uid)
             self._queue.add(pod.node, self._backoffs.remaining(pod.node, pod.uid))
             if error.status in (404, 409, 429) or error.status >= 500:
@@ -274,12 +287,13 @@ class MtgpuPodWriter:
         return None
 
     def _is_due(self, node: str, name: str) -> bool:
-        """Return whether a pod may be created now. If not, reconcile the node again when its pause ends.
+        """Return whether a pod may be created now. If not, reconcile the node again when the pause of the pod ends.
 
-        The pauses limit how often a pod is created that the kubelet rejects each time, or that is preempted each time.
+        The pauses limit how often a pod is created if the kubelet rejects it each time, or if it is preempted each
+        time.
 
         Args:
-            name: the GPUID of an occupy pod, or the uid of an MtgpuPod.
+            name: The GPUID of an occupy pod, or the UID of an MtgpuPod.
         """
         remaining = self._backoffs.remaining(node, name)
         if remaining:
@@ -295,7 +309,7 @@ class MtgpuPodWriter:
         self._api.remove_finalizer(item)
 
     def _write_status(self, item: Raw, status: Raw) -> Raw:
-        """Write the status if it differs, create Events for changed conditions, and return the resulting MtgpuPod."""
+        """Write the status if it has changed, create Events for changed conditions, and return the new MtgpuPod."""
         before = item.get("status") or {}
         if status == before:
             return item

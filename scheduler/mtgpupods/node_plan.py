@@ -1,8 +1,9 @@
-"""The node plan: from the observed state of the MtgpuPods of one node to the desired state of each. Pure.
+"""Computes the node plan: the desired state of each MtgpuPod of a node, given the observed state.
 
-The MtgpuPod controller carries plans out in a cluster, `mgpu simulate` in a simulated one. A plan depends on the
-observed state alone and not on earlier plans, so a new leader continues where the old one ended, and a crash between
-two writes loses nothing. tests/scheduler/mtgpupods/test_plan_machine.py tries writes in every order.
+The MtgpuPod controller carries plans out in a cluster, and `mgpu simulate` carries them out in a simulated cluster. A
+plan depends only on the observed state and not on earlier plans or on side effects. So a new leader continues where the
+old one ended, and nothing is lost if the process crashes between two writes.
+tests/scheduler/mtgpupods/test_plan_machine.py tries writes in every order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,10 +31,11 @@ class NodePlan:
     """The decisions about the MtgpuPods of a node.
 
     Attributes:
-        reservations: the holdings of MtgpuPods that have no BoundDeviceID yet, the oldest MtgpuPod first.
-        desired: by uid, the desired state of every MtgpuPod.
-        occupy_pod_steps: occupy pods to create or delete, in the order of GPUIDs.
-        limited_namespaces: namespaces with MtgpuPods that wait because of the limit on GPUIDs, which counts all nodes.
+        reservations: The holdings of MtgpuPods that have no BoundDeviceID yet, the oldest MtgpuPod first.
+        desired: By UID, the desired state of every MtgpuPod.
+        occupy_pod_steps: The occupy pods to create or delete, in the order of their GPUIDs.
+        limited_namespaces: The namespaces with MtgpuPods that wait because of the limit on GPUIDs. The limit applies to
+            all nodes together.
     """
 
     reservations: tuple[Holding, ...]
@@ -59,7 +61,7 @@ def plan_node(node: ObservedNode) -> NodePlan:
 
 
 def _degraded(node: ObservedNode, ledger: Ledger) -> dict[str, Condition]:
-    """Return, by uid, the condition Degraded of MtgpuPods whose card has a problem. They keep their card anyway."""
+    """Return, by UID, the condition Degraded of MtgpuPods whose card has a problem. They keep their card anyway."""
     found: dict[str, Condition] = {}
     card_of_gpuid: dict[str, str | None] = {}
     for pod in filter(node.holds, node.pods):
@@ -81,7 +83,7 @@ def _card_problem(node: ObservedNode, ledger: Ledger, pod: MtgpuPod, first: str 
     """Return the condition Degraded of an MtgpuPod whose card has a problem, or None.
 
     Args:
-        first: UUID of the card of the oldest MtgpuPod of its GPUID.
+        first: The UUID of the card of the oldest MtgpuPod of its GPUID.
     """
     uuid = node.card_of(pod)
     card = node.card(uuid)
@@ -92,7 +94,7 @@ def _card_problem(node: ObservedNode, ledger: Ledger, pod: MtgpuPod, first: str 
         return Condition(TRUE, "CardMissing", f"node {node.name} has no card {uuid} that pods could share")
     if uuid != first:
         return Condition(
-            TRUE, "OtherCard", f"other MtgpuPods of GPUID {pod.gpuid} are on card {first}, it is on {uuid}"
+            TRUE, "OtherCard", f"other MtgpuPods of GPUID {pod.gpuid} are on card {first}, but it is on {uuid}"
         )
     if occupy_pod and occupy_pod.alive and occupy_pod.card not in (None, uuid):
         return Condition(
@@ -164,7 +166,10 @@ def _pod_created(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) 
 
 
 def _with_reservation(node: ObservedNode, pod: MtgpuPod, reservation: Holding) -> DesiredMtgpuPod:
-    """Bind an MtgpuPod as soon as the occupy pod of its GPUID runs on the reserved card."""
+    """Return the desired state of an MtgpuPod with a reservation.
+
+    It is bound as soon as the occupy pod of its GPUID runs on the reserved card.
+    """
     occupy_pod = node.occupy_pods.get(pod.gpuid)
     card = node.card(occupy_pod.card) if occupy_pod and occupy_pod.running else None
     if card is None or not reservation.is_known_on(card):
@@ -180,7 +185,7 @@ def _awaited(pod: MtgpuPod, occupy_pod: OccupyPod | None) -> str:
 
 
 def _with_deletion(desired: DesiredMtgpuPod, node: ObservedNode, uid: str, *, deleting: bool) -> DesiredMtgpuPod:
-    """Add whether to delete the Pod of an MtgpuPod, and whether to remove its finalizer."""
+    """Return the desired state, with the decisions whether to delete the Pod and whether to remove the finalizer."""
     owned: OwnedPod | None = node.owned_pods.get(uid)
     if owned is None:
         return replace(desired, remove_finalizer=deleting)

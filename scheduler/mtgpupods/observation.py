@@ -1,6 +1,7 @@
-"""Observes the MtgpuPods of a node: reads them from a snapshot of the ClusterCache into the input of the node plan.
+"""Observes the MtgpuPods of a node: creates the input of the node plan from a snapshot of the ClusterCache.
 
-The MtgpuPod controller calls `observe` for each attempt. The writer uses the functions that read single objects.
+The MtgpuPod controller calls `observe` for each plan. The controller and the writer use the functions that read single
+objects.
 """
 
 from collections.abc import Collection
@@ -28,7 +29,7 @@ from scheduler.mtgpupods.observed_node import (
 from scheduler.mtgpupods.occupy_pods import OccupyPod, read_occupy_pod
 
 _LONGEST_PROBLEMS = 4096
-"""Characters. Longer messages about an invalid MtgpuPod are cut; its condition is shorter still."""
+"""The most characters of a message about an invalid MtgpuPod. Its condition has an even shorter message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ class Observation:
     """A node at one moment, with its objects as JSON.
 
     Attributes:
-        items: by uid, the MtgpuPods.
-        pods: by uid of the MtgpuPod, the Pods that were created for them.
-        version: the node's version in the ClusterCache, which refuses reservations if it has changed.
-        recheck_seconds: time after which the first namespace is no longer held up by remnants; None if none is held up.
+        node: The input of the node plan.
+        version: The node's version in the ClusterCache, which refuses reservations if the version has changed.
+        items: The MtgpuPods by UID.
+        pods: The Pods that were created for MtgpuPods, by the UID of the MtgpuPod.
+        recheck_seconds: The time after which remnants no longer hold up the first namespace; None if they hold up none.
     """
 
     node: ObservedNode
@@ -59,13 +61,13 @@ def observe(
 ) -> Observation:
     """Observe the MtgpuPods of a node.
 
-    All objects come from one snapshot. Otherwise a Pod that was just created could be in one part and not in another,
-    and would look like a foreign Pod.
+    All objects come from one snapshot. Otherwise a Pod that was just created could be in one part of the observation
+    and not in another, and would look like a foreign Pod.
 
     Args:
-        enabled: whether the vocabulary is enabled. If not, only MtgpuPods that are bound or being deleted are observed.
-        gpuid_limit: how many GPUIDs a namespace may use; None means without limit.
-        left_out: uids of MtgpuPods to ignore unless they are bound or being deleted.
+        enabled: Whether the vocabulary is enabled. If not, only MtgpuPods that are bound or being deleted are observed.
+        gpuid_limit: How many GPUIDs a namespace may use; None means without limit.
+        left_out: The UIDs of MtgpuPods to ignore unless they are bound or being deleted.
     """
     snapshot = cluster.mtgpupods.snapshot(name)
     cached, known = snapshot.objects, snapshot.node
@@ -116,7 +118,7 @@ class _Objects:
     conflicts: set[str] = field(default_factory=set)
 
     def add(self, pod: MtgpuPod | UnreadableMtgpuPod, key: Key, raw: Raw, cached: MtgpuObjects) -> None:
-        """Add an MtgpuPod, and the Pod of its name."""
+        """Add an MtgpuPod, and the Pod that has its name if there is one."""
         self.item_texts[pod.uid] = cached.items.text(key)
         if isinstance(pod, UnreadableMtgpuPod):
             self.unreadable.append(pod)
@@ -134,7 +136,11 @@ class _Objects:
 
 
 def read_stored(raw: Raw) -> MtgpuPod | UnreadableMtgpuPod:
-    """Read an MtgpuPod of the cache. If it is bound, its spec may be too large: its holding does not depend on it."""
+    """Read an MtgpuPod of the cache.
+
+    If its spec is too large, it is unreadable unless it is bound. The holding of a bound MtgpuPod does not depend on
+    the parts of the spec that are too large.
+    """
     excess = raw.get(EXCESS)
     if excess and not table_at(raw, "status").get("BoundDeviceID"):
         return _unreadable(raw, excess)
@@ -162,10 +168,16 @@ def _occupy_pods(pods: Collection[MtgpuPod], cached: MtgpuObjects, known: MtgpuN
 
 
 def is_pod_of(pod: Raw, item: Raw) -> bool:
-    """Return whether this Pod was created for the MtgpuPod of the same name, which may be unreadable (`is_owned`)."""
+    """Return whether this Pod was created for the MtgpuPod of the same name (`is_owned`).
+
+    Args:
+        pod: The Pod as JSON.
+        item: The MtgpuPod as JSON, which may be invalid.
+    """
     mirrored = (item.get("status") or {}).get("PodObjectMeta") or {}
     return is_owned(pod, item["metadata"]["uid"], str(mirrored.get("uid") or ""))
 
 
 def occupy_pod_key(node: str, gpuid: str) -> Key:
+    """Return the namespace and the name of the occupy pod of a GPUID."""
     return mtgpu.OCCUPY_NAMESPACE, mtgpu.occupy_name(node, gpuid)

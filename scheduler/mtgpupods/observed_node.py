@@ -1,7 +1,7 @@
-"""The input of the node plan: the observed state of the MtgpuPods of one node. Pure.
+"""Defines the input of the node plan: the observed state of the MtgpuPods of one node.
 
-`observation.observe` makes it from the ClusterCache, and `mgpu simulate` from its simulated cluster. The node plan
-depends on nothing else: anything more that it needs becomes a field of `ObservedNode`.
+`observation.observe` creates it from the ClusterCache, and `mgpu simulate` from its simulated cluster. The node plan
+must not depend on anything else. If it needs more, add a field to `ObservedNode`.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class UnreadableMtgpuPod:
     """An invalid MtgpuPod.
 
     Attributes:
-        problems: the fields that break a rule, with the rules.
+        key: The namespace and the name, as `namespace/name`.
+        problems: The fields that break a rule, and the rules.
     """
 
     uid: str
@@ -36,7 +37,7 @@ class OwnedPod:
     """The Pod that the controller created for an MtgpuPod.
 
     Attributes:
-        card: UUID of the card in the environment of its container, or None.
+        card: The UUID of the card in the environment of its container, or None.
     """
 
     uid: str
@@ -54,19 +55,22 @@ class ObservedNode:
     """The MtgpuPods of a node and everything that a plan for them depends on, at one moment.
 
     Attributes:
-        exists: whether there is a Node of this name. MtgpuPods may outlive their Node.
-        nvidia_plugin: whether NVIDIA's device plugin, and not mgpu, chooses the cards of occupy pods.
-        cards: the GPUs of the node that are not partitioned.
-        held: the holdings of all pods on these cards, in any vocabulary.
-        untolerated: by uid of an MtgpuPod, the taint of the node that would end its Pod.
-        unreadable: invalid MtgpuPods. Cards that they hold are among the holdings.
-        owned_pods: by uid of an MtgpuPod, the Pod that was created for it.
-        name_conflicts: uids of the MtgpuPods whose name a foreign Pod has.
-        occupy_pods: by GPUID, the pod that has the name of its occupy pod.
-        reservations: by uid, the holdings of MtgpuPods that were assigned a card earlier and are not bound yet.
-        gpuid_limit: the limit of GPUIDs for each namespace, or None.
-        held_up: the namespaces with remnants (deleted pods that still run), which get no card and no Pod.
-        remnant_gpuids: by uid, the GPUID of each remnant of an MtgpuPod.
+        name: The name of the node.
+        pods: The valid MtgpuPods.
+        cards: The GPUs of the node that are not partitioned.
+        held: The holdings of all pods on these cards, in any vocabulary.
+        exists: Whether there is a Node of this name. MtgpuPods may outlive their Node.
+        unschedulable: Whether the node is cordoned.
+        nvidia_plugin: Whether the NVIDIA device plugin, and not mgpu, chooses the cards of occupy pods.
+        untolerated: The taint of the node that would end the Pod of an MtgpuPod, by the UID of the MtgpuPod.
+        unreadable: The invalid MtgpuPods. The cards that they hold are among the holdings.
+        owned_pods: The Pods that were created for MtgpuPods, by the UID of the MtgpuPod.
+        name_conflicts: The UIDs of the MtgpuPods whose name a foreign Pod has.
+        occupy_pods: By GPUID, the pod that has the name of the GPUID's occupy pod.
+        reservations: By UID, the holdings of MtgpuPods that were assigned a card earlier and are not bound yet.
+        gpuid_limit: The limit of GPUIDs for each namespace, or None.
+        held_up: The namespaces with remnants, whose MtgpuPods get no card and no Pod.
+        remnant_gpuids: By UID, the GPUID of each remnant of an MtgpuPod.
     """
 
     name: str
@@ -89,7 +93,7 @@ class ObservedNode:
     def card_of(self, pod: MtgpuPod) -> str | None:
         """Return the UUID of the card that the MtgpuPod has, or None.
 
-        If its status has no card, as after a restore from a backup, the environment of its Pod counts.
+        If its status contains no card, for example after a restore from a backup, the environment of its Pod counts.
         """
         owned = self.owned_pods.get(pod.uid)
         return pod.card_uuid or (owned.card if owned else None) or None
@@ -110,12 +114,12 @@ class ObservedNode:
 def is_owned(pod: Raw, uid: str, pod_uid: str) -> bool:
     """Return whether this Pod, which has the name of an MtgpuPod, was created for it.
 
-    Either its owner reference or the status of the MtgpuPod identifies it, since `kubectl delete --cascade=orphan`
-    removes the reference.
+    Either its owner reference or the status of the MtgpuPod identifies the Pod, because `kubectl delete
+    --cascade=orphan` removes the reference.
 
     Args:
-        uid: of the MtgpuPod.
-        pod_uid: of the Pod in the status of the MtgpuPod; empty if it names none.
+        uid: The UID of the MtgpuPod.
+        pod_uid: The UID of the Pod in the status of the MtgpuPod, or "" if the status contains none.
     """
     meta = pod["metadata"]
     owners = meta.get("ownerReferences") or ()

@@ -1,8 +1,8 @@
-"""Occupy pods, which hold the cards of GPUIDs so that the kubelet and kube-scheduler count them as used. Pure.
+"""Defines occupy pods, which hold the cards of GPUIDs so that the kubelet and kube-scheduler count them as used.
 
 The containers of MtgpuPods request no device-plugin resource. Instead, the occupy pod of their GPUID requests
-`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). The node plan decides which occupy pods exist, the writer
-creates and deletes them, and `mgpu simulate` uses the same manifest.
+`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). The node plan decides which occupy pods exist, and the writer
+creates and deletes them. `mgpu simulate` uses the same manifest. The functions are pure.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ class OccupyPod:
     """A pod that has the name of a GPUID's occupy pod.
 
     Attributes:
-        ours: whether it is an occupy pod, and not a foreign pod of that name.
-        card: UUID of its card; None while that is not known.
-        message: the reason in its conditions why it does not run, or None.
+        ours: Whether it is an occupy pod of mgpu, and not a foreign pod of that name.
+        card: The UUID of its card; None while the card is not known.
+        message: The reason in its conditions why it does not run, or None.
     """
 
     uid: str
@@ -46,17 +46,18 @@ class OccupyPod:
 
 @dataclass(frozen=True, slots=True, order=True)
 class CreateOccupyPod:
-    """A step of the node plan."""
+    """A step of the node plan that creates the occupy pod of a GPUID."""
 
     gpuid: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeleteOccupyPod:
-    """A step of the node plan.
+    """A step of the node plan that deletes the occupy pod of a GPUID.
 
     Attributes:
-        force: delete without grace period, because the node that could end the pod is gone.
+        uid: The UID of the occupy pod.
+        force: Whether to delete it without a grace period, because the node that could end the pod is gone.
     """
 
     gpuid: str
@@ -68,8 +69,9 @@ def read_occupy_pod(raw: Mapping[str, Any], pod: Pod, card: str | None) -> Occup
     """Read a pod that has the name of an occupy pod.
 
     Args:
-        pod: the same pod, as `read_pod` returns it.
-        card: UUID of its card, if that is known.
+        raw: The pod as JSON.
+        pod: The same pod, as `read_pod` returns it.
+        card: The UUID of its card, or None while the card is not known.
     """
     return OccupyPod(pod.uid, occupy_target(pod) is not None, pod.phase, pod.deleting, card, _message(raw))
 
@@ -101,7 +103,8 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    # Affinity and not `nodeName`: kube-scheduler then counts the pod, and mgpu decides its card in its binding.
+    # The manifest has an affinity instead of `nodeName`, so that kube-scheduler places the pod, and mgpu decides its
+    # card in the binding.
     this_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [this_node]}}}
     spec: dict[str, Any] = {
@@ -111,7 +114,7 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
         "enableServiceLinks": False,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 0,
-        # The card stays in use when the node is tainted, because MtgpuPods that tolerate the taint run on.
+        # When the node is tainted, the card stays in use, because the Pods of MtgpuPods that tolerate the taint run on.
         "tolerations": [{"operator": "Exists"}],
     }
     if mtgpu.occupy_priority_class:

@@ -1,5 +1,6 @@
-"""Controller that partitions cards by MIG and MPS for pods that wait for slices (docs/design/slices.md).
+"""The controller that partitions cards by MIG and MPS for pods that wait for slices (docs/design/slices.md).
 
-The plans are computed by the pure functions of `scheduler.engine.partitioning`; this package decides when, and writes
-them. `scheduler.runtime` is its only caller.
+The pure functions of `scheduler.engine.partitioning` compute the plans. This package decides when a plan is made, and
+writes it. `scheduler.runtime` creates the controller. The extender and the late binding decisions report waiting pods
+to it.
 """

@@ -1,7 +1,7 @@
 """The history of nodes that the partition controller needs: which plans they refused, and since when cards are idle.
 
-Only the partition controller uses this module, on its thread. The history is in memory alone. A new leader begins
-without it, which is safe: it may repeat a plan that was refused, and idle slices stay for the full time once more.
+Only the partition controller uses this module, on its thread. The history exists only in memory. A new leader begins
+without it, which is safe: it may repeat a plan that was refused, and idle slices stay for the full time again.
 """
 
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ from scheduler import metrics
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 
 REPEAT_SECONDS = 60.0
-"""How long a plan that a node refused is not repeated, unless the node changes."""
+"""The time for which a plan that a node refused is not repeated, unless the node changes."""
 
 
 @dataclass(slots=True)
@@ -20,9 +20,9 @@ class _Refused:
     """The plans that a node refused while it was in one state.
 
     Attributes:
-        plan: number of the last plan that was refused.
-        state: slices and cards of the node at that time.
-        targets: for each refused set of slices, the time of the refusal.
+        plan: The number of the last plan that was refused.
+        state: The slices and the cards of the node at that time.
+        targets: For each refused set of slices, the time of the refusal.
     """
 
     plan: int
@@ -31,7 +31,11 @@ class _Refused:
 
 
 class RefusedPlans:
-    """Remembers the plans that nodes refused, so that they are not repeated at once."""
+    """Remembers the plans that nodes refused, so that they are not repeated at once.
+
+    Args:
+        clock: A monotonic clock, in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -80,11 +84,12 @@ def _state(target: PartitionableNode) -> object:
 class IdleCards:
     """Measures for how long the slices of cards have been idle on nodes with MPS.
 
-    Slices that are idle for too long are removed, because a card with MPS slices cannot be shared otherwise or be
+    Slices that are idle for too long are removed, because a card with MPS slices cannot be shared in another way or be
     allocated as a whole. A card in MIG mode can only be used through slices, so its idle slices keep no pod away.
 
     Args:
-        seconds: how long slices may be idle; 0 means without limit.
+        clock: A monotonic clock, in seconds.
+        seconds: The time for which slices may be idle. 0 means without limit.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
@@ -99,9 +104,9 @@ class IdleCards:
         return tuple(sorted(self._idle_since))
 
     def observe(self, target: PartitionableNode) -> None:
-        """Record which cards of the node are idle. The time of an idle card runs on when it gets more slices."""
+        """Record which cards of the node are idle. If an idle card gets more slices, its time is not reset."""
         found, name = target.observed, target.node.name
-        # Without a plan of mgpu, an administrator made the slices, and only an administrator removes them.
+        # If there is no plan of mgpu, an administrator made the slices, and only an administrator may remove them.
         if not self._seconds or found.mode != MPS or not found.has_positions or found.planned is None:
             self.forget(name)
             return

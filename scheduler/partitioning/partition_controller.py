@@ -1,10 +1,10 @@
 """The partition controller: partitions cards for pods that wait for slices, on a thread of its own.
 
-`scheduler.runtime` creates the controller and runs it while this replica leads. The filter reports the pods that wait.
-The controller is level-triggered: each round derives what to do from the ClusterCache, so a crash between any two steps
-costs only time. A new plan first goes into the ClusterCache, so that every decision respects it, and is then written to
-the Node. A node gets no second plan while one is being carried out (docs/design/slices.md, "Barrier"), and neither does
-a pod that this plan has slices for.
+`scheduler.runtime` creates the controller, and its thread works while this replica leads. The filter and the late
+binding decisions report the pods that wait. The controller is level-triggered: each round derives what to do from the
+ClusterCache, so a crash between any two steps costs only time. A new plan is first added to the ClusterCache, so that
+every decision respects it, and is then written to the Node. While a plan is being carried out, no second plan is made
+for its node (docs/design/slices.md, "Barrier") or for a pod for which the plan has slices.
 """
 
 import logging
@@ -41,25 +41,33 @@ from scheduler.partitioning.waiting_pods import PlanningOrder, WaitingPod, Waiti
 log = logging.getLogger(__name__)
 
 MISSING_SECONDS = 10.0
-"""How long slices in use may be missing before the controller plans them: the agent of the node restores them first."""
+"""How long slices in use may be missing before the controller plans them again.
+
+During this time the agent of the node tries to restore them.
+"""
 _ROUND_SECONDS = 1.0
-"""Time between rounds while something can become due without an event."""
+"""The time between rounds while something can become due without an event."""
 _SPACING_SECONDS = 0.02
-"""Least time between rounds, so that events in quick succession share one."""
+"""The least time between rounds, so that events in quick succession share a round."""
 _PODS_PER_PLAN = 64
-"""How many pods one plan may serve: the search for their slices grows with the number."""
+"""The most pods that one plan may serve. The time of the search for their slices grows with their number."""
 
 
 class PartitionController:
     """Makes plans for waiting pods, plans missing slices again, and removes idle slices.
 
-    Any thread may call `request_plan`, `can_serve`, `changed`, `begin` and `wake`, which return at once. All other
-    methods belong to the thread of `run`.
+    Any thread may call `request_plan`, `can_serve`, `changed`, `begin` and `wake`, which do not wait for the API
+    server. All other methods belong to the thread of `run`. The lock of `_event` guards `_due` and `_changed`.
 
     Args:
-        may_decide: raises RetryLater while this process must not write.
-        clock: seconds, never set back.
-        now: seconds since 1970; plans are numbered by it.
+        warn: Creates an Event of type Warning.
+        may_decide: A function that raises RetryLater while this process must not write.
+        clock: A monotonic clock, in seconds.
+        now: A clock that returns the seconds since 1970, from which the numbers of plans are derived.
+        budgets: Limits the effort of the searches; None for limits of its own.
+
+    Attributes:
+        configs: The ConfigMap of sharing configurations, which `scheduler.runtime` keeps up to date.
     """
 
     def __init__(
@@ -99,23 +107,24 @@ class PartitionController:
         """Record the result of a filter for a pod that requests slices.
 
         Args:
-            nodes: the nodes on which the pod would fit if they were partitioned again.
-            passed: the nodes on which it fits now. Its binding is expected on one of them, so for some seconds no plan
-                removes the slices that it may get.
+            known: The pod.
+            nodes: The names of the nodes on which the pod would fit if they were partitioned again.
+            passed: The names of the nodes on which it fits now. Its binding is expected on one of them, so for some
+                seconds no plan removes the slices that it may get.
         """
         self._waiting.put(known, nodes, passed)
         if nodes and not passed:
             self.wake()
 
     def can_serve(self, known: GpuPod) -> bool:
-        """Return whether a plan of its node can make the slices of a bound pod; if so, request that plan."""
+        """Return whether a plan of its node can create the slices of a bound pod. If so, request that plan."""
         target = self._cluster.partitions.get(known.pod.node, known.pod.uid)
         request = known.request
         wanted = requested_slices(request) if request else {}
         if target is None or request is None or not wanted or target.problem or request.unmet_requirement(target.node):
             return False
         if target.observed.has_positions and not target.observed.has_pending_plan:
-            # A search that ends without a proof counts as a yes: the plan, or its absence, decides later.
+            # If the search ends without a result, the slices count as possible, and the attempt to make a plan decides.
             with suppress(EffortExceeded, Exhausted), self._budgets.call(known.pod.namespace, request) as call:
                 if not can_be_partitioned_for(target, wanted, call.next_budget()):
                     return False
@@ -123,7 +132,7 @@ class PartitionController:
         return True
 
     def changed(self, node: str) -> None:
-        """Observe a node again in the next round, because its slices or their holdings have changed."""
+        """Observe a node again in the next round, because its slices or the holdings of them have changed."""
         with self._event:
             self._changed.add(node)
         self.wake()
@@ -144,7 +153,8 @@ class PartitionController:
     def run(self, stop: threading.Event) -> None:
         """Run rounds until `stop` is set. Call `wake` after setting it."""
         while not stop.is_set():
-            # Outside of our lock: `_pause` takes the lock of the ClusterCache, and its holder may call `changed`.
+            # `_pause` takes the lock of the ClusterCache. It is called without the lock of `_event`, because a thread
+            # that has the lock of the ClusterCache may call `changed`.
             pause = self._pause()
             with self._event:
                 self._event.wait_for(lambda: self._due or stop.is_set(), pause)
@@ -152,7 +162,7 @@ class PartitionController:
             try:
                 self.work()
             except Exception:
-                # The outermost loop of the thread: an error on one node must not keep all pods waiting.
+                # This is the outermost loop of the thread: an error on one node must not keep all pods waiting.
                 log.exception("planning of partitions failed")
             stop.wait(_SPACING_SECONDS)
 
@@ -168,7 +178,7 @@ class PartitionController:
     # One round.
 
     def work(self) -> None:
-        """Run one round: do all that is due now."""
+        """Run one round, which does everything that is due now."""
         try:
             self._may_decide()
             with self._event:
@@ -202,7 +212,10 @@ class PartitionController:
             self._publisher.observe(target)
 
     def _forget(self, node: str) -> None:
-        """Forget a node that is gone or has lost its label, since autoscalers never use a name again."""
+        """Forget a node that is gone or has lost its label.
+
+        Otherwise the memory would grow, because autoscalers give every new node a new name.
+        """
         self._missing_since.pop(node, None)
         self._reported.pop(node, None)
         self._publisher.forget(node)
@@ -213,7 +226,7 @@ class PartitionController:
     # Plans.
 
     def _restore(self, pods: Sequence[WaitingPod]) -> None:
-        """Plan the missing slices of bound pods again, whether other pods wait or not."""
+        """Make plans that create the missing slices of bound pods again, whether other pods wait or not."""
         for name, since in sorted(self._missing_since.items()):
             target = self._cluster.partitions.get(name)
             if target is None or not target.missing:
@@ -244,7 +257,7 @@ class PartitionController:
         self._promises.make_from_spare(
             ordered, {name: target for name, target in targets.items() if target.observed.has_pending_plan}
         )
-        # Thousands of pods of a namespace may have the same request and nodes: look for each request once.
+        # Thousands of pods of a namespace may have the same request and nodes, so each such pair is checked once.
         finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
         blocked = []
         for pod in ordered:
@@ -267,7 +280,7 @@ class PartitionController:
         return target is not None and target.fits(pod.wanted)
 
     def _plan_for(self, pod: WaitingPod, others: Sequence[WaitingPod], all_pods: Sequence[WaitingPod]) -> None:
-        """Make a plan for this pod on the best node that may have one, with slices for as many others as possible."""
+        """Make a plan for this pod on the best node that may get a plan, with slices for as many others as possible."""
         known, request = pod.known.pod, pod.known.request
         if request is None:
             return
@@ -280,7 +293,8 @@ class PartitionController:
         ]
         if pod.blocked_since is None:
             pod.blocked_since = self._clock()
-        # A pod may pass filters again and again and never be bound, so after a while only promises reserve slices.
+        # Other pods may pass filters again and again without being bound, so after a while only promises reserve
+        # slices.
         waits = self._clock() < pod.blocked_since + READY_SECONDS
         claimants = all_pods if waits else [other for other in all_pods if other.promise]
         with suppress(EffortExceeded), self._budgets.call(known.namespace, request, charge_single=True) as call:
@@ -301,7 +315,7 @@ class PartitionController:
                     return
 
     def _remove_idle(self, pods: Sequence[WaitingPod]) -> None:
-        """Make plans that remove the slices of cards that have been idle for long, unless they are promised to pods."""
+        """Make plans that remove the slices of cards that were idle for long, unless pods are about to get them."""
         for name in self._idle.nodes():
             target = self._cluster.partitions.get(name)
             if target is None:
@@ -326,7 +340,7 @@ class PartitionController:
         return not (target.problem or target.observed.has_pending_plan or self._publisher.is_paused(target))
 
     def _plan(self, target: PartitionableNode, slices: tuple[Slice, ...], pods: Sequence[WaitingPod]) -> bool:
-        """Put a plan into the ClusterCache and promise its slices; return False if the node has changed meanwhile."""
+        """Add a plan to the ClusterCache and promise its slices. Return False if the node has changed meanwhile."""
         name = target.node.name
         before = target.observed.partitioning
         numbers = [number for number in (before.plan, before.applied) if number is not None]
@@ -342,7 +356,7 @@ class PartitionController:
         return True
 
     def _warn_node(self, node: str, message: str, reason: str = "NoPlan") -> None:
-        """Create an Event on the node, unless its last one had the same message."""
+        """Create an Event about the node, unless the last Event about it had the same message."""
         if self._reported.get(node) != message:
             self._reported[node] = message
             self._warn(node_reference(node), reason, message)

@@ -1,9 +1,9 @@
-"""Writes plans to Nodes, and under MPS the sharing configurations that follow from them to a ConfigMap.
+"""Writes plans to Nodes and, under MPS, the resulting sharing configurations to a ConfigMap.
 
-`scheduler.runtime` creates the `PlanWriter` and watches the ConfigMap; only the partition controller calls this module
-otherwise. The controller and the agent of a node write the same annotation, and all nodes and administrators share one
-ConfigMap. So every write is conditional on the resourceVersion that was read, and never overwrites what another author
-wrote.
+`scheduler.runtime` creates the `PlanWriter` and watches the ConfigMap. Otherwise only the partition controller calls
+this module. The controller and the agent of a node write the same annotation, and all nodes and administrators share
+one ConfigMap. So every write is conditional on the resourceVersion that was read, and never overwrites what another
+author has written.
 """
 
 import logging
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 _TRIES = 20
 """The most attempts at one write. An attempt fails with a conflict only if another author has written meanwhile."""
 _UNOBSERVED_SECONDS = 60.0
-"""How long to wait for the watch to deliver a plan that was written, before it is compared with the Node again."""
+"""The time for which the watch may take to deliver a written plan, before the plan is compared with the Node again."""
 _OUTDATED_SECONDS = 5.0
-"""How long a node gets no new plan after one that did not suit it any more, unless the node changes before."""
+"""The time for which a node gets no new plan after a plan was outdated when it was written, unless the node changes."""
 
 
 class PlanWriter:
@@ -42,8 +42,8 @@ class PlanWriter:
     succeeded. Repeat the call then: a write that has succeeded is not made twice.
 
     Attributes:
-        maps: path of the ConfigMaps of the namespace, to list and watch.
-        only_map: query that selects the one ConfigMap.
+        maps: The path of the ConfigMaps in the namespace, for lists and watches.
+        only_map: The query that selects the one ConfigMap.
     """
 
     def __init__(self, api: Api, settings: Settings) -> None:
@@ -58,7 +58,7 @@ class PlanWriter:
         """Write a plan to its Node.
 
         Returns:
-            None if the Node has the plan now, else the reason why the plan must be dropped.
+            None if the Node has the plan now. Otherwise the reason why the plan must be dropped.
         """
         path = f"/api/v1/nodes/{quote(plan.node, safe='')}"
         for _ in range(_TRIES):
@@ -87,7 +87,7 @@ class PlanWriter:
         raise RetryLater(f"node {plan.node} changes too often: {_TRIES} writes in a row failed with a conflict")
 
     def write_config(self, node: str, spec: SliceCounts) -> None:
-        """Write the entry of a node into the ConfigMap, which is created if it does not exist."""
+        """Write the entry of a node to the ConfigMap, which is created if it does not exist."""
         text = write_config(spec)
         for _ in range(_TRIES):
             try:
@@ -102,7 +102,7 @@ class PlanWriter:
         raise RetryLater(f"ConfigMap {self._name} changes too often: {_TRIES} writes in a row failed with a conflict")
 
     def _try_config(self, node: str, spec: SliceCounts, text: str) -> bool:
-        """Write the entry unless it is there already; return whether that was necessary."""
+        """Write the entry unless the ConfigMap has it already. Return whether a write was necessary."""
         try:
             raw = self._api.get(self._map)
         except ApiError as error:
@@ -119,12 +119,12 @@ class PlanWriter:
 
 
 class PlanPublisher:
-    """Writes the plans of the ClusterCache, and under MPS the ConfigMap after the annotation. Not thread-safe.
+    """Writes the plans of the ClusterCache and, under MPS, the ConfigMap after the annotation. Not thread-safe.
 
     Args:
-        configs: the ConfigMap as the watch delivers it.
-        may_decide: raises RetryLater while this process must not write.
-        clock: a monotonic clock, in seconds.
+        configs: The ConfigMap as the watch has delivered it.
+        may_decide: A function that raises RetryLater while this process must not write.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class PlanPublisher:
         self._configs_due.discard(node)
 
     def is_busy(self) -> bool:
-        """Return whether something is left to write or to be delivered by the watch."""
+        """Return whether something must still be written, or must still be delivered by the watch."""
         return bool(self._configs_due or self._cluster.partitions.plans())
 
     def is_paused(self, target: PartitionableNode) -> bool:
@@ -195,7 +195,7 @@ class PlanPublisher:
             self._configs_due.add(plan.node)
 
     def _publish_config(self, name: str) -> bool:
-        """Write the entry of a node if it differs from its annotation; return False if the write failed."""
+        """Write the node's entry in the ConfigMap if it differs from its annotation. Return False if that failed."""
         target = self._cluster.partitions.get(name)
         if (
             target
@@ -216,11 +216,11 @@ class PlanPublisher:
 
 
 class SharingConfigs:
-    """The ConfigMap of sharing configurations as the watch delivers it. Thread-safe.
+    """The ConfigMap of sharing configurations as the watch has delivered it. Thread-safe; its lock guards the data.
 
     Args:
-        nodes_changed: called with the names of the nodes whose entries have changed, so that a change of one entry
-            does not cost an observation of every node. It must return at once.
+        nodes_changed: A function that is called with the names of the nodes whose entries have changed, so that only
+            these nodes are observed again. It must return at once.
     """
 
     def __init__(self, nodes_changed: Callable[[Collection[str]], None]) -> None:
@@ -235,7 +235,7 @@ class SharingConfigs:
         self._set({})
 
     def has(self, node: str, spec: SliceCounts) -> bool:
-        """Return whether the entry of the node has these slices, whatever its YAML looks like."""
+        """Return whether the entry of the node has these slices. The format of its YAML does not matter."""
         with self._lock:
             return _has_entry(self._data, node, spec)
 
@@ -263,7 +263,7 @@ def _read(text: str) -> SliceCounts | None:
 
 
 def _outdated_reason(plan: PartitionPlan, found: NodeSlices) -> str | None:
-    """Return the reason why a plan does not suit its node any more, or None."""
+    """Return the reason why a plan is outdated for its node, or None."""
     if found.partitioning.plan != plan.previous_id:
         return f"the node has plan {found.partitioning.plan} by now"
     if any(mode_of(s.name) != found.mode for s in plan.slices):

@@ -1,8 +1,8 @@
-"""Promises: which plan has slices for which waiting pod, and until when the slices are reserved for it.
+"""Handles promises. A promise says which plan has slices for a waiting pod, and until when other plans spare them.
 
-A plan is made for one pod, and often makes slices for others too. Each of these pods gets a promise, so that no second
-plan is made for it while the first one is carried out. Only the partition controller uses this module, on its thread.
-A promise is not a reservation: any pod may take a free slice, and the ledger knows nothing of promises.
+A plan is made for one pod, and often creates slices for other pods too. Each of these pods gets a promise, so that no
+second plan is made for it while the first one is carried out. Only the partition controller uses this module, on its
+thread. A promise is not a reservation: any pod may take a free slice, and the ledger does not contain promises.
 """
 
 import logging
@@ -21,9 +21,9 @@ from scheduler.partitioning.waiting_pods import PlanningOrder, Promise, WaitingP
 log = logging.getLogger(__name__)
 
 PROMISE_SECONDS = 60.0
-"""How long a pod waits for its plan to be carried out before another node is planned for it."""
+"""The time for which a pod waits for its plan to be carried out, before a plan of another node is made for it."""
 READY_SECONDS = 15.0
-"""How long other plans leave new slices to the pods that they were made for.
+"""The time for which other plans do not destroy new slices of pods that have not used them yet.
 
 kube-scheduler retries a pod within ten seconds after its node has changed.
 """
@@ -33,7 +33,7 @@ class Promises:
     """Makes, follows and ends the promises of waiting pods. Not thread-safe.
 
     Args:
-        clock: seconds, never set back.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Promises:
                 pod.promise = Promise(target.node.name, plan, self._clock() + PROMISE_SECONDS)
 
     def make_from_spare(self, pods: Sequence[WaitingPod], under_way: Mapping[str, PartitionableNode]) -> None:
-        """Promise the slices that the plans under way make in addition to those for the pods that they were made for.
+        """Promise the slices that plans under way create in addition to those that are promised already.
 
         Args:
-            pods: in the order in which plans are made for them.
-            under_way: by name, the nodes whose last plan is not in force yet.
+            pods: The waiting pods, in the order in which plans are made for them.
+            under_way: By name, the nodes whose last plan is not in force yet.
         """
         for name, target in under_way.items():
             plan = target.observed.partitioning.plan
@@ -70,7 +70,7 @@ class Promises:
             self.make(target, planned, plan, [*first, *others])
 
     def servable(self, pods: Iterable[WaitingPod], node: str) -> list[WaitingPod]:
-        """Return the pods for which a plan of this node may make slices."""
+        """Return the pods for which a plan of this node may create slices."""
         return [
             pod
             for pod in pods
@@ -83,7 +83,8 @@ class Promises:
         """End the promises that are kept, broken or not used.
 
         Args:
-            deleted: pods that were deleted before they had their slices.
+            pods: The waiting pods.
+            deleted: The pods that were deleted before they had their slices.
 
         Returns:
             The promises that ended because their plan was not in force in time.
@@ -118,7 +119,7 @@ class Promises:
         return is_binding_expected and node in pod.nodes
 
     def _next(self, pod: WaitingPod, promise: Promise, target: PartitionableNode) -> Promise | None:
-        """Return the promise after a look at its node, or None if it has ended."""
+        """Return the promise according to the state of its node, or None if the promise has ended."""
         partitioning = target.observed.partitioning
         now = self._clock()
         if not promise.ready:

@@ -1,9 +1,10 @@
-"""Pods that wait for slices, and the order in which plans are made for them.
+"""Stores the pods that wait for slices, and decides the order in which plans are made for them.
 
-The filter reports the pods on request threads; the partition controller plans for them on its own thread. A plan may
-destroy free slices that other pods could use, and keeps the driver of a node busy for seconds, while a waiting pod
-holds nothing. So a namespace has a budget of plans for each node: without it, two pods that are never bound would have
-a node partitioned back and forth without end. All state is in memory, and a new leader begins without it.
+The filter and the late binding decisions report the pods on their threads, and the partition controller makes plans for
+them on its own thread. A plan may destroy free slices that other pods could use, and keeps the driver of a node busy
+for seconds, whereas a waiting pod holds nothing. So a namespace has a budget of plans for each node. Without it, two
+pods that are never bound could cause a node to be partitioned back and forth forever. All state is in memory, and a new
+leader begins without it.
 """
 
 import threading
@@ -18,31 +19,32 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.round_robin import by_turns
 
 _REMEMBERED_SECONDS = 400.0
-"""How long a pod counts as waiting after a filter. kube-scheduler retries a pod after five minutes at the latest."""
+"""The time for which a pod counts as waiting after a filter. kube-scheduler retries a pod within five minutes."""
 _BINDING_SECONDS = 5.0
-"""How long the binding of a pod is expected after the pod has passed a filter."""
+"""The time for which the binding of a pod is expected after the pod has passed a filter."""
 _UNOBSERVED_SECONDS = 30.0
-"""How long the watch may take to deliver a pod that a filter was called for. After that the pod counts as deleted."""
+"""The time for which the watch may take to deliver a reported pod. After that the pod counts as deleted."""
 BURST = 6
-"""How many plans in a row that destroy free slices a namespace may cause on one node."""
+"""The number of plans in a row that destroy free slices and that a namespace may cause on one node."""
 REFILL_SECONDS = 20.0
-"""Time after which a namespace may cause one more such plan."""
+"""The time after which a namespace may cause one more such plan."""
 _MISSED_COST = 10
-"""How many such plans it costs in addition if a pod does not use the slices that were made for it."""
+"""The number of such plans that are charged in addition if a pod does not use the slices that were made for it."""
 FIRST_PAUSE = 60.0
-"""How long a pod gets no plan after it did not use its slices. The pause doubles each time, up to `LONGEST_PAUSE`."""
+"""The time for which a pod gets no plan after it did not use its slices. It doubles each time up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE = 300.0
 _NAMESPACES_REMEMBERED = 1_000
-"""How many namespaces keep their place in the order of turns."""
+"""The number of namespaces that keep their place in the order of turns."""
 
 
 class Promise(NamedTuple):
     """Slices of a plan for one waiting pod.
 
     Attributes:
-        plan: number of the plan.
-        until: end of the promise. Other nodes may be planned for the pod after that.
-        ready: whether the plan is in force, so that the slices exist.
+        node: The name of the node.
+        plan: The number of the plan.
+        until: The end of the promise. After it, plans of other nodes may be made for the pod.
+        ready: Whether the plan is in force, so that the slices exist.
     """
 
     node: str
@@ -53,18 +55,21 @@ class Promise(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class WaitingPod:
-    """A pod that requests slices and is not bound yet.
+    """A pod that requests slices and does not have them yet.
 
     Attributes:
-        wanted: number of requested slices by name.
-        nodes: names of the nodes on which the pod fits, either now (`passed`) or after a new partitioning.
-        since: time of the first filter for the pod.
-        filtered_at: time of the last filter for the pod.
-        until: the pod is forgotten after this time, unless it has a promise.
-        passed: whether `nodes` have free slices for the pod, so that its binding is expected.
-        observed: whether the watch has delivered the pod.
-        blocked_since: since when no plan could be made for the pod; None if one was made, or none was tried.
-        missed: node and number of each plan for the pod that was not in force in time.
+        known: The pod as it was reported or as the watch has delivered it since.
+        wanted: The number of requested slices by name.
+        nodes: The names of the nodes on which the pod fits, either now (`passed`) or after a new partitioning.
+        since: The time at which the pod was reported first.
+        filtered_at: The time at which the pod was reported last.
+        until: The time after which the pod is forgotten, unless it has a promise.
+        passed: Whether `nodes` have free slices for the pod, so that its binding is expected.
+        observed: Whether the watch has delivered the pod.
+        promise: The slices that a plan has for the pod, or None.
+        blocked_since: The time since which no plan could be made for the pod; None if a plan was made or none was
+            tried.
+        missed: The node and the number of each plan for the pod that was not in force in time.
     """
 
     known: GpuPod
@@ -92,8 +97,11 @@ class WaitingPod:
 class WaitingPods:
     """The pods that wait for slices. Thread-safe.
 
-    The objects that `update` returns are shared: `put` updates their nodes, `passed` and times on request threads, and
-    all other attributes belong to the thread of the partition controller.
+    The objects that `update` returns are shared. `put` changes their nodes, `passed` and times on the threads of its
+    callers. All other attributes belong to the thread of the partition controller. The lock guards the collection.
+
+    Args:
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, cluster: ClusterCache, clock: Callable[[], float]) -> None:
@@ -109,8 +117,10 @@ class WaitingPods:
         """Record the result of a filter.
 
         Args:
-            nodes: the nodes on which the pod would fit after a new partitioning. Ignored if `passed` is not empty.
-            passed: the nodes on which it fits now.
+            known: The pod.
+            nodes: The names of the nodes on which the pod would fit after a new partitioning. They are ignored if
+                `passed` is not empty.
+            passed: The names of the nodes on which it fits now.
         """
         uid, now = known.pod.uid, self._clock()
         possible = frozenset(passed or nodes)
@@ -131,7 +141,7 @@ class WaitingPods:
         """Remove the pods that do not wait any more.
 
         Returns:
-            The pods that wait, oldest first, and the removed pods that had a promise and never got a binding.
+            The pods that wait, oldest first, and the removed pods that had a promise and were never bound.
         """
         with self._lock:
             deleted = []
@@ -142,7 +152,7 @@ class WaitingPods:
             return sorted(self._pods.values(), key=lambda waiting: waiting.order), deleted
 
     def forget(self, waiting: WaitingPod, filtered_at: float) -> None:
-        """Remove a pod, unless a filter was called for it after this time."""
+        """Remove a pod, unless it was reported again after this time."""
         with self._lock:
             if waiting.filtered_at <= filtered_at:
                 self._pods.pop(waiting.known.pod.uid, None)
@@ -171,8 +181,8 @@ class _Budget:
     """The plans that a namespace may still cause on a node, as a token bucket.
 
     Attributes:
-        full_at: the time at which the bucket is full again.
-        missed: number of the last plan whose slices a pod of the namespace did not use.
+        full_at: The time at which the bucket is full again.
+        missed: The number of the last plan whose slices a pod of the namespace did not use.
     """
 
     full_at: float
@@ -181,14 +191,18 @@ class _Budget:
 
 @dataclass(slots=True)
 class _Missed:
-    """How many times a pod did not use its slices, and the end of its pause."""
+    """The number of times that a pod did not use its slices, and the end of its pause."""
 
     times: int
     until: float
 
 
 class PlanningOrder:
-    """The order of waiting pods and the budgets of their namespaces. Not thread-safe."""
+    """Decides the order of waiting pods, and manages the budgets of their namespaces. Not thread-safe.
+
+    Args:
+        clock: A monotonic clock, in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -220,7 +234,7 @@ class PlanningOrder:
         """Record that a plan was made for this pod, and charge it to the namespace.
 
         Args:
-            destroys: whether the plan destroys free slices. If not, it costs nothing.
+            destroys: Whether the plan destroys free slices. If not, nothing is charged.
         """
         self._served[pod.namespace] = None
         self._served.move_to_end(pod.namespace)
@@ -236,7 +250,7 @@ class PlanningOrder:
         times = self._times_missed(pod)
         self._missed[pod.known.pod.uid] = _Missed(times + 1, now + min(FIRST_PAUSE * 2**times, LONGEST_PAUSE))
         budget = self._budgets.get(node, {}).get(pod.namespace)
-        if budget is None or budget.missed != plan:  # many pods of one plan cost no more than one
+        if budget is None or budget.missed != plan:  # each plan is charged once, even if many pods did not use it
             self._charge(pod.namespace, node, _MISSED_COST).missed = plan
 
     def forget(self, node: str) -> None:
