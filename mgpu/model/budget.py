@@ -2,8 +2,8 @@
 
 The API server accepts objects of 1.5 MiB, and any user who may create pods chooses the length of their lists. Without
 limits a user could make every process spend any amount of work and memory. Each process calls this module before it
-reads an object: the webhook calls `excess` and `excess_of_spec`, and the scheduler and the agents call
-`excess_of_containers` (mainly through `mgpu.dialects.watched_pods`).
+reads an object. The webhook calls mainly `excess` and `excess_of_spec`, the scheduler calls `excess` and
+`excess_of_containers`, and the agents call `excess_of_containers`.
 `mgpu.serving` limits the memory of all requests together. Raising a limit needs a new measurement of the cost
 (docs/attacks.md).
 """

@@ -164,8 +164,8 @@ class Placement:
 class RejectionKind(StrEnum):
     """The kind of reason for which a pod does not fit on a node.
 
-    The values are API: label values of the metric `mgpu_rejections_total`. A new kind needs a row in docs/metrics.md,
-    in the same order.
+    The values are label values of the metric `mgpu_rejections_total`, so they must not change. A new kind needs a row
+    in docs/metrics.md, in the same order.
     """
 
     GATED = "gated"

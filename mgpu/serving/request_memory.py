@@ -92,7 +92,7 @@ class _Budget:
 
 
 class RequestMemory:
-    """The memory of the requests of one app. Thread-safe."""
+    """The memory of the requests of one app. It is thread-safe, because its budgets are."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
