@@ -30,7 +30,7 @@ def test_yaml_and_json_are_read_and_read_again_when_they_change(file: Path) -> N
         ("[{", "cards.yaml: is not YAML"),
         ("[{memory: 1Gi, uuid: a}, {memory: 1Gi, uuid: a}]", "two cards have the UUID a"),
         ("[{memory: 1Gi, index: 0}, {memory: 1Gi, index: 0}]", "two cards have the index 0"),
-        ("[{memory: -1}]", r"cards.yaml\[0\].memory: must be positive"),
+        ("[{memory: -1}]", r"cards.yaml\[0\].memory: must be greater than 0"),
         ("[{memory: 1Gi, color: red}]", r"cards.yaml\[0\].color: unknown"),
     ],
 )
