@@ -79,7 +79,7 @@ class Backoffs:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._pauses: dict[tuple[str, ...], tuple[float, float]] = {}  # key → pause, end of the pause
+        self._pauses: dict[tuple[str, ...], tuple[float, float]] = {}  # by key: the pause and its end
         self._cleanup_size = _FEW
 
     def remaining(self, *key: str) -> float:
@@ -113,7 +113,7 @@ class WriteBackoffs:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._backoffs = Backoffs(clock)
-        self._rests: dict[str, float] = {}  # namespace → end of its rest
+        self._rests: dict[str, float] = {}  # by namespace, the end of its rest
 
     def remaining(self, node: str, namespace: str, uid: str) -> float:
         """Return the seconds until the MtgpuPod may be written, or 0 if it is not paused."""

@@ -71,7 +71,7 @@ class MtgpuPodController:
         self._write_backoffs = WriteBackoffs(clock)
         self._api = MtgpuPodApi(api, self._before_write)
         self._writer = MtgpuPodWriter(self._api, settings, cluster.records, self._queue, Backoffs(clock), event)
-        self._served_last: dict[str, str] = {}  # node → namespace
+        self._served_last: dict[str, str] = {}  # by node, the namespace served last
         self._term = 0
         # These attributes belong to the current attempt.
         self._term_of_attempt = 0

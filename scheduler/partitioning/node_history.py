@@ -95,7 +95,7 @@ class IdleCards:
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._idle_since: dict[str, dict[int, float]] = {}  # node → card → time
+        self._idle_since: dict[str, dict[int, float]] = {}  # by node and card, the time
 
     def __bool__(self) -> bool:
         return bool(self._idle_since)

@@ -99,7 +99,7 @@ class PartitionController:
         self._due = False
         self._changed: set[str] = set()
         self._missing_since: dict[str, float] = {}  # by node
-        self._reported: dict[str, str] = {}  # node → message of its last Event
+        self._reported: dict[str, str] = {}  # by node, the message of its last Event
 
     # Called by other threads.
 

@@ -140,8 +140,8 @@ class PlanPublisher:
         self._configs = configs
         self._may_decide = may_decide
         self._clock = clock
-        self._written: dict[str, tuple[int, float]] = {}  # node → number of its last plan, and when it was written
-        self._outdated: dict[str, tuple[int, float]] = {}  # node → its version, and until when it gets no plan
+        self._written: dict[str, tuple[int, float]] = {}  # by node: its last plan, and when it was written
+        self._outdated: dict[str, tuple[int, float]] = {}  # by node: its version, and the end of its pause
         self._configs_due: set[str] = set()
 
     def observe(self, target: PartitionableNode) -> None:

@@ -208,7 +208,7 @@ class PlanningOrder:
         self._clock = clock
         self._served: OrderedDict[str, None] = OrderedDict()  # namespaces, in the order of their last plans
         self._missed: dict[str, _Missed] = {}
-        self._budgets: dict[str, dict[str, _Budget]] = {}  # node → namespace
+        self._budgets: dict[str, dict[str, _Budget]] = {}  # by node and namespace
 
     def sort(self, pods: Iterable[WaitingPod]) -> list[WaitingPod]:
         """Return the pods in the order in which plans are made for them.
