@@ -23,7 +23,8 @@ add_version_metric(REGISTRY, "deviceplugin")
 
 ALLOCATE = Histogram(
     "mgpu_allocate_seconds",
-    "Duration of Allocate. result void: PreStartContainer finds out which container the call was for.",
+    "Duration of Allocate, by result. The result void means that the answer names no cards, because the call can be "
+    "for several containers; PreStartContainer then delivers them.",
     ["result"],
     registry=REGISTRY,
     buckets=SECONDS,
@@ -37,8 +38,9 @@ PRESTART = Histogram(
 )
 CORRECTIONS = Counter(
     "mgpu_identity_corrections",
-    "Containers for which Allocate had named other cards than the record of their pod, by what was corrected: the "
-    "answer (with CDI), or the records of the pods (without CDI).",
+    "Containers for which the answer to Allocate named other cards than the allocation record of their pod, by what "
+    "the agent corrected: answer (with CDI, the CDI file overrides the answer) or records (without CDI, the records of "
+    "two pods are exchanged).",
     ["corrected"],
     registry=REGISTRY,
 )
@@ -138,7 +140,7 @@ def _of_agent(agent: Agent | None) -> Iterator[Metric]:
     text = "Seconds since the watch of the node's pods was interrupted; 0 while it runs."
     broken = GaugeMetricFamily("mgpu_agent_watch_broken_seconds", text)
     restarts = CounterMetricFamily(
-        "mgpu_agent_watch_restarts", "How often this watch was interrupted and started again."
+        "mgpu_agent_watch_restarts", "How often the watch of the node's pods was interrupted and started again."
     )
     if agent is not None:
         ready.add_metric([], not agent.not_ready_reason())

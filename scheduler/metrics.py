@@ -29,8 +29,8 @@ DECISIONS = Counter(
 )
 REJECTIONS = Counter(
     "mgpu_rejections",
-    "Rejected pods, by the kind of the most frequent reason. The stage is filter if the pod fits on no node, and "
-    "decision if the chosen node has no cards for the pod.",
+    "Rejections of pods, by stage and by the kind of the most frequent reason. The stage is filter if the pod fits on "
+    "no node, and decision if it gets no cards on the node that a scheduler has chosen.",
     ["stage", "reason"],
     registry=REGISTRY,
 )
@@ -47,7 +47,8 @@ LATE = Counter(
 )
 PLANS = Counter(
     "mgpu_slice_plans",
-    "Partition plans for nodes: made, written, dropped (the node had changed), refused (by its agent).",
+    "Partition plans, by result: made, written (to the Node), dropped (the Node had changed), or refused (by its "
+    "agent). A plan can count under several results.",
     ["result"],
     registry=REGISTRY,
 )

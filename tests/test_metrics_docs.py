@@ -22,7 +22,10 @@ def test_the_table_of_each_process(process: str) -> None:
     assert told == sorted((m.name + suffix.get(m.type, ""), m.type, m.documentation) for m in metrics(process))
 
 
-@pytest.mark.parametrize(("label", "known"), [("`rule`", tuple(Rule)), ("`reason` of refusals", tuple(RejectionKind))])
+@pytest.mark.parametrize(
+    ("label", "known"),
+    [("`rule`", tuple(Rule)), ("`reason` of `mgpu_rejections_total`", tuple(RejectionKind))],
+)
 def test_what_labels_can_be(label: str, known: tuple[str, ...]) -> None:
     line = TEXT.partition(f"- {label}: ")[2].partition("\n-")[0]
     assert re.findall(r"`([\w-]+)`", line) == list(known)

@@ -151,7 +151,7 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Return the resources of a node. Those of types other than GPU are numbers in its status."""
+    """Return the resources of a node. `nvidia.com/gpu`, `gpu-core` and `gpu-memory-ratio` are served as device ids."""
     if not enabled(settings):
         return ()
     gpus = [card for card in cards if card.type == GPU_TYPE]

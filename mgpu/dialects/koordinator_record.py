@@ -24,7 +24,7 @@ PER_CONTAINER = "mgpu.io/container-devices"
 """The annotation with the minors of each container: `{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`."""
 _PREFIX = "koordinator.sh/"
 _PREFIXES = (_PREFIX, "kubernetes.io/")
-"""The prefixes of resource names in the record. The second is an older spelling of Koordinator."""
+"""The prefixes of resource names in the record. The second one is of an older format, which is read as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class DeviceAllocation:
 
     Attributes:
         type: the type of the device, such as `gpu` or `rdma`.
-        minor: the minor of the device.
+        minor: the minor number of the device, which is unique among the pod's devices of this type.
         id: the UUID of the device; "" if the record has none.
         core: the core, in percent of the device.
         memory: the memory, in bytes.
@@ -194,7 +194,7 @@ def _card(device: DeviceAllocation) -> str | Minor:
 def _read_device(type: str, row: object) -> DeviceAllocation:
     resources = row.get("resources") if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(resources, dict):
-        raise _bad(f"every {type} must be an object with minor and resources")
+        raise _bad(f"every entry of {type} must be an object whose field resources is an object")
     minor = row.get("minor", 0)  # Koordinator omits a minor of 0
     id = row.get("id", "")
     if not is_integer(minor, 0, MAX_QUANTITY):

@@ -161,8 +161,8 @@ def stored_pod(pod: Pod, *, record: bool) -> Pod:
 def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return all labels of a pod, or none if they are too many or too long.
 
-    A part of the labels would be worse than none, since a selector with `DoesNotExist` would match a pod whose label
-    was omitted.
+    The labels are stored for PodDisruptionBudgets, none of which counts a pod without labels. A part of the labels
+    would be worse than none, since a selector with `DoesNotExist` would match a pod whose label was omitted.
     """
     if len(labels) > budget.MAX_LABELS or sum(map(len, labels)) + sum(map(len, labels.values())) > MAX_LABEL_TEXT:
         return {}

@@ -16,7 +16,7 @@ GPU = "gpu"
 name)."""
 
 WHOLE_CORE = 1000
-"""The compute of one card, in milli."""
+"""The compute of one card, in milli, the unit of all amounts of core: thousandths of the compute of one card."""
 
 WHOLE_RATIO = 100
 """The memory of one card, in percent."""

@@ -22,7 +22,7 @@ from mgpu.model.slice_names import is_slice, place_of
 
 
 class Minor(NamedTuple):
-    """The name of a card in a record that contains its minor, but neither its index nor its UUID."""
+    """The minor number of a card (`Card.minor`), for a record that contains neither its index nor its UUID."""
 
     number: int
 
@@ -119,9 +119,9 @@ def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: boo
     """Return the shares of a pod whose cards are unknown. Each share is held on every card of the node.
 
     Args:
-        pod: the pod, if only the shares that the node may have allocated are to be returned: the cards and slices of
-            containers that have ever run. Nothing on a node allocates rdma and fpga, so without a record no container
-            holds any.
+        pod: the pod, or None. If it is given, only the shares that the node may have allocated are returned: the cards
+            and slices of containers that have ever run. Nothing on a node allocates rdma and fpga, so without a record
+            no container holds any.
         recorded: whether the pod has a record that cannot be read or is not valid. Such a record may name rdma and fpga
             too.
     """
@@ -257,7 +257,10 @@ class Ledger:
         return tuple(sorted(self._members))
 
     def _name(self, node: str, share: Share) -> str:
-        """Return the index of a share's card if the node reports the card; "" for an unknown card."""
+        """Return the index of a share's card, or its name in the record if the node does not report the card.
+
+        The result is "" for an unknown card.
+        """
         if isinstance(share.card, str | Minor):
             named = share.card if isinstance(share.card, str) else f"of minor {share.card.number}"
             return next((str(c.index) for c in self._cards.get(node, ()) if share.is_on(c)), named)

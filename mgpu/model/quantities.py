@@ -35,7 +35,7 @@ def parse_quantity(value: object) -> Fraction:
     if number is None:
         raise QuantityError(f"{_shortened(value)} is not a quantity such as 50, 6k or 1Gi")
     if not is_in_range:
-        raise QuantityError(f"{value!r} is larger than any quantity may be (2^63 - 1)")
+        raise QuantityError(f"{value!r} is outside the range of quantities, which is ±(2^63 - 1)")
     return number
 
 
@@ -69,7 +69,7 @@ def same_quantity(one: str, other: str) -> bool:
 
 
 def whole_number(value: object) -> int:
-    """Return the value of a quantity. Raises QuantityError if the value is not an integer, as that of `500m`."""
+    """Return the value of a quantity. Raises QuantityError for a fraction such as `500m`."""
     number = parse_quantity(value)
     if number.denominator != 1:
         raise QuantityError(f"{value!r} is a fraction; only whole numbers are allowed")
@@ -96,7 +96,7 @@ def format_core(milli: int) -> str:
 
 
 def quantity_of_bytes(amount: int) -> str:
-    """Return the shortest exact Kubernetes quantity: `80Gi`, `4069Mi`, `15472384Ki`, `123`."""
+    """Return the exact Kubernetes quantity in the largest possible unit of Gi, Mi, Ki and bytes: `80Gi`, `123`."""
     for shift, suffix in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
         if amount and amount % (1 << shift) == 0:
             return f"{amount >> shift}{suffix}"

@@ -88,7 +88,7 @@ class Keys:
     """The keys whose seals are valid.
 
     Attributes:
-        since: the time from which on records are sealed, in the format of the API server.
+        since: the time since which records have been sealed, in the format of the API server.
         public: the public keys, by key id.
         signer: the signer with the private key; None in processes other than the scheduler.
     """

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 PATIENCE_SECONDS = 10.0
-"""The time that the API server waits for a webhook by default."""
+"""The longest total time that the reads and writes of one request wait. By default, the API server waits for a webhook
+for as long."""
 
 
 class PatientSocket(socket.socket):

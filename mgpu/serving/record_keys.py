@@ -68,7 +68,7 @@ def read_public_keys(path: str, texts: Mapping[str, str]) -> Keys:
     """
     files = [(name, text) for name, text in sorted(texts.items()) if name.endswith(".pem")]
     keys = [_public_key(f"{path}[{name}]", text.encode()) for name, text in files]
-    return Keys(_time(f"{path}[{SINCE}]", texts.get(SINCE, "")), {key_id(key): key for key in keys})
+    return Keys(_time(f"{path}[{SINCE}]", texts.get(SINCE, "").strip()), {key_id(key): key for key in keys})
 
 
 def _public_keys(folder: Path) -> Iterator[Ed25519PublicKey]:

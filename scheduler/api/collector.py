@@ -152,11 +152,15 @@ def _gauges(replica: Replica, sums: Figures) -> Iterator[Metric]:
         (
             "mgpu_plan_barriers",
             sums[Figure.BARRIERS, ""],
-            "Nodes whose cards are being partitioned: a plan is made and not in force yet.",
+            "Nodes with a partition plan that their agent has neither applied nor refused yet.",
         ),
         ("mgpu_leader", replica.leading, "1 if this replica leads, else 0."),
         ("mgpu_ready", is_ready, "1 if this replica is in sync (/readyz), else 0."),
-        ("mgpu_decides", decides, "1 if this replica leads and decides (/leads), else 0."),
+        (
+            "mgpu_decides",
+            decides,
+            "1 if this replica decides (/leads): it leads, is in sync, and has read the last leader's writes; else 0.",
+        ),
         (
             "mgpu_labelled",
             replica.labelled,
@@ -206,10 +210,10 @@ def _of_dialects(sums: Figures) -> Iterator[Metric]:
 def _of_watches(watches: Mapping[str, Watch]) -> Iterator[Metric]:
     synced = {name: watch.synced for name, watch in watches.items()}
     broken = {name: watch.broken_for for name, watch in watches.items()}
-    yield _family("mgpu_watch_synced", "1 once the first list has been read.", "watch", synced)
+    yield _family("mgpu_watch_synced", "1 once this watch has listed its objects, else 0.", "watch", synced)
     text = "Seconds since the API server last answered on this watch; 0 while the watch runs."
     yield _family("mgpu_watch_broken_seconds", text, "watch", broken)
-    text = "How often the watch broke and everything was listed again."
+    text = "How often this watch was interrupted and listed its objects again."
     restarts = CounterMetricFamily("mgpu_watch_restarts", text, labels=["watch"])
     for name, watch in watches.items():
         restarts.add_metric([name], watch.restarts)

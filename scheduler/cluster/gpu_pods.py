@@ -94,7 +94,10 @@ def make_gpu_pod(
 
 
 def _is_ours(pod: Pod) -> bool:
-    """Return whether the pod uses a vocabulary. A bound Pod of an MtgpuPod does not: the MtgpuPod has the holding."""
+    """Return whether the pod requests GPUs in a vocabulary, so that it is a GPU pod even if it cannot be read.
+
+    For a bound Pod of an MtgpuPod the vocabulary of MtgpuPods does not count, because the MtgpuPod has the holding.
+    """
     return bool(vocabularies(pod).keys() - ({mtgpu.NAME} if pod.node else set()))
 
 
@@ -147,7 +150,7 @@ def occupied_gpuid(pod: Pod, node: str) -> str:
 
 
 def node_left(before: GpuPod | None, now: GpuPod | None) -> str | None:
-    """Return the node that the pod, or its nomination, has left, or None."""
+    """Return the node to which the pod was bound or nominated before but is not any more, or None."""
     place = _place(before)
     return place if place != _place(now) else None
 

@@ -40,7 +40,7 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.partitioning.slice_choice import assess_slices
 
 _STEPS_PER_NODE = 400_000
-"""The most steps for one node, for the search for victims and for each test whether the pod fits without them."""
+"""The most steps for one node: for the search for victims together with all its tests of whether the pod fits."""
 
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
 """The types of volumes that every node can provide, so that they cannot be a reason for an eviction."""

@@ -1,4 +1,4 @@
-"""Finds pods that request GPUs in a vocabulary that is disabled here.
+"""Finds pods that request GPUs in a vocabulary that the settings disable.
 
 `scheduler.decisions.filter` rejects such a pod on nodes that do not have the resource from another device plugin.
 Otherwise the pod would run without cards of its own, and a CUDA image would see all cards of the node. The reason is

@@ -4,7 +4,8 @@
 
 Problem
     Each card has options: the configurations (numbers of each kind of container) that fit it, each with a worth.
-    Choose one option per card so that every kind gets exactly its number of cards and the total worth is highest.
+    Choose one option per card so that every kind gets exactly its units, the number of cards that its containers need,
+    and the total worth is highest.
     Among placements of equal worth, the one with the lowest card indexes is chosen, container by container in the order
     of the request.
 
@@ -74,7 +75,7 @@ _FLOOR_STEPS = 12  # steps to look up a lower bound
 _CHARGE_EVERY = 1000  # the number of transitions that are charged at once
 _EDGE_STEPS = 4  # steps for an edge that is kept, so that the budget also limits the memory for edges
 EDGE = 4
-"""The steps for an edge and one number of cards of a container."""
+"""The steps of `lowest` for one edge and one number of cards that a container may already have before the edge."""
 
 _FIRST_LIMIT = 512  # the first limit on the loss is the largest loss of an option, divided by this
 _BITS = 40  # losses in tables are rounded down to 2^-40 of the largest loss, so that they fit machine integers
@@ -91,7 +92,8 @@ class _Problem:
     Attributes:
         options: For each card, the loss and the code of each option, the least loss first.
         equal: For each card, whether it has the same options as the card before it.
-        caps: For each card, the most that it and the cards after it can take. A last entry is for the end.
+        caps: For each card, the most that it and the cards after it can take. After the last card, nothing can be
+            taken, and the last entry says so.
         start: The state before the first card.
         goal: The state in which all containers are placed.
         most_lost: The loss that no placement exceeds. It is negative if there is no placement.
@@ -109,8 +111,9 @@ class _Problem:
 def solve(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Budget) -> tuple[list[list[Edge]], bool]:
     """Return the options of each card that the best placements use, as edges, and whether the result is proven.
 
-    If there are no edges, there is no placement. If the result is not proven either, none was found. The last quarter
-    of the budget is for a narrow search, which finds a good placement without proof.
+    If there are no edges and the result is proven, there is no placement. If there are no edges and the result is not
+    proven, no placement was found. The last quarter of the budget is for a narrow search, which finds a good placement
+    without proof.
     """
     narrow = Budget(budget.effort, budget.left // 4)
     exact = Budget(budget.effort, budget.left - narrow.left)
@@ -429,7 +432,8 @@ def lowest(
     """Return the first of all placements along these edges, as the positions of the cards of each container.
 
     One container after the other takes the lowest cards. That is right, because the other containers of its kind can
-    share the remaining cards if no card has more containers of the kind than there are. Raises Exhausted.
+    share what is left, unless a card is left with more containers of the kind than are still to come. The edges of such
+    a choice are dropped. Raises Exhausted.
 
     Args:
         order: The position of the card of each step.

@@ -1,8 +1,8 @@
 """Defines occupy pods, which hold the cards of GPUIDs so that the kubelet and kube-scheduler count them as used.
 
 The containers of MtgpuPods request no device-plugin resource. Instead, the occupy pod of their GPUID requests
-`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). The node plan decides which occupy pods exist, and the writer
-creates and deletes them. `mgpu simulate` uses the same manifest. The functions are pure.
+`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). `node_plan` decides which occupy pods exist, and
+`mtgpupod_writer` creates and deletes them. `mgpu simulate` uses the same manifest. The functions are pure.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ class OccupyPod:
     Attributes:
         ours: Whether it is an occupy pod of mgpu, and not a foreign pod of that name.
         card: The UUID of its card; None while the card is not known.
-        message: The reason in its conditions why it does not run, or None.
+        message: The message of its first false condition, or else of its status, which says why it does not run.
+            None if there is no message.
     """
 
     uid: str
@@ -114,7 +115,8 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
         "enableServiceLinks": False,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 0,
-        # When the node is tainted, the card stays in use, because the Pods of MtgpuPods that tolerate the taint run on.
+        # The occupy pod tolerates every taint. When the node gets a taint, the Pods of MtgpuPods that tolerate it
+        # continue to run, so the card must stay in use.
         "tolerations": [{"operator": "Exists"}],
     }
     if mtgpu.occupy_priority_class:

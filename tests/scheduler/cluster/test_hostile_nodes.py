@@ -167,7 +167,7 @@ def test_node_stores_no_foreign_annotations_and_too_many_labels_are_rejected() -
 
 @pytest.mark.parametrize(
     ("cards", "slices", "why"),
-    [(65, 1, "has 65 cards"), (1, 49, "has 49 slices, a card"), (64, 48, "has 3072 slices, a node")],
+    [(65, 1, "has 65 cards"), (1, 49, "has 49 slices, but a card"), (64, 48, "has 3072 slices, but a node")],
 )
 def test_node_with_too_many_slices_is_rejected(cards: int, slices: int, why: str) -> None:
     told: list[str] = []
