@@ -1,4 +1,7 @@
-"""The CRI service of a node's container runtime: the methods that the node agent calls. `cluster` starts it."""
+"""The CRI service of a node's container runtime, with the methods that the node agent calls.
+
+`cluster` starts the service for each node.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +19,10 @@ _KILLED = 137
 
 
 class Cri(services.RuntimeServiceServicer):
-    """Serves `runtime` on `socket` under the name containerd, also while the kubelet is stopped."""
+    """Serves the containers of `runtime` on the Unix socket `socket`, and reports containerd as the runtime's name.
+
+    The service also runs while the kubelet is stopped.
+    """
 
     def __init__(self, socket: Path, runtime: Runtime) -> None:
         self._socket = socket

@@ -1,11 +1,15 @@
 """Simulates nvidia-cuda-mps-control: the daemon and the control commands that the node agent uses.
 
-    mps_control.py -f | -d          the daemon, in the foreground or not, of $CUDA_MPS_PIPE_DIRECTORY
-    echo <command> | mps_control.py
+    mps_control.py -f                 run the daemon of $CUDA_MPS_PIPE_DIRECTORY in the foreground
+    mps_control.py -d                 run the daemon in the background
+    echo <command> | mps_control.py   send a command to the daemon
 
-It may import the standard library alone (`python -S -E mps_control.py`). There is one daemon per pipe directory, which
-ends when the directory is removed, so that none outlives its cluster. Two files make it fail on purpose, for tests:
-`hang` in the pipe directory stops its answers, `refuse` next to the pipe directory makes it exit at the start.
+`cluster` and the tests pass this program to the node agent in place of NVIDIA's. It runs with `python -S -E`, so it may
+import only the standard library.
+
+Each pipe directory has at most one daemon. The daemon ends when the directory is removed, so that it does not outlive
+its cluster. Tests can make the daemon fail with two files: if `hang` exists in the pipe directory, the daemon does not
+answer, and if `refuse` exists next to the pipe directory, the daemon exits at the start.
 """
 
 import contextlib
@@ -22,6 +26,7 @@ _DEFAULT = "/tmp/nvidia-mps"
 
 
 def main() -> int:
+    """Run the program and return its exit status."""
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _DEFAULT))
     match sys.argv[1:]:
         case []:
@@ -51,7 +56,7 @@ def _send(pipes: Path) -> int:
 
 
 def _daemonize(pipes: Path) -> int:
-    """Fork the daemon, and return when it answers (0) or has failed to start (1)."""
+    """Fork the daemon. Return 0 as soon as it answers, or 1 if it fails to start."""
     ready, notify = os.pipe()
     if os.fork():
         os.close(notify)
@@ -65,7 +70,11 @@ def _daemonize(pipes: Path) -> int:
 
 
 def _serve(pipes: Path, notify: int = -1) -> int:
-    """Run the daemon. `notify` is a pipe to write to once it answers."""
+    """Run the daemon until it ends, and return the exit status.
+
+    Args:
+        notify: The file descriptor of a pipe to which one byte is written as soon as the daemon answers, or -1.
+    """
     if pipes.with_name("refuse").exists():
         print("The server cannot be started", file=sys.stderr)
         return 1
@@ -101,6 +110,7 @@ class _Daemon:
         self._ended = False
 
     def run(self, server: socket.socket) -> None:
+        """Answer commands until one of them is `quit` or the pipe directory is removed."""
         while not self._ended and (self._pipes / "control").exists():
             with contextlib.suppress(OSError):  # no client came, or the client is gone
                 connection, _ = server.accept()

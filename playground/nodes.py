@@ -1,4 +1,8 @@
-"""The nodes of a playground and their simulated cards: `Cluster` takes a list of `NodeSpec`."""
+"""Defines the nodes of a playground and their simulated cards.
+
+`playground_command`, the tests and docs/pictures/make.py pass a list of `NodeSpec` to `Cluster`, which starts
+the nodes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,17 +16,20 @@ from mgpu.model.slice_names import MIG, MPS
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
 TWO_CARDS = "mtgpu-1"
-"""The node of the demo's story of MtgpuPods (`story`)."""
+"""The name of the node on which the demo (`story`) and `examples/` run MtgpuPods."""
 _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "80Gi"))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node.
+    """The description of one node.
 
-    cards: rows as in a file of simulated cards (`read_card_list`); without cards, the node has no node agent.
-    nvidia_plugin: whether NVIDIA's own plugin serves `nvidia.com/gpu` there, together with mgpu's node agent.
-    partitioning: how the cards are partitioned: "mig", "mps", or "" for whole and shared cards.
+    Attributes:
+        name: The name of the node.
+        cards: The cards, in rows as in a file of simulated cards (`read_card_list`). A node without cards has no agent.
+        labels: The labels of the node, without the label that `partitioning` adds (`all_labels`).
+        nvidia_plugin: Whether NVIDIA's own plugin serves `nvidia.com/gpu` on the node, in addition to mgpu's agent.
+        partitioning: How the cards are partitioned: "mig", "mps", or "" for whole and shared cards.
     """
 
     name: str
@@ -32,11 +39,11 @@ class NodeSpec:
     partitioning: str = ""
 
     def known_cards(self) -> tuple[Card, ...]:
-        """Raises BadObject."""
+        """Return the cards that `cards` describes. Raises BadObject if a row is malformed."""
         return read_card_list(list(self.cards), self.name, f"cards of {self.name}")
 
     def whole_cards(self) -> tuple[Card, ...]:
-        """Return the cards that are not reserved for slices. Raises BadObject."""
+        """Return the cards that are not reserved for slices. Raises BadObject if a row is malformed."""
         return unpartitioned_cards(NodeSlices(self.partitioning), self.known_cards())
 
     @property
@@ -45,9 +52,10 @@ class NodeSpec:
 
 
 def make_nodes(count: int, cards: int) -> list[NodeSpec]:
-    """Return `node-1`, `node-2` … with `cards` equal cards each; the model changes from node to node.
+    """Return `count` nodes with `cards` equal cards each. They are called `node-1`, `node-2` and so on.
 
-    The last of several nodes has the compute policy that pods with several cards per container need.
+    The card model changes from node to node. If there are several nodes, the last one has the compute policy that pods
+    with several cards per container need.
     """
     return [
         NodeSpec(
@@ -68,6 +76,6 @@ def slice_nodes() -> list[NodeSpec]:
 
 
 def two_cards() -> NodeSpec:
-    """Return the node of the MtgpuPods of `examples/`."""
+    """Return the node on which the MtgpuPods in `examples/` run."""
     model, memory = _KINDS[0]
     return NodeSpec(TWO_CARDS, [{"count": 2, "model": f"NVIDIA {model}", "memory": memory}], {})

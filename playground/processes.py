@@ -1,6 +1,7 @@
 """Starts child processes, which end when this process ends, and finds free loopback ports for them.
 
-`cluster` and `realapi` start the processes; tests use the ports and `until` too.
+`cluster`, `realapi` and the tests start the processes. The tests and the benchmarks also use free ports, and
+`installation` and the tests use `until`.
 """
 
 import atexit
@@ -20,7 +21,7 @@ from typing import IO, Protocol
 from playground import child
 
 BLOCK = 100
-# Below the range from which the kernel takes ports for outgoing connections.
+# These ports are below the range from which the kernel takes ports for outgoing connections.
 _FIRST_PORT = 20_000
 _LAST_PORT = 32_000
 _STOP_SECONDS = 10.0
@@ -32,9 +33,9 @@ class StartError(Exception):
 
 
 class Ports:
-    """A source of free ports, none of which any process gets twice.
+    """A source of free ports. No port is returned twice, not even in two processes that run at the same time.
 
-    Another process could take a port between the moment when it is found free and the moment when it is listened on.
+    Another process could take a port between the moment when it is found free and the moment when it is used.
     Therefore a process reserves blocks of ports: it listens on the first port of a block for as long as it lives.
     """
 
@@ -44,7 +45,7 @@ class Ports:
         self._free: Iterator[int] = iter(())
 
     def free(self) -> int:
-        """Return a port that is free now. Raises OSError where all blocks are reserved."""
+        """Return a port that is free now. Raises OSError if all blocks are reserved."""
         with self._lock:
             for port in self._free:
                 if _is_free(port):
@@ -53,6 +54,7 @@ class Ports:
             return next(port for port in self._free if _is_free(port))
 
     def close(self) -> None:
+        """Give the reserved blocks back."""
         for owned in self._owned:
             owned.close()
 
@@ -88,8 +90,8 @@ class Child(Protocol):
 
 
 def spawn(command: Sequence[str], environ: Mapping[str, str], out: IO[bytes], orphaned: signal.Signals) -> Child:
-    """Start a command in a session of its own; it gets the signal `orphaned` when this process ends first."""
-    # -S and -E: `child` needs only the standard library, and starts faster so.
+    """Start a command in a session of its own; it gets the signal `orphaned` if this process ends first."""
+    # `child` needs only the standard library, and it starts faster with -S and -E.
     tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), str(int(orphaned))]
     return subprocess.Popen(
         [*tied, *command],
@@ -104,8 +106,13 @@ def spawn(command: Sequence[str], environ: Mapping[str, str], out: IO[bytes], or
 class Process:
     """One command, whose output goes to `log`.
 
-    It runs in a session of its own, so that Ctrl-C reaches only this process, which then stops it in order.
-    orphaned: the signal that it gets when this process dies first; with SIGTERM it can end its own children.
+    The command runs in a session of its own, so that Ctrl-C reaches only this process, which then stops the command.
+
+    Args:
+        name: The name of the process in error messages.
+        log: The file to which the output is appended.
+        orphaned: The signal that the command gets if this process dies first. After SIGTERM it can end its own
+            children.
     """
 
     def __init__(
@@ -129,6 +136,7 @@ class Process:
 
     @property
     def pid(self) -> int:
+        """The process id, or 0 if the process was not started or has been killed."""
         return self._child.pid if self._child else 0
 
     def start(self) -> None:
@@ -136,6 +144,7 @@ class Process:
             self._child = spawn(self.command, self.environ, out, self._orphaned)
 
     def terminate(self) -> None:
+        """Send SIGTERM, and do not wait for the process to end."""
         if self._child and self.running:
             self._child.terminate()
 
@@ -156,7 +165,11 @@ class Process:
             self._child = None  # the kernel may give its PID to another process from here on
 
     def wait(self, what: str, reached: Callable[[], bool], seconds: float) -> None:
-        """Wait until `reached`. Raises StartError after `seconds`, or as soon as the process ends."""
+        """Wait until `reached()` is true. Raises StartError after `seconds`, or as soon as the process ends.
+
+        Args:
+            what: The state that is waited for, for the message of the error.
+        """
         until(f"{self.name}: {what}", reached, seconds, process=self)
 
     def tail(self, lines: int = 15) -> str:
@@ -165,7 +178,7 @@ class Process:
 
 
 def until(what: str, reached: Callable[[], bool], seconds: float, process: Process | None = None) -> None:
-    """Poll until `reached`. Raises StartError after `seconds`, or as soon as `process` has ended."""
+    """Poll until `reached()` is true. Raises StartError after `seconds`, or as soon as `process` has ended."""
     deadline = time.monotonic() + seconds
     while not reached():
         problem = ""

@@ -1,6 +1,8 @@
-"""A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest).
+"""Runs a real etcd and a real kube-apiserver on loopback.
 
-`cluster` runs them in place of the playground's API server if KUBEBUILDER_ASSETS is set. The contract tests run both.
+The programs come from a directory such as the one that the KUBEBUILDER_ASSETS of envtest names. `cluster` runs them in
+place of the playground's API server if KUBEBUILDER_ASSETS is set. The contract tests of the API server, the tests of
+the manifests and the tests of kube-scheduler's policy run them too.
 """
 
 import json
@@ -30,11 +32,13 @@ _DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnfor
 def real_api_server(
     assets: Path, folder: Path, tokens: Mapping[str, User], restricted: Collection[str] = ()
 ) -> Iterator[tuple[str, Path]]:
-    """Serve a real API server for the length of the context, which is given its URL and CA file. Raises StartError.
+    """Run a real API server inside the context, whose value is the URL and the CA file. Raises StartError.
 
     Args:
-        tokens: token → user, who may do everything.
-        restricted: the names of users to whom RBAC applies; `requests_in(folder)` returns what they ask for.
+        assets: The directory of the programs.
+        folder: A directory for data and logs.
+        tokens: The users by their tokens. Users who are not in `restricted` may do everything.
+        restricted: The names of the users to whom RBAC applies. `requests_in(folder)` returns their requests.
     """
     certificate, key = self_signed(folder)
     account_key = folder / "service-accounts.key"
@@ -72,7 +76,7 @@ def real_api_server(
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
             command = [str(assets / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-            # SIGKILL: a kube-apiserver that has lost its etcd takes a minute to end. Neither has children.
+            # A kube-apiserver that has lost its etcd takes a minute to end after SIGTERM. Neither process has children.
             process = Process(name, command, folder / f"{name}.log", os.environ, signal.SIGKILL)
             process.start()
             stack.callback(process.stop)
@@ -81,7 +85,7 @@ def real_api_server(
 
 
 def requests_in(folder: Path) -> frozenset[Request]:
-    """Return what the restricted users have asked the API server of this folder for, from its audit log."""
+    """Return the requests of the restricted users, from the audit log of the API server of this folder."""
     text = (folder / _AUDIT).read_text() if (folder / _AUDIT).exists() else ""
     lines = text.rpartition("\n")[0].splitlines()  # the last line may be incomplete
     events = (event for line in lines if "objectRef" in (event := json.loads(line)))
@@ -97,7 +101,7 @@ def _request(event: Mapping[str, Any]) -> Request:
 
 
 def _audit(folder: Path, users: Collection[str]) -> dict[str, object]:
-    """Return flags for a log of the requests of these users, including watches that have not ended."""
+    """Return the flags for an audit log of these users' requests, including watches that have not ended."""
     policy = folder / "audit.yaml"
     rules = [{"level": "Metadata", "users": sorted(users)}]
     head = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
@@ -115,7 +119,7 @@ def _ready(url: str, ca: str, token: str) -> bool:
 
 
 def _write_tokens(path: Path, tokens: Mapping[str, User], restricted: Collection[str]) -> None:
-    """Write the token file. Where RBAC is on, users who are not restricted become cluster administrators."""
+    """Write the token file. If RBAC is on, users who are not restricted become cluster administrators."""
     rows = []
     for i, (token, user) in enumerate(tokens.items()):
         masters = {"system:masters"} if restricted and user.name not in restricted else set()

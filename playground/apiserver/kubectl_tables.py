@@ -1,7 +1,8 @@
-"""Tables: the rows and columns that `kubectl get` prints, computed by the server.
+"""Computes the Tables of the API server: the rows and columns that `kubectl get` prints.
 
-`api_server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`;
-custom resources bring theirs in `additionalPrinterColumns`, and all other kinds have Name and Age.
+`api_server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`.
+The definition of a custom resource lists its columns in `additionalPrinterColumns`. All other kinds have the columns
+Name and Age.
 """
 
 import re
@@ -23,16 +24,18 @@ def _statuses(pod: Object, field: str) -> Statuses:
 
 
 def ready_count(pod: Object) -> str:
+    """Return the READY column of a pod, for example `1/2`."""
     ready = sum(1 for s in _statuses(pod, "containerStatuses") if s.get("ready"))
     return f"{ready}/{len(pod['spec']['containers'])}"
 
 
 def restarts(pod: Object) -> str:
+    """Return the RESTARTS column of a pod: the restarts of all its containers except init containers."""
     return str(sum(s.get("restartCount") or 0 for s in _statuses(pod, "containerStatuses")))
 
 
 def _reason_of(status: Object) -> str | None:
-    """Return why a container does not run, or None where it runs."""
+    """Return why a container does not run, or None if it runs or no reason is known."""
     state = status.get("state") or {}
     if reason := (state.get("waiting") or {}).get("reason"):
         return str(reason)
@@ -45,6 +48,7 @@ def _reason_of(status: Object) -> str | None:
 
 
 def _initializing(pod: Object) -> str | None:
+    """Return the STATUS of a pod whose init containers are not done, or None if they are."""
     specs = pod["spec"].get("initContainers") or []
     for i, status in enumerate(_statuses(pod, "initContainerStatuses")):
         state = status.get("state") or {}
@@ -82,6 +86,15 @@ def summary(pod: Object) -> str:
 
 @dataclass(frozen=True)
 class Column:
+    """A column of a Table.
+
+    Attributes:
+        name: The heading.
+        cell: Returns the value for an object.
+        type: The OpenAPI type of the values.
+        priority: 0 if kubectl always prints the column, 1 if only `kubectl get -o wide` prints it.
+    """
+
     name: str
     cell: Callable[[Object], Any]
     type: str = "string"
@@ -89,7 +102,7 @@ class Column:
 
 
 def age(timestamp: str | None) -> str:
-    """Return the time since an RFC 3339 timestamp: `45s`, `3m10s`, `2h5m`, `4d`."""
+    """Return the time since an RFC 3339 timestamp as kubectl prints it, for example `45s`, `3m10s`, `2h5m` or `4d`."""
     if not timestamp:
         return "<unknown>"
     seconds = max(0, int((datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()))
@@ -108,6 +121,7 @@ def age(timestamp: str | None) -> str:
 
 
 def _at(obj: Any, path: str, default: Any = None) -> Any:
+    """Return the field at a path such as `status.podIP`, or `default` if it is missing or null."""
     for part in path.split("."):
         obj = obj.get(part) if isinstance(obj, dict) else None
     return default if obj is None else obj
@@ -213,7 +227,10 @@ _STEP = re.compile(r"""\.?([\w\0/-]+)|\['([^']+)'\]|\[(\d+)\]|\[\?\(@\.([\w.]+)=
 
 
 def json_path(obj: Any, path: str) -> Any:
-    """Evaluate a printer column's jsonPath: fields (`\\.` is a dot in a name), indexes, `[?(@.type=="Ready")]`."""
+    """Return the value at the jsonPath of a printer column, or None if there is none.
+
+    A path consists of fields (`\\.` is a dot in a name), indexes, and conditions such as `[?(@.type=="Ready")]`.
+    """
     for name, quoted, index, key, value in _STEP.findall(path.replace("\\.", "\0")):
         name = (name or quoted).replace("\0", ".")
         if name:
@@ -236,16 +253,19 @@ def _custom_column(column: Any) -> Column:
 
 
 def columns(kind: Kind) -> tuple[Column, ...]:
+    """Return the columns of the Table of a kind."""
     if kind.columns:
         return (_NAME, *map(_custom_column, kind.columns))
     return _COLUMNS.get(kind.resource, (_NAME, _AGE))
 
 
 def table(items: list[Item], kind: Kind, metadata: Object, include: str, *, header: bool = True) -> bytes:
-    """Return a meta.k8s.io Table.
+    """Return a Table of meta.k8s.io/v1 with a row for each object, as JSON.
 
-    include: the query parameter `includeObject`.
-    header: whether to include the columns; a watch does so only in its first event.
+    Args:
+        metadata: The metadata of the list.
+        include: The query parameter `includeObject`: "Object", "Metadata" or "None".
+        header: Whether to include the definitions of the columns. A watch includes them only in its first event.
     """
     found = columns(kind)
     definitions = [

@@ -1,8 +1,11 @@
-"""Decoding of built-in kinds as Go structs do it, and the canonical text of quantities and times.
+"""Decodes built-in kinds as Go structs do, and writes quantities and times in their canonical form.
 
-Unknown fields are found and dropped, wrong types are refused, quantities are written in canonical form (`1024Mi`
-becomes `1Gi`, `6000` becomes `6k`). The shapes come from the models of the Kubernetes Python client, which are
-generated from the API's own description. `objects` calls `decode` for every body that it reads.
+Unknown fields are found and dropped, and wrong types are refused. Quantities are written in canonical form, so that
+`1024Mi` becomes `1Gi` and `6000` becomes `6k`. The fields and types come from the models of the Kubernetes Python
+client, which are generated from the API's own description.
+
+`objects` and `subresources` call `decode`, and so do the tests of the manifests. `writes` calls `check_unknown`, and
+`pod_rules` uses `canonical` in messages.
 """
 
 import re
@@ -26,7 +29,10 @@ _EXPONENT = re.compile(r"[eE][+-]?\d+$")
 
 
 def canonical(value: object) -> str:
-    """Return the one form in which the API writes a quantity. Raises ValueError in the API's words."""
+    """Return the form in which the API writes a quantity.
+
+    Raises ValueError with the API's message if the quantity is malformed.
+    """
     try:
         amount = parse_quantity(value)
     except QuantityError as problem:
@@ -52,9 +58,9 @@ _MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d
 
 
 def read_time(text: str, field: str) -> str:
-    """Return a time as Go writes it: whole seconds in UTC, or six decimals where the field is a MicroTime.
+    """Return a time in UTC as Go writes it, with whole seconds, or with six decimals if the field is a MicroTime.
 
-    Raises ValueError, also for a MicroTime, such as that of a Lease, that lacks its six decimals.
+    Raises ValueError if the time is malformed. A MicroTime, such as `renewTime` of a Lease, must have six decimals.
     """
     micro = field in _MICRO_FIELDS
     layout = "2006-01-02T15:04:05.000000Z07:00" if micro else "2006-01-02T15:04:05Z07:00"
@@ -90,7 +96,7 @@ class _WrongType(Exception):
 
 @cache
 def _fields(model: str) -> dict[str, tuple[str, bool]]:
-    """Return JSON name → (type, whether it is a quantity) of a model of the client."""
+    """Return the type of each field of a model of the client, and whether the field is a quantity, by its JSON name."""
     cls = getattr(client, model)
     return {
         json: (cls.openapi_types[name], name in _QUANTITIES and cls.openapi_types[name] in ("str", "Dict[str, str]"))
@@ -100,12 +106,13 @@ def _fields(model: str) -> dict[str, tuple[str, bool]]:
 
 @cache
 def _nested(type_name: str) -> tuple[str, str]:
+    """Return the container type and the item type of a type: ("List", "str") for `List[str]`, ("", "str") for `str`."""
     found = _NESTED.fullmatch(type_name)
     return (found[1], found[2]) if found else ("", type_name)
 
 
 def _go(type_name: str) -> str:
-    """Return the name in Go of a type of the client."""
+    """Return the Go name of a type of the client."""
     return _GO.get(type_name) or f"v1.{type_name.removeprefix('V1')}"
 
 
@@ -158,9 +165,12 @@ def _struct(value: Object, model: str, path: str, unknown: list[str]) -> Object:
 
 
 def decode(obj: Object, kind: Kind, model: str = "") -> tuple[Object, list[str]]:
-    """Decode a body as an object of a built-in kind, or of another model such as `V1Binding`. Raises a 400.
+    """Decode a body as an object of a built-in kind, or of another model such as `V1Binding`.
 
-    Returns: the object, and the paths of the fields that its kind does not have.
+    Raises a 400 if the type of a field is wrong, or if a quantity or a time is malformed.
+
+    Returns:
+        The object, and the paths of the fields that its kind does not have.
     """
     unknown: list[str] = []
     try:
@@ -172,7 +182,10 @@ def decode(obj: Object, kind: Kind, model: str = "") -> tuple[Object, list[str]]
 
 
 def check_unknown(mode: str, kind: str, version: str, unknown: list[str], warn: Callable[[str], None]) -> None:
-    """Apply `fieldValidation`: Strict refuses unknown fields with a 400, Warn names them, Ignore does nothing."""
+    """Apply the query parameter `fieldValidation` to the unknown fields of an object.
+
+    "Strict" raises a 400 for unknown fields, "Warn" passes a warning for each to `warn`, and "Ignore" does nothing.
+    """
     named = [f'unknown field "{path}"' for path in unknown]
     if named and mode == "Strict":
         strict = f"strict decoding error: {', '.join(named)}"

@@ -1,7 +1,8 @@
-"""Objects between a request and the storage: read, decoded, defaulted, validated, merged with what is stored.
+"""The steps that turn the body of a request into an object to store: reading, decoding, defaulting and validation.
 
 `writes` calls these functions in order for a create (`normalise`, `complete`, `create_problems`) and for an update
-(`normalise`, `carried_over`, `update_problems`). What is particular to one kind is in `strategies`.
+(`normalise`, `carried_over`, `update_problems`). `deletions` and `subresources` also read bodies, and `api_server`
+creates the first namespaces. The rules for single kinds are in `strategies`.
 """
 
 import time
@@ -21,17 +22,22 @@ from playground.apiserver.strategies import strategy
 
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _BODIES = ("application/json", "application/yaml", _PROTOBUF)
-# An update keeps these as they are stored, whatever the client sends.
+# An update keeps the stored values of these fields, whatever the client sends.
 _OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink")
+# The API groups in which an update must name the resourceVersion that it is based on.
 _NO_UNCONDITIONAL = ("admissionregistration.k8s.io", "apiextensions.k8s.io", "coordination.k8s.io", "policy")
 
 
 def now() -> str:
+    """Return the present time in the form of a creationTimestamp."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read_body(call: Call) -> Any:
-    """Return the body of a request: JSON, YAML, or protobuf of the kinds that kubectl writes so. Raises 400 and 415."""
+    """Return the decoded body of a request, which is JSON, YAML, or protobuf for the kinds that kubectl sends in it.
+
+    Raises a 400 for a malformed body and a 415 for another media type.
+    """
     media = call.content_type.partition(";")[0].strip() or "application/json"
     if media == _PROTOBUF:
         try:
@@ -50,14 +56,15 @@ def read_body(call: Call) -> Any:
 
 
 def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
-    """Decode and default an object. Raises a 400.
+    """Decode an object and fill in its defaults. Raises a 400 if it cannot be decoded.
 
-    Returns: a copy that shares nothing with `obj`, and the paths of the fields that were dropped as unknown.
+    Returns:
+        A copy that shares nothing with `obj`, and the paths of the fields that were dropped as unknown.
     """
     metadata: Object = obj.get("metadata") or {}
     obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
     if kind.custom:
-        # The metadata of a custom resource is decoded like any other's.
+        # The metadata of a custom resource is decoded like that of any other object.
         decoded, unknown = object_decoding.decode({"metadata": metadata}, kind, "V1Pod")
         fresh, dropped = custom_resources.normalise(obj, kind.schema or {})
         fresh["metadata"] = decoded["metadata"]
@@ -71,7 +78,7 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
 
 
 def complete(kind: Kind, obj: Object) -> None:
-    """Give a new object its name, identity and initial status, in place."""
+    """Set the name, the UID, the creation time and the initial status of a new object, in place."""
     metadata = obj["metadata"]
     if not metadata.get("name") and metadata.get("generateName"):
         metadata["name"] = generate(metadata["generateName"])
@@ -85,6 +92,7 @@ def complete(kind: Kind, obj: Object) -> None:
 
 
 def create_problems(kind: Kind, obj: Object) -> list[Cause]:
+    """Return the problems of a new object."""
     found = check_metadata(obj["metadata"], kind.plural)
     if kind.custom:
         return [*found, *custom_resources.problems(obj, kind.schema or {})]
@@ -92,7 +100,12 @@ def create_problems(kind: Kind, obj: Object) -> list[Cause]:
 
 
 def check_preconditions(resource: str, metadata: Object, given: Object) -> None:
-    """Raise a 409 where a client names another uid or resourceVersion than the object has."""
+    """Raise a 409 if the preconditions of a request name another uid or resourceVersion than the object has.
+
+    Args:
+        metadata: The metadata of the stored object.
+        given: The preconditions.
+    """
     for field, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if given.get(field) and given[field] != metadata[field]:
             mismatch = f"{word} in precondition: {given[field]}, {word} in object meta: {metadata[field]}"
@@ -100,7 +113,13 @@ def check_preconditions(resource: str, metadata: Object, given: Object) -> None:
 
 
 def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Object:
-    """Return `new` with everything that this path may not change taken from `old`. Raises a 409 on preconditions."""
+    """Return a copy of `new` that takes from `old` everything that this request may not change.
+
+    Raises a 400 if the name differs from that of `old`, and a 409 if the uid or the resourceVersion does.
+
+    Args:
+        subresource: "status" if the request is for the status, or "" if it is for the object.
+    """
     before, given = old["metadata"], new["metadata"]
     name = before["name"]
     if given.get("name", name) != name:
@@ -123,7 +142,7 @@ def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Obje
 
 
 def _with_new_status(kind: Kind, metadata: Object, new: Object, old: Object) -> Object:
-    """Return `old` with the status of `new`; built-in kinds take the metadata too, all but the owners."""
+    """Return a copy of `old` with the status of `new`. Built-in kinds also take the metadata, except the owners."""
     before = old["metadata"]
     if kind.custom:
         metadata = before
@@ -136,12 +155,13 @@ def _with_new_status(kind: Kind, metadata: Object, new: Object, old: Object) -> 
 
 
 def _desired(kind: Kind, obj: Object) -> Object:
-    """Return the part of an object that raises the generation when it changes."""
+    """Return the part of an object whose changes increase the generation."""
     left_out = ("metadata", "status") if "status" in kind.subresources or not kind.custom else ("metadata",)
     return {k: v for k, v in obj.items() if k not in left_out}
 
 
 def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> list[Cause]:
+    """Return the problems of an update that changes `old` into `new`."""
     found = check_metadata(new["metadata"], kind.plural)
     before, after = (set(obj["metadata"].get("finalizers") or []) for obj in (old, new))
     if "deletionTimestamp" in old["metadata"] and (added := sorted(after - before)):

@@ -1,8 +1,10 @@
 """The four kinds of patch: JSON patch (RFC 6902), merge patch (RFC 7396), strategic merge patch, server-side apply.
 
-Server-side apply works without field ownership: applying again removes the fields that the manager applied before and
-leaves out now. There are no `managedFields`, and managers never conflict. `writes` calls `parse` and `apply`;
-`admission_webhooks` calls `json_patch` for what webhooks answer.
+Server-side apply works without field ownership. A manager that applies an object again removes the fields that it
+applied before and leaves out now. There are no `managedFields`, and managers never conflict.
+
+`writes` calls `parse`, `apply` and `removal` for PATCH requests. `admission_webhooks` applies the patches that webhooks
+answer with `json_patch`.
 """
 
 import copy
@@ -22,7 +24,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 _REFUSED = "the server rejected our request due to an error in our request"
 _MAX_OPERATIONS = 10_000
-# Field → the key that identifies the items of its list, from the API's x-kubernetes-patch-merge-key.
+# The key that identifies the items of each list, by the list's field, from the API's x-kubernetes-patch-merge-key.
 _KEYS = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "env": "name", "volumes": "name",
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "imagePullSecrets": "name", "hostAliases": "ip",
@@ -38,7 +40,13 @@ _RETAIN = "$retainKeys"
 
 
 def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
-    """Return the media type and the patch of a request. Raises 400 for a malformed patch, 415 for other media types."""
+    """Return the media type and the patch of a request.
+
+    Raises a 400 for a malformed patch, a 413 for too many operations, and a 415 for another media type.
+
+    Args:
+        custom: Whether the request is for a custom resource, which does not support strategic merge patches.
+    """
     media = content_type.partition(";")[0].strip()
     accepted = [JSON, MERGE, APPLY] if custom else [JSON, MERGE, STRATEGIC, APPLY]
     if media not in accepted and media != "application/apply-patch+cbor":
@@ -56,7 +64,12 @@ def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
 
 
 def apply(media: str, patch: Any, target: Object, *, custom: bool) -> Object:
-    """Return a patched copy of `target`. Raises a 422 where the patch does not apply to the object."""
+    """Return a patched copy of `target`. Raises a 422 if a JSON patch does not apply to the object.
+
+    Args:
+        media: The media type of the patch, as `parse` returns it.
+        custom: Whether the object is a custom resource.
+    """
     if media == MERGE or (media in (STRATEGIC, APPLY) and custom):
         return dict(merge(target, patch))
     if media in (STRATEGIC, APPLY):
@@ -68,7 +81,7 @@ def apply(media: str, patch: Any, target: Object, *, custom: bool) -> Object:
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7396)."""
+    """Return a copy of `target` with a JSON merge patch (RFC 7396) applied."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -81,9 +94,10 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Object, operations: list[Object]) -> Object:
-    """Apply a JSON patch (RFC 6902). As in the real server, `replace` of a missing member adds it.
+    """Return a copy of `target` with a JSON patch (RFC 6902) applied.
 
-    Raises jsonpatch.JsonPatchException or jsonpointer.JsonPointerException where the patch does not apply.
+    As in the real server, `replace` adds a member that is missing. Raises jsonpatch.JsonPatchException or
+    jsonpointer.JsonPointerException if the patch does not apply.
     """
     result: Object = copy.deepcopy(target)
     for operation in jsonpatch.JsonPatch(operations).patch:
@@ -106,7 +120,10 @@ def merge_key(field: str, items: list[Any]) -> str | None:
 
 
 def strategic_merge(target: Object, patch: Object) -> Object:
-    """Return a patched copy of `target`. Raises a 500, as the real server does, for a list item without its key."""
+    """Return a copy of `target` with a strategic merge patch applied.
+
+    Raises a 400 for an unknown directive and, as the real server does, a 500 for a list item without its key.
+    """
     directive = patch.get("$patch")
     if directive == "replace":
         return {k: copy.deepcopy(v) for k, v in patch.items() if k != "$patch"}
@@ -165,7 +182,14 @@ def _merge_list(current: list[Any], patch: list[Any], key: str, order: list[Any]
 
 
 def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | None) -> list[Any]:
-    """Sort the items in `order` so; each other item stays before the items that it preceded in `server`."""
+    """Return the items sorted.
+
+    The items that `order` contains get that order. Each other item stays before the items that it preceded in `server`.
+
+    Args:
+        server: The list before the patch.
+        key: The key that identifies the items, or None for a list of plain values.
+    """
 
     def ident(item: Any) -> Any:
         return item.get(key) if key and isinstance(item, dict) else item
@@ -183,7 +207,11 @@ def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | N
 
 
 def removal(before: Object, after: Object, *, lists: bool) -> Object:
-    """Return the patch that removes what `before` sets and `after` does not; `lists` compares lists by their keys."""
+    """Return the patch that removes the fields that `before` sets and `after` does not.
+
+    Args:
+        lists: Whether to compare the items of lists by their keys, instead of leaving such lists alone.
+    """
     patch: Object = {}
     for name, value in before.items():
         if name in ("apiVersion", "kind"):

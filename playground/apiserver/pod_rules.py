@@ -1,6 +1,7 @@
-"""Rules of the API server for pods: defaults, validation, and the admission plugins Priority and ResourceQuota.
+"""The API server's rules for pods: defaults, validation, and the admission plugins Priority and ResourceQuota.
 
-`strategies` registers the defaults and the validation; `writes` calls the plugins when a pod is created.
+`strategies` registers the defaults, the validation and the initial status, `writes` calls the plugins when a pod is
+created, and `deletions` asks for the grace period.
 """
 
 from fractions import Fraction
@@ -47,13 +48,13 @@ def _default_container(container: Object) -> None:
 
 
 def containers(spec: Object) -> list[tuple[str, Object]]:
-    """Return (field path, container) of every container of a pod."""
+    """Return every container of a pod with its field path. The init containers come first."""
     lists = ("initContainers", "containers")
     return [(f"spec.{name}[{i}]", c) for name in lists for i, c in enumerate(spec.get(name) or [])]
 
 
 def defaults(pod: Object) -> None:
-    """Fill in, in place, what the decoder of the API server fills in."""
+    """Fill in the defaults that the decoder of the API server fills in. The pod is changed in place."""
     spec = pod.setdefault("spec", {})
     for _, container in containers(spec):
         _default_container(container)
@@ -86,7 +87,7 @@ def _default_status(status: Object) -> None:
 
 
 def default_tolerations(spec: Object) -> None:
-    """Do what the DefaultTolerationSeconds plugin does: tolerate a lost node for five minutes."""
+    """Make the pod tolerate a lost node for five minutes, as the DefaultTolerationSeconds plugin does."""
     tolerations = spec["tolerations"] = list(spec.get("tolerations") or [])
     for key in _NODE_LIFE:
         if any(t.get("key") in (key, None, "") and t.get("effect") in ("NoExecute", None, "") for t in tolerations):
@@ -95,7 +96,7 @@ def default_tolerations(spec: Object) -> None:
 
 
 def qos_class(spec: Object) -> str:
-    """Return Guaranteed, Burstable or BestEffort, from cpu and memory alone."""
+    """Return the QoS class: Guaranteed, Burstable or BestEffort. It depends on cpu and memory alone."""
     guaranteed = True
     any_amount = False
     for _, container in containers(spec):
@@ -110,6 +111,7 @@ def qos_class(spec: Object) -> str:
 
 
 def initial_status(pod: Object) -> Object:
+    """Return the status of a new pod: it is pending, and it has a condition if scheduling gates hold it back."""
     status: Object = {"phase": "Pending", "qosClass": qos_class(pod["spec"])}
     if pod["spec"].get("schedulingGates"):
         condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "lastProbeTime": None}
@@ -162,7 +164,7 @@ def _check_pair(path: str, name: str, request: Any, limit: Any) -> list[Cause]:
 
 
 def validate(pod: Object) -> list[Cause]:
-    """Return the problems of a new pod."""
+    """Return the problems of a pod, which are the same for a new pod and for an updated one."""
     problems: list[Cause] = []
     seen = set()
     spec = pod["spec"]
@@ -185,7 +187,9 @@ def validate(pod: Object) -> list[Cause]:
 def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
     """Return the part of a spec that an update may not change.
 
-    As long as a pod has scheduling gates (`gated`), its node selector and affinity may change.
+    Args:
+        old_grace: The pod's terminationGracePeriodSeconds before the update. A negative one may be changed.
+        gated: Whether the pod has scheduling gates. As long as it has, its node selector and affinity may change.
     """
     fixed = {k: v for k, v in spec.items() if k not in ("activeDeadlineSeconds", "tolerations", "schedulingGates")}
     for name in ("containers", "initContainers"):
@@ -200,7 +204,7 @@ def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
 
 
 def validate_update(new: Object, old: Object) -> list[Cause]:
-    """Return the problems of changing `old` into `new` through the pod itself."""
+    """Return the problems of an update that changes `old` into `new` through the pod itself, not a subresource."""
     now, was = new["spec"], old["spec"]
     if len(now.get("containers") or []) != len(was["containers"]):
         return [forbidden_field("spec.containers", "pod updates may not add or remove containers")]
@@ -222,7 +226,8 @@ def validate_update(new: Object, old: Object) -> list[Cause]:
 def grace_period(pod: Object, wanted: int | None) -> int:
     """Return the seconds that a deletion leaves the kubelet to end the pod; 0 removes the pod at once.
 
-    wanted: the deletion's own gracePeriodSeconds, or None.
+    Args:
+        wanted: The gracePeriodSeconds of the deletion request, or None if the request has none.
     """
     if not pod["spec"].get("nodeName") or pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
         return 0
@@ -235,9 +240,10 @@ _SYSTEM = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_0
 
 
 def resolve_priority(storage: Storage, pod: Object) -> None:
-    """Do what the Priority plugin does: set priority, preemption policy and, from the default class, the class.
+    """Set the priority and the preemption policy of a pod, as the Priority plugin does.
 
-    Raises a 403 for an unknown class, and for a pod whose own values differ from those of its class.
+    A pod without a class gets the default class if there is one. Raises a 403 for an unknown class, and for a pod whose
+    own values differ from those of its class.
     """
     spec = pod["spec"]
     pod_name = pod["metadata"].get("name") or pod["metadata"].get("generateName") or ""
@@ -276,7 +282,10 @@ def _sum(containers: list[Object], part: str) -> dict[str, Fraction]:
 
 
 def usage(pod: Object) -> dict[str, Fraction]:
-    """Return what a pod is charged, by the names of a quota: `pods`, `cpu`, `requests.<name>`, `limits.<name>`."""
+    """Return the amounts that count towards a quota for a pod.
+
+    The keys are those of a quota's `spec.hard`: `pods`, `cpu`, `requests.<name>`, `limits.<name>` and so on.
+    """
     spec = pod["spec"]
     charged = {"pods": Fraction(1), "count/pods": Fraction(1)}
     for part in ("requests", "limits"):
@@ -292,9 +301,9 @@ def usage(pod: Object) -> dict[str, Fraction]:
 
 
 def check_quotas(storage: Storage, pod: Object) -> None:
-    """Do what the ResourceQuota plugin does for pods. Raises a 403 for a pod that exceeds a quota of its namespace.
+    """Raise a 403 if a new pod exceeds a quota of its namespace, as the ResourceQuota plugin does.
 
-    `spec.hard` counts here at once; a real server waits until a controller has copied it into the status.
+    A change of `spec.hard` counts here at once. A real server waits until a controller has copied it into the status.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     items = sorted(storage.collection("resourcequotas").items.items())

@@ -1,7 +1,8 @@
-"""Reads bodies in Kubernetes' protobuf envelope, for the few kinds that kubectl writes so (`kubectl create namespace`).
+"""Reads bodies in Kubernetes' protobuf envelope, for the few kinds that kubectl sends as protobuf.
 
-Field numbers are those of the API's public .proto files. Fields that the tables below do not name are skipped; to read
-another kind or field, add it there. `objects.read_body` calls `read`.
+For example, `kubectl create namespace` does so. The field numbers are those of the API's public .proto files. Fields
+that the tables below do not contain are skipped. To read another kind or field, add it to the tables.
+`objects.read_body` calls `read`.
 """
 
 import base64
@@ -23,13 +24,20 @@ class NotReadable(Exception):
 
 @dataclass(frozen=True)
 class _Field:
-    """One field of a message. `type`: text, int, bool, bytes (base64 in JSON), map, bytes map, or another table."""
+    """One field of a message.
+
+    Attributes:
+        name: The name of the field in JSON.
+        type: "text", "int", "bool", "bytes" (base64 in JSON), "map" (of text), "bytes map", or the table of a message.
+        repeated: Whether the field is a list.
+    """
 
     name: str
     type: Any = "text"
     repeated: bool = False
 
 
+# The fields of a message by their numbers.
 _Table = dict[int, _Field]
 _META: _Table = {
     1: _Field("name"), 2: _Field("generateName"), 3: _Field("namespace"), 5: _Field("uid"),
@@ -65,9 +73,10 @@ _KINDS: dict[str, _Table] = {
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
-    """Return (number, value) of each field of a message: an int, or the bytes of a length-delimited field.
+    """Return the number and the value of each field of a message. Raises NotReadable for a malformed message.
 
-    To protobuf, all fields of an Empty message are unknown fields, which it parses without a schema.
+    The value is an int, or the bytes of a length-delimited field. The message is parsed as an Empty message, because
+    protobuf then treats all fields as unknown fields, which need no schema.
     """
     message = empty_pb2.Empty()
     try:
@@ -101,13 +110,13 @@ def _message(table: _Table, data: bytes) -> Object:
         elif field.repeated:
             result.setdefault(field.name, []).append(_value(field.type, value))
         elif value != b"" or isinstance(field.type, dict):
-            # Go writes a missing text as an empty one.
+            # Go writes a text that is not set as an empty text, so empty texts are left out.
             result[field.name] = _value(field.type, value)
     return result
 
 
 def read(body: bytes) -> Object:
-    """Return the object in a body. Raises NotReadable."""
+    """Return the object in a body. Raises NotReadable if it cannot be read."""
     if not body.startswith(_MAGIC):
         raise NotReadable("no envelope")
     envelope = dict(_fields(body[len(_MAGIC) :]))

@@ -1,8 +1,11 @@
-"""The kubelet's device manager: which ids each container holds, with the oddities of the real one.
+"""The kubelet's device manager, which decides which device ids each container holds.
 
-It follows pkg/kubelet/cm/devicemanager of Kubernetes 1.36; docs/design/kubernetes.md ("Device manager") lists what that
-means for a plugin. Nothing here dials: a plugin is an `Endpoint`, which `services` implements over gRPC and tests as a
-plain object. `kubelet` admits pods with `allocate`, `pod_worker` starts containers with `run_options`.
+It reproduces the oddities of pkg/kubelet/cm/devicemanager of Kubernetes 1.36. docs/design/kubernetes.md ("Device
+manager") lists what they mean for a plugin. This module opens no connections: a plugin is an `Endpoint`, which
+`services` implements over gRPC and the tests as a plain object.
+
+`kubelet` admits pods with `allocate`, `pod_worker` starts containers with `run_options`, `services` passes on what the
+plugins report and answers PodResources queries, and `node` reports the capacity.
 """
 
 import random
@@ -22,7 +25,7 @@ Raw = Mapping[str, Any]
 
 
 class PluginError(Exception):
-    """A call to a plugin failed. The message is gRPC's as Go prints it."""
+    """A call to a plugin failed. The message is gRPC's message in the form in which Go prints it."""
 
 
 class AdmissionError(Exception):
@@ -41,14 +44,21 @@ class Endpoint(Protocol):
 
 
 class DeviceManager:
-    """Ids by pod, container and resource. Thread-safe; plugins are called without its lock.
+    """Keeps the device ids that each container holds of each resource.
+
+    The methods may be called from several threads. `_lock` guards the state, and plugins are called without it.
 
     Args:
-        file: the checkpoint, read at the start and written with every allocation and device list.
-        active: returns the UIDs of pods that have not ended; the next allocation, and nothing earlier, frees the rest.
-        rng: the source of everything that is random in the kubelet because Go walks its maps in random order.
-        changed: called when capacity or health may have changed.
-        grace: seconds after which the resource of a disconnected plugin is removed.
+        file: The checkpoint file. It is read at the start, and written after every allocation and device list.
+        active: Returns the UIDs of the pods that have not ended. The ids of all other pods are freed by the next
+            allocation, and not earlier.
+        rng: The source of everything that is random in the kubelet because Go walks its maps in random order.
+        grace: The seconds after which the resource of a disconnected plugin is removed.
+        changed: Called when capacity or health may have changed.
+        clock: A monotonic clock in seconds.
+
+    Attributes:
+        without_checkpoint: Whether there was no checkpoint file at the start.
     """
 
     def __init__(
@@ -87,6 +97,7 @@ class DeviceManager:
         self._recount_taken()
 
     def connected(self, resource: str, endpoint: Endpoint) -> None:
+        """Register a plugin, which replaces the earlier plugin of the resource."""
         with self._lock:
             self._endpoints[resource] = endpoint
             self._stopped.pop(resource, None)
@@ -102,14 +113,21 @@ class DeviceManager:
         self._changed()
 
     def update(self, resource: str, devices: Mapping[str, bool]) -> None:
-        """Take a device list as ListAndWatch sends it: id → whether it is healthy."""
+        """Replace the device list of a resource by one that ListAndWatch sent.
+
+        Args:
+            devices: The health of each device by its id.
+        """
         with self._lock:
             self._devices[resource] = dict(devices)
             self._checkpoint()
         self._changed()
 
     def capacity(self) -> tuple[dict[str, int], dict[str, int], set[str]]:
-        """Return capacity, allocatable, and the resources that this call removes because their grace period is over."""
+        """Return the capacity and the allocatable amount of each resource, and the resources that this call removes.
+
+        A resource is removed when the grace period after the disconnection of its plugin is over.
+        """
         with self._lock:
             now = self._clock()
             removed = {r for r, since in self._stopped.items() if now - since >= self._grace}
@@ -124,9 +142,10 @@ class DeviceManager:
             return total, healthy, removed
 
     def allocate(self, pod: Raw, container: Raw, *, running: bool = False) -> None:
-        """Admit one container of `pod`. Raises AdmissionError.
+        """Allocate the devices of one container of `pod`. Raises AdmissionError if that is not possible.
 
-        running: the container runs already, and the kubelet has been restarted since it started.
+        Args:
+            running: Whether the container runs already, because it was started before the kubelet was restarted.
         """
         uid = pod["metadata"]["uid"]
         with self._lock:
@@ -134,7 +153,7 @@ class DeviceManager:
                 self._reusable_of = uid
                 self._reusable = {}
         self._allocate(uid, container, running=running)
-        # Init containers hand their ids on to later containers of the pod; sidecars keep theirs.
+        # Later containers of the pod can reuse the ids of init containers, but not those of sidecars.
         inits = {c["name"]: c.get("restartPolicy") for c in pod["spec"].get("initContainers") or ()}
         lends = inits.get(container["name"], "Always") != "Always"
         with self._lock:
@@ -143,9 +162,11 @@ class DeviceManager:
                 self._reusable[resource] = reusable | set(ids) if lends else reusable - set(ids)
 
     def run_options(self, pod: Raw, container: Raw) -> RunOptions:
-        """Call PreStartContainer where the plugin asks for it, and return what its Allocate had answered.
+        """Prepare the start of a container, and return the options that its plugins answered to Allocate.
 
-        Called before every start of a container. Raises PluginError and AdmissionError.
+        This must be called before every start of a container. It calls PreStartContainer of each plugin that asks for
+        it. Raises PluginError if that call fails or is impossible, and AdmissionError if missing devices cannot be
+        allocated.
         """
         uid, name = pod["metadata"]["uid"], container["name"]
         missing = False
@@ -160,25 +181,27 @@ class DeviceManager:
         return self._merged(entries)
 
     def ids(self, uid: str, container: str) -> dict[str, tuple[str, ...]]:
-        """Return what a container holds: resource → ids."""
+        """Return the ids that a container holds, by resource."""
         with self._lock:
             return {r: e.ids for (pod, c, r), e in self._held.items() if (pod, c) == (uid, container)}
 
     def all_ids(self) -> dict[str, tuple[str, ...]]:
+        """Return the ids in the device lists of all resources, healthy or not."""
         with self._lock:
             return {resource: tuple(ids) for resource, ids in self._devices.items()}
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return everything that is held, also by ended pods whose ids the next allocation frees."""
+        """Return the ids that all containers hold, including ended pods whose ids the next allocation frees."""
         with self._lock:
             return tuple(self._held.values())
 
     def held_amounts(self) -> dict[str, int]:
-        """Return resource → number of ids held by all pods."""
+        """Return the number of ids that all pods hold, by resource."""
         with self._lock:
             return {resource: len(ids) for resource, ids in self._taken.items()}
 
     def health(self, resource: str, device: str) -> str:
+        """Return `Healthy`, `Unhealthy`, or `Unknown` if the device is in no device list."""
         with self._lock:
             healthy = self._devices.get(resource, {}).get(device)
         return {None: "Unknown", True: "Healthy", False: "Unhealthy"}[healthy]
@@ -228,7 +251,7 @@ class DeviceManager:
             self._held[uid, name, resource] = entry
 
     def _choose(self, uid: str, name: str, resource: str, wanted: int, *, running: bool) -> tuple[str, ...]:
-        """Choose ids to allocate, or () where the container holds its ids already. Raises AdmissionError."""
+        """Return the ids to allocate, or () if the container holds its ids already or runs. Raises AdmissionError."""
         with self._lock:
             held = self._held.get((uid, name, resource))
             if held and len(held.ids) != wanted:
@@ -277,7 +300,7 @@ class DeviceManager:
         endpoint.pre_start(held.ids)
 
     def _merged(self, entries: Sequence[Entry]) -> RunOptions:
-        """Merge the answers of all plugins. The first of conflicting settings wins, in the random order of a Go map."""
+        """Return the merged answers of all plugins. The order is random, as in a Go map, and the first setting wins."""
         with self._lock:
             order = self._rng.sample(list(entries), len(entries))
         env: dict[str, str] = {}
@@ -295,6 +318,7 @@ class DeviceManager:
         return RunOptions(tuple(env.items()), tuple(cdi), tuple(nodes), tuple(mounts.items()))
 
     def _release_ended(self, admitting: str) -> None:
+        """Free the ids of the pods that have ended, except those of the pod that is being admitted."""
         active = {*self._active(), admitting}
         with self._lock:
             self._held = {key: entry for key, entry in self._held.items() if key[0] in active}

@@ -1,7 +1,7 @@
-"""The kubelet of one node: admits the pods that are bound to it and hands each to a `PodWorker`.
+"""The kubelet of one node, which admits the pods that are bound to the node and hands each to a `PodWorker`.
 
-`Kubelet` wires the parts of this package together. `cluster` runs one per node; tests drive it with `holding`,
-`restart_container` and `complete`.
+`Kubelet` wires the parts of this package together. `cluster` runs one for each node, and the tests of the node agent
+run one alone. The tests control it with `holding`, `restart_container` and `complete`.
 """
 
 import contextlib
@@ -29,10 +29,14 @@ Raw = Mapping[str, Any]
 
 
 def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return reason and message of a refusal, or None to admit the pod.
+    """Return the reason and the message of a refusal, or None if the pod can be admitted.
 
-    A resource that the node does not have at all is ignored, and what the device manager allocated (`held`) always fits
-    (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable). `others` are the active pods of the node.
+    A resource that the node does not have at all is ignored, and what the device manager has allocated always fits
+    (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable).
+
+    Args:
+        others: The other active pods of the node.
+        held: The amounts that the device manager has allocated to all pods, by resource.
     """
     there = allocatable(node)
     own = {name: amount for name, amount in requests_of(pod).items() if "/" not in name or name in there}
@@ -54,7 +58,8 @@ log = logging.getLogger(__name__)
 class Kubelet:
     """Admits pods one by one, in the order that the configuration sets.
 
-    `start` and `stop` may alternate any number of times: the checkpoint and the runtime's containers stay.
+    `start` and `stop` may alternate any number of times. The checkpoint and the runtime's containers outlive a stop.
+    `_wake` guards the pods, the queue of the pods to admit, and the workers.
     """
 
     def __init__(self, config: KubeletConfig, api: Api, runtime: Runtime) -> None:
@@ -68,7 +73,7 @@ class Kubelet:
         self._loop: threading.Thread | None = None
 
     def start(self) -> None:
-        """Register the node and serve. Raises ApiError and Unreachable where the node cannot be registered."""
+        """Register the node and start to serve. Raises ApiError or Unreachable if the node cannot be registered."""
         config = self.config
         for folder in (config.plugins, config.pod_resources):
             folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +108,7 @@ class Kubelet:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop, while containers go on. Idempotent."""
+        """Stop the kubelet, but not the containers. A second call has no effect."""
         if self._loop is None:
             return
         self._stopped = True
@@ -124,7 +129,7 @@ class Kubelet:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Admit no pod inside the context; those that arrived are admitted afterwards in the configured order."""
+        """Admit no pod inside the context. Pods that arrive there are admitted afterwards, in the configured order."""
         self._held = True
         try:
             yield
@@ -134,7 +139,7 @@ class Kubelet:
                 self._wake.notify()
 
     def restart_container(self, namespace: str, pod: str, container: str, exit_code: int = 1) -> None:
-        """End a container, which its restart policy may start again. Raises KeyError where it does not run."""
+        """End a container, which is started again if its restart policy says so. Raises KeyError if it does not run."""
         found = [c for c in self._running(namespace, pod) if c.name == container]
         if not found:
             raise KeyError(f"{namespace}/{pod}/{container} does not run on {self.config.node}")
@@ -188,9 +193,10 @@ class Kubelet:
                 self._take(pod, restored=pod["metadata"]["uid"] in found)
 
     def _pick(self, found: set[str]) -> Json | None:
-        """Return the next pod to admit, or None where it is gone.
+        """Take the next pod to admit from the queue and return it, or None if it is gone.
 
-        found: UIDs of the pods that were there when the kubelet started, which it admits by creation time.
+        Args:
+            found: The UIDs of the pods that existed when the kubelet started, which it admits by creation time.
         """
         position = 0
         if self.config.admission == "created" or not found.isdisjoint(self._queue):
@@ -221,7 +227,10 @@ class Kubelet:
         worker.start()
 
     def _refusal(self, pod: Json, *, restored: bool) -> tuple[str, str] | None:
-        """Return reason and message where the pod is not admitted: devices first, then the node's resources."""
+        """Return the reason and the message if the pod must be rejected, or None. Allocate its devices.
+
+        The devices are allocated first, then the node's resources are checked.
+        """
         spec, uid = pod["spec"], pod["metadata"]["uid"]
         try:
             for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
@@ -236,6 +245,7 @@ class Kubelet:
         return unfit(pod, self.node.node, others, self.devices.held_amounts())
 
     def _reject(self, pod: Json, reason: str, message: str) -> Json:
+        """Report a rejection as an Event and in the pod's status, and return the pod with this status."""
         meta = pod["metadata"]
         log.info("pod %s/%s rejected: %s: %s", meta["namespace"], meta["name"], reason, message)
         self._events.warn(pod_reference(meta["namespace"], meta["name"], meta["uid"]), reason, message)
@@ -252,22 +262,22 @@ class Kubelet:
             return [uid for uid, worker in self._workers.items() if not worker.ended]
 
     def _not_ended(self) -> list[str]:
-        """Return the UIDs whose ids are kept.
+        """Return the UIDs of the pods whose device ids must be kept.
 
-        Pods that wait for admission are among them: after a restart nothing is freed until all pods were admitted again
-        (devicemanager UpdateAllocatedDevices, sourcesReady).
+        Pods that wait for admission are among them, so that after a restart nothing is freed until all pods have been
+        admitted again (devicemanager UpdateAllocatedDevices, sourcesReady).
         """
         with self._wake:
             return [*self._active(), *self._queue]
 
     def _listed(self) -> list[Json]:
-        """Return the pods that PodResources lists: all that have not ended, also those that wait for admission."""
+        """Return the pods that PodResources lists: those that have not ended or that wait for admission."""
         with self._wake:
             ended = {uid for uid, worker in self._workers.items() if worker.ended}
             return [pod for uid, pod in self._pods.items() if uid not in ended]
 
     def _devices_changed(self) -> None:
-        """Report capacity, and the health of devices in the status of every pod, again."""
+        """Make the node report its capacity again, and every pod the health of its devices in its status."""
         self.node.poke()
         with self._wake:
             workers = list(self._workers.values())

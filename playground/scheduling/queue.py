@@ -1,6 +1,6 @@
-"""The state of the scheduling loop: the queue of unbound pods, and the cache of nodes with what pods reserve there.
+"""The state of the scheduling loop: the queue of unbound pods, and the cache of the nodes and their reserved resources.
 
-`loop` feeds both from watches and is the only caller. Both are thread-safe.
+`loop` feeds both from its watches. Their methods may be called from several threads.
 """
 
 import heapq
@@ -20,9 +20,11 @@ Raw = Mapping[str, Any]
 class Waiting:
     """A pod that is not bound yet.
 
-    number: the order of arrival.
-    tries: failed attempts, which double the back-off.
-    moves: how many changes of the cluster had been seen when its last attempt began.
+    Attributes:
+        pod: The pod as it was last observed.
+        number: The pod's number in the order of arrival.
+        tries: The number of failed attempts. Each attempt doubles the back-off.
+        moves: The number of changes of the cluster that had been observed when the pod's last attempt began.
     """
 
     pod: Raw
@@ -32,13 +34,15 @@ class Waiting:
 
     @property
     def rank(self) -> tuple[int, int]:
+        """The sort key of the queue: the higher priority first, then the earlier arrival."""
         return -int(self.pod["spec"].get("priority") or 0), self.number
 
 
 class Queue:
-    """Active pods by priority and arrival. A refused pod waits for a change of the cluster and for its back-off.
+    """The unbound pods, ordered by priority and arrival.
 
-    The back-off doubles from `first` to `longest` seconds (kube-scheduler: 1 and 10).
+    A refused pod waits for a change of the cluster, and also for its back-off. The back-off doubles from `first` to
+    `longest` seconds. The defaults are those of kube-scheduler. `_ready` guards all attributes.
     """
 
     def __init__(self, first: float = 1.0, longest: float = 10.0) -> None:
@@ -55,7 +59,7 @@ class Queue:
         self._closed = False
 
     def put(self, pod: Raw) -> None:
-        """Add an unbound pod, or update it; a change of its spec, labels or annotations is a reason to try again."""
+        """Add or update an unbound pod. A change of its spec, labels or annotations is a reason to try it again."""
         uid = pod["metadata"]["uid"]
         with self._ready:
             known = self._pods.get(uid)
@@ -70,13 +74,14 @@ class Queue:
                 self._retry(uid, self._refused.pop(uid))
 
     def remove(self, uid: str) -> None:
+        """Forget a pod that is bound, deleted or ended."""
         with self._ready:
             self._pods.pop(uid, None)
             self._refused.pop(uid, None)
             self._flying.discard(uid)
 
     def pop(self) -> Raw | None:
-        """Wait for the next pod to schedule and return it, or None when the queue is closed."""
+        """Wait for the next pod to schedule and return it, or None if the queue is closed."""
         with self._ready:
             while not self._closed:
                 now = time.monotonic()
@@ -96,7 +101,9 @@ class Queue:
     def refused(self, uid: str, *, error: bool = False) -> None:
         """Put a pod back that could not be scheduled.
 
-        error: something failed, so the pod is tried again after its back-off without a change of the cluster.
+        Args:
+            error: Whether something failed. The pod is then tried again after its back-off, even if the cluster does
+                not change.
         """
         with self._ready:
             known = self._pods.get(uid)
@@ -105,14 +112,14 @@ class Queue:
                 return
             known.tries += 1
             until = time.monotonic() + min(self._first * 2 ** (known.tries - 1), self._longest)
-            # A change during the attempt may be just what the pod waits for.
+            # The pod may be waiting for a change that happened during the attempt.
             if error or known.moves != self._moves:
                 self._retry(uid, until)
             else:
                 self._refused[uid] = until
 
     def changed(self) -> None:
-        """Note a change of the cluster: refused pods are tried again after their back-off."""
+        """Note a change of the cluster, so that refused pods are tried again after their back-off."""
         with self._ready:
             self._moves += 1
             for uid, until in self._refused.items():
@@ -120,6 +127,7 @@ class Queue:
             self._refused.clear()
 
     def close(self) -> None:
+        """Make every call of `pop` return None."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
@@ -135,7 +143,11 @@ def _pod_essence(pod: Raw) -> tuple[Any, ...]:
 
 
 class Cache:
-    """Nodes, and what the pods on them reserve. A pod that is being bound counts there at once ("assumed")."""
+    """The nodes, and the resources that the pods on them reserve.
+
+    A pod that is being bound reserves its resources at once, which Kubernetes calls *assumed*. `_lock` guards all
+    attributes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -153,17 +165,19 @@ class Cache:
             return before is None or _node_essence(before) != _node_essence(node)
 
     def remove_node(self, name: str) -> None:
+        """Remove a node. The reservations of its pods stay until the pods are gone."""
         with self._lock:
             self._nodes.pop(name, None)
 
     def bound(self, pod: Raw) -> None:
-        """Store a pod that the API server shows on its node."""
+        """Store a pod that the API server shows as bound to a node."""
         uid = pod["metadata"]["uid"]
         with self._lock:
             self._seen.add(uid)
             self._put(uid, pod["spec"]["nodeName"], pod)
 
     def assume(self, pod: Raw, node: str) -> None:
+        """Reserve the resources of a pod that is being bound to `node`."""
         uid = pod["metadata"]["uid"]
         with self._lock:
             if uid not in self._seen:
@@ -182,7 +196,7 @@ class Cache:
             return self._take(uid)
 
     def snapshot(self) -> list[tuple[Raw, Mapping[str, int]]]:
-        """Return every node by name, with what is reserved there; later calls do not change the result."""
+        """Return every node, sorted by name, with its reserved resources. Later calls do not change the result."""
         with self._lock:
             return [(self._nodes[name], self._used.get(name, {})) for name in sorted(self._nodes)]
 

@@ -1,7 +1,7 @@
-"""The result of a simulation: where each submitted pod is and what its containers get (docs/design/simulate.md).
+"""The result of a simulation: the node of each submitted pod and the devices of its containers.
 
-`pipeline` and `mtgpupod_plans` fill an `Outcome` for each pod; `simulate_command` prints the `Result`. The keys of
-`result_json` are documented and must stay.
+`pipeline` and `mtgpupod_plans` fill in an `Outcome` for each pod, and `simulate_command` prints the `Result`. The keys
+of `result_json` are documented in docs/design/simulate.md and must not change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,19 @@ from playground.simulate.world import Raw
 class Outcome:
     """The result for one submitted pod.
 
-    node: "" for a denied or pending pod.
-    rejections: node → why the pod does not run there.
-    kind: `MtgpuPod`, or "" for a Pod.
-    phase, reason: the values in the status of an MtgpuPod, "" for a Pod.
+    Attributes:
+        pod: The pod or the MtgpuPod.
+        dialect: The name of the vocabulary in which the pod requests GPUs, or None if it requests none.
+        denied: The problems for which the pod was denied at admission.
+        patch: The JSON patch of the admission webhook.
+        node: The name of the node, or "" for a denied or pending pod.
+        rejections: The reason why the pod does not run on a node, by the name of the node.
+        scores: The scores of the nodes on which the pod could run.
+        annotations: The annotations that the placement adds to the pod.
+        containers: The devices and the environment of each container (`Delivery.containers`).
+        kind: `MtgpuPod`, or "" for a Pod.
+        phase: The phase in the status of an MtgpuPod, or "" for a Pod.
+        reason: The reason in the status of an MtgpuPod, or "" for a Pod.
     """
 
     pod: Pod
@@ -52,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcomes of the submitted pods in file order, and the nodes at the end."""
+    """The outcomes of the submitted pods in file order, and the nodes at the end of the simulation."""
 
     outcomes: Sequence[Outcome]
     nodes: Sequence[NodeView]
@@ -85,8 +94,9 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 class Delivery:
     """A placed pod and the devices of its node.
 
-    devices: the devices that pods can get, of all types.
-    gpus: all cards, whether partitioned or not.
+    Attributes:
+        devices: The devices of all types that pods can get.
+        gpus: All cards of the node, whether partitioned or not.
     """
 
     pod: Pod
@@ -97,7 +107,10 @@ class Delivery:
     settings: Settings
 
     def containers(self) -> dict[str, Raw]:
-        """Return container → `cards`, `core`, `memory`, `env`, and `profile` for slices, `others` for other devices."""
+        """Return the devices of each container, by the name of the container.
+
+        Each value has the keys `cards`, `core`, `memory` and `env`. Slices add `profile`, and other devices `others`.
+        """
         found: dict[str, Raw] = {}
         for container_request in self.request.containers:
             found[container_request.container] = self._cards(container_request)
@@ -139,6 +152,7 @@ class Delivery:
                 yield from (known[type, index] for index in indexes)
 
     def _environment(self, name: str, devices: Sequence[Card]) -> dict[str, str]:
+        """Return the environment variables that the node agent would give to a container."""
         own = self.settings.deviceplugin
         env = dialects.environment_of(self.pod, self.request, name, devices, self.gpus)
         shares = [share for share in shares_of(self.request, self.placement) if share.container == name]

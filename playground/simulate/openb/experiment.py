@@ -1,6 +1,6 @@
 """The experiment of docs/design/fragmentation.md: pods arrive until they request 130 % of the cluster's GPUs.
 
-`run` is one policy with one seed; `run_all` runs several in parallel. `openb_command` and bench/openb.py
+`run` runs one policy with one seed, and `run_all` runs several of these in parallel. `openb_command` and bench/openb.py
 call `run_all`.
 """
 
@@ -21,11 +21,15 @@ from scheduler.engine.learning.node_board import NodeBoard
 from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_per_card
 
 REPORTED = (90, 95, 100, 110, 120, 130)
-"""Arrived percentages that are reported."""
+"""The percentages of the cluster's GPUs, as requested by the arrived pods, at which the allocation is reported."""
 
 
 class ExperimentNodes:
-    """The nodes and their free resources. Policies break ties by the order of the nodes."""
+    """The nodes and their free resources. Policies break ties by the order of the nodes.
+
+    Attributes:
+        board: The nodes in the form in which policies read them.
+    """
 
     def __init__(self, nodes: Sequence[NodeClass]) -> None:
         self.board = NodeBoard()
@@ -37,7 +41,12 @@ class ExperimentNodes:
             self._update(row)
 
     def take(self, pod: Shape, row: int, cards: Sequence[int]) -> None:
-        """Place a pod. Raises ValueError where it does not fit, so that no policy can allocate more than there is."""
+        """Place a pod. Raises ValueError if it does not fit, so that no policy can allocate more than is free.
+
+        Args:
+            row: The position of the node in the list of nodes.
+            cards: The positions of the cards on the node.
+        """
         node, free = self._nodes[row], self._free[row]
         milli = milli_per_card(pod, node)
         if milli is None or len(set(cards)) != pod.cards or any(free[card] < milli for card in cards):
@@ -56,9 +65,14 @@ class ExperimentNodes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of one policy and seed.
+    """The result of one policy with one seed.
 
-    curve: arrived percentage, rounded → allocated percentage, the mean over the arrivals that round to it.
+    Attributes:
+        policy: The name of the policy.
+        seed: The seed of the random numbers.
+        curve: The allocated percentage of the cluster's GPUs, by the percentage that the arrived pods request. The
+            latter is rounded, and the former is the mean over the arrivals with this rounded percentage.
+        placements_per_second: The number of pods that arrived per second of run time.
     """
 
     policy: str
@@ -68,7 +82,10 @@ class Run:
 
 
 def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
-    """Return the trace's pods in random order, then drawn with replacement, until they request `load` × all cards."""
+    """Return pods of the trace that together request at least `load` times the cards of the cluster.
+
+    The pods come from the trace in random order. If it has too few, further pods are drawn from it with replacement.
+    """
     asked = 0
     found: list[Shape] = []
     source = endless(trace.pods, random)
@@ -101,11 +118,17 @@ def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
 
 
 def run_all(trace: Trace, wanted: Sequence[tuple[str, int]], load: float, done: Callable[[], None]) -> list[Run]:
-    """Run every (policy, seed), one process per core. Return the runs in this order; `done` is called after each."""
+    """Run the experiment for every policy and seed in `wanted`, with one process per core, and return the results.
+
+    The results are in the order of `wanted`.
+
+    Args:
+        done: Called after each run, unless there is only one.
+    """
     workers = min(len(wanted), os.cpu_count() or 1)
     if len(wanted) == 1:
         return [run(trace, *wanted[0], load)]
-    # Spawned, because a fork would copy the thread that draws the progress bar.
+    # The processes are spawned, because a fork would copy the thread that draws the progress bar.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(run, trace, policy, seed, load) for policy, seed in wanted]
         try:
