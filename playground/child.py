@@ -1,8 +1,8 @@
-"""A script that replaces itself with a command which the kernel ends together with its parent process (Linux).
+"""A script that replaces itself with a command. On Linux, the kernel signals the command when its parent process ends.
 
     python child.py <pid of the parent> <signal number> <command> <arguments…>
 
-`processes.spawn` runs it; it may import the standard library alone.
+`processes.spawn` runs the script, which may import nothing but the standard library.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent, number, *command = sys.argv[1:]
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))  # stays set across exec
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))  # the setting remains after exec
     if os.getppid() != int(parent):  # the parent ended before prctl took effect
         sys.exit(1)
     os.execv(command[0], command)

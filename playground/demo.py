@@ -1,6 +1,7 @@
-"""`mgpu demo`: runs sample pods through the whole chain, explains and checks each outcome, then draws the cards.
+"""Implements `mgpu demo`, which runs sample pods, explains and checks the outcome of each one, and draws the cards.
 
-The checks make the demo a test: a container that does not see exactly its cards fails it.
+The checks make the demo a test: it fails if a container does not see exactly its cards. The end-to-end tests and
+docs/pictures/make.py run `Demo` as well.
 """
 
 import time
@@ -29,11 +30,15 @@ from playground.scheduling.extender_client import Extender, ExtenderError
 from playground.story import Story
 
 SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")
+"""The examples of several vocabularies whose pods may share a card."""
 OTHERS = ("several-containers", "multi-gpu", "whole-cards")
+"""The other examples that must run."""
 SLICES = {MIG: "mig", MPS: "mps"}
-"""Partitioning of a node → the example for it."""
+"""The example for each partitioning of a node."""
 _CROWD = 12
+"""The largest number of pods that `_show_crowd` creates."""
 _CROWD_SECONDS = 30.0
+"""The longest time until all pods of the crowd run."""
 
 EXAMPLES = """
 \b
@@ -60,14 +65,23 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
 
 
 class _Before(NamedTuple):
-    """The nodes before a pod was created: their cards, and the slices of the partitioned nodes."""
+    """The state of the nodes before a pod was created.
+
+    Attributes:
+        states: The cards of each node, by the name of the node.
+        slices: The slices of each partitioned node, by the name of the node.
+    """
 
     states: Mapping[str, tuple[CardState, ...]]
     slices: Mapping[str, NodeSlices]
 
 
 class Demo:
-    """One run of the demo. `problems` collects every check that failed."""
+    """One run of the demo.
+
+    Attributes:
+        problems: A message for every check that failed.
+    """
 
     def __init__(self, cluster: Cluster, console: Console, settings: Settings) -> None:
         self._cluster = cluster
@@ -77,7 +91,9 @@ class Demo:
         self.problems: list[str] = []
 
     def run(self) -> list[str]:
-        # Slices come first, because a card with shares on it is not partitioned; the story needs two idle cards.
+        """Show all examples and the cards. Return a message for every check that failed."""
+        # The slices come first, because a card with shares on it is not partitioned. Then comes the story of MtgpuPods,
+        # which needs two idle cards.
         for node in self._cluster.nodes:
             if node.partitioning:
                 self.show_placed(example(SLICES[node.partitioning]))
@@ -96,7 +112,7 @@ class Demo:
         return self.problems
 
     def show_placed(self, pod: Json) -> None:
-        """Create a pod that must run, and show where it is and what its containers see."""
+        """Create a pod that must run, and show on which cards it runs and what its containers see."""
         name = pod["metadata"]["name"]
         before = self._before()
         started = time.monotonic()
@@ -107,7 +123,7 @@ class Demo:
             self.problems.append(f"{name} was denied")
             return
         request = self._samples.request(created)
-        # A pod that requests slices is rejected until they exist.
+        # The scheduler rejects a pod that requests slices until the slices exist.
         outcome = self._samples.running(name) if request and request.others else self._samples.settled(name)
         seconds = time.monotonic() - started
         rows = {"asks": f"{self._asks(created)} → admitted"}
@@ -126,7 +142,7 @@ class Demo:
         return _Before(self._samples.states(), {name: self._samples.slices(name) for name in partitioned})
 
     def _show_side_by_side(self) -> None:
-        """Show each card that pods of several vocabularies share; under some policies there is none."""
+        """Show each card that pods of several vocabularies share. With some policies there is no such card."""
         cards = [(node.name, card) for node in self._samples.overview().nodes for card in node.cards]
         together = {
             f"{node}, card {card.state.card.index}": ", ".join(sorted(f"{u.dialect} ({u.pod})" for u in card.uses))
@@ -137,6 +153,7 @@ class Demo:
             self._show("side by side", together, good=True)
 
     def _show_denied(self, pod: Json) -> None:
+        """Create a pod that the webhook must deny, and show why the webhook denies it."""
         name = pod["metadata"]["name"]
         try:
             self._samples.create(pod)
@@ -148,6 +165,7 @@ class Demo:
             self.problems.append("the denied example was admitted")
 
     def _show_waiting(self, pod: Json) -> None:
+        """Create a pod that no node can take, and show why it must wait."""
         name = pod["metadata"]["name"]
         created = self._samples.create(pod)
         outcome = self._samples.settled(name)
@@ -159,7 +177,7 @@ class Demo:
         self._show(name, {"asks": f"{self._asks(created)} → admitted", "waits": waits}, good=good)
 
     def _show_crowd(self, pod: Json) -> None:
-        """Create equal pods at once. An Allocate call names no pod, but each pod must get its own cards."""
+        """Create equal pods at once. Each one must get its own cards, although no Allocate call names the pod."""
         count = self._count_fitting(pod)
         names = [f"crowd-{i + 1}" for i in range(count)]
         started = time.monotonic()
@@ -179,7 +197,7 @@ class Demo:
         self._show("crowd", rows, good=not wrong)
 
     def _count_fitting(self, pod: Json) -> int:
-        """Return how many more of this pod fit on the nodes with its policy, a dozen at most."""
+        """Return how many pods like this one still fit on the nodes with shared cards, at most `_CROWD`."""
         request = self._samples.request(pod)
         shares = request.containers if request else ()
         nodes = {node.name for node in self._cluster.nodes if node.labels == MGPU}
@@ -191,6 +209,7 @@ class Demo:
         return request_text.describe_request(request) if request else "no GPU"
 
     def _placement(self, created: Json, outcome: Outcome, before: _Before, seconds: float) -> dict[str, str]:
+        """Return the rows that say where the pod is, after how many seconds, and why it is there."""
         request, shares = self._samples.request(outcome.pod), self._samples.record(outcome.pod)
         if request is None or shares is None:
             return {"placed": f"{outcome.node}, without a record"}
@@ -206,7 +225,10 @@ class Demo:
         return rows | ({"not on": elsewhere} if elsewhere else {})
 
     def _refusals(self, pod: Json, without: str = "") -> str:
-        """Return the extender's reason for each rejected node. The cards that the pod itself holds count as used."""
+        """Return the extender's reason for each rejected node except `without`.
+
+        The cards that the pod itself holds count as used.
+        """
         try:
             found = Extender(self._cluster.extender_url).filter(pod, [node.name for node in self._cluster.nodes])
         except ExtenderError as error:
@@ -214,7 +236,7 @@ class Demo:
         return "; ".join(f"{node}: {reason}" for node, reason in sorted(found.failed.items()) if node != without)
 
     def _check(self, outcome: Outcome) -> list[str]:
-        """Return where the containers of a running pod do not see exactly the cards of its record."""
+        """Return the differences between what the containers of a running pod see and the cards of its record."""
         name, shares = outcome.pod["metadata"]["name"], self._samples.record(outcome.pod) or ()
         cards = self._samples.cards(outcome.node)
         expected = containers.expected_cards(shares, cards)
@@ -226,7 +248,7 @@ class Demo:
         return wrong
 
     def _mig_devices(self, node: str) -> dict[Slice, str]:
-        """Return place → UUID of the MIG devices that the node's NVML has."""
+        """Return the UUIDs of the MIG devices that the node's simulated NVML has, by their places."""
         modes = read_state(self._cluster.nvml_state(node)).cards
         return {
             Slice(card.index, gpu.start, gpu.profile): compute.uuid
@@ -236,10 +258,12 @@ class Demo:
         }
 
     def _environments(self, outcome: Outcome) -> dict[str, Mapping[str, str]]:
+        """Return the environment variables of each container of a pod, by the name of the container."""
         runtime = self._cluster.kubelets[outcome.node].runtime
         return {c.name: c.env for c in runtime.containers(outcome.pod["metadata"]["uid"])}
 
     def _visible(self, outcome: Outcome) -> str:
+        """Return the environment variables that tell the containers of a pod which cards they may use."""
         keys = (containers.VISIBLE, *containers.LIMITS)
         return "; ".join(
             f"{name}: {', '.join(f'{key}={env[key]}' for key in keys if key in env)}"

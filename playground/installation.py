@@ -1,6 +1,7 @@
-"""Installs mgpu on the playground's API server: manifests, with webhooks that lead to this machine, and record keys.
+"""Installs mgpu on the playground's API server: the manifests, certificate authorities and record keys.
 
-`cluster` calls `authorities`, `install` and `record_keys`; tests read `manifests` too.
+The URLs of the webhooks are on this machine. `cluster` calls `authorities`, `install`, `record_keys` and `config_map`.
+The tests also use `manifests`, `located` and `MANIFESTS`, and `bench/hostile.py` uses `MANIFESTS`.
 """
 
 import base64
@@ -39,7 +40,10 @@ _SERVED_SECONDS = 60.0
 
 
 def authorities(folder: Path) -> dict[str, Path]:
-    """Make a CA for each Service, as manifests/certificates.sh does. Return Service → the folder of its CA."""
+    """Create a CA for each Service, as manifests/certificates.sh does.
+
+    Return the folder of each CA, by the name of the Service.
+    """
     made = {}
     for service in ("mgpu-webhook", "mgpu-scheduler"):
         made[service] = folder / service
@@ -53,8 +57,8 @@ def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) ->
     """Create all `manifests` and wait until the CRDs are served. Raises ApiError and StartError.
 
     Args:
-        ports: Service → port on 127.0.0.1.
-        bundles: Service → the CA for the webhook configurations.
+        ports: The port of each Service on 127.0.0.1.
+        bundles: The CA certificate of each Service, for the webhook configurations.
     """
     found = list(manifests())
     if not found:
@@ -70,9 +74,9 @@ def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) ->
 
 
 def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
-    """Yield CRDs, accounts and their roles, priority classes and webhook configurations, in a fixed order.
+    """Yield the manifests whose kinds are in `_COLLECTIONS`, such as CRDs and roles, in a fixed order.
 
-    The other manifests need a cluster that runs containers.
+    The other manifests, such as Deployments, need a cluster that runs containers.
     """
     for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
         for document in yaml.load_all(path.read_text(), yaml.CSafeLoader):
@@ -81,7 +85,7 @@ def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
 
 
 def located(manifest: Json, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> Json:
-    """Return the manifest with URLs of this machine and CA bundles in place of Services."""
+    """Return a copy of the manifest in which webhooks have URLs on this machine and CA bundles in place of Services."""
     found = copy.deepcopy(manifest)
     for webhook in found.get("webhooks") or ():
         service = webhook["clientConfig"]["service"]
@@ -95,14 +99,14 @@ def _served(api: Api, path: str) -> bool:
     try:
         api.get(path)
     except ApiError as error:
-        if error.status in (404, 429, 503):  # a real API server answers so while it initialises the storage
+        if error.status in (404, 429, 503):  # kube-apiserver answers so while it initialises the storage
             return False
         raise
     return True
 
 
 def record_keys(folder: Path) -> dict[str, str]:
-    """Make keys for allocation records in the new `folder`. Return the environment variables that configure them."""
+    """Create keys for allocation records in the new `folder`. Return the environment variables that configure them."""
     public = folder / "public"
     public.mkdir(parents=True)
     key = Ed25519PrivateKey.generate()
@@ -116,7 +120,7 @@ def record_keys(folder: Path) -> dict[str, str]:
 
 
 def config_map(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ConfigMap with the public keys, where `mgpu doctor` looks for them."""
+    """Return the ConfigMap from which `mgpu doctor` reads the public keys. `variables` come from `record_keys`."""
     folder = Path(variables["MGPU_RECORDS__PUBLICKEYS"])
     data = {file.name: file.read_text() for file in sorted(folder.iterdir())}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mgpu-record-keys"}, "data": data}

@@ -1,8 +1,9 @@
-"""The state of simulated MIG cards: a JSON file that outlives the processes that use it.
+"""Stores the state of simulated MIG cards in a JSON file, which remains when the processes that use it end.
 
-`playground.simulated_nvml` changes it as NVML would. The playground's container runtime and tests act as the machine
-around the cards: they register processes (files `<file>.clients/<uuid>/<pid>`), reset cards and reboot. Every change is
-made under a file lock, since agents and the runtime are different processes.
+`playground.simulated_nvml` changes the state as NVML would. The playground's container runtime and the tests act as the
+machine that contains the cards: they register processes (files `<file>.clients/<uuid>/<pid>`), reset cards and reboot.
+`demo` reads the state. A file lock guards every change of the JSON file, because the node agent and the container
+runtime are different processes.
 """
 
 import fcntl
@@ -25,9 +26,9 @@ class Compute:
     """A compute instance.
 
     Attributes:
-        id: NVML's id, unique within the GPU instance.
-        kind: the kind of its profile.
-        uuid: the UUID of its MIG device.
+        id: The id that NVML reports. It is unique within the GPU instance.
+        kind: The kind of its profile.
+        uuid: The UUID of its MIG device.
     """
 
     id: int
@@ -40,10 +41,11 @@ class Gpu:
     """A GPU instance.
 
     Attributes:
-        id: NVML's id, which is used again after the instance is destroyed.
-        serial: a number that no other instance ever gets.
-        profile: the name of its profile.
-        start: its first memory slice.
+        id: The id that NVML reports. It is used again after the instance is destroyed.
+        serial: A number that no other instance ever gets.
+        profile: The name of its profile.
+        start: The number of its first memory slice.
+        compute: Its compute instances.
     """
 
     id: int
@@ -55,7 +57,13 @@ class Gpu:
 
 @dataclass
 class Mode:
-    """The MIG mode of a card, now and after the next reset, and its instances."""
+    """The MIG mode and the GPU instances of a card.
+
+    Attributes:
+        current: Whether MIG is enabled now.
+        pending: Whether MIG is enabled after the next reset.
+        instances: The GPU instances.
+    """
 
     current: bool = False
     pending: bool = False
@@ -67,10 +75,10 @@ class State:
     """The content of the file.
 
     Attributes:
-        privileged: whether NVML lets its user change anything.
-        passthrough: whether no card can be reset from inside, as in a virtual machine.
-        serial: the serial number of the last instance.
-        cards: by UUID. A card that is missing was never changed.
+        privileged: Whether NVML permits changes.
+        passthrough: Whether the machine cannot reset its cards, as in a virtual machine.
+        serial: The serial number of the last instance.
+        cards: The modes of the cards by UUID. A card that is missing was never changed.
     """
 
     privileged: bool = True
@@ -89,12 +97,21 @@ def state_file(cards: Path) -> Path:
 
 
 def mig_uuid(card: str, serial: int, compute: int) -> str:
-    """Return the UUID of a MIG device: the same for the same creation on the same card, and unique otherwise."""
+    """Return the UUID of a MIG device. Equal arguments give the same UUID, and all others give different ones.
+
+    Args:
+        card: The UUID of the card.
+        serial: The serial number of the GPU instance.
+        compute: The serial number of the compute instance.
+    """
     return f"MIG-{uuids.uuid5(_NAMESPACE, f'{card}/{serial}/{compute}')}"
 
 
 def read_state(file: Path) -> State:
-    """Return the state. A missing file is the state of new cards. Raises OSError and ValueError."""
+    """Return the state. If the file does not exist, return the state of new cards.
+
+    Raises OSError if the file cannot be read, and ValueError if it is not JSON.
+    """
     try:
         return _parsed(json.loads(file.read_bytes()))
     except FileNotFoundError:
@@ -111,7 +128,7 @@ def _parsed(raw: dict[str, Any]) -> State:
 
 @contextmanager
 def changing(file: Path) -> Iterator[State]:
-    """Lock the state for a change. It is written atomically when the block ends without an exception."""
+    """Lock the state for a change. If the block ends without an exception, the state is written atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f"{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -122,23 +139,23 @@ def changing(file: Path) -> Iterator[State]:
         os.replace(new, file)
 
 
-# The machine around the cards: the container runtime and the administrator.
+# These functions stand for the machine that contains the cards: its container runtime and its administrator.
 
 
 def register(file: Path, uuid: str, pid: int) -> None:
-    """Note that a process runs on the MIG device or card with this UUID."""
+    """Record that a process runs on the MIG device or card with this UUID."""
     folder = _clients(file, uuid)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(pid)).touch()
 
 
 def deregister(file: Path, uuid: str, pid: int) -> None:
-    """Note that the process has ended."""
+    """Record that a process no longer runs on the MIG device or card with this UUID."""
     (_clients(file, uuid) / str(pid)).unlink(missing_ok=True)
 
 
 def clients(file: Path, uuid: str) -> tuple[int, ...]:
-    """Return the processes that run on the MIG device or card, ascending."""
+    """Return the ids of the processes that run on the MIG device or card, in ascending order."""
     try:
         return tuple(sorted(int(entry.name) for entry in _clients(file, uuid).iterdir()))
     except FileNotFoundError:
@@ -146,7 +163,7 @@ def clients(file: Path, uuid: str) -> tuple[int, ...]:
 
 
 def processes(file: Path, card: str, mode: Mode) -> tuple[int, ...]:
-    """Return the processes on a card and on all of its instances."""
+    """Return the ids of the processes on a card and on all of its instances, in ascending order."""
     devices = [card, *(compute.uuid for gpu in mode.instances for compute in gpu.compute)]
     return tuple(sorted({pid for uuid in devices for pid in clients(file, uuid)}))
 
@@ -159,9 +176,9 @@ def set_switch(file: Path, *, privileged: bool | None = None, passthrough: bool 
 
 
 def reset(file: Path, uuid: str) -> bool:
-    """Reset a card (`nvidia-smi --gpu-reset`): its pending mode comes into force and its instances are gone.
+    """Reset a card, as `nvidia-smi --gpu-reset` does: its pending mode takes effect and its instances are removed.
 
-    Return False where processes run on the card, and change nothing then.
+    If processes run on the card, change nothing and return False.
     """
     with changing(file) as state:
         mode = state.cards.get(uuid, Mode())
@@ -172,10 +189,10 @@ def reset(file: Path, uuid: str) -> bool:
 
 
 def reboot(file: Path, *, forgetful: frozenset[str] = frozenset()) -> None:
-    """Reboot the machine: processes and instances are gone, pending modes come into force.
+    """Reboot the machine, which ends all processes and removes all instances. The pending modes take effect.
 
     Args:
-        forgetful: UUIDs of the cards that lose their mode (`playground.simulated_nvml.forgetful`).
+        forgetful: The UUIDs of the cards that lose their mode (`playground.simulated_nvml.forgetful`).
     """
     with changing(file) as state:
         for uuid, mode in state.cards.items():

@@ -1,6 +1,6 @@
 """Creates the pods of `examples/` on a running cluster, waits for them and reads the result.
 
-`demo`, `story` and the end-to-end tests call it.
+`demo`, `story` and the end-to-end tests use `Samples` and `example`. `playground_command` and `story` use `EXAMPLES`.
 """
 
 import time
@@ -32,14 +32,20 @@ _POLL_SECONDS = 0.02
 
 
 def example(name: str) -> Json:
-    """Return the pod, or MtgpuPod, of `examples/<name>.yaml`."""
+    """Return the pod or the MtgpuPod in `examples/<name>.yaml`."""
     pod: Json = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     return pod
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A pod as it is now. `node` is "" while it is pending; `reason` says why it is pending or has failed."""
+    """The state of a pod.
+
+    Attributes:
+        pod: The pod as the API server returned it.
+        node: The name of its node, or "" if it has none.
+        reason: Why the scheduler rejected the pod or why it failed, or "".
+    """
 
     pod: Json
     node: str = ""
@@ -51,7 +57,7 @@ class Outcome:
 
 
 class Samples:
-    """Pods and MtgpuPods of the namespace `default`."""
+    """Creates and reads pods and MtgpuPods in the namespace `default`, and reads the nodes."""
 
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api = api
@@ -62,7 +68,7 @@ class Samples:
         return self._api.create(_PODS, pod)
 
     def create_mtgpupod(self, raw: Mapping[str, Any]) -> Json:
-        """Create the pod. Raises ApiError if it is denied."""
+        """Create the MtgpuPod. Raises ApiError if it is denied."""
         return self._api.create(_MTGPUPODS, raw)
 
     def mtgpupod(self, name: str) -> Json:
@@ -70,23 +76,23 @@ class Samples:
         return self._api.get(f"{_MTGPUPODS}/{name}")
 
     def delete_mtgpupod(self, name: str) -> None:
-        """Delete as `kubectl delete --wait=false` does. Raises ApiError if it does not exist."""
+        """Delete the MtgpuPod, as `kubectl delete --wait=false` does. Raises ApiError if it does not exist."""
         self._api.delete(f"{_MTGPUPODS}/{name}", {"propagationPolicy": "Background"})
 
     def settled(self, name: str, seconds: float = 60.0) -> Outcome:
-        """Wait at most `seconds` until the pod runs, has failed or was rejected by the scheduler."""
+        """Wait at most `seconds` until the pod runs, fails or is rejected by the scheduler. Return its state."""
         return self._wait(name, lambda o: bool(o.running or o.reason), seconds)
 
     def running(self, name: str, seconds: float = 60.0) -> Outcome:
-        """Wait at most `seconds` until the pod runs."""
+        """Wait at most `seconds` until the pod runs. Return its state."""
         return self._wait(name, lambda o: o.running, seconds)
 
     def request(self, pod: Json) -> GpuRequest | None:
-        """Raises BadObject."""
+        """Return the GPUs that the pod requests, or None if it requests none. Raises BadObject."""
         return dialects.read_request(read_pod(pod), self._settings)
 
     def record(self, pod: Json) -> tuple[Share, ...] | None:
-        """Return the shares of the pod's allocation record, or None where it has none. Raises BadObject."""
+        """Return the shares of the pod's allocation record, or None if it has none. Raises BadObject."""
         request = self.request(pod)
         return dialects.by_name(request.dialect).read_placement(read_pod(pod), request) if request else None
 
@@ -95,19 +101,21 @@ class Samples:
         return read_device(self._api.get(f"{_DEVICES}/{node}"))
 
     def slices(self, node: str) -> NodeSlices:
-        """Return the slices of the node, from its annotations. Raises BadObject."""
+        """Return the slices that the annotations of the node describe. Raises BadObject."""
         return read_slices(read_node(self._api.get(f"/api/v1/nodes/{node}")))
 
     def overview(self) -> Overview:
+        """Return the overview of the whole cluster."""
         paths = "/api/v1/nodes", _DEVICES, "/api/v1/pods", mtgpu.COLLECTION
         nodes, devices, pods, mtgpupods = (self._api.list(path)[0] for path in paths)
         return make_overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)
 
     def states(self) -> dict[str, tuple[CardState, ...]]:
-        """Return node → the states of its cards."""
+        """Return the states of the cards of each node, by the name of the node."""
         return {node.name: tuple(view.state for view in node.cards) for node in self.overview().nodes}
 
     def _wait(self, name: str, reached: Callable[[Outcome], bool], seconds: float) -> Outcome:
+        """Poll the pod until `reached` is true, at most for `seconds`. Return its last state."""
         deadline = time.monotonic() + seconds
         while not reached(outcome := self._outcome(name)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

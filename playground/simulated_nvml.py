@@ -1,8 +1,10 @@
-"""Simulated NVML: the MIG functions of `pynvml` for cards that do not exist, with the checks that nvml.h describes.
+"""Simulates the MIG functions of NVML for cards that do not exist, with the checks that nvml.h describes.
 
-The node agent finds `SimulatedMig` by the entry point group `mgpu.simulated_mig` when its cards are simulated. The
-functions keep the names and arguments of `pynvml`, so that the agent's real MIG driver runs on them unchanged;
-`tests/deviceplugin/mig/test_mig_nvml.py` compares the two. A call that the driver gains is added here as well.
+If the cards of a node agent are simulated, `deviceplugin.cards.simulated_cards` finds `SimulatedMig` by the entry point
+group `mgpu.simulated_mig`. The tests also use `SimulatedNvml` and `forgetful`. The functions have the names and the
+arguments of `pynvml`, so that the agent's real MIG driver runs on them unchanged;
+`tests/deviceplugin/mig/test_mig_nvml.py` compares the two. When the driver calls another function of `pynvml`, add
+that function here as well.
 """
 
 # ruff: noqa: N802 (the names are the pynvml module's)
@@ -35,12 +37,15 @@ from playground.nvml_state import (
 
 _KIND_IDS = {0: 19, 7: 20, 9: 15, 1: 14, 2: 9, 3: 5, 4: 0}
 _KIND_IDS_A30 = {0: 14, 7: 21, 1: 5, 8: 6, 3: 0}
-"""Kind of a GPU instance profile → its id, as `nvidia-smi mig -lgip` prints it."""
+"""The id of each kind of GPU instance profile, as `nvidia-smi mig -lgip` prints it. The A30 has ids of its own."""
 _KINDS = {(1, 1): 0, (1, 2): 9, (2, 2): 1, (3, 4): 2, (4, 4): 3, (7, 8): 4}
 _KINDS_MEDIA = {(1, 1): 7, (2, 2): 8}
-"""Compute and memory slices of a profile → its kind."""
+"""The kind of a GPU instance profile by its numbers of compute slices and memory slices.
+
+`_KINDS_MEDIA` is for profiles with media extensions (`+me`).
+"""
 _COMPUTE_SLICES = (1, 2, 3, 4, 7)
-"""By kind of compute instance profile; their ids are their kinds."""
+"""The compute slices of each kind of compute instance profile. The id of such a profile is the same as its kind."""
 _AMPERE = ("A30", "A100")
 _FIRST_HANDLE = 0x1000
 
@@ -50,19 +55,20 @@ def _fail(code: int) -> pynvml.NVMLError:
 
 
 def forgetful(cards: Iterable[Card]) -> frozenset[str]:
-    """Return the UUIDs of the cards that lose their MIG mode at a reboot: Hopper and newer do (MIG user guide)."""
+    """Return the UUIDs of the cards that lose their MIG mode at a reboot: Hopper and newer ones (MIG user guide)."""
     layouts = ((card.uuid, layout_of(card.model, card.memory)) for card in cards)
     return frozenset(uuid for uuid, layout in layouts if layout and not layout.name.startswith(_AMPERE))
 
 
 class SimulatedNvml:
-    """The NVML library of one process. Its state is in a file, so that a restarted agent finds what it left.
+    """The NVML library of one process. Its state is in a file, so a restarted agent finds the same instances and modes.
 
-    As in the real library, a handle is valid until NVML is shut down or its object is gone. One thread at a time may
-    use it; other processes may use the same file.
+    As in the real library, a handle is valid until NVML is shut down or the object of the handle is gone. Only one
+    thread at a time may use a `SimulatedNvml`, but other processes may use the same file. nvml.h documents the methods;
+    the docstrings here only add what nvml.h leaves open.
 
     Attributes:
-        cards: the cards that are plugged in; may be replaced.
+        cards: The cards that are plugged in. They may be replaced.
     """
 
     def __init__(self, state_file: Path, cards: Sequence[Card]) -> None:
@@ -108,7 +114,7 @@ class SimulatedNvml:
         return SimpleNamespace(total=self._card(handle).memory)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        """Return the processes on a MIG device, or on a card and its instances."""
+        """Return the processes on a MIG device, or those on a card and on all of its instances."""
         key = self._key(handle, "card", "mig")
         if key[0] == "mig":
             found = clients(self._file, self._mig(handle)[1].uuid)
@@ -124,7 +130,11 @@ class SimulatedNvml:
         return [int(mode.current), int(mode.pending)]
 
     def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
-        """Return the activation status. A30 and A100 must be reset, which is not possible while processes run."""
+        """Set the pending mode and, if that is possible at once, the current mode. Return the activation status.
+
+        While instances exist or processes run on the card, the current mode cannot change. If the machine cannot reset
+        its cards (`State.passthrough`), the current mode of an A30 or A100 does not change either.
+        """
         self._privileged()
         layout = self._layout(device)
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
@@ -144,7 +154,7 @@ class SimulatedNvml:
     # GPU instances.
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
-        """Return a profile by its kind. Version 2 answers only in MIG mode (nvml.h)."""
+        """Return the profile of a kind. Version 2 of the call fails if the card is not in MIG mode (nvml.h)."""
         layout = self._layout(device)
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
             raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -153,7 +163,7 @@ class SimulatedNvml:
             raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         info = pynvml.c_nvmlGpuInstanceProfileInfo_t() if version == 1 else pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
         info.id, info.sliceCount, info.instanceCount = _id(layout, found), found.compute, found.most
-        # A little of an instance's memory is not its user's.
+        # The driver reserves a small part of the memory of an instance.
         info.memorySizeMB = (self._card(device).memory >> 20) * found.size * 63 // (layout.slices * 64)
         if version != 1:
             info.name = f"MIG {found.name}".encode()
@@ -162,7 +172,7 @@ class SimulatedNvml:
     def nvmlDeviceGetGpuInstancePossiblePlacements(
         self, device: Any, profile_id: int, placements: Any, count: Any
     ) -> int:
-        """Answer in MIG mode and outside of it."""
+        """Set the placements that a profile may have. This works in MIG mode and outside of it."""
         self._privileged()
         profile = self._profile(device, profile_id)
         found = [pynvml.c_nvmlGpuInstancePlacement_t(start, profile.size) for start in profile.starts]
@@ -220,7 +230,7 @@ class SimulatedNvml:
             mode.instances = [gpu for gpu in mode.instances if gpu.serial != found.serial]
         return int(pynvml.NVML_SUCCESS)
 
-    # Compute instances and the MIG devices that they are.
+    # Compute instances, each of which is a MIG device.
 
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(
         self, device: Any, profile: int, engines: int, version: int = 2
@@ -277,7 +287,7 @@ class SimulatedNvml:
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
-        """Return 0 where the card is not in MIG mode or has no MIG."""
+        """Return the largest number of MIG devices, which is 0 if the card is not in MIG mode or cannot be."""
         card = self._card(device)
         layout = layout_of(card.model, card.memory)
         return layout.compute if layout and self._mode(read_state(self._file), device).current else 0
@@ -306,7 +316,10 @@ class SimulatedNvml:
             raise _fail(pynvml.NVML_ERROR_NO_PERMISSION)
 
     def _handle(self, kind: Any, *key: str) -> Any:
-        """Return a handle of the library's own type, which fits into its arrays. The pointer is never followed."""
+        """Return a handle for a card, an instance or a MIG device; a known key gets the same handle again.
+
+        The handle has pynvml's own type, so that it can be stored in pynvml's arrays. Nothing dereferences the pointer.
+        """
         address = next((address for address, known in self._handles.items() if known == key), None)
         if address is None:
             address = _FIRST_HANDLE + len(self._handles)
@@ -314,6 +327,7 @@ class SimulatedNvml:
         return ctypes.cast(address, kind)
 
     def _key(self, handle: Any, *kinds: str) -> tuple[str, ...]:
+        """Return the key of a handle. Raises INVALID_ARGUMENT if the handle is unknown or not of one of these kinds."""
         self._check()
         key = self._handles.get(ctypes.cast(handle, ctypes.c_void_p).value or 0)
         if key is None or key[0] not in kinds:
@@ -345,6 +359,7 @@ class SimulatedNvml:
         return state.cards.setdefault(self._card(handle).uuid, Mode())
 
     def _on(self, state: State, handle: Any) -> Mode:
+        """Return the mode of a card that is in MIG mode. Raises NOT_SUPPORTED for any other card."""
         self._layout(handle)
         mode = self._mode(state, handle)
         if not mode.current:
@@ -352,7 +367,7 @@ class SimulatedNvml:
         return mode
 
     def _gpu(self, handle: Any) -> tuple[Any, Gpu]:
-        """Return the handle of the card, and the instance."""
+        """Return the handle of the card of a GPU instance, and the instance."""
         _, card, serial = self._key(handle, "gpu")
         mode = read_state(self._file).cards.get(card, Mode())
         found = next((gpu for gpu in mode.instances if str(gpu.serial) == serial), None)
@@ -361,6 +376,7 @@ class SimulatedNvml:
         return self.nvmlDeviceGetHandleByUUID(card), found
 
     def _mig(self, handle: Any) -> tuple[Gpu, Compute]:
+        """Return the GPU instance and the compute instance of a MIG device."""
         _, card, serial, uuid = self._key(handle, "mig")
         for gpu in read_state(self._file).cards.get(card, Mode()).instances:
             for compute in gpu.compute:
@@ -373,8 +389,8 @@ class SimulatedMig(NvmlMig):
     """The MIG driver of simulated cards.
 
     Args:
-        cards: the file that lists the cards, read again when it changes. The state file is next to it.
-        node: the node's name.
+        cards: The file that lists the cards. It is read again when it changes. The state file is next to it.
+        node: The name of the node.
     """
 
     def __init__(self, cards: Path, node: str) -> None:
@@ -400,7 +416,10 @@ def _id(layout: Layout, profile: Profile) -> int:
 
 
 def _named(layout: Layout, name: str) -> Profile:
-    """Return the profile of this name. It is gone where a card of another model has replaced the card."""
+    """Return the profile of this name.
+
+    Raises UNKNOWN if the layout has no such profile, because a card of another model has replaced the card.
+    """
     found = layout.profile(name)
     if found is None:
         raise _fail(pynvml.NVML_ERROR_UNKNOWN)
@@ -408,12 +427,15 @@ def _named(layout: Layout, name: str) -> Profile:
 
 
 def _target(reference: Any) -> Any:
-    """Return the target of a `ctypes.byref`, or None for anything else, where the library would read wild memory."""
+    """Return the target of a `ctypes.byref`, or None for anything else. NVML would then read invalid memory."""
     return getattr(reference, "_obj", None)
 
 
 def _fill(found: Sequence[Any], array: Any, count: Any) -> int:
-    """Answer with a list as a C function does. Without an array only the count is set."""
+    """Return a list as a C function does: write it into `array` and its length into `count`.
+
+    If `array` is None, only the count is set.
+    """
     counted = _target(count)
     if not isinstance(counted, ctypes.c_uint):
         raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)

@@ -1,7 +1,8 @@
-"""Failures as the API states them: a `Status` with code, reason and details, in the words of the real server.
+"""Makes the failures of the API server: a `Status` with code, reason and details, in the words of kube-apiserver.
 
-Functions that return an `ApiError` take the resource as the storage names it: `pods`, `deployments.apps`. Functions
-that return a `Cause` describe one broken rule of an object; `invalid` collects causes into a 422.
+Most modules of `playground.apiserver` use these functions. The name of a resource in an `ApiError` is the same as in
+`storage`: `pods`, `deployments.apps`. A `Cause` describes one broken rule of an object, and `invalid` makes a 422 of
+several causes.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,13 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One broken rule of an object: `spec.containers[0].image: Required value`."""
+    """One broken rule of an object, such as `spec.containers[0].image: Required value`.
+
+    Attributes:
+        field: The path of the field that breaks the rule.
+        message: What is wrong with the field.
+        reason: The type of the cause, as in metav1.StatusCause.
+    """
 
     field: str
     message: str
@@ -24,25 +31,36 @@ class Cause:
 
 
 def required(field: str, detail: str = "") -> Cause:
+    """Return the cause for a field that is missing."""
     return Cause(field, f"Required value{': ' + detail if detail else ''}", "FieldValueRequired")
 
 
 def invalid_value(field: str, value: object, detail: str) -> Cause:
+    """Return the cause for a value that is malformed or outside its range."""
     shown = orjson.dumps(value).decode() if isinstance(value, str) else value
     return Cause(field, f"Invalid value: {shown}: {detail}")
 
 
 def unsupported(field: str, value: str, allowed: Iterable[str]) -> Cause:
+    """Return the cause for a value that is not one of the allowed ones."""
     names = ", ".join(f'"{a}"' for a in allowed)
     return Cause(field, f'Unsupported value: "{value}": supported values: {names}', "FieldValueNotSupported")
 
 
 def forbidden_field(field: str, detail: str) -> Cause:
+    """Return the cause for a field that must not be set or changed."""
     return Cause(field, f"Forbidden: {detail}", "FieldValueForbidden")
 
 
 class ApiError(Exception):
-    """Ends a request with a failure. `details` as in metav1.StatusDetails."""
+    """The failure of a request, which ends the request when it is raised.
+
+    Attributes:
+        code: The HTTP status code.
+        reason: The reason in the Status, such as `NotFound`. If it is empty, the Status has none.
+        message: The message in the Status.
+        details: The details in the Status, as in metav1.StatusDetails.
+    """
 
     def __init__(self, code: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -52,6 +70,7 @@ class ApiError(Exception):
         self.details = details
 
     def status(self) -> dict[str, Any]:
+        """Return the Status that is the body of the answer."""
         status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
         status["message"] = self.message
         if self.reason:
@@ -62,7 +81,7 @@ class ApiError(Exception):
 
 
 def success(details: dict[str, Any] | None = None, code: int | None = None) -> dict[str, Any]:
-    """Return the Status of a success that is not answered with an object."""
+    """Return the Status that answers a successful request whose answer contains no other object."""
     status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     return status | ({"details": details} if details else {}) | ({"code": code} if code else {})
 
@@ -94,7 +113,7 @@ def forbidden(resource: str, name: str, reason: str, causes: Iterable[dict[str, 
 
 
 def not_permitted(user: str, verb: str, group: str, resource: str, namespace: str, name: str) -> ApiError:
-    """Return the answer to a user who lacks the right. `resource` includes the subresource (`pods/binding`)."""
+    """Return the 403 for a user who does not have the right. `resource` includes the subresource (`pods/binding`)."""
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
     reason = f'User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {where}'
     plural = resource.partition("/")[0]
@@ -105,7 +124,7 @@ def not_permitted(user: str, verb: str, group: str, resource: str, namespace: st
 
 
 def invalid(kind: str, name: str, causes: Iterable[Cause]) -> ApiError:
-    """Return the answer to an object that breaks rules. `kind` is qualified: `Pod`, `Deployment.apps`."""
+    """Return the 422 for an object that breaks rules. `kind` includes the group: `Pod`, `Deployment.apps`."""
     found = list(causes)
     text = str(found[0]) if len(found) == 1 else f"[{', '.join(map(str, found))}]"
     details = _details(kind, name)
@@ -133,7 +152,7 @@ def method_not_allowed() -> ApiError:
 
 
 def plain(code: int, message: str) -> ApiError:
-    """Return a failure without reason and details, as the real server answers an error that is not a Status."""
+    """Return a failure without reason and details. kube-apiserver answers so if an internal error is not a Status."""
     return ApiError(code, "", message)
 
 
@@ -143,5 +162,6 @@ def unsupported_media_type(accepted: Iterable[str]) -> ApiError:
 
 
 def _details(resource: str, name: str) -> dict[str, Any]:
+    """Return the details that name the object: its name, its group and, in `kind`, its plural or its kind."""
     plural, _, group = resource.partition(".")
     return {key: value for key, value in (("name", name), ("group", group), ("kind", plural)) if value}

@@ -1,7 +1,7 @@
-"""Custom resources against the structural schema of their CustomResourceDefinition: pruning, defaults, validation.
+"""Prunes and validates custom resources, and sets their defaults, according to the schema of their CRD.
 
-`objects` calls `normalise` for every body and `problems` before every write. Schema keywords that the project's CRDs do
-not use, such as `pattern` and `x-kubernetes-validations`, are ignored.
+`objects` calls `normalise` for every body of a custom resource and `problems` before every write. Keywords of schemas
+that the project's CRDs do not use, such as `pattern` and `x-kubernetes-validations`, are ignored.
 """
 
 import re
@@ -19,13 +19,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
-"""RFC 3339; `fromisoformat` alone takes more."""
+"""The format of RFC 3339. `fromisoformat` also accepts other formats."""
 _PRESERVE = "x-kubernetes-preserve-unknown-fields"
 _ROOT = ("apiVersion", "kind", "metadata")
 
 
 def normalise(obj: Object, schema: Mapping[str, Any]) -> tuple[Object, list[str]]:
-    """Return a copy of `obj`, pruned and with defaults, and the paths of the fields that were dropped."""
+    """Return a copy of `obj` without unknown fields and with defaults, and the paths of the unknown fields."""
     dropped: list[str] = []
     fresh = orjson.loads(orjson.dumps(obj))
     body = {k: v for k, v in fresh.items() if k not in _ROOT}
@@ -34,6 +34,7 @@ def normalise(obj: Object, schema: Mapping[str, Any]) -> tuple[Object, list[str]
 
 
 def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str]) -> Any:
+    """Return the value without unknown fields and with defaults, and append the paths of unknown ones to `dropped`."""
     if isinstance(value, list) and isinstance(schema.get("items"), dict):
         return [_prune(v, schema["items"], f"{path}[{i}]", dropped) for i, v in enumerate(value)]
     if not isinstance(value, dict) or schema.get("x-kubernetes-int-or-string"):
@@ -44,7 +45,7 @@ def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str])
         inner_path = f"{path}.{key}" if path else key
         known = properties.get(key, extra if isinstance(extra, dict) else None)
         if inner is None and known is not None and not known.get("nullable"):
-            continue  # null counts as missing: the field may be required, or have a default
+            continue  # null counts as missing, because the field may be required or have a default
         if key in properties:
             result[key] = _prune(inner, properties[key], inner_path, dropped)
         elif isinstance(extra, dict):
@@ -60,7 +61,7 @@ def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str])
 
 
 def problems(obj: Object, schema: Mapping[str, Any]) -> list[Cause]:
-    """Return the violations of the schema."""
+    """Return one cause for each violation of the schema."""
     return list(_check({k: v for k, v in obj.items() if k not in _ROOT}, {**schema, "type": "object"}, ""))
 
 

@@ -1,4 +1,8 @@
-"""What an API server needs to be reached: a listening socket, a certificate for loopback, a kubeconfig for clients."""
+"""Provides the listening socket of an API server, its certificate for loopback, and kubeconfigs for its clients.
+
+`api_server` listens on a `Listener`. The playground's cluster, its kubelets, `realapi`, the benchmarks and the tests
+call the functions.
+"""
 
 import asyncio
 import base64
@@ -19,8 +23,9 @@ _LOOP_TURNS = 3
 class Listener(socket.socket):
     """A listening socket that knows its connections until they are closed, and can end all of them.
 
-    It also knows those that are still in their TLS handshake, or were accepted while the server was closing; asyncio
-    and aiohttp have no record of these. `port` 0 takes a free port. Raises OSError where the address cannot be bound.
+    It also knows the connections that are still in their TLS handshake or were accepted while the server was closing,
+    of which asyncio and aiohttp have no record. If `port` is 0, the kernel chooses a free port. Raises OSError if the
+    address cannot be bound.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -42,14 +47,15 @@ class Listener(socket.socket):
         """Accept no more connections, and return when all accepted ones are being served.
 
         asyncio loses a connection that is accepted in the turn of the loop in which its server closes, and aiohttp
-        waits for a handler that has not begun as if it worked. One turn makes the transport, one the handler, and in
-        the third the handler begins.
+        waits for a handler that has not begun as if it were serving a request. So this method waits three turns: in the
+        first the transport is created, in the second the handler is created, and in the third the handler begins.
         """
         self._open = False
         for _ in range(_LOOP_TURNS):
             await asyncio.sleep(0)
 
     def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection and remember it. Raises BlockingIOError after `stop_accepting`."""
         if not self._open:
             raise BlockingIOError
         connection, address = super().accept()
@@ -57,21 +63,22 @@ class Listener(socket.socket):
         return connection, address
 
     def hang_up(self) -> None:
-        """Shut down every connection. The server that serves it sees its end and closes it."""
+        """Shut down every connection. The server then reads the end of the stream and closes the connection."""
         for connection in set(self._accepted):
             with contextlib.suppress(OSError):  # the client closed it first
                 connection.shutdown(socket.SHUT_RDWR)
 
     async def closed(self) -> None:
-        """Wait until every connection is closed, after `hang_up`."""
+        """Wait until every connection is closed. Call `hang_up` first, since clients may keep connections open."""
         while any(connection.fileno() >= 0 for connection in set(self._accepted)):
             await asyncio.sleep(0.001)
 
 
 def self_signed(folder: Path, names: tuple[str, ...] = ("localhost",)) -> tuple[str, str]:
-    """Write a certificate for 127.0.0.1 and `names`, with the authority that signed it in the same file.
+    """Write a certificate for 127.0.0.1 and `names`, followed by the certificate of the CA that signed it.
 
-    Returns: the paths of certificate and key (PEM) in `folder`. Clients take the first one as their CA bundle.
+    Return the paths of the certificate file and of the key file (PEM) in `folder`. Clients use the certificate file as
+    their CA bundle.
     """
     files = renew_if_due({}, ("127.0.0.1", *names), datetime.now(UTC))
     certificate, key = folder / "apiserver.crt", folder / "apiserver.key"
@@ -82,7 +89,7 @@ def self_signed(folder: Path, names: tuple[str, ...] = ("localhost",)) -> tuple[
 
 
 def write_kubeconfig(path: Path, url: str, ca: bytes | None, token: str, *, name: str = "mgpu-playground") -> None:
-    """Write a kubeconfig with one context. `ca` is the PEM that signed the certificate; None for plain HTTP."""
+    """Write a kubeconfig with one context. `ca` is the CA bundle (PEM) of the server; it is empty for plain HTTP."""
     cluster = {"server": url} | ({"certificate-authority-data": base64.b64encode(ca).decode()} if ca else {})
     config = {
         "apiVersion": "v1",

@@ -1,6 +1,7 @@
-"""Label and field selectors, parsed once into a predicate over objects.
+"""Parses label selectors and field selectors, and matches objects with them.
 
-`reads` uses them for lists and watches, `admission_webhooks` for the selectors of webhooks.
+`reads` calls `both` for lists and watches, and `admission_webhooks` calls `selector_matches` for the selectors of
+webhooks.
 """
 
 import re
@@ -22,6 +23,7 @@ _COMMA = re.compile(r",(?![^()]*\))")
 
 
 def _requirement(text: str) -> Callable[[Labels], bool]:
+    """Return a predicate for one requirement of a label selector. Raises a 400 if the requirement is malformed."""
     if found := _SET.fullmatch(text):
         key, wanted, values = found[1], found[2] == "in", {v.strip() for v in found[3].split(",")}
         return lambda labels: (key in labels and labels[key] in values) is wanted
@@ -35,7 +37,7 @@ def _requirement(text: str) -> Callable[[Labels], bool]:
 
 
 def label_match(text: str) -> Match:
-    """Parse a label selector such as `a=b,c!=d,e in (f,g),h,!i`. Raises a 400."""
+    """Return a predicate for a label selector such as `a=b,c!=d,e in (f,g),h,!i`. Raises a 400 if it is malformed."""
     requirements = [_requirement(part) for part in _COMMA.split(text)] if text.strip() else []
 
     def matches(obj: Object) -> bool:
@@ -46,7 +48,7 @@ def label_match(text: str) -> Match:
 
 
 def selector_matches(selector: Mapping[str, Any] | None, labels: Labels) -> bool:
-    """Return whether labels match a metav1.LabelSelector; a missing or empty selector matches everything."""
+    """Return whether labels match a metav1.LabelSelector. A missing or empty selector matches all labels."""
     for key, value in ((selector or {}).get("matchLabels") or {}).items():
         if labels.get(key) != value:
             return False
@@ -70,7 +72,7 @@ def _text(value: object) -> str:
 
 
 def field_value(obj: Object, path: str) -> str:
-    """Return the field at a dotted path as text, "" when it is absent."""
+    """Return the field at a path such as `status.phase` as text, or "" if the field is missing."""
     value: Any = obj
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -78,7 +80,10 @@ def field_value(obj: Object, path: str) -> str:
 
 
 def field_match(text: str, kind: Kind) -> Match:
-    """Parse a field selector such as `status.phase!=Failed`. Raises a 400 for a field that the kind does not offer."""
+    """Return a predicate for a field selector such as `status.phase!=Failed`.
+
+    Raises a 400 if the selector is malformed or names a field that the kind does not support.
+    """
     terms: list[tuple[str, bool, str]] = []
     for part in filter(None, text.split(",")):
         found = _FIELD.fullmatch(part)
@@ -91,7 +96,7 @@ def field_match(text: str, kind: Kind) -> Match:
 
 
 def both(labels: str, fields: str, kind: Kind) -> Match | None:
-    """Return one predicate for both selectors, or None when both are empty."""
+    """Return one predicate for a label selector and a field selector, or None if both are empty. Raises a 400."""
     if not labels and not fields:
         return None
     by_label, by_field = label_match(labels), field_match(fields, kind)

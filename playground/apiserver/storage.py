@@ -1,6 +1,8 @@
-"""Objects in memory: one global resourceVersion, and the bounded history that watches and paged lists are served from.
+"""Stores the objects of the API server in memory, with one resourceVersion that counts the writes of all resources.
 
-All calls come from one event loop, so each of them is atomic. A stored object is never changed in place.
+`api_server` creates the `Storage`, and the other modules of `playground.apiserver` read and write the objects. Each
+resource has a history of bounded length, from which watches and paged lists are served. All calls come from one event
+loop, so each of them is atomic. A stored object is never changed in place.
 """
 
 import asyncio
@@ -11,14 +13,16 @@ from typing import Any
 
 import orjson
 
-# Not 1, so that a watch that continues from before a restart of the server ends with "too old".
+# The first resourceVersion is not 1, so that a watch that continues from before a restart of the server ends with
+# "too old".
 _FIRST = 100
 
-# etcd's limit for a request, 1.5 MiB.
+# The size of the largest object, which is etcd's limit for a request, 1.5 MiB.
 _LARGEST = 1_572_864
 
 Object = dict[str, Any]
 Key = tuple[str, str]
+"""The namespace and the name of an object. The namespace of a cluster-scoped object is ""."""
 
 
 class Stale(Exception):
@@ -34,14 +38,22 @@ class TooLarge(Exception):
 
 
 class TooOld(Exception):
-    """The history does not reach back to this resourceVersion; `oldest` is the first one that it can start after."""
+    """The history does not go back to the resourceVersion `wanted`.
+
+    A watch can continue at `oldest` or at any later resourceVersion.
+    """
 
     def __init__(self, wanted: int, oldest: int) -> None:
         super().__init__(f"too old resource version: {wanted} ({oldest})")
 
 
 class Item:
-    """A stored object, serialised at most once however many clients read or watch it. The object is immutable."""
+    """A stored object. It is serialised at most once, regardless of how many clients read or watch it.
+
+    Attributes:
+        obj: The object, which must not be changed.
+        key: The namespace and the name of the object.
+    """
 
     __slots__ = ("_bare", "_raw", "key", "obj")
 
@@ -53,13 +65,14 @@ class Item:
 
     @property
     def raw(self) -> bytes:
+        """The JSON of the object."""
         if self._raw is None:
             self._raw = orjson.dumps(self.obj)
         return self._raw
 
     @property
     def bare(self) -> bytes:
-        """The JSON without `kind` and `apiVersion`, as lists of built-in kinds contain it."""
+        """The JSON without `kind` and `apiVersion`, which is the form in lists of built-in kinds."""
         if self._bare is None:
             self._bare = orjson.dumps({k: v for k, v in self.obj.items() if k not in ("kind", "apiVersion")})
         return self._bare
@@ -67,7 +80,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write. `old` is None for a creation; `new` carries the write's resourceVersion, also when it is a removal."""
+    """One write.
+
+    Attributes:
+        rv: The resourceVersion of the write.
+        old: The object before the write, or None if the write created the object.
+        new: The object after the write, or the last state of a removed object. Both have the resourceVersion of the
+            write.
+        removed: Whether the write removed the object.
+    """
 
     rv: int
     old: Item | None
@@ -76,7 +97,13 @@ class Change:
 
 
 class Subscription:
-    """The changes that a watcher has not read yet. It is closed when its reader falls too far behind."""
+    """The changes that a watcher has not read yet.
+
+    The subscription is closed if more changes are pending than `limit` and the initial `backlog` together.
+
+    Attributes:
+        closed: Whether the watch must end.
+    """
 
     def __init__(self, backlog: Iterator[Change] | list[Change], limit: int) -> None:
         self._pending = list(backlog)
@@ -102,7 +129,7 @@ class Subscription:
         return bool(self._pending)
 
     async def take(self) -> list[Change]:
-        """Wait for changes and return all that are pending; none only when the subscription is closed."""
+        """Wait for changes and return all that are pending. The list is empty only if the subscription is closed."""
         await self._wake.wait()
         self._wake.clear()
         taken = self._pending
@@ -111,7 +138,14 @@ class Subscription:
 
 
 class Collection:
-    """The objects of one resource, in every namespace."""
+    """The objects of one resource in all namespaces, and the latest changes of them.
+
+    Attributes:
+        items: The objects.
+        history: The latest changes, in order.
+        watchers: The subscriptions of the watches of this resource.
+        floor: The oldest resourceVersion from which `since` can list the changes.
+    """
 
     def __init__(self, history: int, floor: int) -> None:
         self.items: dict[Key, Item] = {}
@@ -121,6 +155,7 @@ class Collection:
         self.floor = floor
 
     def record(self, change: Change) -> None:
+        """Apply a change to the objects, add it to the history and pass it to the watchers."""
         if change.removed:
             del self.items[change.new.key]
         else:
@@ -132,7 +167,7 @@ class Collection:
             watcher.push(change)
 
     def since(self, rv: int) -> list[Change]:
-        """Return the changes after `rv`, in order. Raises TooOld."""
+        """Return the changes after `rv`, in order. Raises TooOld if the history does not go back to `rv`."""
         if rv < self.floor:
             raise TooOld(rv, self.floor)
         found = []
@@ -143,7 +178,7 @@ class Collection:
         return found[::-1]
 
     def at(self, rv: int) -> dict[Key, Item]:
-        """Return the objects as they were at `rv`. Raises TooOld."""
+        """Return the objects as they were at `rv`. Raises TooOld if the history does not go back to `rv`."""
         items = dict(self.items)
         for change in reversed(self.since(rv)):
             if change.old is None:
@@ -154,7 +189,14 @@ class Collection:
 
 
 class Storage:
-    """The collections of all resources. `history` is the number of changes that each remembers."""
+    """The collections of all resources.
+
+    A resource is named by its plural and its group, such as `pods` and `deployments.apps`. `history` is the number of
+    changes that each collection stores.
+
+    Attributes:
+        rv: The resourceVersion of the latest write.
+    """
 
     def __init__(self, history: int = 10_000) -> None:
         self.rv = _FIRST
@@ -162,6 +204,7 @@ class Storage:
         self._collections: dict[str, Collection] = {}
 
     def collection(self, resource: str) -> Collection:
+        """Return the collection of a resource. If there is none, create an empty one."""
         if resource not in self._collections:
             self._collections[resource] = Collection(self._history, _FIRST)
         return self._collections[resource]
@@ -170,32 +213,40 @@ class Storage:
         return dict(self._collections)
 
     def drop(self, resource: str) -> None:
-        """Forget a resource, whose definition was deleted, and end its watches."""
+        """Remove the collection of a resource whose definition was deleted, and end the watches of the resource."""
         gone = self._collections.pop(resource, None)
         for watcher in gone.watchers if gone else ():
             watcher.close()
 
     def get(self, resource: str, namespace: str, name: str) -> Item | None:
+        """Return the stored object, or None if there is none."""
         return self.collection(resource).items.get((namespace, name))
 
     def create(self, resource: str, obj: Object) -> Item:
+        """Store a new object. Raises Exists if its name is in use, and TooLarge if etcd would not accept it."""
         item, collection = self._stamped(obj), self.collection(resource)
         if item.key in collection.items:
             raise Exists
         return self._write(collection, None, item)
 
     def replace(self, resource: str, old: Item, obj: Object) -> Item:
-        """Write `obj` over `old`. Raises Stale when `old` is no longer what is stored."""
+        """Replace `old` with `obj`. Raises Stale if `old` is no longer the stored object, and TooLarge."""
         collection = self._current(resource, old)
         return self._write(collection, old, self._stamped(obj))
 
     def remove(self, resource: str, old: Item, obj: Object | None = None) -> Item:
-        """Remove `old`; watchers see `obj` (default `old` itself) with the removal's resourceVersion. Raises Stale."""
+        """Remove `old`. Raises Stale if `old` is no longer the stored object.
+
+        Watchers get `obj` with the resourceVersion of the removal. If `obj` is None, they get `old` instead.
+        """
         collection = self._current(resource, old)
         return self._write(collection, old, self._stamped(obj or old.obj), removed=True)
 
     def watch(self, resource: str, since: int) -> Subscription:
-        """Subscribe to the changes after `since`. Raises TooOld. The caller ends the subscription with `unwatch`."""
+        """Subscribe to the changes after `since`. The caller must end the subscription with `unwatch`.
+
+        Raises TooOld if the history does not go back to `since`.
+        """
         collection = self.collection(resource)
         subscription = Subscription(collection.since(since), limit=self._history)
         collection.watchers.add(subscription)
@@ -206,12 +257,14 @@ class Storage:
             collection.watchers.discard(subscription)
 
     def _current(self, resource: str, old: Item) -> Collection:
+        """Return the collection of `old`. Raises Stale if `old` is no longer the stored object."""
         collection = self.collection(resource)
         if collection.items.get(old.key) is not old:
             raise Stale
         return collection
 
     def _stamped(self, obj: Object) -> Item:
+        """Return the object with the resourceVersion of the next write. Raises TooLarge."""
         item = Item({**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.rv + 1)}})
         if len(item.raw) > _LARGEST:
             raise TooLarge

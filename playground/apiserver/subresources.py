@@ -1,6 +1,7 @@
-"""Subresources of pods (binding, eviction, log), and the reviews that are answered without being stored.
+"""Serves the subresources binding, eviction and log of pods, and the reviews, which are answered but not stored.
 
-`api_server` calls these functions for the paths `pods/<name>/<subresource>`, `bindings` and `self…reviews`.
+`api_server` uses this module for the paths `pods/<name>/<subresource>`, `bindings`, `selfsubjectaccessreviews` and
+`selfsubjectreviews`.
 """
 
 import asyncio
@@ -19,18 +20,26 @@ from playground.apiserver.reads import existing
 from playground.apiserver.storage import Item, Object, Storage
 
 LogSource = Callable[[str, str, str], str]
-"""Namespace, pod and container → the log. Raises LookupError where there is none yet."""
+"""Returns the log of a container by the names of its namespace, its pod and itself.
+
+Raises LookupError if there is no log yet.
+"""
 
 
 class Binder:
-    """Binds pods: admission first, then one write of node, annotations, labels and condition."""
+    """Binds pods. After admission, one write sets the node, the annotations, the labels and the condition."""
 
     def __init__(self, storage: Storage, admission: Admission) -> None:
         self._storage = storage
         self._admission = admission
 
     async def bind(self, call: Call, *, legacy: bool) -> Object:
-        """Handle POST of a Binding to `pods/<name>/binding` or, `legacy`, to `bindings`, which ignores its uid."""
+        """Handle POST of a Binding. Raises ApiError if the pod cannot be bound.
+
+        Args:
+            legacy: Whether the path is `bindings` instead of `pods/<name>/binding`. The UID of the Binding is then
+                ignored.
+        """
         body = read_body(call)
         if not isinstance(body, dict):
             raise bad_request("the body of the request is not a Binding")
@@ -66,6 +75,7 @@ class Binder:
 
 
 def _decode(call: Call, body: Object) -> Object:
+    """Return the Binding in `body` with metadata and target, even if they are missing."""
     whole = {"apiVersion": "v1", "kind": "Binding", "metadata": {}} | body
     obj, _ = object_decoding.decode(whole, call.path.kind, "V1Binding")
     metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if v is not None and k != "managedFields"}
@@ -84,7 +94,7 @@ def _binding_problems(binding: Object) -> list[Cause]:
 
 
 def _bound(old: Object, binding: Object) -> Object:
-    """Return the pod with what the Binding sets. Raises a 409 for a pod that cannot be bound."""
+    """Return the pod with the fields that the Binding sets. Raises a 409 if the pod cannot be bound."""
     metadata, spec = old["metadata"], old["spec"]
     name = metadata["name"]
     if "deletionTimestamp" in metadata:
@@ -102,13 +112,14 @@ def _bound(old: Object, binding: Object) -> Object:
 
 
 def _with_condition(pod: Object, condition: Object) -> Object:
+    """Return the pod with the condition in place of one of the same type."""
     status = pod.get("status") or {}
     others = [c for c in status.get("conditions") or [] if c["type"] != condition["type"]]
     return {**pod, "status": {**status, "conditions": [*others, condition]}}
 
 
 async def evict(storage: Storage, deleter: Deleter, call: Call) -> Object:
-    """Handle POST of an Eviction: set the condition DisruptionTarget, then delete with the Eviction's options."""
+    """Handle POST of an Eviction: set the condition DisruptionTarget and delete the pod with the Eviction's options."""
     eviction = read_body(call) or {}
     options = {"kind": "DeleteOptions", "apiVersion": "v1"} | (eviction.get("deleteOptions") or {})
     pod = existing(storage, call)
@@ -123,7 +134,10 @@ async def evict(storage: Storage, deleter: Deleter, call: Call) -> Object:
 
 
 async def log(storage: Storage, source: LogSource | None, call: Call) -> str | None:
-    """Return the text of a container's log, or None before the pod has a node; of the options `tailLines` counts."""
+    """Return the log of a container, or None if the pod has no node yet.
+
+    `container` and `tailLines` are the only options that have an effect. Raises a 400 if there is no log yet.
+    """
     pod = existing(storage, call)
     container = _container(pod, call.query.get("container", ""))
     if not pod.obj["spec"].get("nodeName"):
@@ -142,7 +156,11 @@ async def log(storage: Storage, source: LogSource | None, call: Call) -> str | N
 
 
 def _container(pod: Item, wanted: str) -> str:
-    """Return the container whose log is asked for; only a pod with one container may leave it out."""
+    """Return the name of the container whose log is requested.
+
+    If `wanted` is empty, that is the only container of the pod. Raises a 400 if there are several, or if the pod has no
+    container of this name.
+    """
     name, spec = pod.key[1], pod.obj["spec"]
     apps = [c["name"] for c in spec["containers"]]
     if not wanted and len(apps) == 1:
@@ -155,9 +173,11 @@ def _container(pod: Item, wanted: str) -> str:
 
 
 def self_review(call: Call, plural: str, may: Callable[[User, Mapping[str, str]], bool]) -> Object | None:
-    """Answer `kubectl auth can-i` and `kubectl auth whoami`; None for any other resource.
+    """Return the answer to `kubectl auth can-i` or `kubectl auth whoami`. Return None for any other resource.
 
-    may: whether the user has the right that `resourceAttributes` describe. Paths that are no resources are allowed.
+    Args:
+        may: Returns whether the user has the right that the `resourceAttributes` describe. It is not called for a path
+            that is not a resource, since any user may read such a path.
     """
     if plural == "selfsubjectaccessreviews":
         review = dict(read_body(call))

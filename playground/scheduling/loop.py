@@ -1,6 +1,6 @@
-"""The scheduling loop: chooses the best node for one pod after the other; a thread pool posts the Bindings.
+"""Runs the scheduling loop, which chooses the best node for one pod after the other.
 
-`cluster` runs it in place of kube-scheduler.
+A thread pool posts the Bindings. `playground.cluster` and the tests run the loop in place of kube-scheduler.
 """
 
 import logging
@@ -22,13 +22,20 @@ log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 NAME = "default-scheduler"
+"""The scheduler of pods that do not name one."""
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _BINDERS = 16
+"""The number of threads that post Bindings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unschedulable:
-    """No node was found for a pod. `error` tells a failure from a refusal."""
+    """The result for a pod for which no node was chosen.
+
+    Attributes:
+        message: The reason.
+        error: Whether something failed, such as a call of an extender. Otherwise the pod fits no node.
+    """
 
     message: str
     error: bool = False
@@ -37,7 +44,10 @@ class Unschedulable:
 class Scheduling:
     """Schedules the pods that name `scheduler`. It can be started once.
 
-    backoff: the first and the longest back-off in seconds.
+    Args:
+        extenders: The extenders, which are called one after the other.
+        scheduler: The name of the scheduler in the pods.
+        backoff: The shortest and the longest back-off, in seconds.
     """
 
     def __init__(
@@ -99,6 +109,7 @@ class Scheduling:
             self._queue.changed()
 
     def _run(self) -> None:
+        """Schedule the pods of the queue until the queue is closed."""
         self._nodes.wait_synced(60)
         self._pods.wait_synced(60)
         while (pod := self._queue.pop()) is not None:
@@ -110,7 +121,7 @@ class Scheduling:
             self._binders.submit(self._bind, pod, chosen)
 
     def _choose(self, pod: Raw) -> str | Unschedulable:
-        """Return the node with the highest score, the first by name among equals."""
+        """Return the node with the highest score. Among nodes with the same score, return the first one by name."""
         snapshot = self._cache.snapshot()
         if not snapshot:
             return Unschedulable("no nodes available to schedule pods")
@@ -157,6 +168,7 @@ class Scheduling:
         self._queue.refused(meta["uid"], error=refusal.error)
 
     def _bind(self, pod: Raw, node: str) -> None:
+        """Post the Binding of the pod. If that fails, give the pod's resources back and refuse the pod."""
         meta = pod["metadata"]
         binding = {
             "apiVersion": "v1",
@@ -176,7 +188,10 @@ class Scheduling:
 
 
 def _least_allocated(pod: Raw, node: Raw, used: Mapping[str, int]) -> int:
-    """Return 0 to 100: the part of cpu and memory, on average, that stays free (NodeResourcesLeastAllocated)."""
+    """Return the score of kube-scheduler's NodeResourcesLeastAllocated, from 0 to 100.
+
+    The score is the average of the percentages of CPU and memory that stay free if the pod is bound to the node.
+    """
     there, wanted = allocatable(node), requests_of(pod)
     parts = [
         100 * max(0, total - used.get(name, 0) - wanted.get(name, 0)) // total

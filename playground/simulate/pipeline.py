@@ -1,7 +1,7 @@
-"""Takes each pod through all steps: mutate, validate, filter, score, bind, allocate.
+"""Takes each pod through the steps of a cluster: mutation, validation, filter, scores, binding and allocation.
 
-`simulate_command` calls `simulate`. Every step calls the function that mgpu's process calls, so that the result is the
-same as in a cluster; `fit` replaces kube-scheduler.
+`simulate_command` calls `simulate`. Each step calls the same function as mgpu's webhook, scheduler or node agent, so
+that the result is the same as in a cluster. `playground.fit` replaces the filters of kube-scheduler.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,10 @@ _OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")
 
 
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
-    """Place the submitted pods of a world.
+    """Place the submitted pods of a world one after the other, in the order of the files.
 
-    note: receives a line for each problem of a node or a running pod.
+    Args:
+        note: Receives a line for each problem of a node or a pod.
     """
     simulation = _Simulation(world, settings, note)
     for name, node in simulation.cluster.partitioned.items():
@@ -60,11 +61,12 @@ class _Simulation:
         self._note = note
         self.cluster = SimulatedCluster(world, settings)
         self._ranking = Ranking(self.cluster, settings)
+        # All Pods by namespace and name, including those that `_mtgpupods` creates.
         self._names: dict[str, Raw] = {}
         self._mtgpupods = MtgpuPods(self.cluster, settings, self._names, self.submit, self._unfit)
 
     def take_in(self, world: World) -> None:
-        """Add the running pods: first those with an allocation record, then the others by late binding decisions."""
+        """Add the running pods: first those whose cards are known, then the others by late binding decisions."""
         running = self._without_unneeded_occupy_pods(world)
         nodes = self.cluster.partitioned.items()
         given = {name: {**world.given.get(name, {}), **node.reported_shares()} for name, node in nodes}
@@ -129,11 +131,12 @@ class _Simulation:
         return view_nodes(self.cluster.ledger, self.cluster.partitions())
 
     def _unfit(self, raw: Raw, node: str, before: int) -> str:
-        """Return why the kubelet would reject a Pod that was created with a node, or "".
+        """Return the reason for which the kubelet would reject a Pod that was created with a node, or "".
 
         Taints and cordons do not count, because no scheduler sees such a Pod.
 
-        before: the number of Pods that are admitted before this one in the same step.
+        Args:
+            before: The number of Pods that are admitted before this one in the same step.
         """
         known = {**self.cluster.raw[node], "spec": {}}
         used = add_requests(self.cluster.used[node], {"pods": before})
@@ -141,6 +144,7 @@ class _Simulation:
         return reasons[0] if reasons else ""
 
     def _decide_late(self, pod: Pod, request: GpuRequest) -> None:
+        """Choose the cards of a running pod that has no allocation record, on the node where it runs."""
         placement = self._assess(pod, request, pod.node)
         if isinstance(placement, Rejection) and self.cluster.partition_for(pod, request, [pod.node]):
             placement = self._assess(pod, request, pod.node)
@@ -151,10 +155,12 @@ class _Simulation:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
     def _update_forecast(self) -> None:
+        """Recompute the scores of the nodes if the expectation of future pods has changed."""
         if self.cluster.forecast.refresh():
             self._ranking.refresh()
 
     def submit(self, raw: Raw) -> Outcome:
+        """Take one pod or MtgpuPod through all steps and return its outcome."""
         if raw["kind"] == mtgpu.KIND:
             return self._submit_mtgpupod(raw)
         outcome = Outcome(read_pod(raw))
@@ -184,6 +190,7 @@ class _Simulation:
         return outcome
 
     def _admit(self, outcome: Outcome, raw: Raw) -> Raw:
+        """Return the pod as the webhook changes it, and store the patch and the reasons of a denial in the outcome."""
         outcome.dialect = next(iter(vocabularies(outcome.pod)), None)
         outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
         raw = jsonpatch.apply_patch(raw, outcome.patch)
@@ -196,10 +203,10 @@ class _Simulation:
         return raw
 
     def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None) -> dict[str, Placement | None]:
-        """Return node → placement of the pod there, or None for a pod without GPUs, for the nodes that the pod fits.
+        """Return the placement of the pod on each node that it fits, by the name of the node.
 
-        Stores the reasons of the other nodes in the outcome. If the pod fits no node, partitions one for it if that
-        makes it fit.
+        For a pod without GPUs, the placement is None. The reasons of the other nodes are stored in the outcome. If the
+        pod fits no node, one node is partitioned for it, provided that the pod then fits there.
         """
         placements: dict[str, Placement | None] = {}
         candidates: list[str] = []
@@ -224,6 +231,7 @@ class _Simulation:
         return placements
 
     def _try(self, outcome: Outcome, request: GpuRequest, name: str, placements: dict[str, Placement | None]) -> None:
+        """Assess one node. Store the placement and the score of the pod there, or the reason why it does not fit."""
         outcome.rejections.pop(name, None)
         found = self._assess(outcome.pod, request, name)
         if isinstance(found, Rejection):
@@ -237,6 +245,7 @@ class _Simulation:
         outcome.scores[name] = points
 
     def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
+        """Return the best placement of the pod on the node, or why the pod does not fit there."""
         gpuid = occupied_gpuid(pod, node)
         snapshot = self.cluster.node_snapshot(node, pod.uid)
         group_cards = self.cluster.group_cards(request, pod.uid)
@@ -255,6 +264,7 @@ class _Simulation:
     def _bind(
         self, outcome: Outcome, raw: Raw, request: GpuRequest | None, placement: Placement | None, node: str
     ) -> None:
+        """Bind the pod to the node, and store its annotations and the environment of its containers in the outcome."""
         outcome.node = node
         self.cluster.reserve(outcome.pod, raw, node)
         if request is None or placement is None:
@@ -268,7 +278,7 @@ class _Simulation:
 
 
 def _amount_problems(raw: Raw) -> list[Problem]:
-    """Return the problem of an amount that the API server would reject, or []."""
+    """Return the problem of the first amount that the API server would reject, or an empty list."""
     try:
         requests_of(raw)
     except QuantityError as error:
@@ -277,9 +287,10 @@ def _amount_problems(raw: Raw) -> list[Problem]:
 
 
 def _counted(node: Raw) -> Callable[[str], bool]:
-    """Return a predicate: whether `fit` compares this resource on the node.
+    """Return a predicate that tells whether `fit` must compare a resource on the node.
 
-    GPU resources follow from cards and labels instead. The resources of `_OPTIONAL` count if the Node states an amount.
+    GPU resources are not compared, because mgpu's own filter covers them. The resources of `_OPTIONAL` are compared if
+    the Node states an amount of them.
     """
     there = allocatable(node)
     return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OPTIONAL)

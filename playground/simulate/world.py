@@ -1,7 +1,7 @@
 """Reads the input of `mgpu simulate`: nodes with their cards, running pods, and pods to place.
 
-`simulate_command` calls `read`, which parses files into documents, and `read_world`, which checks and sorts them. Every
-error must name the document in which it was found.
+`simulate_command` calls `read`, which parses files into documents, and `read_world`, which checks and sorts the
+documents. Every error must name the document in which it was found.
 """
 
 import json
@@ -30,7 +30,13 @@ Raw = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One Kubernetes object. `where` names it in messages: `FILE: document N`, counted from 1."""
+    """One Kubernetes object.
+
+    Attributes:
+        where: The place of the object, for messages: `FILE: document N`, counted from 1. For an object of a `List`, its
+            position in the list follows.
+        raw: The object as parsed JSON.
+    """
 
     where: str
     raw: Raw
@@ -44,10 +50,11 @@ class Document:
         return str(self.raw["metadata"].get("name") or "")
 
     def error_at(self, path: str, message: str) -> BadObject:
+        """Return an error about the field at `path` of this document."""
         return BadObject([Problem(f"{self.where}: {path}", message)])
 
     def error_from(self, error: BadObject) -> BadObject:
-        """Return an error with the first problem of `error` and the name of this document."""
+        """Return an error with the first problem of `error` and the place of this document."""
         first = error.problems[0]
         return self.error_at(first.field, first.message)
 
@@ -63,7 +70,13 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(files: Iterable[str], stdin: TextIO) -> Iterator[Document]:
-    """Yield the objects of all files in order, those of a `List` one by one. Raises BadObject."""
+    """Yield the objects of all files in order, and those of a `List` one by one.
+
+    Raises BadObject if a file cannot be read, or contains something other than Kubernetes objects.
+
+    Args:
+        files: The names of the files; "-" stands for standard input.
+    """
     for name in files:
         shown = "<stdin>" if name == "-" else name
         try:
@@ -89,6 +102,7 @@ def _documents(name: str, text: str) -> Iterator[Document]:
 
 
 def _objects(where: str, found: object) -> Iterator[Document]:
+    """Yield the object, or each object of a `List`. Raises BadObject if one has no kind or no metadata."""
     for key, kind in (("kind", str), ("metadata", dict)):
         if not isinstance(found, dict):
             raise BadObject([Problem(where, f"must be a Kubernetes object, not {type(found).__name__}")])
@@ -113,6 +127,7 @@ def _is_list(found: Raw) -> bool:
 
 
 CARDS_ANNOTATION = "mgpu.io/cards"
+"""The annotation of a Node that lists its cards as JSON, for a simulation without a Device of the node."""
 _CARDS_PATH = f"metadata.annotations[{CARDS_ANNOTATION}]"
 
 
@@ -120,11 +135,14 @@ _CARDS_PATH = f"metadata.annotations[{CARDS_ANNOTATION}]"
 class World:
     """The objects of the documents.
 
-    nodes, cards: by the name of the node.
-    given: node → UID → the shares that the kubelet chose for the pod, from its checkpoint.
-    running: the pods with a node, in file order.
-    submitted: the other pods, and MtgpuPods without a card, in file order.
-    mtgpupods: the MtgpuPods that have a card or have ended.
+    Attributes:
+        nodes: The Nodes, by name.
+        cards: The cards of each node, by the name of the node.
+        given: For each node, the shares that the kubelet chose for pods, by the UID of the pod. They come from the
+            kubelet's checkpoint, which a Device contains.
+        running: The pods with a node, in the order of the files.
+        submitted: The other pods, and the MtgpuPods that have no card and have not ended, in the order of the files.
+        mtgpupods: The MtgpuPods that have a card or have ended.
     """
 
     nodes: dict[str, Raw] = field(default_factory=dict)
@@ -139,7 +157,7 @@ def read_world(documents: Iterable[Document], note: Callable[[str], None], setti
     """Sort documents into a world. Raises BadObject with one problem.
 
     Args:
-        note: receives a line for every object that is ignored.
+        note: Receives a line for every object that is ignored.
     """
     found = list(documents)
     world = World()
@@ -205,7 +223,7 @@ def _add_device(world: World, document: Document) -> None:
 
 
 def _mark_unhealthy_cards(world: World, document: Document, note: Callable[[str], None]) -> None:
-    """Mark the cards that a list of unhealthy cards names (docs/design/gpushare.md); a malformed list marks none."""
+    """Mark the cards that a list of unhealthy cards names (docs/design/gpushare.md). A malformed list marks no card."""
     listed = dialects.unhealthy_list_of(document.raw)
     if listed is None or listed[0] not in world.cards:
         return
@@ -217,10 +235,15 @@ def _mark_unhealthy_cards(world: World, document: Document, note: Callable[[str]
 
 
 def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, str, str], str]) -> None:
+    """Check a pod and add it to the world. Raises BadObject.
+
+    Args:
+        seen: The place of each pod so far, by its kind, namespace and name. The new pod is added.
+    """
     named = raw["kind"] == KIND
     try:
         pod = read_pod(raw)
-        if pod.node and not named:  # admission refuses a malformed amount in the others
+        if pod.node and not named:  # for other pods, the simulated admission rejects a malformed amount
             requests_of(raw)
     except BadObject as error:
         raise document.error_from(error) from error
@@ -245,7 +268,10 @@ def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, s
 
 
 def _pods(document: Document) -> list[Raw] | None:
-    """Return the pods that an object describes, each with namespace, name and uid; None for other objects."""
+    """Return the pods that an object describes, each with a namespace, a name and a UID.
+
+    Return None if the object is neither a pod nor a workload.
+    """
     raw, kind = document.raw, document.kind
     if kind in ("Pod", KIND):
         meta = raw["metadata"]
@@ -266,7 +292,7 @@ def _pods(document: Document) -> list[Raw] | None:
 
 
 def _replicas(document: Document, spec: Raw) -> int:
-    """Return how many pods of a workload run at a time; the default is 1 (apps/v1, batch/v1)."""
+    """Return how many pods of a workload run at a time. The default is 1 (apps/v1, batch/v1)."""
     limits = ("parallelism", "completions") if document.kind == "Job" else ("replicas",)
     counts = [spec[key] for key in limits if spec.get(key) is not None]
     for key in limits:
@@ -277,6 +303,7 @@ def _replicas(document: Document, spec: Raw) -> int:
 
 
 def _complete(raw: Raw, meta: Raw, name: Any) -> Raw:
+    """Return the pod with this name, its namespace or `default`, and its UID or one that is made from both."""
     namespace = meta.get("namespace") or "default"
     own = f"{namespace}/{name}"
     uid = meta.get("uid") or (f"{KIND}/{own}" if raw["kind"] == KIND else own)

@@ -1,7 +1,8 @@
-"""The policies of the experiment, which choose the node and the cards of each pod.
+"""Defines the policies of the experiment, which choose the node and the cards of each pod.
 
-`experiment` reads the table `POLICIES`. `fgd` and `fragmentation` are the scheduler's own. Everything random comes
-from `Random.random`, whose stream Python promises not to change, so that a seed gives the same result everywhere.
+`experiment` and `openb_command` read the table `POLICIES`, and `experiment` also uses the random choices. `fgd` and
+`fragmentation` are policies of mgpu's scheduler. All random numbers come from `Random.random`, whose results for a seed
+Python promises not to change, so that a seed gives the same result everywhere.
 """
 
 from collections import Counter
@@ -25,25 +26,28 @@ T = TypeVar("T")
 
 
 def pick(items: Sequence[T], random: Random) -> T:
+    """Return a random item."""
     return items[int(random.random() * len(items))]
 
 
 def shuffled(items: Iterable[T], random: Random) -> list[T]:
+    """Return the items in random order."""
     keyed = [(random.random(), i, item) for i, item in enumerate(items)]
     return [item for *_, item in sorted(keyed, key=lambda row: row[:2])]
 
 
 def endless(items: Sequence[T], random: Random) -> Iterator[T]:
-    """Yield all items in random order, then draw with replacement."""
+    """Yield every item once in random order, and then random items without end."""
     yield from shuffled(items, random)
     while True:
         yield pick(items, random)
 
 
 class BestFit:
-    """Chooses the node with the least CPU and GPU left, relative to the largest node, and its fullest cards.
+    """Chooses the node that has the least CPU and GPU left, relative to the largest node, and the fullest cards of it.
 
-    As published with FGD: int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)); memory does not count.
+    The formula is that of the publication of FGD, in which memory does not count:
+    int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)).
     """
 
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
@@ -59,10 +63,13 @@ class BestFit:
 
 
 class Fullness:
-    """`binpack` and `spread`: the live scheduler's node score, and the cards with the least or the most left."""
+    """Chooses the node by the node score of mgpu's scheduler for `binpack` or `spread`.
+
+    On the node, `binpack` chooses the cards with the least compute left, and `spread` those with the most.
+    """
 
     def __init__(self, policy: str) -> None:
-        self._score = cast(Callable[[Ints, Ints], Ints], NODE_POLICIES[policy])  # it works on arrays, too
+        self._score = cast(Callable[[Ints, Ints], Ints], NODE_POLICIES[policy])  # the function works on arrays, too
         self._sign = {"binpack": 1, "spread": -1}[policy]
 
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
@@ -75,6 +82,7 @@ class Fullness:
 
 
 def _keys_of_fitting(rows: NodeRows, shape: Shape, scores: Ints) -> Ints:
+    """Return the scores of the nodes that the pod fits, and UNFIT for the other nodes."""
     keys = np.full(len(rows.class_index), UNFIT, np.int64)
     at = fitting_rows(rows, shape, needed_milli(rows, shape))
     keys[at] = scores[at]
@@ -82,20 +90,28 @@ def _keys_of_fitting(rows: NodeRows, shape: Shape, scores: Ints) -> Ints:
 
 
 def _fullest(left: Ints, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
+    """Return the cards with the lowest values in `left` among those that the pod fits."""
     fitting = rows.free >= needed_milli(rows, shape)[:, None]
     return tuple(np.flatnonzero(fullest_cards(left, fitting, shape.cards)).tolist())
 
 
 Spot = tuple[int, tuple[int, ...]]
-"""(row of the node, its cards)."""
+"""The row of the chosen node, and the chosen cards of that node."""
 
 Place = Callable[[Shape], Spot | None]
-"""Called once for every arrival, in order. Returns None where the pod fits nowhere."""
+"""Chooses the node and the cards of a pod. It is called for every pod in the order of arrival, and returns None if the
+pod fits no node."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyInput:
-    """The input of a policy. `board` has the free resources at the time when a pod arrives."""
+    """The input of a policy.
+
+    Attributes:
+        trace: The nodes and the pods of the experiment.
+        board: The resources that are free when a pod arrives.
+        random: The source of all random numbers of the policy.
+    """
 
     trace: Trace
     board: NodeBoard
@@ -103,7 +119,7 @@ class PolicyInput:
 
 
 def _random(given: PolicyInput) -> Place:
-    """Choose any node that the pod fits, and any of its cards."""
+    """Return a policy that chooses a random node that the pod fits, and random cards among those that the pod fits."""
     fit = Fullness("binpack")
 
     def place(pod: Shape) -> Spot | None:
@@ -119,7 +135,7 @@ def _random(given: PolicyInput) -> Place:
 
 
 def _best(given: PolicyInput, chooser: Chooser) -> Place:
-    """Choose the node with the highest key, the first one among equals."""
+    """Return a policy that chooses the node with the highest key, and the first one among nodes with the same key."""
 
     def place(pod: Shape) -> Spot | None:
         keys = given.board.keys(chooser, pod)
@@ -130,7 +146,10 @@ def _best(given: PolicyInput, chooser: Chooser) -> Place:
 
 
 def _fragmentation(given: PolicyInput) -> Place:
-    """Learn which pods to expect from those that have arrived, including refused ones, as the live scheduler does."""
+    """Return the policy that learns from the pods that have arrived which pods to expect, as mgpu's scheduler does.
+
+    It also learns from the pods that fit no node.
+    """
     learner, nodes = Learner(), Counter(given.trace.nodes)
     best: Place
 
@@ -145,14 +164,14 @@ def _fragmentation(given: PolicyInput) -> Place:
 
 
 def _fragmentation_known(given: PolicyInput) -> Place:
-    """Know the popularity of pods in the trace beforehand, as FGD does."""
+    """Return `fragmentation`, but with knowledge from the start of how frequent each pod is in the trace, like FGD."""
     counts = sorted(Counter(given.trace.pods).items())
     known = tuple((shape, UNIT * number) for shape, number in counts)
     return _best(given, Fragmentation(known, Counter(given.trace.nodes)))
 
 
 def _fgd(given: PolicyInput) -> Place:
-    """Know the popularity of pods in the trace beforehand, as published."""
+    """Return FGD, which knows from the start how frequent each pod is in the trace, as in its publication."""
     return _best(given, Fgd(typical_pods(Counter(given.trace.pods))))
 
 
@@ -167,4 +186,4 @@ POLICIES: Mapping[str, Callable[[PolicyInput], Place]] = MappingProxyType(
         "fragmentation-known": _fragmentation_known,
     }
 )
-"""In the order of the output."""
+"""The policies by name, in the order of the output."""
