@@ -1,7 +1,9 @@
-"""The one-machine cluster: API server, scheduling loop and kubelets in this process, mgpu's processes as children.
+"""A cluster on one machine.
 
-Everything is in one temporary folder and on loopback, and is removed when the context ends. `mgpu demo`,
-`mgpu playground`, the end-to-end tests and the benchmarks run on a `Cluster`.
+The API server, the controllers, the scheduling loop and the kubelets run in this process; mgpu's processes are its
+children. All files are in one temporary folder, which is removed when the context ends, and all servers listen on
+loopback. `mgpu demo`, `mgpu playground`, the end-to-end tests, the benchmarks and docs/pictures/make.py run on a
+`Cluster`.
 """
 
 import json
@@ -60,7 +62,7 @@ MANAGED = {
     **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
     **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, _MOST_GIGABYTES + 1)},
 }
-"""The managedResources of the extender → whether kube-scheduler ignores the resource (ignoredByScheduler)."""
+"""The extender's managedResources, each with its `ignoredByScheduler`: whether kube-scheduler leaves it unchecked."""
 _NAMESPACE = "mgpu-system"
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The service accounts of mgpu's processes, to which RBAC applies."""
@@ -70,15 +72,28 @@ _START_SECONDS = 120.0
 
 
 class Cluster:
-    """`with Cluster([...]) as cluster:` gives a cluster that is ready; leaving it stops and removes everything.
+    """A cluster that is ready inside of `with Cluster([...]) as cluster:` and is stopped and removed at its end.
 
-    Entering raises StartError with the log of the part that did not start.
+    Entering the context raises StartError with the log of the part that did not start.
 
     Args:
-        config: a settings file for mgpu's processes.
-        extender: whether the scheduling loop calls mgpu's extender.
-        assets: a directory with etcd and kube-apiserver to use; None for KUBEBUILDER_ASSETS, "" for the playground's.
-        kubelet: more options for the KubeletConfig of every node.
+        nodes: The nodes. By default there are two nodes with four cards each.
+        config: A settings file for mgpu's processes.
+        extender: Whether the scheduling loop calls mgpu's extender.
+        assets: The directory of the etcd and kube-apiserver binaries to run. If it is "", the playground's own API
+            server runs. If it is None, the environment variable KUBEBUILDER_ASSETS is used, which counts as "" if it is
+            not set.
+        kubelet: Further options for the KubeletConfig of every node.
+
+    Attributes:
+        api: The administrator's connection.
+        url: The URL of the API server.
+        folder: The temporary folder.
+        logs: The folder with the logs of this process and of mgpu's processes.
+        certificates: The folder of the self-signed CA of each of mgpu's services, by the name of the service.
+        processes: mgpu's processes by name: `webhook`, `scheduler`, and `deviceplugin-NODE` for each node with cards.
+        kubelets: The kubelets by the names of their nodes.
+        scheduling: The scheduling loop that was started last.
     """
 
     def __init__(
@@ -116,10 +131,16 @@ class Cluster:
         self._stack.close()
 
     def connect(self, user: str = "admin") -> Api:
-        """Connect as admin, webhook, scheduler, deviceplugin, kube-scheduler, kubelet or kube-controller-manager."""
+        """Return a new connection, which the caller closes.
+
+        Args:
+            user: The user to connect as: `admin`, `webhook`, `scheduler`, `deviceplugin`, `kube-scheduler`, `kubelet`
+                or `kube-controller-manager`.
+        """
         return Api.connect(str(self.kubeconfig_of(user)), timeout=30.0)
 
     def kubeconfig_of(self, user: str) -> Path:
+        """Return the kubeconfig of one of the users that `connect` lists."""
         return self.folder / f"{user}.kubeconfig"
 
     @property
@@ -129,14 +150,21 @@ class Cluster:
 
     @property
     def extender_url(self) -> str:
+        """The base URL of mgpu's extender."""
         return f"http://127.0.0.1:{self._ports['extender']}"
 
     def port(self, name: str) -> int:
-        """Return the port of `webhook`, `scheduler` (binding admission), `extender` or `web` (the scheduler's page)."""
+        """Return the port of a server.
+
+        Args:
+            name: `webhook`, `scheduler` (the admission of bindings), `extender`, `web` (the scheduler's web page) or
+                `deviceplugin-NODE` (the health probes of a node agent).
+        """
         return self._ports[name]
 
     @property
     def page_url(self) -> str:
+        """The URL of the scheduler's web page."""
         return f"http://127.0.0.1:{self._ports['web']}/"
 
     def nvml_state(self, node: str) -> Path:
@@ -144,9 +172,9 @@ class Cluster:
         return self.folder / node / "cards.mig.json"
 
     def requests(self) -> frozenset[Request]:
-        """Return what mgpu's processes have asked the API server for so far, including what was refused.
+        """Return the requests of mgpu's processes to the API server so far, including the refused ones.
 
-        They have the rights of manifests/base/rbac.yaml and no others.
+        The processes have the rights of manifests/base/rbac.yaml and no others.
         """
         return self._requests()
 
@@ -156,20 +184,28 @@ class Cluster:
         self.wait_ready(name)
 
     def kill_api_server(self) -> None:
-        """End the playground's API server until `start_api_server`. What it has stored stays."""
+        """End the playground's API server until `start_api_server` is called. Its stored objects are kept.
+
+        Raises StartError if the cluster runs a real API server.
+        """
         self._own_api_server().kill()
 
     def start_api_server(self) -> None:
+        """Start the playground's API server again after `kill_api_server`."""
         self._own_api_server().start()
 
     def start_scheduling(self) -> None:
-        """Start a scheduling loop, which knows nothing of what an earlier one assumed."""
+        """Start a new scheduling loop, which does not know the bindings that an earlier loop assumed."""
         extenders = [Extender(self.extender_url, weight=_WEIGHT, managed=MANAGED)]
         api = self._scheduling_api
         self.scheduling = Scheduling(api, extenders if self._with_extender else (), backoff=(0.2, 2.0))
         self.scheduling.start()
 
     def wait_ready(self, name: str) -> None:
+        """Wait until one of `processes` passes its readiness probe. For the scheduler, wait until it leads.
+
+        Raises StartError if the process ends first or is not ready in time.
+        """
         self.processes[name].wait("ready", lambda: self._ready(name), _START_SECONDS)
 
     def wait_offers(self, node: str) -> None:
@@ -178,7 +214,7 @@ class Cluster:
         agent.wait("its cards are offered", lambda: self._offers(node), _START_SECONDS)
 
     def log_of(self, namespace: str, pod: str, container: str) -> str:
-        """Return a container's log, which is its environment. Raises KeyError before it has started."""
+        """Return a container's log, which is its environment. Raises KeyError if it has not started."""
         started = {
             max(c.started for c in found): kubelet
             for kubelet in self.kubelets.values()
@@ -186,7 +222,7 @@ class Cluster:
         }
         if not started:
             raise KeyError(f"container {container!r} of {namespace}/{pod} has not started")
-        # Several pods may have had this name, on different nodes: the newest counts.
+        # Several pods may have had this name on different nodes. The newest one counts.
         return started[max(started)].runtime.logs(namespace, pod, container)
 
     def _start(self, stack: ExitStack) -> None:
@@ -254,13 +290,16 @@ class Cluster:
         kubelet.start()
         self.kubelets[node.name] = kubelet
         if node.nvidia_plugin:
-            # It serves whole cards in addition to the agent, which runs with wholeCards: nvidia.
+            # The plugin serves whole cards beside the node agent, which runs with the setting `wholeCards: nvidia`.
             plugin = NvidiaPlugin(config.plugins, [card.uuid for card in node.known_cards()])
             stack.callback(plugin.stop)
             plugin.start()
 
     def _start_processes(self, stack: ExitStack) -> None:
-        """Start all processes, then wait for all: most of a start is Python's imports, which run in parallel."""
+        """Start all of mgpu's processes, then wait for them.
+
+        A process spends most of its start with Python imports, which thus run in parallel.
+        """
         own = {f"deviceplugin-{node.name}": self._agent_environment(node) for node in self.nodes}
         keys = record_keys(self.folder / "records")
         self.api.create(f"/api/v1/namespaces/{_NAMESPACE}/configmaps", config_map(keys))
@@ -277,9 +316,10 @@ class Cluster:
                 self.wait_offers(node.name)
 
     def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
-        """Return name → command line of mgpu's processes.
+        """Return the command lines of mgpu's processes by the names in `processes`.
 
-        ports: where to serve `webhook`, `scheduler`, `extender` and `web`.
+        Args:
+            ports: The ports of `webhook`, `scheduler`, `extender` and `web`.
         """
         local = ["--host", "127.0.0.1", "--port"]
         commands = {
@@ -367,7 +407,7 @@ def _users() -> dict[str, User]:
 
 
 def _create_namespace(api: Api) -> None:
-    """Create mgpu's namespace, which the playground's API server has from the start and a real one has not."""
+    """Create mgpu's namespace, which exists in the playground's API server from the start but not in a real one."""
     try:
         api.create("/api/v1/namespaces", {"metadata": {"name": _NAMESPACE}})
     except ApiError as error:

@@ -1,6 +1,7 @@
 """Describes the cards that the containers of a pod were given, and checks that each container sees exactly its cards.
 
-`playground.demo` and `playground.story` call the functions, which are pure.
+`playground.demo` calls all of these functions, and `playground.story` calls `differences`. Their results depend only on
+their arguments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,8 @@ def describe_cards(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
     """Return a description such as `train on card 0 (40% and 8.0 GiB free before)`.
 
     Args:
-        cards: the states of the cards before the placement.
+        shares: The shares of the pod.
+        cards: The states of the node's cards before the placement.
     """
     states = {state.card.index: state for state in cards}
     return "; ".join(
@@ -36,7 +38,10 @@ def describe_slices(shares: Sequence[Share]) -> str:
 
 
 def describe_plan(before: NodeSlices, after: NodeSlices) -> str:
-    """Return how a node's plan changed: `5: card 0, not partitioned before, into 5 × 1g.10gb and 2g.20gb`."""
+    """Return a description of the new partition plan of a node, with the number of the plan and the changed cards.
+
+    An example is `5: card 0, not partitioned before, into 5 × 1g.10gb and 2g.20gb`.
+    """
     if after.partitioning.plan in (None, before.partitioning.plan):
         return "none: there were free slices"
     old, new = before.partitioning.spec, after.partitioning.spec
@@ -45,19 +50,21 @@ def describe_plan(before: NodeSlices, after: NodeSlices) -> str:
 
 
 def expected_cards(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, str]:
-    """Return, by container, the expected NVIDIA_VISIBLE_DEVICES: the UUIDs of its recorded cards, in order of index.
+    """Return the expected NVIDIA_VISIBLE_DEVICES of each container: the UUIDs of its cards in the order of the indexes.
 
-    Raises BadObject where the record names a missing card.
+    Raises BadObject if a share is on a card that does not exist.
     """
     known = cards_by_index(cards)
     return {c: ",".join(known[i].uuid for i in indexes) for c, indexes in _cards_of(shares, cards).items()}
 
 
 def expected_slices(shares: Sequence[Share], uuids: Mapping[Slice, str], cards: Sequence[Card]) -> dict[str, str]:
-    """Return, by container, the expected NVIDIA_VISIBLE_DEVICES: its MIG devices, or the cards of its MPS shares.
+    """Return the expected NVIDIA_VISIBLE_DEVICES of each container: its MIG devices, or the cards of its MPS shares.
 
     Args:
-        uuids: the UUID of each MIG device of the node, by its place.
+        shares: The shares of the pod.
+        uuids: The UUIDs of the node's MIG devices, by their slices.
+        cards: The cards of the node.
     """
     of_cards = {card.index: card.uuid for card in cards}
     found = {}
@@ -78,7 +85,7 @@ def differences(expected: Mapping[str, str], environments: Mapping[str, Mapping[
 
 
 def _cards_of(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[int]]:
-    """Return, by container, the indexes of its GPUs. Raises BadObject if a share is on a missing card."""
+    """Return the indexes of each container's GPUs. Raises BadObject if a share is on a card that does not exist."""
     found: dict[str, list[int]] = {}
     for share in (share for share in shares if share.type == GPU):
         card = next((card for card in cards if share.is_on(card)), None)
@@ -90,7 +97,7 @@ def _cards_of(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[
 
 
 def _slices_of(shares: Iterable[Share]) -> dict[str, list[Slice]]:
-    """Return, by container, its slices in the order of its NVIDIA_VISIBLE_DEVICES."""
+    """Return the slices of each container in the order in which its NVIDIA_VISIBLE_DEVICES lists them."""
     found: dict[str, list[Slice]] = {}
     for share in sorted((s for s in shares if is_slice(s.type)), key=lambda s: (s.type, str(s.card).zfill(9))):
         name = slice_of_resource(RESOURCE_PREFIX + share.type)
@@ -100,6 +107,7 @@ def _slices_of(shares: Iterable[Share]) -> dict[str, list[Slice]]:
 
 
 def _before(state: CardState) -> str:
+    """Return the index of a card and its free capacity in words."""
     if state.idle:
         return f"{state.card.index} (idle before)"
     return f"{state.card.index} ({format_core(state.core_free)} and {format_bytes(state.memory_free)} free before)"
@@ -111,6 +119,7 @@ def _position(place: Slice) -> str:
 
 
 def _change(card: int, old: Mapping[str, int], new: Mapping[str, int]) -> str:
+    """Return a description of how the plan changes a card, or "" if it does not."""
     if old == new:
         return ""
     before = f"{_listed(old)} before" if old else "not partitioned before"

@@ -1,6 +1,6 @@
-"""Simulates NVIDIA's own device plugin, which offers whole cards by UUID and answers Allocate by itself.
+"""Simulates NVIDIA's own device plugin, which offers whole cards by their UUIDs.
 
-`cluster` starts it on nodes with `nvidia_plugin`; tests of the node agent run it together with the agent.
+`playground.cluster` starts it on nodes with `nvidia_plugin`. Tests of the node agent run it beside the agent.
 """
 
 import threading
@@ -20,7 +20,12 @@ _SECONDS = 10.0
 
 
 class NvidiaPlugin(services.DevicePluginServicer):
-    """Serves `uuids` to the kubelet whose plugin folder is `folder`. The kubelet's choice of cards stands."""
+    """The device plugin of one node. A container gets exactly the cards that the kubelet has chosen.
+
+    Args:
+        folder: The kubelet's folder for the sockets of device plugins.
+        uuids: The UUIDs of the cards to offer.
+    """
 
     def __init__(self, folder: Path, uuids: Sequence[str]) -> None:
         self._folder = folder
@@ -29,7 +34,11 @@ class NvidiaPlugin(services.DevicePluginServicer):
         self._server: Any = None
 
     def start(self) -> None:
-        """Serve and register, once: after a restart of the kubelet it is unknown. Raises grpc.RpcError."""
+        """Start the server and register with the kubelet.
+
+        The plugin does not register again after a restart of the kubelet. Raises grpc.RpcError if the registration
+        fails.
+        """
         self._server = grpc.server(ThreadPoolExecutor(4, "nvidia-plugin"), options=[("grpc.so_reuseport", 0)])
         services.add_DevicePluginServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{self._folder / _SOCKET}")
@@ -41,6 +50,7 @@ class NvidiaPlugin(services.DevicePluginServicer):
             )
 
     def stop(self) -> None:
+        """End the streams and stop the server."""
         self._ended.set()
         self._server.stop(None).wait()
 

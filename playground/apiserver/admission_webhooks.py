@@ -1,7 +1,8 @@
-"""Admission webhooks: which of them a request concerns, the call over TLS, and what the answer does.
+"""Calls the admission webhooks that a request matches and applies their responses.
 
-Mutating webhooks run one after another, validating webhooks together. Error messages are the real server's. `writes`,
-`deletions` and `subresources` call `Admission`; `strategies` checks match conditions with `condition_problems`.
+Mutating webhooks run one after another, validating webhooks at the same time. The error messages are those of the real
+API server. `api_server` creates `Admission`, which `writes`, `deletions` and `subresources` call. `strategies` checks
+the match conditions of webhook configurations with `condition_problems`.
 """
 
 import asyncio
@@ -36,22 +37,29 @@ _ENVIRONMENT = cel.NewEnv(
 )
 
 Normalise = Callable[[Object], Object]
-"""Decodes and defaults what a webhook made of an object, as the real server does."""
+"""A function that decodes an object that a webhook has patched and sets its defaults, as the real server does."""
 
 
 class CallFailed(Exception):
-    """The webhook did not answer, or its answer is malformed. `failurePolicy` decides what follows."""
+    """The webhook did not answer, or its answer is malformed. Its `failurePolicy` says whether the request fails."""
 
 
 class Admission:
-    """Calls the stored webhook configurations. All methods raise ApiError."""
+    """Calls the webhooks of the stored configurations. All methods raise ApiError if the request is refused."""
 
     def __init__(self, storage: Storage, client: "WebhookClient") -> None:
         self._storage = storage
         self._client = client
 
     async def mutate(self, attrs: Attributes, obj: Object | None, old: Object | None, normalise: Normalise) -> Any:
-        """Return the object after all mutating webhooks; None, the object of a deletion, stays None."""
+        """Call the mutating webhooks and return the object as they patched it.
+
+        Args:
+            attrs: The request.
+            obj: The object of the request, or None for a deletion, in which case the result is None too.
+            old: The stored object, or None for a creation.
+            normalise: The function that is applied to each patched object.
+        """
         hooks = self._hooks(_MUTATING, attrs)
         changed_by = -1
         for i, hook in enumerate(hooks):
@@ -65,7 +73,7 @@ class Admission:
         return obj
 
     async def validate(self, attrs: Attributes, obj: Object | None, old: Object | None) -> None:
-        """Call all validating webhooks. Raises the first refusal in the order of the configurations."""
+        """Call the validating webhooks at the same time. Raises the first refusal in the order of configurations."""
         hooks = [h for h in self._hooks(_VALIDATING, attrs) if self._concerns(h, attrs, obj, old)]
         results = await asyncio.gather(*(self._call(h, attrs, obj, old) for h in hooks), return_exceptions=True)
         for hook, result in zip(hooks, results, strict=True):
@@ -94,7 +102,7 @@ class Admission:
         return normalise(patched)
 
     async def _call(self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> Object | None:
-        """Return the webhook's response, or None where the call failed and `failurePolicy` is Ignore."""
+        """Return the webhook's response, or None if the call failed and the `failurePolicy` is Ignore."""
         name = hook["name"]
         if attrs.dry_run and hook.get("sideEffects") not in ("None", "NoneOnDryRun"):
             raise bad_request(f'admission webhook "{name}" does not support dry run')
@@ -108,13 +116,14 @@ class Admission:
         return response
 
     def _hooks(self, resource: str, attrs: Attributes) -> list[Object]:
+        """Return the webhooks of all configurations of one resource, in the order of the configurations' names."""
         if attrs.group == _GROUP:
-            return []  # a broken webhook must not prevent its own repair
+            return []  # a broken webhook must not prevent the repair of its own configuration
         items = self._storage.collection(resource).items
         return [hook for key in sorted(items) for hook in items[key].obj.get("webhooks") or []]
 
     def _concerns(self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> bool:
-        """Return whether rules, selectors and match conditions of a webhook choose the request."""
+        """Return whether the rules, the selectors and the match conditions of a webhook all match the request."""
         if not any(_rule_matches(rule, attrs) for rule in hook.get("rules") or []):
             return False
         selector = hook.get("objectSelector")
@@ -159,15 +168,20 @@ def _labels(obj: Object | None) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def _compiled(expression: str) -> Any:
-    """Compile a CEL expression over `object`, `oldObject` and `request`. Raises RuntimeError.
+    """Compile a CEL expression over the variables `object`, `oldObject` and `request`.
 
-    `authorizer`, which the real server offers too, is missing.
+    The variable `authorizer` of the real server is missing. Raises RuntimeError if the expression does not compile.
     """
     return _ENVIRONMENT.compile(expression)
 
 
 def condition_problems(hook: Object, path: str) -> Iterator[Cause]:
-    """Yield the match conditions of a webhook that do not compile; `path` is the webhook's field path."""
+    """Yield a cause for each match condition of a webhook that does not compile.
+
+    Args:
+        hook: The webhook.
+        path: The field path of the webhook, with which the paths of the causes begin.
+    """
     for i, condition in enumerate(hook.get("matchConditions") or []):
         expression = condition.get("expression", "")
         try:
@@ -180,8 +194,8 @@ def condition_problems(hook: Object, path: str) -> Iterator[Cause]:
 def _conditions_hold(hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> bool:
     """Return whether all match conditions are true.
 
-    As in the real server, one that is false skips the webhook even where another one fails. A condition that fails
-    refuses the request unless `failurePolicy` is Ignore.
+    As in the real server, a false condition skips the webhook even if the evaluation of another condition fails. If
+    none is false and one fails, the request is refused (ApiError), unless the `failurePolicy` is Ignore.
     """
     conditions = hook.get("matchConditions") or []
     if not conditions:
@@ -198,7 +212,7 @@ def _conditions_hold(hook: Object, attrs: Attributes, obj: Object | None, old: O
 
 
 def _denial(name: str, result: Object | None) -> ApiError:
-    """Return the Status of a request that the webhook `name` refused."""
+    """Return the error for a request that the webhook `name` refused. `result` is the Status of its response."""
     status = dict(result or {})
     code = status.get("code") or 0
     explanation = status.get("message") or status.get("reason")
@@ -208,6 +222,7 @@ def _denial(name: str, result: Object | None) -> ApiError:
 
 
 def _patch_of(hook: Object, response: Object) -> list[Object]:
+    """Return the operations of the response's JSON patch. Raises ApiError if the patch cannot be decoded."""
     encoded = response.get("patch")
     if not encoded:
         return []
@@ -219,7 +234,7 @@ def _patch_of(hook: Object, response: Object) -> list[Object]:
 
 
 class WebhookClient:
-    """Posts AdmissionReviews, and keeps connections and TLS contexts between calls."""
+    """Posts AdmissionReviews to webhooks. Connections and TLS contexts are kept between calls."""
 
     def __init__(self) -> None:
         self._contexts: dict[str, ssl.SSLContext] = {}
@@ -231,7 +246,7 @@ class WebhookClient:
             self._session = None
 
     async def call(self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> Object:
-        """Return the `response` of the review. Raises CallFailed."""
+        """Post the review of a request and return the `response` of the answer. Raises CallFailed."""
         uid = str(uuid.uuid4())
         review = await self._post(hook, orjson.dumps(attrs.review(uid, obj, old)), hook.get("timeoutSeconds") or 10)
         response = review.get("response") if isinstance(review, dict) else None
@@ -251,7 +266,7 @@ class WebhookClient:
     async def _post(self, hook: Object, body: bytes, seconds: int) -> Any:
         config = hook["clientConfig"]
         if "url" not in config:
-            # Services have no addresses here: `installation` gives mgpu's webhooks URLs instead.
+            # Services have no addresses here. `playground.installation` gives mgpu's webhooks URLs instead.
             raise CallFailed(f'failed to call webhook: service "{config["service"]["name"]}" not found')
         shown = f'failed to call webhook: Post "{config["url"]}?timeout={seconds}s"'
         if self._session is None:

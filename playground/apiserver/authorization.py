@@ -1,7 +1,9 @@
-"""RBAC for the restricted users, and a record of what they have asked for.
+"""Authorizes the requests of the restricted users by RBAC, and records them.
 
-Roles, ClusterRoles and bindings are read from the storage. An aggregated ClusterRole has only the rules that are
-written into it. The end-to-end tests compare the recorded requests with the rights in `manifests/`.
+The roles and the bindings are read from the storage. ClusterRoles are not aggregated: an aggregated ClusterRole has
+only the rules that its object contains. `api_server` calls `Authorizer.check` for requests to resources and
+`Authorizer.may` for SelfSubjectAccessReviews. The end-to-end tests compare the recorded requests with the rights in
+`manifests/`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,9 +23,14 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 class Request:
     """One request of a restricted user.
 
-    resource: with its subresource, as roles name it (`pods/binding`).
-    namespace: "" for cluster-scoped resources and for all namespaces at once.
-    name: the object's; "" for several objects, for a new one, and where it is unknown.
+    Attributes:
+        user: The name of the user.
+        verb: The verb of RBAC, such as `get`, `list` or `deletecollection`.
+        group: The API group of the resource.
+        resource: The resource with its subresource, as roles name it, such as `pods/binding`.
+        namespace: The namespace, or "" for a cluster-scoped resource and for a request over all namespaces.
+        name: The name of the object, or "" for a request without a name, such as a creation or a list.
+        allowed: Whether the request was allowed.
     """
 
     user: str
@@ -37,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """Rules that hold in one namespace, or everywhere for the namespace ""."""
+    """The rules that a binding grants in one namespace, or everywhere if the namespace is ""."""
 
     namespace: str
     rules: tuple[Object, ...]
@@ -47,7 +54,7 @@ class _Grant:
 
 
 def allows(rule: Object, request: Request) -> bool:
-    """Return whether a rule of a role covers the request, regardless of where the role holds."""
+    """Return whether a rule of a role covers the request. The namespace of the role is not checked."""
     _, slash, sub = request.resource.partition("/")
     resources = {"*", request.resource, f"*/{sub}"} if slash else {"*", request.resource}
     names = rule.get("resourceNames")
@@ -62,8 +69,12 @@ def allows(rule: Object, request: Request) -> bool:
 class Authorizer:
     """Authorizes requests.
 
-    users: the names of the restricted users, to whom RBAC applies; all others may do everything.
-    requests: what the restricted users have asked for. Only a refused request carries the name of its object.
+    Args:
+        storage: The storage with the roles and the bindings.
+        users: The names of the restricted users, to whom RBAC applies. All other users may do everything.
+
+    Attributes:
+        requests: The requests that the restricted users have made. Only a refused request has the name of its object.
     """
 
     def __init__(self, storage: Storage, users: Collection[str]) -> None:
@@ -74,7 +85,7 @@ class Authorizer:
         self.requests: set[Request] = set()
 
     def check(self, method: str, call: Call) -> None:
-        """Raise a 403 for a restricted user who lacks the right."""
+        """Record the request if its user is restricted. Raises a 403 if that user lacks the right."""
         if call.user.name not in self._users:
             return
         request = _request(method, call)
@@ -86,7 +97,7 @@ class Authorizer:
         raise not_permitted(request.user, request.verb, request.group, request.resource, *of)
 
     def may(self, user: User, wanted: Mapping[str, str]) -> bool:
-        """Return whether a user has a right; `wanted` are the resourceAttributes of a SelfSubjectAccessReview."""
+        """Return whether a user has the right that the resourceAttributes of a SelfSubjectAccessReview describe."""
         if user.name not in self._users:
             return True
         resource = "/".join(filter(None, (wanted.get("resource", ""), wanted.get("subresource", ""))))
@@ -94,6 +105,7 @@ class Authorizer:
         return self._allows(user, Request(user.name, verb, group, resource, namespace, name))
 
     def _allows(self, user: User, request: Request) -> bool:
+        """Return whether a grant of the user allows the request. Grants are read again after roles have changed."""
         rows = (self._storage.collection(name) for name in (_BINDINGS, _CLUSTER_BINDINGS, _ROLES, _CLUSTER_ROLES))
         version = tuple(row.history[-1].rv if row.history else 0 for row in rows)
         if version != self._version:
@@ -104,6 +116,7 @@ class Authorizer:
         return any(grant.allows(request) for grant in self._grants[user])
 
     def _granted(self, user: User) -> Iterator[_Grant]:
+        """Yield a grant for each binding that names the user."""
         for collection in (_BINDINGS, _CLUSTER_BINDINGS):
             for (namespace, _), item in sorted(self._storage.collection(collection).items.items()):
                 if any(_is(user, subject, namespace) for subject in item.obj.get("subjects") or ()):
@@ -114,6 +127,7 @@ class Authorizer:
 
 
 def _is(user: User, subject: Object, namespace: str) -> bool:
+    """Return whether the subject of a binding in a namespace is the user or one of the user's groups."""
     if subject["kind"] == "ServiceAccount":
         account = f"system:serviceaccount:{subject.get('namespace') or namespace}:{subject['name']}"
         return user.name == account
@@ -123,7 +137,7 @@ def _is(user: User, subject: Object, namespace: str) -> bool:
 
 
 def _request(method: str, call: Call) -> Request:
-    """Return the request as the API server reads it (apiserver/pkg/endpoints/request/requestinfo.go)."""
+    """Return the request as the real API server reads it (apiserver/pkg/endpoints/request/requestinfo.go)."""
     path, name = call.path, call.path.name
     verb = _VERBS.get(method, method.lower())
     if method == "DELETE":
@@ -140,7 +154,7 @@ def _request(method: str, call: Call) -> Request:
 
 
 def _selected(selector: str) -> str:
-    """Return the name in a field selector `metadata.name=…`, which counts as the object's name in a role."""
+    """Return the name in a field selector `metadata.name=…`, which roles treat as the name of the object, or ""."""
     for part in selector.split(","):
         key, _, value = part.replace("==", "=").partition("=")
         if key.strip() == "metadata.name":

@@ -1,6 +1,7 @@
-"""A request to the API server, parsed: path, query parameters and user, and what admission reviews say about it.
+"""Parsed requests to the API server, and the AdmissionReviews that describe them.
 
-`api_server` makes one `Call` of each HTTP request; the other modules of the package take it from there.
+`api_server` makes a `Call` from an HTTP request and passes it to the modules that handle requests, such as `reads`,
+`writes`, `deletions`, `subresources` and `authorization`. `admission_webhooks` sends the reviews.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ _TRUE = ("true", "1", "t", "T", "TRUE", "True")
 
 @dataclass(frozen=True)
 class User:
+    """An authenticated user. `groups` is without `system:authenticated`, in which every user is."""
+
     name: str
     groups: tuple[str, ...] = ()
     uid: str = ""
@@ -28,9 +31,22 @@ class User:
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a request does, as admission sees it.
+    """The attributes of a request that admission webhooks receive.
 
-    kind: group, version and kind of the object, which for a subresource is not the kind of the resource.
+    Attributes:
+        operation: CREATE, UPDATE or DELETE.
+        group: The API group of the resource.
+        version: The version of the resource.
+        plural: The name of the resource.
+        subresource: The subresource, or "".
+        kind: The group, version and kind of the object, which for a subresource may differ from the resource's kind.
+        namespace: The namespace of the object. For a request to a namespace, this is its own name.
+        name: The name of the object.
+        user: The user that makes the request.
+        dry_run: Whether nothing will be stored.
+        namespaced: Whether the resource is namespaced.
+        options: The options of the operation, such as CreateOptions.
+        warnings: The list to which the warnings of webhooks are added.
     """
 
     operation: str
@@ -48,7 +64,13 @@ class Attributes:
     warnings: list[str] = field(default_factory=list, compare=False)
 
     def review(self, uid: str, obj: Object | None, old: Object | None) -> dict[str, Any]:
-        """Return the AdmissionReview that a webhook receives."""
+        """Return the AdmissionReview that a webhook receives.
+
+        Args:
+            uid: The unique id of the review.
+            obj: The new object, or None for a deletion.
+            old: The stored object, or None for a creation.
+        """
         gvk = dict(zip(("group", "version", "kind"), self.kind, strict=True))
         gvr = {"group": self.group, "version": self.version, "resource": self.plural}
         sub = self.subresource
@@ -62,7 +84,14 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Path:
-    """Where a request goes. `namespace` is empty for cluster-scoped resources and for lists over all namespaces."""
+    """The resource or object that a request is for.
+
+    Attributes:
+        kind: The kind of the resource.
+        namespace: The namespace, or "" for a cluster-scoped resource and for a request over all namespaces.
+        name: The name of the object, or "" for a request to the whole collection.
+        subresource: The subresource, or "".
+    """
 
     kind: Kind
     namespace: str = ""
@@ -72,7 +101,17 @@ class Path:
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a resource. `warnings` become `Warning` headers of the response."""
+    """One request to a resource.
+
+    Attributes:
+        path: The resource or object that the request is for.
+        user: The user that makes the request.
+        query: The query parameters.
+        accept: The `Accept` header.
+        content_type: The `Content-Type` header.
+        body: The body of the request.
+        warnings: The warnings for the `Warning` headers of the response.
+    """
 
     path: Path
     user: User
@@ -83,10 +122,11 @@ class Call:
     warnings: list[str] = field(default_factory=list)
 
     def flag(self, name: str) -> bool:
+        """Return whether a query parameter is true."""
         return self.query.get(name, "") in _TRUE
 
     def number(self, name: str) -> int:
-        """Return an integer parameter, 0 when it is absent. Raises a 400 for text that is not an integer."""
+        """Return an integer query parameter, or 0 if it is absent. Raises a 400 if it is not a non-negative integer."""
         text = self.query.get(name) or "0"
         if not text.isdecimal():
             raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
@@ -94,10 +134,12 @@ class Call:
 
     @property
     def dry_run(self) -> bool:
+        """Whether the query asks for a dry run. Raises a 422 for an unknown value."""
         return check_dry_run([self.query["dryRun"]] if "dryRun" in self.query else [])
 
     @property
     def field_validation(self) -> str:
+        """How unknown fields are handled: `Strict`, `Warn` or `Ignore`. Raises a 422 for another value."""
         mode = self.query.get("fieldValidation") or "Warn"
         if mode not in ("Strict", "Warn", "Ignore"):
             cause = unsupported("fieldValidation", mode, ("", "Ignore", "Strict", "Warn"))
@@ -105,7 +147,7 @@ class Call:
         return mode
 
     def attributes(self, operation: str, name: str, **differing: Any) -> Attributes:
-        """Return the request of an admission review; `differing` replaces fields of the result."""
+        """Return the attributes of this request for admission. `differing` replaces fields of the result."""
         kind, dry_run = self.path.kind, self.dry_run
         own = name if kind.resource == "namespaces" else ""
         found: dict[str, Any] = {
@@ -128,7 +170,7 @@ class Call:
 
 
 def check_dry_run(values: list[str]) -> bool:
-    """Return whether `dryRun` asks for a dry run. Raises a 422 for anything but `All`."""
+    """Return whether the values of `dryRun` ask for a dry run. Raises a 422 for any value but `All`."""
     if values not in ([], ["All"]):
         shown = " ".join(f'"{v}"' for v in values)
         cause = Cause("dryRun", f'Unsupported value: [{shown}]: supported values: "All"', "FieldValueNotSupported")
@@ -137,9 +179,10 @@ def check_dry_run(values: list[str]) -> bool:
 
 
 def parse_path(path: str, registry: Registry) -> Path | None:
-    """Return the resource that a URL path names, or None when no such resource is served.
+    """Return the resource that a URL path names, or None if no such resource is served.
 
-    `/api/v1/namespaces/default/pods/p/log`, `/apis/apps/v1/deployments`, `/apis/<group>/<version>/<plural>/<name>`.
+    Examples of paths are `/api/v1/namespaces/default/pods/p/log`, `/apis/apps/v1/deployments` and
+    `/apis/<group>/<version>/<plural>/<name>`.
     """
     parts = [p for p in path.split("/") if p]
     if parts[:2] == ["api", "v1"]:
@@ -149,7 +192,7 @@ def parse_path(path: str, registry: Registry) -> Path | None:
     else:
         return None
     namespace = ""
-    # `namespaces/<name>/status` is a subresource of the namespace, every longer path is something inside of it.
+    # `namespaces/<name>/status` and `…/finalize` are subresources of the namespace. Other paths lead inside of it.
     if rest[:1] == ["namespaces"] and len(rest) >= 3 and not (len(rest) == 3 and rest[2] in ("status", "finalize")):
         namespace, rest = rest[1], rest[2:]
     if not 1 <= len(rest) <= 3:
@@ -164,7 +207,7 @@ def parse_path(path: str, registry: Registry) -> Path | None:
 
 
 def check_kind(kind: Kind, body: Any) -> Object:
-    """Return the body of a write. Raises a 400 for a body that is no object, or of another kind or version."""
+    """Return the body of a write. Raises a 400 if it is not an object or has another kind or apiVersion."""
     if not isinstance(body, dict):
         raise bad_request(f"the body of the request is not a {kind.kind}")
     version, name = body.get("apiVersion") or kind.api_version, body.get("kind") or kind.kind

@@ -1,6 +1,8 @@
-"""Deletions, and the consequences of every write: finalizers, grace periods, namespaces that empty, CRDs to serve.
+"""Deletes objects and carries out the consequences of writes.
 
-`Lifecycle` is the only code that replaces or removes objects on behalf of clients: `writes` and `Deleter` call it.
+These are finalizers, grace periods, the end of terminating namespaces, and the kinds of CustomResourceDefinitions.
+`writes` passes creations and updates to `Lifecycle`. `api_server` calls `Deleter` for DELETE requests, and
+`subresources` calls it for evictions.
 """
 
 import dataclasses
@@ -20,26 +22,29 @@ from playground.apiserver.storage import Item, Object, Stale, Storage
 _ATTEMPTS = 5
 _CRDS = "customresourcedefinitions.apiextensions.k8s.io"
 _PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-# The real server answers the deletion of these kinds with the object, of all others with a Status.
+# The real server answers the deletion of these kinds with the object, and the deletion of all others with a Status.
 _RETURN_OBJECT = ("pods", "persistentvolumeclaims", "serviceaccounts", "resourcequotas", "services")
-# propagationPolicy → the finalizer that the garbage collector, a client like any other, waits for.
+# The finalizer that each propagationPolicy adds. The garbage collector, which is a client, removes it.
 _FINALIZER = {"Orphan": "orphan", "Foreground": "foregroundDeletion", "Background": ""}
 
 
 class Lifecycle:
-    """Writes to the storage, with their consequences."""
+    """Writes objects to the storage and carries out the consequences."""
 
     def __init__(self, storage: Storage, registry: Registry) -> None:
         self._storage = storage
         self._registry = registry
 
     def created(self, kind: Kind, item: Item) -> None:
-        """Follow up on a new object: a CustomResourceDefinition is served from now on."""
+        """Serve the kinds of a new CustomResourceDefinition. Other new objects have no consequences."""
         if kind.resource == _CRDS:
             self._registry.define(item.obj)
 
     def changed(self, kind: Kind, old: Item, new: Object) -> Item:
-        """Write an update; remove an object that was being deleted and has lost its last finalizer. Raises Stale."""
+        """Write an update. An object that is being deleted and has lost its last finalizer is removed instead.
+
+        Raises Stale if the stored object has changed since `old` was read.
+        """
         metadata = new["metadata"]
         done = "deletionTimestamp" in metadata and not metadata.get("finalizers")
         if done and not metadata.get("deletionGracePeriodSeconds"):
@@ -51,13 +56,17 @@ class Lifecycle:
     def delete(
         self, kind: Kind, old: Item, grace: int | None, finalizers: Sequence[str] | None = None
     ) -> tuple[Item, bool]:
-        """Delete an object, at once or as soon as its finalizers and its grace period allow. Raises Stale.
+        """Remove an object, or mark it as being deleted if it has finalizers or a grace period.
 
         Args:
-            grace: seconds that the kubelet has to end a pod; None for the pod's own grace period.
-            finalizers: the object's finalizers from now on; None to leave them.
+            kind: The kind of the object.
+            old: The stored object.
+            grace: The seconds that the kubelet has to end a pod, or None for the pod's own grace period.
+            finalizers: The new finalizers of the object, or None to leave them as they are.
 
-        Returns: the object as it is now, and whether it is removed.
+        Returns: the object after the call, and whether it was removed.
+
+        Raises Stale if the stored object has changed since `old` was read.
         """
         if kind.resource == "namespaces":
             return self._delete_namespace(kind, old)
@@ -75,6 +84,7 @@ class Lifecycle:
         return self._remove(kind, old, old.obj), True
 
     def _remove(self, kind: Kind, old: Item, obj: Object) -> Item:
+        """Remove an object whose last state is `obj`, and finish its namespace if it was the last one there."""
         gone = self._storage.remove(kind.resource, old, obj)
         if kind.resource == _CRDS:
             self._undefine(gone.obj)
@@ -83,6 +93,7 @@ class Lifecycle:
         return gone
 
     def _undefine(self, crd: Object) -> None:
+        """Remove the objects and the kinds of a CustomResourceDefinition."""
         resource = f"{crd['spec']['names']['plural']}.{crd['spec']['group']}"
         for item in list(self._storage.collection(resource).items.values()):
             self._storage.remove(resource, item)
@@ -90,7 +101,7 @@ class Lifecycle:
         self._storage.drop(resource)
 
     def _delete_namespace(self, kind: Kind, old: Item) -> tuple[Item, bool]:
-        """Mark the namespace and delete everything in it, as the namespace controller does."""
+        """Mark the namespace as terminating and delete everything in it, as the namespace controller does."""
         name = old.key[1]
         if name in _PERMANENT_NAMESPACES:
             raise forbidden("namespaces", name, "this namespace may not be deleted")
@@ -103,7 +114,7 @@ class Lifecycle:
         return old, self._finish_namespace(name)
 
     def _finish_namespace(self, name: str) -> bool:
-        """Remove a terminating namespace once it is empty."""
+        """Remove a namespace if it is terminating and empty. Return whether it was removed."""
         item = self._storage.get("namespaces", "", name)
         if item is None or "deletionTimestamp" not in item.obj["metadata"]:
             return False
@@ -114,7 +125,7 @@ class Lifecycle:
 
 
 class Deleter:
-    """Handles DELETE: preconditions and admission, then `Lifecycle.delete`."""
+    """Handles DELETE requests: checks preconditions and admission, then calls `Lifecycle.delete`."""
 
     def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
         self._storage = storage
@@ -122,7 +133,7 @@ class Deleter:
         self._lifecycle = lifecycle
 
     async def delete(self, call: Call) -> Item | Object:
-        """Delete one object. Return it, or a Status for kinds that the real server answers so."""
+        """Delete one object. Return it, or the Status with which the real server reports that it was removed."""
         item, gone = await self._delete(call, _options(call))
         kind = call.path.kind
         if gone and kind.resource not in _RETURN_OBJECT:
@@ -131,7 +142,7 @@ class Deleter:
         return item
 
     async def delete_collection(self, call: Call) -> list[Item]:
-        """Delete all objects that the call's namespace and selectors choose."""
+        """Delete all objects that the call's namespace and selectors choose, and return them."""
         options, deleted = _options(call), []
         for item in selected(self._storage, call):
             path = dataclasses.replace(call.path, namespace=item.key[0], name=item.key[1])
@@ -160,7 +171,7 @@ class Deleter:
 
 
 def terminating(obj: Object, seconds: int | None) -> Object:
-    """Return the object marked as being deleted; `seconds` is the grace period of a pod."""
+    """Return the object marked as being deleted. `seconds` is the grace period of a pod, and None for a namespace."""
     at = datetime.fromtimestamp(int(time.time()) + (seconds or 0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     metadata = {**obj["metadata"], "deletionTimestamp": at}
     if "deletionTimestamp" not in obj["metadata"] and "generation" in metadata:
@@ -171,6 +182,7 @@ def terminating(obj: Object, seconds: int | None) -> Object:
 
 
 def _with_finalizers(obj: Object, finalizers: Sequence[str] | None) -> Object:
+    """Return the object with new finalizers, or unchanged if they are None."""
     if finalizers is None or [*finalizers] == (obj["metadata"].get("finalizers") or []):
         return obj
     others = {k: v for k, v in obj["metadata"].items() if k != "finalizers"}
@@ -178,7 +190,7 @@ def _with_finalizers(obj: Object, finalizers: Sequence[str] | None) -> Object:
 
 
 def _options(call: Call) -> Object:
-    """Return the DeleteOptions of the body or, where it has none, of the query."""
+    """Return the DeleteOptions of the body. The grace period may be in the query instead."""
     options = (read_body(call) if call.body.strip() else None) or {}
     if "gracePeriodSeconds" in call.query and "gracePeriodSeconds" not in options:
         options = {**options, "gracePeriodSeconds": call.number("gracePeriodSeconds")}
@@ -190,7 +202,7 @@ def _options(call: Call) -> Object:
 
 
 def _finalizers(metadata: Object, options: Object) -> list[str]:
-    """Return the finalizers that the object is deleted with; a propagation policy adds the garbage collector's."""
+    """Return the object's finalizers with the one that the options' propagation policy adds."""
     before = metadata.get("finalizers") or []
     if options.get("orphanDependents") is not None:
         wanted = _FINALIZER["Orphan"] if options["orphanDependents"] else ""
@@ -202,6 +214,7 @@ def _finalizers(metadata: Object, options: Object) -> list[str]:
 
 
 def _check_preconditions(kind: Kind, metadata: Object, given: Object) -> None:
+    """Raise a 409 if the object does not have the UID and the resourceVersion of the preconditions."""
     checks = (
         ("uid", "UID", "The object might have been deleted and then recreated"),
         ("resourceVersion", "ResourceVersion", "The object might have been modified"),

@@ -1,6 +1,8 @@
-"""The kinds that are served: a table of built-in kinds, and those that CustomResourceDefinitions add.
+"""The kinds that the API server serves: a table of built-in kinds, and those that CustomResourceDefinitions add.
 
-To serve another built-in kind, add a row to `BUILT_IN`; its fields come from the Kubernetes Python client.
+To serve another built-in kind, add a row to `BUILT_IN`. Its schema is a class of the Kubernetes Python client.
+`api_server` has the one `Registry`, with which `calls` parses paths and `discovery` lists the resources; `deletions`
+adds and removes the kinds of CustomResourceDefinitions. The other modules of the package use `Kind`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,11 +16,25 @@ _METADATA = ("metadata.name", "metadata.namespace")
 
 @dataclass(frozen=True)
 class Kind:
-    """One served resource.
+    """One version of a resource that is served.
 
-    model: the class of a built-in kind in the Kubernetes Python client, which is its schema; "" for custom resources.
-    fields: what a field selector may name → the path of the field.
-    generation: whether a change of the spec raises `metadata.generation`.
+    Attributes:
+        group: The API group, which is "" for the core group.
+        version: The version, such as `v1`.
+        kind: The kind of the objects, such as `Pod`.
+        plural: The name of the resource in URLs, such as `pods`.
+        namespaced: Whether the objects are in namespaces.
+        short: The short names for kubectl.
+        subresources: The names of the subresources, such as `status`.
+        categories: The categories for kubectl, such as `all`.
+        fields: The fields that a field selector may name, each with the path of the field in the object.
+        model: The schema of a built-in kind, which is a class of the Kubernetes Python client, or "" for a custom
+            resource.
+        generation: Whether a change of the spec raises `metadata.generation`.
+        schema: The OpenAPI schema of a custom resource.
+        columns: The additional printer columns of a custom resource.
+        singular: The singular name of the resource.
+        list_kind: The kind of a list of the objects.
     """
 
     group: str
@@ -39,16 +55,17 @@ class Kind:
 
     @property
     def api_version(self) -> str:
+        """The `apiVersion` of the objects: `v1` or `apps/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def resource(self) -> str:
-        """`pods`, `deployments.apps`: the key of the collection in the storage, and the name in error messages."""
+        """The name of the resource in the storage and in error messages: `pods` or `deployments.apps`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def qualified_kind(self) -> str:
-        """`Pod`, `Deployment.apps`: the kind as error messages name it."""
+        """The name of the kind in error messages: `Pod` or `Deployment.apps`."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
     @property
@@ -70,6 +87,7 @@ def _kind(
     generation: bool = False,
     category: str = "",
 ) -> Kind:
+    """Return a built-in kind. `short`, `sub`, `fields` and `category` list names that are separated by spaces."""
     group, _, version = api_version.rpartition("/")
     selectable = {f: f for f in (*_METADATA, *fields.split())}
     return Kind(
@@ -158,7 +176,7 @@ def from_definition(crd: Object) -> list[Kind]:
 
 
 class Registry:
-    """Kinds by group, version and plural."""
+    """The kinds that are served at present."""
 
     def __init__(self) -> None:
         self._kinds = {(k.group, k.version, k.plural): k for k in BUILT_IN}
@@ -167,19 +185,21 @@ class Registry:
         return iter(self._kinds[key] for key in sorted(self._kinds))
 
     def find(self, group: str, version: str, plural: str) -> Kind | None:
+        """Return the kind that is served under these names, or None."""
         return self._kinds.get((group, version, plural))
 
     def of(self, resource: str) -> Kind:
-        """Return the kind of a resource as the storage names it: `pods`, `deployments.apps`."""
+        """Return a kind by the name of its resource, such as `deployments.apps`. It must be served."""
         return next(k for k in self if k.resource == resource)
 
     def define(self, crd: Object) -> None:
-        """Serve the kinds of a CustomResourceDefinition, in place of what an earlier version of it defined."""
+        """Serve the kinds of a CustomResourceDefinition. They replace those of its earlier state."""
         self.undefine(crd)
         for kind in from_definition(crd):
             self._kinds[(kind.group, kind.version, kind.plural)] = kind
 
     def undefine(self, crd: Object) -> None:
+        """Stop serving the kinds of a CustomResourceDefinition."""
         group, plural = crd["spec"]["group"], crd["spec"]["names"]["plural"]
         for key in [k for k in self._kinds if (k[0], k[2]) == (group, plural)]:
             del self._kinds[key]

@@ -1,7 +1,9 @@
-"""Get, list and watch. `api_server` calls these functions for GET requests.
+"""Gets, lists and watches objects.
 
-A list, also over its pages, shows one moment. A watch sends the changes after a resourceVersion as lines of JSON;
-selectors make objects appear and vanish in it.
+All pages of a list show the state at one resourceVersion. A watch sends the changes after a resourceVersion as lines of
+JSON. If it has selectors, an object that begins to match is reported as added, and one that no longer matches as
+deleted. `api_server` calls these functions for GET requests; `writes`, `deletions` and `subresources` also use
+`existing` and `selected`.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ _LONGEST_WATCH = 1800.0
 
 
 def existing(storage: Storage, call: Call) -> Item:
-    """Return the object that a call names. Raises a 404."""
+    """Return the object that a call names. Raises a 404 if it does not exist."""
     path = call.path
     item = storage.get(path.kind.resource, path.namespace, path.name)
     if item is None:
@@ -32,19 +34,20 @@ def existing(storage: Storage, call: Call) -> Item:
 
 
 def render(item: Item, kind: Kind) -> bytes:
-    """Return the stored bytes; serialise again only where a CRD serves the object under another version."""
+    """Return the stored bytes of an object. They are made again only if the request is for another version of a CRD."""
     if item.obj["apiVersion"] == kind.api_version:
         return item.raw
     return orjson.dumps(item.obj | {"apiVersion": kind.api_version})
 
 
 def render_list(items: list[Item], metadata: Object, kind: Kind) -> bytes:
+    """Return the bytes of a list of objects."""
     head = orjson.dumps({"kind": kind.list_kind, "apiVersion": kind.api_version, "metadata": metadata})
     return head[:-1] + b',"items":[' + b",".join(render(i, kind) if kind.custom else i.bare for i in items) + b"]}"
 
 
 def selected(storage: Storage, call: Call) -> list[Item]:
-    """Return the stored objects that a call's namespace and selectors choose, by namespace and name."""
+    """Return the stored objects that a call's namespace and selectors choose, sorted by namespace and name."""
     return _choose(storage.collection(call.path.kind.resource).items, call)
 
 
@@ -59,7 +62,11 @@ def _matches(call: Call) -> Match | None:
 
 
 def list_items(storage: Storage, call: Call) -> tuple[list[Item], Object]:
-    """Return one page of a list and the list's metadata. Raises a 410 where the history is too short for it."""
+    """Return one page of a list and the list's metadata.
+
+    Raises a 410 if the history no longer reaches back to the requested resourceVersion, and other errors for invalid
+    parameters.
+    """
     rv, after = storage.rv, ("", "")
     wanted = call.query.get("resourceVersion") or ""
     if token := call.query.get("continue"):
@@ -85,6 +92,7 @@ def list_items(storage: Storage, call: Call) -> tuple[list[Item], Object]:
 
 
 def _at(storage: Storage, kind: Kind, rv: int, *, paged: bool) -> dict[Key, Item]:
+    """Return the objects of a kind as they were at a resourceVersion. `paged` selects the message of the 410."""
     collection = storage.collection(kind.resource)
     if rv >= storage.rv:
         return collection.items
@@ -97,6 +105,7 @@ def _at(storage: Storage, kind: Kind, rv: int, *, paged: bool) -> dict[Key, Item
 
 
 def _token(rv: int, key: Key) -> str:
+    """Return the `continue` token of a list whose last object on this page has the key."""
     return base64.urlsafe_b64encode(orjson.dumps([rv, *key])).decode().rstrip("=")
 
 
@@ -109,9 +118,16 @@ def _read_token(token: str) -> tuple[int, Key]:
 
 
 class Watch:
-    """One watch. The constructor raises 400 and 422; a version that is too old is an ERROR event of the stream.
+    """One watch.
 
-    show: serialises an object for this client; None for the plain object.
+    The constructor raises a 400 or a 422 for invalid parameters. A resourceVersion that is too old is reported as an
+    ERROR event of the stream.
+
+    Args:
+        storage: The storage to watch.
+        call: The request.
+        show: A function that serialises an object for this client, or None for the object itself.
+        bookmark_every: The seconds without a change after which a bookmark is sent, if the client allows bookmarks.
     """
 
     def __init__(self, storage: Storage, call: Call, show: Render | None, bookmark_every: float) -> None:
@@ -151,7 +167,7 @@ class Watch:
                 async with asyncio.timeout(min(left, self._bookmark_every)):
                     changes = await subscription.take()
             except TimeoutError:
-                # A change may have come in the very moment of the timeout: a bookmark must not run ahead of it.
+                # A change may have come at the moment of the timeout. A bookmark must not be sent before it.
                 if self._bookmarks and not subscription.behind:
                     self._reached = max(self._reached, self._storage.rv)
                     yield _bookmark(self._kind, self._reached)
@@ -161,7 +177,7 @@ class Watch:
                 yield b"".join(lines)
 
     def _event(self, change: Change) -> bytes | None:
-        """Return the line for a change, or None when it concerns nothing that this watch selects."""
+        """Return the line for a change, or None if the watch selects neither the old nor the new object."""
         namespace, matches = self._call.path.namespace, self._matches
         if namespace and change.new.key[0] != namespace:
             return None
@@ -173,7 +189,7 @@ class Watch:
             return None
         if change.removed:
             return _line("DELETED", self._show(change.new))
-        # The object left the selection: the client gets its last selected state, with the change's resourceVersion.
+        # The object no longer matches. The client gets the last state that did, with the resourceVersion of the change.
         metadata = {**change.old.obj["metadata"], "resourceVersion": str(change.rv)}
         return _line("DELETED", self._show(Item({**change.old.obj, "metadata": metadata})))
 
@@ -188,8 +204,9 @@ def _bookmark(kind: Kind, rv: int) -> bytes:
 
 
 def _check_watch(call: Call) -> None:
+    """Raise a 400 or a 422 if the parameters of a watch are invalid."""
     if "sendInitialEvents" in call.query:
-        # Clients fall back to a list and a watch, which is what a server without the WatchList feature makes them do.
+        # After this answer, which a server without the WatchList feature gives, clients make a list and then a watch.
         detail = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
         cause = Cause("sendInitialEvents", detail, "FieldValueForbidden")
         raise invalid("ListOptions.meta.k8s.io", "", [cause])

@@ -1,11 +1,12 @@
-"""The device manager's checkpoint file, `kubelet_internal_checkpoint`, in the kubelet's own JSON.
+"""Reads and writes the device manager's checkpoint file, `kubelet_internal_checkpoint`, in the kubelet's JSON format.
 
     {"Data": {"PodDeviceEntries": [{"PodUID", "ContainerName", "ResourceName", "DeviceIDs": {"-1": [...]},
                                     "AllocResp": base64}],
               "RegisteredDevices": {resource: [...]}}, "Checksum": number}
 
-"-1" is the NUMA node of ids without topology. The kubelet's checksum is a hash of Go's in-memory values, which cannot
-be computed elsewhere; here it is a CRC of the data. `device_manager` reads and writes it, the node agent only reads it.
+"-1" is the NUMA node of ids without topology. The real kubelet's checksum is a hash of Go values in memory, which
+cannot be computed in Python. The checksum here is a CRC of the data. `device_manager` reads and writes the file, and
+`kubelet` and `services` use its name. The node agent has its own reader (`deviceplugin.kubelet.checkpoint`).
 """
 
 import base64
@@ -21,7 +22,15 @@ FILE = "kubelet_internal_checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The ids of one container and resource, and the plugin's serialized ContainerAllocateResponse."""
+    """The devices of one container and resource.
+
+    Attributes:
+        uid: The UID of the pod.
+        container: The name of the container.
+        resource: The name of the resource.
+        ids: The ids of the devices.
+        response: The serialized ContainerAllocateResponse of the device plugin.
+    """
 
     uid: str
     container: str
@@ -32,11 +41,25 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """The content of the file.
+
+    Attributes:
+        entries: The devices that containers have.
+        registered: The names of the registered resources, each with the ids of its devices.
+    """
+
     entries: tuple[Entry, ...] = ()
     registered: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Sequence[str]]) -> None:
+    """Replace the file atomically.
+
+    Args:
+        path: The file.
+        entries: The devices that containers have.
+        registered: The ids of the devices of each registered resource.
+    """
     data = {
         "PodDeviceEntries": [
             {
@@ -56,7 +79,7 @@ def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Sequenc
 
 
 def read(path: Path) -> Checkpoint | None:
-    """Return the checkpoint, or None where there is none. Raises ValueError for a damaged one, as the kubelet fails."""
+    """Return the checkpoint, or None if there is no file. Raises ValueError if it is damaged."""
     try:
         text = path.read_text()
     except FileNotFoundError:

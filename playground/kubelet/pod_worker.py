@@ -1,6 +1,8 @@
-"""The kubelet's pod workers: a thread per admitted pod that starts its containers, reports its status and ends it.
+"""The kubelet's pod workers.
 
-`kubelet` creates a `PodWorker` for each pod and calls `update`, `poke` and `remove`; tests call `sync` themselves.
+A pod worker is a thread that starts the containers of one pod, reports the pod's status and ends the pod. `kubelet`
+creates and starts a `PodWorker` for each pod and passes the changes of the pod to it. The node agent's model-based test
+(tests/deviceplugin/machine) calls `sync` itself instead of starting the thread.
 """
 
 import logging
@@ -19,14 +21,24 @@ from playground.kubelet.status import ContainerView, Json, pod_status, sidecar
 log = logging.getLogger(__name__)
 
 RUN_SECONDS = "playground.mgpu.io/run-seconds"
-"""Pod annotation: the app containers end with exit code 0 after so many seconds."""
+"""The annotation of a pod whose app containers end with exit code 0 after the number of seconds that it gives."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _KILLED = 137
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the workers of one node share."""
+    """The objects and settings that the workers of one node share.
+
+    Attributes:
+        node: The name of the node.
+        host_ip: The node's IP address, for the status of its pods.
+        api: The kubelet's connection to the API server.
+        runtime: The container runtime.
+        devices: The device manager.
+        events: The recorder of the pods' events.
+        retry_seconds: The time after which a failed start of a container or a failed request is repeated.
+    """
 
     node: str
     host_ip: str
@@ -38,9 +50,11 @@ class Machine:
 
 
 class PodWorker:
-    """Follows one pod.
+    """Runs one pod.
 
-    ended: whether no container of the pod runs any more and none will; true from the start for a rejected pod.
+    Attributes:
+        ended: Whether no container of the pod runs and none will be started. It is true from the start for a pod that
+            the kubelet rejected.
     """
 
     def __init__(self, machine: Machine, pod: Json, *, ended: bool = False) -> None:
@@ -61,21 +75,23 @@ class PodWorker:
         self._thread.start()
 
     def update(self, pod: Json) -> None:
+        """Continue with a newer version of the pod's object."""
         self._pod = pod
         self.poke()
 
     def remove(self) -> None:
-        """Kill what runs and report nothing, because the pod's object is gone."""
+        """Kill the containers that run. No status is reported, because the pod's object is gone."""
         self._gone = True
         self.poke()
 
     def poke(self) -> None:
+        """Wake the thread for another call of `sync`."""
         with self._wake:
             self._dirty = True
             self._wake.notify()
 
     def stop(self) -> None:
-        """End the thread, because the kubelet stops; containers go on."""
+        """End the thread, because the kubelet stops. The containers continue to run."""
         self._stop.set()
         self.poke()
 
@@ -97,7 +113,10 @@ class PodWorker:
                 pause = self._machine.retry_seconds
 
     def sync(self) -> float | None:
-        """Bring the pod one step further. Return the seconds until the next call is due, None to wait for a change."""
+        """Start or end the containers that are due, and report the status.
+
+        Returns: the seconds until the next call is due, or None to wait for a change of the pod.
+        """
         pod = self._pod
         phase = (pod.get("status") or {}).get("phase")
         if self._gone or pod["metadata"].get("deletionTimestamp") or phase in ("Succeeded", "Failed"):
@@ -116,7 +135,7 @@ class PodWorker:
         return self._next(pod)
 
     def _initialize(self, pod: Json) -> bool:
-        """Run init containers one after the other, each of which ends at once.
+        """Run the init containers one after the other. Each of them ends at once, except for sidecars.
 
         Returns: whether the app containers may start.
         """
@@ -130,12 +149,12 @@ class PodWorker:
                 started = self._machine.runtime.latest(pod["metadata"]["uid"], container["name"])
                 if started:
                     self._machine.runtime.end(started)
-                    # The real kubelet too reports the end before it starts the next container.
+                    # The real kubelet also reports the end before it starts the next container.
                     self._report(pod)
         return True
 
     def _ensure(self, pod: Json, container: Json) -> bool:
-        """Start the container unless it runs or has ended for good. Return False while its start fails."""
+        """Start the container unless it runs or is not to be restarted. Return False if it could not be started."""
         name = container["name"]
         latest = self._machine.runtime.latest(pod["metadata"]["uid"], name)
         if latest and (latest.running or not self._restarts(pod, container, latest.exit_code)):
@@ -158,6 +177,7 @@ class PodWorker:
         return True
 
     def _failed(self, pod: Json, name: str, reason: str, message: str) -> bool:
+        """Record a failed start of a container for the status, the events and the next try. Return False."""
         self._waiting[name] = reason, message
         self._retry_at[name] = time.monotonic() + self._machine.retry_seconds
         self._machine.events.warn(_reference(pod), "Failed", f"Error: {message}")
@@ -168,11 +188,13 @@ class PodWorker:
         return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
 
     def _complete(self, pod: Json) -> None:
+        """End the app containers whose run time, given by the annotation RUN_SECONDS, is over."""
         for container, left in self._remaining(pod):
             if left <= 0:
                 self._machine.runtime.end(container)
 
     def _remaining(self, pod: Json) -> list[tuple[Container, float]]:
+        """Return the running app containers with the seconds left to each, or nothing without the annotation."""
         seconds = (pod["metadata"].get("annotations") or {}).get(RUN_SECONDS)
         if seconds is None:
             return []
@@ -181,11 +203,13 @@ class PodWorker:
         return [(c, c.started + float(seconds) - time.time()) for c in running]
 
     def _next(self, pod: Json) -> float | None:
+        """Return the seconds until the next retry or the next end of a container, or None if there is none."""
         now = time.monotonic()
         waits = [at - now for at in self._retry_at.values()] + [left for _, left in self._remaining(pod)]
         return max(0.0, min(waits)) if waits else None
 
     def _terminate(self, pod: Json) -> None:
+        """Kill the containers and report it. If the pod is being deleted, remove its object."""
         meta = pod["metadata"]
         containers = self._machine.runtime.containers(meta["uid"])
         for container in containers:
@@ -201,7 +225,7 @@ class PodWorker:
             self._deleted = True
 
     def _finish(self, pod: Json) -> None:
-        """End sidecars after the last app container; the pod's ids may be given to other pods from here on."""
+        """End the containers that are left, such as sidecars. From here on, other pods may get the pod's device ids."""
         for container in self._machine.runtime.containers(pod["metadata"]["uid"]):
             if container.running:
                 self._machine.runtime.end(container)
@@ -209,13 +233,13 @@ class PodWorker:
         self.ended = True
 
     def _report(self, pod: Json) -> str:
-        """Patch the pod's status where it changed. Return the phase."""
+        """Patch the pod's status if it has changed. Return the phase."""
         spec = pod["spec"]
         inits = [self._view(pod, c, init=True) for c in spec.get("initContainers") or ()]
         apps = [self._view(pod, c) for c in spec["containers"]]
         status = pod_status(pod, inits, apps, self._machine.host_ip, self._reported)
         if status != self._reported:
-            # The uid is a precondition: a pod that was recreated under the name must not get this status.
+            # The uid is a precondition, because a new pod of the same name must not get this status.
             patch = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
             path = _path(pod) + "/status"
             self._ignoring_absence(lambda: self._machine.api.patch(path, patch, STRATEGIC_PATCH))
@@ -223,6 +247,7 @@ class PodWorker:
         return str(status["phase"])
 
     def _view(self, pod: Json, container: Json, *, init: bool = False) -> ContainerView:
+        """Return what the status of a container is made from."""
         uid, name = pod["metadata"]["uid"], container["name"]
         devices = self._machine.devices
         ids_of = {} if init else devices.ids(uid, name)  # the kubelet reports health for app containers only
@@ -231,7 +256,10 @@ class PodWorker:
         return ContainerView(name, container.get("image", ""), attempts, self._waiting.get(name), held, init)
 
     def _ignoring_absence(self, call: Callable[[], Any]) -> None:
-        """Ignore that the pod is gone or recreated, in which case nothing is to be written; retry other errors."""
+        """Make a request, and ignore its failure if the pod is gone or was recreated.
+
+        Raises Unreachable for other errors, after which `sync` is called again.
+        """
         try:
             call()
         except ApiError as error:

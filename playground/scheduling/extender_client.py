@@ -1,6 +1,7 @@
-"""The client side of a scheduler extender (k8s.io/kube-scheduler/extender/v1), which exchanges node names only.
+"""A client for a scheduler extender (k8s.io/kube-scheduler/extender/v1) that receives and returns only node names.
 
-The scheduling loop calls it for every pod, `demo` to show why a node is refused.
+The scheduling loop calls it for every pod that requests a managed resource. `playground.demo` calls it to show why a
+node is refused. `playground.cluster` configures it for mgpu's extender.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,21 +18,27 @@ _SECONDS = 5.0
 
 
 class ExtenderError(Exception):
-    """A call to the extender failed; the pod cannot be scheduled now."""
+    """A call to the extender failed. The pod cannot be scheduled now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """The nodes that remain, and the reason for each node that does not."""
+    """The names of the nodes that passed the filter, and the reason for each node that failed it."""
 
     nodes: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
 class Extender:
-    """One entry of KubeSchedulerConfiguration's `extenders`: nodeCacheCapable, not ignorable.
+    """An extender as one entry of `extenders` in a KubeSchedulerConfiguration describes it.
 
-    managed: resource name → ignoredByScheduler. Without managed resources every pod is sent to the extender.
+    It has `nodeCacheCapable: true` and `ignorable: false`.
+
+    Args:
+        url: The base URL of the extender.
+        weight: The factor of its scores.
+        managed: The names of the managed resources, each with its `ignoredByScheduler`. If there are none, every pod is
+            sent to the extender.
     """
 
     def __init__(self, url: str, *, weight: int = 1, managed: Mapping[str, bool] | None = None) -> None:
@@ -42,11 +49,11 @@ class Extender:
 
     @property
     def ignored(self) -> frozenset[str]:
-        """The resources that the scheduler itself does not compare."""
+        """The resources that the scheduler itself does not check, because of `ignoredByScheduler`."""
         return frozenset(name for name, ignored in self._managed.items() if ignored)
 
     def manages(self, pod: Raw) -> bool:
-        """Return whether the pod is sent to the extender."""
+        """Return whether the pod is sent to the extender: it requests a managed resource, or there are none."""
         containers = [*(pod["spec"].get("initContainers") or ()), *(pod["spec"].get("containers") or ())]
         named = {
             name
@@ -58,7 +65,7 @@ class Extender:
         return not self._managed or not named.isdisjoint(self._managed)
 
     def filter(self, pod: Raw, nodes: Iterable[str]) -> Filtered:
-        """Raises ExtenderError."""
+        """Ask the extender which of the nodes can run the pod. Raises ExtenderError if the call fails."""
         names = list(nodes)
         response = self._post("filter", pod, names)
         if not isinstance(response, dict):
@@ -72,9 +79,10 @@ class Extender:
         return Filtered(tuple(remaining), {**(response.get("FailedNodes") or {}), **unresolvable})
 
     def prioritize(self, pod: Raw, nodes: Iterable[str]) -> dict[str, int]:
-        """Return the weighted score by node.
+        """Return the weighted scores by the names of the nodes.
 
-        As in kube-scheduler, a response that fails or does not decode (8.0 in place of 8) adds nothing.
+        As in kube-scheduler, the result is empty if the call fails or its response does not decode, for example because
+        a score is 8.0 instead of 8.
         """
         try:
             rows = self._post("prioritize", pod, list(nodes))
@@ -85,6 +93,7 @@ class Extender:
         return {row["Host"]: min(row["Score"], _MAX_SCORE) * self._weight * _SCALE for row in rows}
 
     def _post(self, verb: str, pod: Raw, names: Sequence[str]) -> Any:
+        """Return the decoded response of a call. Raises ExtenderError."""
         body = {"Pod": pod, "Nodes": None, "NodeNames": names}
         try:
             headers = {"Content-Type": "application/json"}

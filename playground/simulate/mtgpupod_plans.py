@@ -1,7 +1,8 @@
-"""MtgpuPods in `mgpu simulate`: makes the scheduler's plan for a node and carries it out at once.
+"""The MtgpuPods of `mgpu simulate`.
 
-It does what the controller does in a cluster (docs/design/mtgpu.md, "Controller"). `pipeline` passes every Pod and
-MtgpuPod to it; a node is planned again until its plan changes nothing.
+`MtgpuPods` takes the place of the scheduler's MtgpuPod controller (docs/design/mtgpu.md, "Controller"): it makes the
+scheduler's plan for a node, carries it out at once, and repeats this until the plan changes nothing. `pipeline` passes
+it the MtgpuPods and the Pods.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,10 +32,13 @@ _NOT_SERVED = "MtgpuPods are not enabled in the settings"
 
 @dataclass(slots=True)
 class _Row:
-    """An MtgpuPod.
+    """An MtgpuPod of the simulation.
 
-    outcome: None for an MtgpuPod that was running before the simulation.
-    made: the Pod of the MtgpuPod; None before it is created.
+    Attributes:
+        pod: The parsed MtgpuPod.
+        raw: The object as it was read.
+        outcome: The outcome to fill, or None for an MtgpuPod that was running before the simulation.
+        made: The Pod of the MtgpuPod, or None if it has not been created.
     """
 
     pod: mtgpu.MtgpuPod
@@ -47,9 +51,12 @@ class MtgpuPods:
     """All MtgpuPods of the simulation.
 
     Args:
-        names: `namespace/name` → every Pod; shared with the pipeline.
-        submit: places an occupy pod like any other Pod.
-        unfit: returns why a node's kubelet would not start a Pod after so many others, or "".
+        cluster: The simulated cluster, in which the MtgpuPods hold their cards.
+        settings: The settings of the simulation.
+        names: All Pods by `namespace/name`. The pipeline changes the same dictionary.
+        submit: A function that places an occupy pod like any other Pod.
+        unfit: A function of a Pod, a node and the number of Pods that start there before it. It returns why the node's
+            kubelet would not start the Pod, or "".
     """
 
     def __init__(
@@ -71,7 +78,13 @@ class MtgpuPods:
         self._submitted = 0
 
     def take_in(self, bound: Iterable[Raw], pods: Sequence[Raw], note: Callable[[str], None]) -> None:
-        """Add the MtgpuPods that have a card already. `pods` are the Pods that have a node."""
+        """Add the MtgpuPods that have a card already.
+
+        Args:
+            bound: The MtgpuPods.
+            pods: The Pods that have a node.
+            note: A function that prints a note for the user.
+        """
         raws = {raw["metadata"]["uid"]: raw for raw in bound}
         found = read_mtgpupods(raws.values(), pods)
         for what, why in found.unclear.items():
@@ -85,6 +98,7 @@ class MtgpuPods:
             self._rows[view.pod.uid] = self._running(_Row(view.pod, raws[view.pod.uid]))
 
     def _running(self, row: _Row) -> _Row:
+        """Find the Pod of an MtgpuPod that has a card, or create it if nothing has its name. Return the row."""
         there, card = self._names.get(row.pod.key), self._card(row.pod.node, row.pod.card_uuid)
         if there is not None and is_owned(there, row.pod.uid, row.pod.pod_uid):
             row.made = OwnedPod(there["metadata"]["uid"], "Running", card=row.pod.card_uuid)
@@ -93,12 +107,12 @@ class MtgpuPods:
         return row
 
     def settle(self) -> None:
-        """Carry out the plans of all nodes. Called when all running pods have been added."""
+        """Carry out the plans of all nodes. The pipeline calls it when all running pods have been added."""
         for node in sorted({row.pod.node for row in self._rows.values()}):
             self._settle(node)
 
     def follow(self, pod: Pod, message: str | None = None) -> None:
-        """Record the Pod if it is an occupy pod. Without a node it is pending, and `message` says why."""
+        """Record the state of a Pod if it is an occupy pod. `message` says why a Pod without a node is pending."""
         node, gpuid = mtgpu.occupy_target(pod) or ("", "")
         if gpuid and pod.node in ("", node):
             phase = "Running" if pod.node else "Pending"
@@ -108,7 +122,10 @@ class MtgpuPods:
             self._occupies[node, gpuid] = OccupyPod(pod.uid, True, phase, pod.deleting, next(cards, None), message)
 
     def submit(self, raw: Raw, outcome: Outcome) -> None:
-        """Add an admitted MtgpuPod. Its order is that of submission, whatever its creationTimestamp."""
+        """Add an admitted MtgpuPod and carry out the plan of its node.
+
+        MtgpuPods are planned in the order of their submission, whatever their creationTimestamps are.
+        """
         outcome.phase = "Pending"
         if not mtgpu.enabled(self._settings):
             outcome.rejections = {outcome.pod.node: _NOT_SERVED}
@@ -132,7 +149,7 @@ class MtgpuPods:
             pass
 
     def _step(self, node: str) -> bool:
-        """Carry out the plan for a node once. Return whether it has to be planned again."""
+        """Make the plan for a node and carry it out once. Return whether the node has to be planned again."""
         planned = plan_node(self._observed(node))
         starting = {step.gpuid for step in planned.occupy_pod_steps if isinstance(step, CreateOccupyPod)}
         for held in planned.reservations:
@@ -146,7 +163,7 @@ class MtgpuPods:
         return any(again)
 
     def _observed(self, node: str) -> ObservedNode:
-        """Return the observed state from which the plan is made."""
+        """Return the observed state of a node, from which its plan is made."""
         known = self._cluster.nodes[node]
         rows = {uid: row for uid, row in self._rows.items() if row.pod.node == node}
         own = {uid: row.made for uid, row in rows.items() if row.made}
@@ -176,7 +193,11 @@ class MtgpuPods:
         return GpuidLimit(most, UsedGpuids(self._cluster.ledger.holdings()).elsewhere(namespaces, node))
 
     def _fail_if_unfit(self, row: _Row, before: int) -> bool:
-        """Fail the MtgpuPod if the kubelet would reject its Pod, whose cpu and memory no scheduler has checked."""
+        """Fail the MtgpuPod if the kubelet would reject its Pod, and return whether it failed.
+
+        Only the kubelet checks the cpu and the memory of such a Pod, because no scheduler places it. `before` is the
+        number of Pods that start on the node before it.
+        """
         reason = self._unfit(row.raw, row.pod.node, before)
         if not reason or row.outcome is None:
             return False
@@ -189,6 +210,7 @@ class MtgpuPods:
         return True
 
     def _admit(self, node: str, holdings: Sequence[Holding]) -> None:
+        """Replace the reservations of the node's MtgpuPods that have no card by those of a new plan."""
         for uid in [uid for uid, held in self._admitted.items() if held.node == node]:
             del self._admitted[uid]
             self._cluster.release(uid)
@@ -221,6 +243,7 @@ class MtgpuPods:
         return True
 
     def _bind(self, row: _Row, desired: DesiredMtgpuPod) -> bool:
+        """Give the MtgpuPod its card and create its Pod, if the plan says so. Return whether anything changed."""
         new = desired.bind is not None and not row.pod.card_uuid
         if desired.bind is not None and new:
             row.pod = replace(row.pod, card_uuid=desired.bind)
@@ -232,7 +255,7 @@ class MtgpuPods:
         return new or create
 
     def _make(self, row: _Row, card: Card) -> None:
-        """Create the Pod of the MtgpuPod, which runs at once."""
+        """Create the Pod of the MtgpuPod on the card. It runs at once."""
         raw = own_pod(row.raw, row.pod, card.uuid, card.index)
         uid = f"{row.pod.uid}/pod"
         raw["metadata"]["uid"] = uid
@@ -241,6 +264,7 @@ class MtgpuPods:
         row.made = OwnedPod(uid, "Running", card=card.uuid)
 
     def _report(self, row: _Row, desired: DesiredMtgpuPod) -> None:
+        """Write the outcome of a submitted MtgpuPod: the card of its Pod, or why it has none."""
         outcome = row.outcome
         if outcome is None:
             return
@@ -265,7 +289,7 @@ class MtgpuPods:
         }
 
     def _cards(self, node: str) -> tuple[Card, ...]:
-        """Return the GPUs that are not partitioned."""
+        """Return the GPUs of a node that are not partitioned."""
         return tuple(card for card in self._cluster.ledger.nodes().get(node, ()) if card.type == GPU)
 
     def _card(self, node: str, uuid: str | None) -> Card | None:
@@ -273,6 +297,6 @@ class MtgpuPods:
 
 
 def _kubelet_reason(reason: str) -> str:
-    """Return the kubelet's reason for a failed Pod: `OutOfcpu` for kube-scheduler's `Insufficient cpu`."""
+    """Return the kubelet's reason for a failed Pod, such as `OutOfcpu` for kube-scheduler's `Insufficient cpu`."""
     name = "pods" if reason == "Too many pods" else reason.removeprefix("Insufficient ")
     return f"OutOf{name}" if " " not in name else "NodeAffinity"

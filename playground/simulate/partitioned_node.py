@@ -1,8 +1,8 @@
 """The slices of a node of `mgpu simulate`, where every partition plan takes effect at once.
 
-`SimulatedCluster` has a `PartitionedNode` for each node, also for nodes without slices. It does what the node agent
-does: it gives positions to instances that are only counted, applies a pending plan with the agent's own functions, and
-writes the annotations.
+`SimulatedCluster` has a `PartitionedNode` for each node, even if the node has no slices. A `PartitionedNode` does the
+work of the node agent: it chooses positions for MIG instances if the status only counts them, applies a pending plan
+with the agent's own functions, and writes the annotations.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,9 +37,11 @@ from scheduler.engine.partitioning.partitionable_node import slice_of_share
 class PartitionedNode:
     """A node with all its devices.
 
-    slices: the present slices of the node and its plan.
-    gpus: all cards, whether partitioned or not.
-    problem: why the annotations cannot be used, or "". The cards of such a node stay as they are.
+    Attributes:
+        slices: The existing slices of the node, and its partition plan.
+        gpus: All GPUs of the node, whether they are partitioned or not.
+        problem: Why the partitioning annotations cannot be used, or "". The cards of a node with a problem are not
+            partitioned anew.
     """
 
     def __init__(self, node: Node, cards: Sequence[Card]) -> None:
@@ -61,15 +63,15 @@ class PartitionedNode:
     def available_devices(self) -> tuple[Card, ...]:
         """Return the devices that pods can get."""
         if self.is_partitioned and self.problem:
-            return self._others  # any card may be partitioned, in an unknown way
+            return self._others  # each of the GPUs may be partitioned in an unknown way
         return (*unpartitioned_cards(self.slices, self.gpus), *slice_devices(self.slices, self.gpus), *self._others)
 
     def reported_shares(self) -> dict[str, tuple[Share, ...]]:
-        """Return UID → the slices that the annotations assign to the pod."""
+        """Return the slices that the annotations assign to pods, by the UIDs of the pods."""
         return shares_by_pod(self.slices)
 
     def partition(self, slices: Iterable[Slice]) -> None:
-        """Make a partition plan for the whole node and apply it."""
+        """Make a partition plan with the given slices for the whole node, and apply it."""
         desired = tuple(sorted(slices))
         plan = next_plan(self.slices.partitioning.plan, 0)
         partitioning = Partitioning(count_slices(desired), plan, applied=plan)
@@ -78,9 +80,10 @@ class PartitionedNode:
         self._planned = True
 
     def view(self, holdings: Iterable[Holding]) -> NodePartitions:
-        """Return the node's slices with the pods that hold them.
+        """Return the node's slices with the pods that hold them, and its annotations.
 
-        holdings: those on the node.
+        Args:
+            holdings: The holdings of the pods on the node.
         """
         pods = {place: h.uid for h in holdings for share in h.shares if (place := slice_of_share(share))}
         existing = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.slices.existing)
@@ -114,7 +117,10 @@ class PartitionedNode:
             self._apply(plan)
 
     def _place_counted(self) -> tuple[Slice, ...] | None:
-        """Give positions to instances that are only counted. Return None if they do not fit on their cards."""
+        """Return the existing MIG instances with positions, if the status only counts them.
+
+        Returns None if they do not fit on their cards.
+        """
         placed: list[Slice] = []
         for card, counts in count_slices(self.slices.existing).items():
             instances = arrange(self._layouts[card], (), counts) if card in self._layouts else None
@@ -138,7 +144,7 @@ class PartitionedNode:
             self.slices = replace(self.slices, partitioning=partitioning, existing=existing, refused=None)
 
     def _desired_slices(self) -> tuple[Slice, ...]:
-        """Return the slices of the plan. Raises PlanNotApplicable."""
+        """Return the slices that the plan asks for. Raises PlanNotApplicable if the plan cannot be applied."""
         slices = self.slices
         used = [s.place for s in slices.existing if s.pod]
         if slices.mode != MIG:
@@ -149,11 +155,12 @@ class PartitionedNode:
         return tuple(sorted(Slice(card, *instance) for card, found in desired.items() for instance in found))
 
     def _create(self, desired: Iterable[Slice]) -> tuple[Slice, ...]:
-        """Return the desired slices. Those that exist already stay the same."""
+        """Return the desired slices. Slices that exist already keep their UUIDs and pods."""
         existing = {s.place: s for s in self.slices.existing}
         return tuple(existing.get(s.place) or self._with_uuid(s) for s in desired)
 
     def _with_uuid(self, s: Slice) -> Slice:
+        """Return a MIG instance with a made-up UUID. An MPS share is returned unchanged."""
         if self.slices.mode != MIG:
             return s
         card = next((gpu.uuid for gpu in self.gpus if gpu.index == s.card), "")

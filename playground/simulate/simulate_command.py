@@ -1,4 +1,7 @@
-"""The command line of `mgpu simulate` and its table output. `playground.simulate` exports `command`."""
+"""The command line of `mgpu simulate` and its output as a table.
+
+`playground.simulate` exports `command` for the command line of mgpu.
+"""
 
 import os
 import sys
@@ -30,9 +33,9 @@ Examples:
 
 
 class CommandWithExperiment(click.Command):
-    """A command that hands over to `openb` if that is the first argument. All other arguments are files.
+    """A command that runs `mgpu simulate openb` if its first argument is `openb`. All other arguments are files.
 
-    A file of this name is given as `./openb`.
+    A file that is called `openb` has to be given as `./openb`.
     """
 
     def make_context(
@@ -89,17 +92,19 @@ def command(
 
 
 def _note(line: str) -> None:
+    """Print a note for the user to standard error."""
     click.echo(line, err=True)
 
 
 def _render(result: Result) -> Group:
+    """Return the lines of all pods and a map of the cards below them."""
     widest = max((len(_name(outcome)) for outcome in result.outcomes), default=0)
     lines = [line for outcome in result.outcomes for line in _lines(outcome, widest)]
     return Group(*lines, Text(), card_map(result.nodes))
 
 
 def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
-    """Yield a line with the pod and its node, and for a denied or pending pod a line below it for each reason."""
+    """Yield a line with the pod and its node. If the pod is denied or pending, a line for each reason follows."""
     pod = _name(outcome).ljust(width)
     if outcome.denied:
         yield Text.assemble(f"{pod}   ", ("denied", "red"))
@@ -124,7 +129,7 @@ def _reasons(reasons: Iterable[str]) -> Iterator[Padding]:
 
 
 def _devices(given: Mapping[str, Any]) -> str:
-    """Return `cards 0,1 and rdma 0`, or `2g.20gb of card 0`."""
+    """Return a description of a container's devices, such as `cards 0,1 and rdma 0` or `2g.20gb of card 0`."""
     cards = given["cards"]
     if "profile" in given:
         on = sorted({*cards})

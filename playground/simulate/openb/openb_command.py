@@ -1,4 +1,7 @@
-"""The command line of `mgpu simulate openb` and its output. `simulate_command` calls `command`."""
+"""The command line of `mgpu simulate openb` and its output.
+
+`simulate_command` runs `command`. bench/openb.py uses `mean_curves`.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +31,7 @@ _MOST_LOAD = 100
 
 
 def _load(_: click.Context, __: click.Parameter, load: float) -> float:
+    """Return the value of `--load`. Raises BadParameter if it is out of range."""
     if not 0 < load <= _MOST_LOAD:  # rejects NaN too, which FloatRange accepts
         raise click.BadParameter(f"{load} is not a number above 0 and up to {_MOST_LOAD}")
     return load
@@ -86,7 +90,10 @@ def command(
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """Return the JSON of docs/design/simulate.md. `load` is null for percentages that were not reached."""
+    """Return the JSON of one run (docs/design/simulate.md).
+
+    `load` has null for a percentage of requested GPUs that the run did not reach.
+    """
     found = {percent: run.curve.get(percent) for percent in REPORTED}
     load = {str(percent): None if height is None else round(height, 3) for percent, height in found.items()}
     rate = round(run.placements_per_second, 1)
@@ -94,7 +101,7 @@ def run_json(run: Run) -> dict[str, Any]:
 
 
 def mean_curves(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """Return policy → the mean of the curves of its runs, where all of them have a value."""
+    """Return the mean curve of each policy, with the percentages for which all runs of the policy have a value."""
     curves: dict[str, list[Mapping[int, float]]] = {}
     for run in runs:
         curves.setdefault(run.policy, []).append(run.curve)
@@ -107,12 +114,13 @@ def mean_curves(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
 
 
 def _seeds(runs: Sequence[Run]) -> str:
+    """Return the seeds of the runs in words."""
     first, last = min(run.seed for run in runs), max(run.seed for run in runs)
     return f"seed {first}" if first == last else f"means over the seeds {first} to {last}"
 
 
 def _table(runs: Sequence[Run]) -> Table:
-    """Return a row per policy with the means over its seeds."""
+    """Return a table with a row for each policy, which has the means over its seeds."""
     title = f"% of the GPUs allocated when pods have requested so many %; {_seeds(runs)}"
     shown = Table(title=title, title_justify="left")
     shown.add_column("policy")
