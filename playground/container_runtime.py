@@ -1,7 +1,8 @@
 """A container runtime that runs nothing and records, for each container, the environment that it would have.
 
 It includes the part of a runtime that reads CDI specs (Container Device Interface 0.6), and tells the node's simulated
-NVML which processes run on which cards. The kubelet starts containers through it; tests and the demo read them.
+NVML which processes run on which cards. `playground.cluster` creates a `Runtime` for each node. The kubelet starts and
+ends containers through it, `playground.cri` serves it over CRI to the node agent, and the demo reads the containers.
 """
 
 import itertools
@@ -17,14 +18,17 @@ from playground import nvml_state
 
 
 class Unresolvable(Exception):
-    """No CDI spec names the device, so the container is not created."""
+    """Raised if no CDI spec contains a device, so that the container cannot be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What CDI devices change in a container; the later of two conflicting entries wins.
+    """The changes that CDI devices make to a container. Of two conflicting entries the later one counts.
 
-    mounts: (path in the container, path on the host).
+    Attributes:
+        env: The environment variables to set.
+        nodes: The paths of the device nodes to add.
+        mounts: The mounts to add, each as its path in the container and its path on the host.
     """
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -33,10 +37,17 @@ class Edits:
 
 
 def resolve(names: Sequence[str], directory: Path) -> Edits:
-    """Return the edits of all devices in `names` (`vendor/class=name`) from the spec files in `directory`.
+    """Return the changes that CDI devices make to a container.
 
-    As in the CDI library, a file is ignored that cannot be read or parsed, or has a device without edits. The edits of
-    a spec are applied once, before those of its devices. Raises Unresolvable with every name that is not found.
+    As in the CDI library, a spec file is ignored if it cannot be read or parsed, or if one of its devices has no edits.
+    The edits of a spec are applied once, before the edits of its devices.
+
+    Args:
+        names: The full names of the devices, such as `vendor/class=name`.
+        directory: The directory of the CDI spec files.
+
+    Raises:
+        Unresolvable: Some devices are not found. The message contains the names of all of them.
     """
     specs = list(_specs(directory)) if names else []
     env: dict[str, str] = {}
@@ -59,6 +70,7 @@ def resolve(names: Sequence[str], directory: Path) -> Edits:
 
 
 def _specs(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the valid CDI specs of a directory, sorted by file name."""
     for path in sorted(directory.glob("*.json")):
         try:
             spec = json.loads(path.read_text())
@@ -69,11 +81,12 @@ def _specs(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def _complete(devices: Sequence[dict[str, Any]] | None) -> bool:
-    """Return whether there are devices, each of which changes something in a container."""
+    """Return whether there is at least one device, and every device changes something in a container."""
     return bool(devices) and all(any((device.get("containerEdits") or {}).values()) for device in devices or ())
 
 
 def _find(name: str, specs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the spec that contains a device and the device's entry in it, or None twice."""
     kind, _, device = name.partition("=")
     for spec in specs:
         for entry in spec["devices"] if spec.get("kind") == kind else ():
@@ -83,6 +96,7 @@ def _find(name: str, specs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | 
 
 
 def _apply(edits: Mapping[str, Any] | None, env: dict[str, str], nodes: list[str], mounts: dict[str, str]) -> None:
+    """Add `containerEdits` to the three collections."""
     for entry in (edits or {}).get("env") or ():
         key, _, value = entry.partition("=")
         env[key] = value
@@ -91,30 +105,34 @@ def _apply(edits: Mapping[str, Any] | None, env: dict[str, str], nodes: list[str
 
 
 class GpuClients:
-    """Keeps the node's simulated NVML informed about what runs on its cards.
+    """Registers with the node's simulated NVML which processes run on which cards.
 
-    nvml: the state file of that NVML (`playground.nvml_state`).
+    Args:
+        nvml: The state file of the simulated NVML (`playground.nvml_state`).
     """
 
     def __init__(self, nvml: Path) -> None:
         self._nvml = nvml
 
     def unknown(self, env: Mapping[str, str]) -> str:
-        """Return a MIG device in a container's environment that does not exist, "" where all exist."""
+        """Return the first MIG device in a container's environment that does not exist, or "" if all exist."""
         wanted = [uuid for uuid in _visible_devices(env) if uuid.startswith("MIG-")]
         modes = nvml_state.read_state(self._nvml).cards.values() if wanted else ()
         made = {compute.uuid for mode in modes for gpu in mode.instances for compute in gpu.compute}
         return next((uuid for uuid in wanted if uuid not in made), "")
 
     def start(self, pid: int, env: Mapping[str, str]) -> None:
+        """Register a process on every device that its environment makes visible."""
         for uuid in _visible_devices(env):
             nvml_state.register(self._nvml, uuid, pid)
 
     def end(self, pid: int, env: Mapping[str, str]) -> None:
+        """Remove the process from every device that its environment makes visible."""
         for uuid in _visible_devices(env):
             nvml_state.deregister(self._nvml, uuid, pid)
 
     def reboot(self) -> None:
+        """Change the state of the simulated NVML as a reboot of the node does."""
         nvml_state.reboot(self._nvml)
 
 
@@ -127,12 +145,19 @@ Raw = Mapping[str, Any]
 
 
 class CreateError(Exception):
-    """The container could not be created. `kubectl describe pod` shows the message."""
+    """Raised if a container cannot be created. `kubectl describe pod` shows the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The merged answers of the device plugins, which the kubelet passes on with a container's own spec."""
+    """The merged answers of the device plugins, which the kubelet passes to the runtime with a container's spec.
+
+    Attributes:
+        env: The names and values of environment variables.
+        cdi: The full names of CDI devices.
+        nodes: The paths of device nodes.
+        mounts: The mounts, each as its path in the container and its path on the host.
+    """
 
     env: tuple[tuple[str, str], ...] = ()
     cdi: tuple[str, ...] = ()
@@ -142,9 +167,22 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container, running or, with an `exit_code`, ended. Times are seconds since the epoch.
+    """One container, which runs or has ended. Times are in seconds since the epoch.
 
-    mounts: (path in the container, path on the host).
+    Attributes:
+        id: The ID of the container, as 64 hexadecimal digits.
+        uid: The UID of its pod.
+        namespace: The namespace of its pod.
+        pod: The name of its pod.
+        name: Its name in the pod's spec.
+        attempt: How many containers the pod had under this name before.
+        image: The image in the pod's spec.
+        env: All its environment variables.
+        nodes: The paths of the device nodes that it has.
+        mounts: The mounts that it has, each as its path in the container and its path on the host.
+        started: When it was started.
+        exit_code: Its exit code, or None as long as it runs.
+        finished: When it ended, or 0 as long as it runs.
     """
 
     id: str
@@ -167,21 +205,22 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """As the node sees it."""
+        """The id of its process in the PID namespace of the node."""
         return int(self.id, 16)
 
 
 class Runtime:
-    """The containers of one node. Thread-safe. It outlives a restart of the kubelet.
+    """Holds the containers of one node, also while the kubelet restarts. It is safe for use by several threads.
 
-    cdi_dir: where CDI specs are read for every start of a container.
-    gpus: informed about what runs on which cards; None without simulated NVML.
+    Args:
+        cdi_dir: The directory from which the CDI specs are read whenever a container starts.
+        gpus: Is told which processes run on which cards. None if the node has no simulated NVML.
     """
 
     def __init__(self, cdi_dir: Path, gpus: GpuClients | None = None) -> None:
         self._cdi_dir = cdi_dir
         self._gpus = gpus
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_pods` and `_sandboxes`
         self._numbers = itertools.count(1)
         self._pods: dict[str, dict[str, Container]] = {}
         self._sandboxes: set[str] = set()
@@ -189,8 +228,11 @@ class Runtime:
     def start(self, pod: Raw, container: Raw, options: RunOptions) -> Container:
         """Create and start a container.
 
-        Its environment is that of the image, overridden by the device plugins', the pod's own and CDI's, in this order.
-        Raises CreateError where a CDI device, a file that it mounts, or a MIG device is missing.
+        Its environment consists of the variables of the image, of the device plugins, of the pod's spec and of the CDI
+        devices. Each of these overrides those before it.
+
+        Raises:
+            CreateError: A CDI device, a file that a CDI device mounts, or a MIG device does not exist.
         """
         meta = pod["metadata"]
         try:
@@ -226,7 +268,7 @@ class Runtime:
         return record
 
     def end(self, container: Container, exit_code: int = 0) -> None:
-        """End a container. Ending it again changes nothing."""
+        """End a container. If it has already ended, do nothing."""
         with self._lock:
             of_pod = self._pods[container.uid]
             if of_pod[container.id].running:
@@ -235,28 +277,31 @@ class Runtime:
                     self._gpus.end(container.pid, container.env)
 
     def has_sandbox(self, uid: str) -> bool:
-        """Return whether the pod has a sandbox, in which its next container can start."""
+        """Return whether the pod has a sandbox. A pod gets one when its first container starts."""
         with self._lock:
             return uid in self._sandboxes
 
     def remove_sandbox(self, uid: str) -> None:
-        """Remove the pod's sandbox, without which no container of it starts."""
+        """Remove the pod's sandbox. The next start of a container creates it again."""
         with self._lock:
             self._sandboxes.discard(uid)
 
     def containers(self, uid: str = "") -> tuple[Container, ...]:
-        """Return all containers, also ended ones, or those of one pod, in the order of their start."""
+        """Return the containers of the pod with this UID, or all containers if `uid` is empty.
+
+        Containers that have ended are included. The containers are in the order in which they were started.
+        """
         with self._lock:
             if uid:
                 return tuple(self._pods.get(uid, {}).values())
             return tuple(sorted((c for of_pod in self._pods.values() for c in of_pod.values()), key=lambda c: c.id))
 
     def latest(self, uid: str, name: str) -> Container | None:
-        """Return the last attempt of a container."""
+        """Return the last container that the pod with this UID had under a name, or None if there was none."""
         return next((c for c in reversed(self.containers(uid)) if c.name == name), None)
 
     def reboot(self) -> None:
-        """End everything, as a reboot of the node does."""
+        """End every container and remove every sandbox, as a reboot of the node does."""
         for container in self.containers():
             self.end(container, 255)
             self.remove_sandbox(container.uid)
@@ -264,15 +309,15 @@ class Runtime:
             self._gpus.reboot()
 
     def logs(self, namespace: str, pod: str, container: str = "") -> str:
-        """Return a container's log: its environment as `KEY=VALUE` lines, then its mounts (`host → container`).
+        """Return the log of a container: a line `KEY=VALUE` per variable, then a line `HOST → PATH` per mount.
 
-        It is that of the newest attempt; without `container`, of the pod's first container. Raises KeyError before the
-        container has started.
+        The log is that of the newest attempt. If `container` is empty, it is the log of the pod's first container.
+        Raises KeyError if the container has not started.
         """
         found = [c for c in self.containers() if (c.namespace, c.pod) == (namespace, pod) and container in ("", c.name)]
         if not found:
             raise KeyError(f'container "{container}" in pod "{pod}" is waiting to start')
-        # The newest of several pods that had the name one after the other.
+        # Several pods may have had this name, one after the other. The newest one counts.
         of_pod = [c for c in found if c.uid == found[-1].uid]
         newest = [c for c in of_pod if c.name == (container or of_pod[0].name)][-1]
         lines = [f"{key}={value}" for key, value in sorted(newest.env.items())]
@@ -280,12 +325,18 @@ class Runtime:
 
 
 def image_environment(container: Raw) -> dict[str, str]:
-    """Return the image's environment: CUDA images ask the NVIDIA runtime for every card (docs/design/kubernetes.md)."""
+    """Return the environment that the container's image sets.
+
+    A CUDA image requests every card from the NVIDIA runtime (docs/design/kubernetes.md).
+    """
     return {"NVIDIA_VISIBLE_DEVICES": "all"} if "cuda" in container.get("image", "") else {}
 
 
 def own_environment(pod: Raw, container: Raw) -> dict[str, str]:
-    """Return the container's `env`: values, and fieldRefs of name, namespace, uid, node and annotations."""
+    """Return the environment that the container's `env` sets.
+
+    A `fieldRef` may name the pod's name, namespace, UID or node, or one of its annotations. Any other has the value "".
+    """
     meta = pod["metadata"]
     fields = {
         "metadata.name": meta["name"],

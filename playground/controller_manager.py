@@ -1,7 +1,8 @@
 """Two controllers of kube-controller-manager: the garbage collector, and the one that deletes pods of deleted nodes.
 
-The garbage collector handles the propagation policies Background, Foreground and Orphan. `cluster` starts it with
-either API server. Only objects of `_KINDS` are collected; an owner of another kind is assumed to exist.
+The garbage collector handles the propagation policies Background, Foreground and Orphan. It deletes only objects of
+`_KINDS`, and assumes that an owner of another kind exists. `playground.cluster` starts both controllers, whichever API
+server it uses.
 """
 
 import logging
@@ -36,7 +37,15 @@ _DISRUPTED |= {"message": "PodGC: node no longer exists"}
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """The part of an object that the controllers need. `owners` are its ownerReferences."""
+    """The part of an object that the controllers need.
+
+    Attributes:
+        path: The URL path of the object.
+        meta: Its metadata.
+        owners: Its ownerReferences.
+        node: For a pod, the node to which it is bound, or "".
+        ended: Whether it is a pod that has ended.
+    """
 
     path: str
     meta: Raw
@@ -58,18 +67,20 @@ class _Object:
 
 
 class ControllerManager:
-    """Runs both controllers in a thread. Start it once, when all kinds are served.
+    """Runs both controllers in a thread. It may be started once, after the API server serves all kinds.
 
-    node_seconds: how long a node must be gone before its pods are deleted.
+    Args:
+        api: The client of the API server.
+        node_seconds: How many seconds after the deletion of a node its pods are deleted.
     """
 
     def __init__(self, api: Api, node_seconds: float = 1.0) -> None:
         self._api = api
         self._node_seconds = node_seconds
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_objects` and `_nodes`, which the threads of the watches change
         self._objects: dict[str, _Object] = {}
         self._nodes: set[str] = set()
-        self._missing: dict[str, float] = {}
+        self._missing: dict[str, float] = {}  # when each missing node was first found missing
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._watches = [
@@ -121,7 +132,7 @@ class ControllerManager:
             self._stopped.wait(_PASS_SECONDS)
 
     def _pass(self) -> bool:
-        """Do what is due. Return whether another pass is needed without a change."""
+        """Do what is due now. Return whether another pass is needed even if no object changes."""
         with self._lock:
             objects = dict(self._objects)
             nodes = set(self._nodes)
@@ -133,12 +144,13 @@ class ControllerManager:
             try:
                 step()
             except (ApiError, Unreachable) as error:
-                # The object has changed or is gone, or the API server is: the next pass sees which.
+                # The object has changed or was deleted, or the API server cannot be reached. The next pass tries again.
                 log.info("not collected: %s", error)
                 again = True
         return again
 
     def _steps(self, objects: Mapping[str, _Object]) -> Iterator[Callable[[], None]]:
+        """Yield the functions that the garbage collector must call, in the order of the objects' UIDs."""
         for uid, found in sorted(objects.items()):
             if found.deleting and {_FOREGROUND, _ORPHAN} & set(found.finalizers):
                 dependents = [other for other in objects.values() if any(ref["uid"] == uid for ref in other.owners)]
@@ -148,14 +160,17 @@ class ControllerManager:
                 yield partial(self._delete_ownerless, found, objects)
 
     def _orphan(self, owner: _Object, owned: list[_Object]) -> None:
-        """Handle `--cascade=orphan`: remove the owner from its dependents, then the finalizer from the owner."""
+        """Handle `--cascade=orphan`: remove the owner from its dependents, and then the finalizer from the owner."""
         for other in owned:
             kept = [ref for ref in other.owners if ref["uid"] != owner.meta["uid"]]
             self._api.patch(other.path, {"metadata": {**_version(other), "ownerReferences": kept or None}})
         self._finish(owner, _ORPHAN)
 
     def _delete_dependents(self, owner: _Object, owned: list[_Object]) -> None:
-        """Handle `--cascade=foreground`: delete dependents; the owner waits for those that block its deletion."""
+        """Handle `--cascade=foreground`: delete the dependents.
+
+        The finalizer of the owner is removed when none of the dependents blocks the deletion of the owner.
+        """
         for other in owned:
             if not other.deleting:
                 self._api.delete(other.path, other.precondition)
@@ -164,15 +179,20 @@ class ControllerManager:
             self._finish(owner, _FOREGROUND)
 
     def _finish(self, owner: _Object, finalizer: str) -> None:
+        """Remove a finalizer from the owner, which ends its deletion if no other finalizer is left."""
         kept = [f for f in owner.finalizers if f != finalizer]
         self._api.patch(owner.path, {"metadata": {**_version(owner), "finalizers": kept or None}})
 
     def _delete_ownerless(self, found: _Object, objects: Mapping[str, _Object]) -> None:
+        """Delete an object if none of its owners exists."""
         if not any(ref["uid"] in objects or self._exists(ref, found) for ref in found.owners):
             self._api.delete(found.path, found.precondition)
 
     def _exists(self, ref: Raw, owned: _Object) -> bool:
-        """Ask the API server for the owner, because the watch of owners may lag behind that of dependents."""
+        """Return whether an owner exists according to the API server.
+
+        The watch of the owners may lag behind the watch of the dependents, so the watch alone does not suffice.
+        """
         kind = _KINDS.get((ref["apiVersion"], ref["kind"]))
         if kind is None:
             return True
@@ -181,7 +201,7 @@ class ControllerManager:
         return self._uid(f"{root}{where}/{plural}/{ref['name']}") == str(ref["uid"])
 
     def _uid(self, path: str) -> str:
-        """Return the UID of the object at a path, "" where there is none."""
+        """Return the UID of the object at a path, or "" if there is none."""
         try:
             return str(self._api.get(path)["metadata"]["uid"])
         except ApiError as error:
@@ -190,7 +210,7 @@ class ControllerManager:
             return ""
 
     def _delete_lost(self, pod: _Object) -> None:
-        """Fail and delete a pod whose node is gone."""
+        """Delete a pod if its node has been gone for `node_seconds`. If the pod has not ended, first mark it Failed."""
         if time.monotonic() - self._missing[pod.node] < self._node_seconds or self._uid(f"/api/v1/nodes/{pod.node}"):
             return
         if not pod.ended:
@@ -201,4 +221,5 @@ class ControllerManager:
 
 
 def _version(found: _Object) -> dict[str, Any]:
+    """Return the metadata with which a patch is refused if the object has changed."""
     return {"uid": found.meta["uid"], "resourceVersion": found.meta["resourceVersion"]}

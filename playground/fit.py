@@ -1,8 +1,9 @@
-"""kube-scheduler's filter plugins as pure functions over API JSON: which nodes a pod fits by everything but cards.
+"""Decides as kube-scheduler's filter plugins do whether a pod fits a node, apart from the node's cards.
 
-Covered: unschedulable nodes, taints, nodeSelector and required node affinity, requests against allocatable, pod count.
-Left out: ports, volumes, pod affinity, topology spread. The scheduling loop, the kubelet's admission and
-`mgpu simulate` call `fits`.
+The functions are pure and work on API objects as JSON. They cover unschedulable nodes, taints, nodeSelector, required
+node affinity, the requests compared with allocatable, and the number of pods. They do not cover ports, volumes, pod
+affinity and topology spread constraints. The playground's scheduling loop, its kubelet's admission and `mgpu simulate`
+call `fits`.
 """
 
 import re
@@ -19,13 +20,16 @@ _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effec
 
 
 def fits(pod: Raw, node: Raw, used: Requests, counted: Callable[[str], bool] = lambda _: True) -> list[str]:
-    """Return why `pod` does not fit `node`, in kube-scheduler's words; empty where it fits.
+    """Return the reasons why a pod does not fit a node, in kube-scheduler's words, or an empty list if it fits.
 
-    As in kube-scheduler, only the first plugin that refuses gives its reasons.
+    As in kube-scheduler, only the first plugin that rejects the node gives its reasons.
 
     Args:
-        used: the sum of `requests_of` over the pods on the node, with their number as `pods`.
-        counted: whether a resource (or `pods`) is compared; an extender may ask to ignore its own.
+        pod: The pod.
+        node: The node.
+        used: The sum of `requests_of` over the pods on the node, with the number of these pods as `pods`.
+        counted: Returns whether a resource, or `pods`, is compared. kube-scheduler does not compare the resources that
+            an extender manages, if the extender requests that.
     """
     spec = pod.get("spec") or {}
     tolerations = spec.get("tolerations") or ()
@@ -40,20 +44,31 @@ def fits(pod: Raw, node: Raw, used: Requests, counted: Callable[[str], bool] = l
 
 
 def message(reasons: Mapping[str, Sequence[str]], nodes: int) -> str:
-    """Return `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.` for the reasons by node."""
+    """Return kube-scheduler's message for a pod that fits no node.
+
+    An example is `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.`
+
+    Args:
+        reasons: The reasons of each node that rejects the pod.
+        nodes: The number of all nodes.
+    """
     counts = Counter(reason for found in reasons.values() for reason in dict.fromkeys(found))
     listed = ", ".join(sorted(f"{count} {reason}" for reason, count in counts.items()))
     return f"0/{nodes} nodes are available: {listed}." if listed else f"0/{nodes} nodes are available."
 
 
 def as_event(text: str) -> str:
-    """Return what kube-scheduler's Event makes of a message: it passes through Go's Sprintf once more."""
+    """Return a message as it appears in kube-scheduler's Event.
+
+    kube-scheduler uses the message as a format of Go's Sprintf, which replaces a `%` in it.
+    """
     return _VERB.sub(
         lambda verb: f"%!{verb[1]}(MISSING)" if verb[1] not in ("%", "") else verb[1] or "%!(NOVERB)", text
     )
 
 
 def _short_of(wanted: Requests, node: Raw, used: Requests, counted: Callable[[str], bool]) -> list[str]:
+    """Return a reason for each resource of which the node has too little."""
     there = allocatable(node)
     return [
         "Too many pods" if name == "pods" else f"Insufficient {name}"
@@ -63,6 +78,7 @@ def _short_of(wanted: Requests, node: Raw, used: Requests, counted: Callable[[st
 
 
 def _untolerated(node: Raw, tolerations: Iterable[Raw]) -> Raw | None:
+    """Return the node's first taint that keeps the pod away, or None."""
     taints: Iterable[Raw] = (node.get("spec") or {}).get("taints") or ()
     return next(
         (
@@ -89,6 +105,7 @@ def _tolerates(toleration: Raw, taint: Raw) -> bool:
 
 
 def _selected(spec: Raw, node: Raw) -> bool:
+    """Return whether the pod's nodeSelector and its required node affinity match the node."""
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
@@ -101,7 +118,7 @@ def _selected(spec: Raw, node: Raw) -> bool:
 
 
 def _term(term: Raw, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
-    """Return whether a NodeSelectorTerm matches; an empty term matches nothing."""
+    """Return whether a NodeSelectorTerm matches a node. An empty term matches no node."""
     expressions, by_field = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not expressions and not by_field:
         return False
@@ -109,6 +126,7 @@ def _term(term: Raw, labels: Mapping[str, str], fields: Mapping[str, str]) -> bo
 
 
 def _expression(expression: Raw, found: Mapping[str, str]) -> bool:
+    """Return whether a NodeSelectorRequirement matches these labels or fields."""
     value, values = found.get(expression["key"]), expression.get("values") or ()
     match expression.get("operator"):
         case "In":
@@ -126,6 +144,7 @@ def _expression(expression: Raw, found: Mapping[str, str]) -> bool:
 
 
 def _compared(value: str | None, values: Sequence[str], *, greater: bool) -> bool:
+    """Return whether the value is greater, or else less, than the first of `values`. Both must be whole numbers."""
     try:
         here, bound = int(value or ""), int(values[0])
     except (ValueError, IndexError):

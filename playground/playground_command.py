@@ -1,4 +1,7 @@
-"""`mgpu playground`, and what it shares with `mgpu demo`: options, start-up, output and a clean stop."""
+"""The command `mgpu playground`, and the options, start, output and stop that it shares with `mgpu demo`.
+
+`playground.demo` and `playground.story` call the shared functions.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +33,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def options(nodes: int = 1, cards: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds --nodes and --cards, with these minimums, and --config."""
+    """Return a decorator that adds the options --nodes, --cards and --config to a command.
+
+    Args:
+        nodes: The least value of --nodes.
+        cards: The least value of --cards.
+    """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
         several = "Nodes; the last of several takes multi-GPU pods."
@@ -68,14 +76,14 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
 
 @contextmanager
 def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP end the program in order.
+    """Let SIGINT, SIGTERM and SIGHUP raise SystemExit in the context, so that the program cleans up before it ends.
 
-    The exit code is `interrupted` after SIGINT (Ctrl-C), otherwise 128 + signal.
+    After SIGINT (Ctrl-C) the exit code is `interrupted`. After another signal it is 128 plus the number of the signal.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the stop itself
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise SystemExit(interrupted if number == signal.SIGINT else 128 + number)
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
@@ -88,7 +96,10 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
 
 @contextmanager
 def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
-    """Start a cluster for the length of the context. Raises ClickException with the end of the log that explains it."""
+    """Start a cluster, and stop it when the context ends.
+
+    Raises ClickException if it does not start. If a process has failed, the message contains the end of its log.
+    """
     cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes(), two_cards()], config=config)
     server = "A real API server" if cluster.assets else "An API server"
     plus = "a card for MIG, one for MPS, two for MtgpuPods"
@@ -104,7 +115,10 @@ def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterato
 
 
 def show(console: Console, title: str, rows: Mapping[str, str], *, good: bool) -> None:
-    """Print a title with a check mark or a cross, and a table of keyword and text below it."""
+    """Print a title, and below it a table with a line for each keyword and its text.
+
+    The title has a check mark in front of it if `good` is true, and otherwise a cross.
+    """
     console.print()
     mark = Text("✓ " if good else "✗ ", style="bold green" if good else "bold red")
     console.print(Text.assemble(mark, (title, "bold")))

@@ -1,6 +1,7 @@
 """The part of `mgpu demo` that runs MtgpuPods on one node with two cards, command by command (examples/two-cards).
 
-`playground.demo` runs a `Story` once. Each step creates or deletes an MtgpuPod, and compares the cards with `picture`.
+`playground.demo` runs a `Story` once. Each step creates or deletes an MtgpuPod, and then compares the cards of the node
+with the picture of the step.
 """
 
 import time
@@ -23,12 +24,19 @@ _SECONDS = 30.0
 _FOLDER = "two-cards"
 
 Picture = Mapping[str, Mapping[str, int]]
-"""By GPUID and by pod, the `gpu_request` of the pod in thousandths of the card."""
+"""For each GPUID that has a card, the `gpu_request` of each of its pods, in thousandths of the card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of the story. `picture` describes the cards of the node after it."""
+    """One command of the story.
+
+    Attributes:
+        pod: The name of the MtgpuPod, and of its file in examples/two-cards.
+        why: What the MtgpuPod does in this step, as the end of a sentence that begins with its name.
+        picture: The cards of the node that are in use after the command.
+        deletes: Whether the command deletes the MtgpuPod, instead of creating it.
+    """
 
     pod: str
     why: str
@@ -51,7 +59,7 @@ STORY = (
 
 
 class Story:
-    """Runs once, on the node `TWO_CARDS` of the cluster."""
+    """Runs the story once, on the node `TWO_CARDS` of the cluster."""
 
     def __init__(self, cluster: Cluster, samples: Samples, console: Console) -> None:
         self._cluster = cluster
@@ -59,7 +67,7 @@ class Story:
         self._console = console
 
     def run(self, steps: Sequence[Step] = STORY) -> list[str]:
-        """Run the steps until one fails. Return the problems."""
+        """Run the steps until one fails. Return the problems of that step, or an empty list if none fails."""
         for step in steps:
             started = time.monotonic()
             try:
@@ -72,6 +80,7 @@ class Story:
         return []
 
     def _take(self, step: Step) -> list[str]:
+        """Run the command of a step, wait for its effect, and return the problems."""
         if step.deletes:
             self._samples.delete_mtgpupod(step.pod)
             if not _wait(lambda: set(step.picture) == {gpuid for gpuid, _ in _cards(self._node())}):
@@ -85,7 +94,7 @@ class Story:
         return self._differences(step)
 
     def _differences(self, step: Step) -> list[str]:
-        """Compare the node with the step's picture, and the containers with their cards."""
+        """Return how the node differs from the step's picture, and how the containers differ from their cards."""
         node = self._node()
         actual, expected = _cards(node), sorted(step.picture.items(), key=str)
         problems = []
@@ -100,7 +109,7 @@ class Story:
         return problems
 
     def _environments(self, pod: str) -> dict[str, Mapping[str, str]]:
-        """Return container → environment of the pod's running containers."""
+        """Return the environment of each running container of a pod, by the name of the container."""
         found = self._cluster.kubelets[TWO_CARDS].runtime.containers()
         return {c.name: c.env for c in found if c.running and (c.namespace, c.pod) == ("default", pod)}
 
@@ -108,6 +117,7 @@ class Story:
         return next(node for node in self._samples.overview().nodes if node.name == TWO_CARDS)
 
     def _show(self, step: Step, seconds: float, problems: Sequence[str]) -> None:
+        """Print the command of a step with its result, and the cards of the node."""
         visible = sorted({env.get(VISIBLE, "no card") for env in self._environments(step.pod).values()})
         rows = {"why": f"{step.pod} {step.why}", "took": f"{seconds:.1f} s"}
         if visible:
@@ -121,7 +131,7 @@ class Story:
 def _cards(node: NodeView) -> list[tuple[str, Mapping[str, int]]]:
     """Return the GPUID and the pods of each card in use, sorted as text.
 
-    They are not sorted by card, since a GPUID may get either card.
+    They are not in the order of the cards, because a GPUID may get either card.
     """
     cards = (
         (card.state.gpuid, {use.pod.rpartition("/")[2]: use.core for use in card.uses})
@@ -132,6 +142,7 @@ def _cards(node: NodeView) -> list[tuple[str, Mapping[str, int]]]:
 
 
 def _wait(reached: Callable[[], bool]) -> bool:
+    """Wait until `reached` returns true, for at most `_SECONDS`. Return whether it did."""
     deadline = time.monotonic() + _SECONDS
     while not (found := reached()) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,7 +1,8 @@
 """The API server over HTTP: authenticates, authorizes and routes each request, and writes the response.
 
-`ApiServer` runs on the caller's event loop; `Served` and `running` run one in a thread of its own. Everything but HTTP
-is in `reads`, `writes`, `deletions` and `subresources`.
+`ApiServer` runs on the caller's event loop; `Served` and `running` run one in a thread of its own. `playground.cluster`
+uses `Served`; the benchmark of the node agent and many tests use `running`. This module contains only what concerns
+HTTP. What the server does with objects is in `reads`, `writes`, `deletions` and `subresources`.
 """
 
 import asyncio
@@ -40,10 +41,15 @@ class ApiServer:
     """A Kubernetes API server in memory.
 
     Args:
-        tokens: bearer token → user. A user may do everything unless `restricted` has the name: then RBAC decides.
-        log_source: where container logs come from; None for empty logs.
-        history: how many changes of a resource a watch can go back.
-        bookmark_every: seconds between the bookmarks of a watch.
+        tokens: The user of each bearer token.
+        restricted: The names of the users whose requests RBAC authorizes. All other users may do everything.
+        log_source: Returns the log of a container. If it is None, every log is empty.
+        history: How many of the latest changes are kept for each resource. A watch can start at any of them.
+        bookmark_every: The seconds between the bookmarks of a watch.
+
+    Attributes:
+        storage: The stored objects.
+        registry: The kinds that are served.
     """
 
     def __init__(
@@ -77,13 +83,17 @@ class ApiServer:
 
     @property
     def requests(self) -> frozenset[Request]:
-        """What the restricted users have asked for so far. Safe from any thread."""
+        """The requests that the restricted users have made so far, allowed or not. It may be read from any thread."""
         return frozenset(self._authorizer.requests)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None) -> str:
         """Serve at one more address and return its URL.
 
-        `tls` are the paths of certificate and key. kubectl sends its token only over TLS.
+        Args:
+            host: The address to listen on.
+            port: The port to listen on. If it is 0, the kernel chooses a free port.
+            tls: The paths of the certificate and of its key. Without them the server speaks plain HTTP, over which
+                kubectl does not send its token.
         """
         context = None
         if tls:
@@ -100,7 +110,11 @@ class ApiServer:
         return f"{'https' if tls else 'http'}://{host}:{listener.port}"
 
     async def stop(self, *, abruptly: bool = False) -> None:
-        """End every watch, then the server; `abruptly` also drops the requests in progress. It can be started again."""
+        """Stop serving. The server can be started again, and keeps its objects.
+
+        By default, every watch ends first. With `abruptly`, the connections are closed at once, with the requests that
+        are in progress.
+        """
         if not abruptly:
             for collection in self.storage.collections().values():
                 for watcher in collection.watchers:
@@ -119,6 +133,7 @@ class ApiServer:
         await self._webhooks.close()
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request. Errors become a Status."""
         warnings: list[str] = []
         try:
             return await self._route(request, warnings)
@@ -131,6 +146,7 @@ class ApiServer:
             return reply(413, too_large.status(), warnings)
 
     async def _route(self, request: web.Request, warnings: list[str]) -> web.StreamResponse:
+        """Authenticate and authorize a request, and pass it to the function that handles it."""
         path = request.path.rstrip("/") or "/"
         if path == "/version":
             return reply(200, discovery.VERSION, [])
@@ -162,6 +178,7 @@ class ApiServer:
         return await (self._one(request.method, call) if where.name else self._several(request, call))
 
     def _user(self, request: web.Request) -> User:
+        """Return the user of the request's bearer token, or the user whom that user impersonates. Raises a 401."""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         user = self._tokens.get(token) if scheme.lower() == "bearer" else None
         if user is None:
@@ -171,13 +188,18 @@ class ApiServer:
         return user
 
     def _where(self, path: str) -> Path | None:
+        """Return the resource that a URL path names, or None if it names none."""
         parts = path.split("/")
         if parts[:4] == ["", "api", "v1", "namespaces"] and parts[5:] == ["bindings"]:
             return Path(self.registry.of("pods"), parts[4], "", "bindings")
         return parse_path(path, self.registry)
 
     def _without_resource(self, request: web.Request, path: str, call: Call) -> web.Response:
-        """Answer a review of the user's own rights; else 404: text for an unknown group, a Status for a known one."""
+        """Answer a request for a path that names no resource that is served.
+
+        If it is a review of the user's own rights, answer the review. Any other request gets a 404, with a Status if
+        the group and version are served, and otherwise with plain text.
+        """
         if request.method == "POST":
             review = subresources.self_review(call, path.rpartition("/")[2], self._authorizer.may)
             if review is not None:
@@ -188,6 +210,7 @@ class ApiServer:
         return web.Response(status=404, text="404 page not found\n")
 
     async def _subresource(self, method: str, call: Call) -> web.StreamResponse:
+        """Handle a request for a subresource other than `status`."""
         sub = call.path.subresource
         if sub == "log" and method == "GET":
             text = await subresources.log(self.storage, self._log_source, call)
@@ -201,7 +224,7 @@ class ApiServer:
         return reply(201, await self._binder.bind(call, legacy=sub == "bindings"), call.warnings)
 
     async def _one(self, method: str, call: Call) -> web.StreamResponse:
-        """Handle a request for one object, or its status."""
+        """Handle a request for one object or for its status."""
         if method == "GET":
             item = existing(self.storage, call)
             return reply(200, _row(call, item), []) if _wants_table(call) else _item(200, item, call)
@@ -233,9 +256,10 @@ class ApiServer:
         return _item(201, await self._writer.create(call), call)
 
     async def _watch(self, request: web.Request, call: Call) -> web.StreamResponse:
+        """Stream the events of a watch until it ends or the client closes the connection."""
         show: Render | None = None
         if _wants_table(call):
-            header = iter((True,))  # only the first row of a watch carries the columns
+            header = iter((True,))  # only the first Table of a watch contains the column definitions
 
             def show_row(item: Item) -> bytes:
                 return _row(call, item, header=next(header, False))
@@ -257,7 +281,7 @@ class ApiServer:
 
 
 def reply(code: int, document: Object | bytes, warnings: list[str]) -> web.Response:
-    """Return a JSON response; each warning becomes a `Warning` header."""
+    """Return a JSON response. Each warning becomes a `Warning` header, but none is sent twice."""
     body = document if isinstance(document, bytes) else orjson.dumps(document)
     response = web.Response(status=code, body=body, content_type="application/json")
     for text in dict.fromkeys(warnings):
@@ -284,10 +308,10 @@ def _row(call: Call, item: Item, *, header: bool = True) -> bytes:
 
 
 class Served:
-    """An API server on an event loop in a thread of its own.
+    """Runs an API server on an event loop in a thread of its own, which `close` ends.
 
-    `start` and `kill` may alternate any number of times: what is stored stays, as in etcd. Port 0 takes a free port,
-    which every later start uses again. `close` ends the thread.
+    `start` and `kill` may alternate any number of times. The stored objects remain, as in etcd. If the port is 0, the
+    first start chooses a free port, and every later start uses the same one.
     """
 
     def __init__(
@@ -308,10 +332,11 @@ class Served:
         return url
 
     def kill(self) -> None:
-        """Drop every connection, with the requests in progress."""
+        """Stop the server and close every connection at once, with the requests that are in progress."""
         self._wait(self._server.stop(abruptly=True))
 
     def close(self) -> None:
+        """Stop the server and end its thread."""
         self._wait(self._server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
@@ -325,7 +350,7 @@ class Served:
 def running(
     server: ApiServer, *, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None
 ) -> Iterator[str]:
-    """Serve an API server for the length of the context, which is given its URL."""
+    """Run an API server until the context ends. The value of the context is the URL of the server."""
     served = Served(server, host=host, port=port, tls=tls)
     try:
         yield served.start()

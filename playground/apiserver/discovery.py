@@ -1,6 +1,7 @@
-"""Discovery: which groups, versions and resources are served, and that the server validates fields.
+"""The documents from which clients discover which groups, versions and resources are served.
 
-`api_server` answers GET requests with `document`.
+`api_server` answers GET requests for these documents with `document`, and GET requests for `/version` with `VERSION`.
+An OpenAPI document states that the server validates fields.
 """
 
 from playground.apiserver.kinds import Kind, Registry
@@ -13,7 +14,7 @@ _SUBRESOURCES = {
     "eviction": ("policy/v1", "Eviction", ["create"]),
     "log": ("", "", ["get"]),
 }
-# Answered without being stored.
+# Reviews are answered but not stored, so they are in no `Registry`.
 _REVIEWS = {
     "authorization.k8s.io/v1": ("selfsubjectaccessreviews", "SelfSubjectAccessReview"),
     "authentication.k8s.io/v1": ("selfsubjectreviews", "SelfSubjectReview"),
@@ -32,7 +33,7 @@ VERSION = {
 
 
 def document(registry: Registry, path: str) -> Object | None:
-    """Return the discovery or OpenAPI document of a URL path, or None where the path is none of these."""
+    """Return the discovery or OpenAPI document at a URL path, or None if there is no such document."""
     match path.strip("/").split("/"):
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
@@ -55,7 +56,7 @@ def document(registry: Registry, path: str) -> Object | None:
 
 
 def _groups(registry: Registry) -> dict[str, list[str]]:
-    """Return group → versions."""
+    """Return the versions of each named group. The legacy group, which has no name, is not included."""
     found: dict[str, list[str]] = {v.partition("/")[0]: ["v1"] for v in _REVIEWS}
     for kind in registry:
         if kind.group and kind.version not in found.setdefault(kind.group, []):
@@ -64,11 +65,13 @@ def _groups(registry: Registry) -> dict[str, list[str]]:
 
 
 def _group(name: str, versions: list[str]) -> Object:
+    """Return the APIGroup of a group, whose preferred version is the first one."""
     offered = [{"groupVersion": f"{name}/{v}", "version": v} for v in versions]
     return {"name": name, "versions": offered, "preferredVersion": offered[0]}
 
 
 def _entries(kind: Kind) -> list[Object]:
+    """Return the APIResources of a kind and of its subresources."""
     entry: Object = {"name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced}
     entry |= {"kind": kind.kind, "verbs": _VERBS}
     if kind.short:
@@ -87,7 +90,7 @@ def _entries(kind: Kind) -> list[Object]:
 
 
 def resources(registry: Registry, group_version: str) -> Object | None:
-    """Return the APIResourceList of `v1` or `apps/v1`, or None when nothing of it is served."""
+    """Return the APIResourceList of a group and version, such as `v1` or `apps/v1`, or None if it is not served."""
     entries = [e for k in registry if k.api_version == group_version for e in _entries(k)]
     if group_version == "v1":
         binding = {"name": "bindings", "singularName": "binding", "namespaced": True, "kind": "Binding"}
@@ -108,7 +111,11 @@ def _root(group_version: str) -> str:
 
 
 def _openapi(registry: Registry, root: str) -> Object | None:
-    """Return just what clients look for: PATCH takes `fieldValidation` and `dryRun`, so both are left to the server."""
+    """Return the OpenAPI document of a group and version, or None if nothing of it is served.
+
+    It contains only what clients look up: that PATCH has the parameters `fieldValidation` and `dryRun`. A client that
+    finds them leaves the validation of fields and the dry run to the server.
+    """
     paths: Object = {}
     for kind in registry:
         if _root(kind.api_version) != root:
@@ -120,7 +127,7 @@ def _openapi(registry: Registry, root: str) -> Object | None:
         patch = {"parameters": parameters, "responses": answers, "x-kubernetes-group-version-kind": gvk}
         paths[f"/{root}{place}/{kind.plural}/{{name}}"] = {"patch": patch}
     if root == "api/v1":
-        # kubectl looks up the kind that it sends; a Binding is not a resource that could be patched.
+        # kubectl looks up the kind that it sends. The entry says PATCH, although a Binding cannot be patched.
         binding = {**patch, "x-kubernetes-group-version-kind": {"group": "", "version": "v1", "kind": "Binding"}}
         paths["/api/v1/namespaces/{namespace}/bindings"] = {"patch": binding}
     info = {"title": "mgpu playground", "version": VERSION["gitVersion"]}

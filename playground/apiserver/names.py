@@ -1,4 +1,7 @@
-"""Names, labels and annotations: what the API server allows in metadata. Pure; `objects` and `pod_rules` call it."""
+"""Checks names, labels and annotations as the API server does, and generates names.
+
+`objects` and `pod_rules` call these functions. Every check returns the problems that it finds.
+"""
 
 import random
 import re
@@ -36,18 +39,25 @@ _MAX_ANNOTATIONS = 256 * 1024
 
 
 def generate(prefix: str) -> str:
-    """Return a name for `generateName`: five random characters without vowels, so that they form no words."""
+    """Return a name for `generateName`: the prefix and five random characters.
+
+    As in Kubernetes, no character is a vowel, so that the name contains no words by chance.
+    """
     return prefix[:58] + "".join(random.choices(_ALPHABET, k=5))
 
 
 def dns_label(value: str, field: str) -> list[Cause]:
+    """Return a problem if the value is not a DNS label. `field` is the path of the field in the object."""
     if len(value) > 63 or not _LABEL.fullmatch(value):
         return [invalid_value(field, value, _LABEL_RULE)]
     return []
 
 
 def qualified_name(value: str, field: str) -> list[Cause]:
-    """Check a label key or resource name: `prefix/name`, where the prefix is a DNS subdomain."""
+    """Return a problem if the value is not a qualified name, such as the key of a label or the name of a resource.
+
+    A qualified name has the form `name` or `prefix/name`, and the prefix is a DNS subdomain.
+    """
     prefix, slash, name = value.rpartition("/")
     if (slash and not _SUBDOMAIN.fullmatch(prefix)) or len(name) > 63 or not _QUALIFIED.fullmatch(name):
         return [invalid_value(field, value, _KEY_RULE)]
@@ -55,7 +65,12 @@ def qualified_name(value: str, field: str) -> list[Cause]:
 
 
 def check_metadata(metadata: Object, plural: str) -> list[Cause]:
-    """Return the problems of name, labels and annotations."""
+    """Return the problems of the name, the labels and the annotations of an object.
+
+    Args:
+        metadata: The metadata of the object.
+        plural: The plural of its kind. Some kinds allow other names than most.
+    """
     problems: list[Cause] = []
     name = metadata.get("name", "")
     if not name:

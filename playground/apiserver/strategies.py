@@ -1,6 +1,7 @@
-"""What is particular to a kind when it is written: defaults, what may be set, what may change.
+"""The defaults and the validation that are particular to one kind, and which fields of its objects may change.
 
-`objects` looks a kind up with `strategy`. To give a kind defaults or validation, add a row to `_STRATEGIES`.
+`objects` calls `strategy` when it reads or writes an object. To give a kind defaults or validation, add a row to
+`_STRATEGIES`.
 """
 
 import base64
@@ -15,11 +16,14 @@ from playground.apiserver.storage import Object
 
 @dataclass(frozen=True)
 class Strategy:
-    """What is done to objects of one kind. `defaults` and `prepare` change the object in place.
+    """The functions that the API server calls for objects of one kind.
 
-    defaults: after every decode.
-    prepare: once, for a new object.
-    kept_status: fields that a new status without them keeps.
+    Attributes:
+        defaults: Sets the defaults of an object in place. It is called whenever an object is decoded.
+        prepare: Sets the fields that a new object must have, in place. It is called once for each object.
+        validate: Returns the problems of an object that is created or updated.
+        validate_update: Returns the problems of an update, given the new and the old object.
+        kept_status: The names of status fields that keep their old values if a new status does not contain them.
     """
 
     defaults: Callable[[Object], None] = lambda _: None
@@ -160,5 +164,9 @@ _PLAIN = Strategy()
 
 
 def strategy(resource: str) -> Strategy:
-    """Return the strategy of a resource as the storage names it; most have none of their own."""
+    """Return the strategy of a resource, which for most resources does nothing.
+
+    Args:
+        resource: The name under which the storage knows the resource: its plural, with its group if it has one.
+    """
     return _STRATEGIES.get(resource, _PLAIN)

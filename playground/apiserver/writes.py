@@ -1,6 +1,7 @@
-"""Create, update and patch: admission between reading and writing; a write is refused when the object changed since.
+"""Creates, updates and patches objects: each write passes admission before it is stored.
 
-`api_server` calls `Writer` for POST, PUT and PATCH.
+`api_server` calls `Writer` for POST, PUT and PATCH. An update that names an outdated resourceVersion is refused. Any
+other update starts again if the object changes during its admission.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,7 @@ _MODIFIED = "the object has been modified; please apply your changes to the late
 class Writer:
     """Writes objects through admission.
 
-    It remembers what each manager applied to each object, for server-side apply; a restart of the process forgets it.
+    For server-side apply, it stores in memory what each field manager has applied to each object.
     """
 
     def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
@@ -58,10 +59,11 @@ class Writer:
         self._applied: dict[tuple[str, str], Object] = {}
 
     async def create(self, call: Call) -> Item:
+        """Handle POST of a new object."""
         return await self._create(call, check_kind(call.path.kind, read_body(call)))
 
     async def update(self, call: Call) -> Item:
-        """Handle PUT, also of `status`."""
+        """Handle PUT of an object or of one of its subresources, such as `status`."""
         kind = call.path.kind
         obj = self._decoded(call, check_kind(kind, read_body(call)))
         if not obj["metadata"].get("resourceVersion") and needs_version(kind):
@@ -70,7 +72,7 @@ class Writer:
         return await self._change(call, lambda _: obj)
 
     async def patch(self, call: Call) -> tuple[Item, bool]:
-        """Return the object and whether it is new: a server-side apply creates what is missing."""
+        """Handle PATCH. Return the object, and whether it is new, since a server-side apply may create an object."""
         kind = call.path.kind
         media, patch = patches.parse(call.content_type, call.body, custom=kind.custom)
         if media == patches.APPLY:
@@ -78,7 +80,7 @@ class Writer:
         return await self._change(call, lambda old: self._patched(call, media, patch, old)), False
 
     async def _create(self, call: Call, body: Object) -> Item:
-        """Admit, validate and store a new object; a dry run stores nothing."""
+        """Admit, validate and store a new object. A dry run stores nothing."""
         kind = call.path.kind
         obj = self._decoded(call, body)
         metadata = obj["metadata"]
@@ -104,14 +106,17 @@ class Writer:
         return item
 
     async def _admitted(self, call: Call, obj: Object) -> Object:
-        """Return a new object after built-in plugins, mutation, completion and validation, in the real order."""
+        """Return a new object after admission and validation, which take place in the order of kube-apiserver.
+
+        The order is: built-in plugins, mutating webhooks, completion, validation, validating webhooks, quotas.
+        """
         kind = call.path.kind
         if kind.resource == "pods":
             pod_rules.resolve_priority(self._storage, obj)
         attributes = call.attributes("CREATE", obj["metadata"].get("name") or "")
         mutated = await self._admission.mutate(attributes, obj, None, lambda o: normalise(kind, o)[0])
         if kind.resource == "pods" and mutated is not obj:
-            # The real server calls its own plugins again where a webhook changed the object.
+            # kube-apiserver calls its built-in plugins again if a webhook has changed the object.
             pod_rules.resolve_priority(self._storage, mutated)
         complete(kind, mutated)
         name = mutated["metadata"].get("name") or ""
@@ -122,7 +127,7 @@ class Writer:
         return dict(mutated)
 
     async def _apply(self, call: Call, patch: Object) -> tuple[Item, bool]:
-        """Server-side apply; fields that the manager applied before and leaves out now are removed."""
+        """Handle a server-side apply, which removes the fields that the manager applied before and now leaves out."""
         kind, path = call.path.kind, call.path
         manager = call.query.get("fieldManager", "")
         if not manager:
@@ -148,7 +153,7 @@ class Writer:
         return item, found is None
 
     def _patched(self, call: Call, media: str, patch: Any, old: Object) -> Object:
-        """Raises a 422 for a patch whose result is no object of the kind, or another object."""
+        """Return the patched object. Raises a 422 if the result is not an object of this kind or has another UID."""
         kind = call.path.kind
         result = patches.apply(media, patch, old, custom=kind.custom)
         try:
@@ -163,7 +168,10 @@ class Writer:
         return obj
 
     async def _change(self, call: Call, make: Callable[[Object], Object]) -> Item:
-        """Write what `make` makes of the stored object; start over when another write came during admission."""
+        """Write the object that `make` returns for the stored one.
+
+        If another write comes during admission, start again. Raises a 409 after `_ATTEMPTS` attempts.
+        """
         kind, path = call.path.kind, call.path
         attributes = call.attributes("UPDATE", path.name, subresource=path.subresource)
         for _ in range(_ATTEMPTS):
@@ -185,13 +193,14 @@ class Writer:
 
     @staticmethod
     def _decoded(call: Call, body: Object) -> Object:
+        """Return the normalised object of a body. Unknown fields are handled as the call's fieldValidation says."""
         kind = call.path.kind
         obj, unknown = normalise(kind, body)
         check_unknown(call.field_validation, kind.kind, kind.version, unknown, call.warnings.append)
         return obj
 
     def _check_namespace(self, call: Call, metadata: Object) -> None:
-        """Set the namespace of a new object. Raises where that namespace is missing or being deleted."""
+        """Set the namespace of a new object. Raises ApiError if it is not the path's, is missing or is terminating."""
         namespace = call.path.namespace
         if metadata.setdefault("namespace", namespace) != namespace:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
@@ -206,5 +215,6 @@ class Writer:
 
 
 def _refuse(kind: Kind, name: str, problems: list[Cause]) -> None:
+    """Raise a 422 if there are problems."""
     if problems:
         raise invalid(kind.qualified_kind, name, problems)

@@ -1,6 +1,6 @@
-"""The kubelet's configuration, its Node object, and the HTTPS server behind `kubectl logs`.
+"""The kubelet's configuration, the reporter of its Node object, and the HTTPS server behind `kubectl logs`.
 
-`NodeReporter` registers the node and keeps its status: capacity, allocatable, the Ready condition.
+`playground.kubelet.kubelet` starts a `NodeReporter` and a `LogServer`. `playground.cluster` creates the configuration.
 """
 
 import logging
@@ -26,14 +26,24 @@ Order = Literal["arrival", "created", "random"]
 
 @dataclass(frozen=True, slots=True)
 class KubeletConfig:
-    """One node. All times are in seconds.
+    """The configuration of the kubelet of one node. All times are in seconds.
 
-    root: the kubelet's folder; its sockets are `device-plugins/kubelet.sock` and `pod-resources/kubelet.sock`.
-    admission: the order in which pods that wait together are admitted.
-    seed: of everything random: that order, the ids, the order of a container's resources, conflicting variables.
-    retry_seconds: until a container that could not start is tried again (the real kubelet: about 10).
-    removal_grace: until the resource of a disconnected plugin is removed.
-    status_seconds: how often the node's status is checked without a change of the devices or the Node.
+    Attributes:
+        node: The name of the node.
+        root: The kubelet's folder. Its sockets are `device-plugins/kubelet.sock` and `pod-resources/kubelet.sock`.
+        labels: The labels with which the Node is created, besides those of every node.
+        annotations: The annotations with which the Node is created.
+        capacity: The capacity of the node without the resources of device plugins.
+        admission: The order in which pods that wait together are admitted.
+        seed: The seed for all random choices: the order of admission if it is random, the device ids, the order of a
+            container's resources, and which of several values an environment variable gets.
+        retry_seconds: How long the kubelet waits before it tries again to start a container. In the real kubelet it is
+            about 10.
+        removal_grace: How long the resource of a disconnected plugin is kept.
+        status_seconds: How often the status of the node is checked if neither the devices nor the Node change.
+        max_message: The most bytes of a message from a device plugin.
+        queries_per_second: The limit for calls of PodResources.
+        query_burst: How many calls of PodResources may come at once.
     """
 
     node: str
@@ -70,7 +80,7 @@ HOST = "127.0.0.1"
 class LogServer:
     """Serves GET `/containerLogs/<namespace>/<pod>/<container>` on a free loopback port, without authentication.
 
-    A real API server forwards `kubectl logs` to it; the playground's own reads the runtime directly.
+    A real API server forwards `kubectl logs` to this server. The playground's API server reads the runtime directly.
     """
 
     def __init__(self, runtime: Runtime, folder: Path) -> None:
@@ -88,8 +98,8 @@ class LogServer:
         self.port = self._server.port
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self_signed(folder))
-        # werkzeug's own TLS does the handshake in the thread that accepts, where a slow client would block all others.
-        # Without a handshake on connect, the first read does it, in the connection's own thread.
+        # With its own TLS, werkzeug does the handshake in the thread that accepts connections, so a slow client would
+        # block all others. Without a handshake on connect, the first read does it in the thread of the connection.
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
 
     def start(self) -> None:
@@ -106,9 +116,18 @@ class _Quiet(WSGIRequestHandler):
 
 
 class NodeReporter:
-    """Keeps the node's status, on changes of the devices and the Node and every `status_seconds`.
+    """Registers the node and keeps its capacity, its allocatable resources and its Ready condition up to date.
 
-    port: where the kubelet's `LogServer` listens.
+    It checks the status when the devices or the Node change, and every `status_seconds`.
+
+    Args:
+        api: The client of the API server.
+        config: The configuration of the kubelet.
+        devices: The device manager, which knows the capacity of extended resources.
+        port: The port on which the kubelet's `LogServer` listens.
+
+    Attributes:
+        node: The Node as it was last observed or written, or None before it is registered.
     """
 
     def __init__(self, api: Api, config: KubeletConfig, devices: DeviceManager, port: int) -> None:
@@ -118,7 +137,7 @@ class NodeReporter:
         self._port = port
         self._path = f"/api/v1/nodes/{config.node}"
         self._wake = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards changes of `node`
         self._stopped = False
         self.node: Json | None = None
         query = {"fieldSelector": f"metadata.name={config.node}"}
@@ -126,7 +145,12 @@ class NodeReporter:
         self._thread = threading.Thread(target=self._run, name=f"node {config.node}", daemon=True)
 
     def start(self) -> None:
-        """Register, then report in the background. Raises ApiError and Unreachable where registration fails."""
+        """Register the node, and then report its status in a thread.
+
+        Raises:
+            ApiError: The API server refuses the registration.
+            Unreachable: The API server cannot be reached.
+        """
         self._register()
         self._watch.start()
         self._thread.start()
@@ -138,6 +162,7 @@ class NodeReporter:
         self._thread.join(5)
 
     def poke(self) -> None:
+        """Let the thread check the status at once."""
         self._wake.set()
 
     def _seen(self, node: Json) -> None:
@@ -146,7 +171,10 @@ class NodeReporter:
         self.poke()
 
     def _register(self) -> None:
-        """Create the Node. An existing one is kept, but without a checkpoint its extended resources become zero."""
+        """Create the Node and write its status.
+
+        If the Node exists, it is kept. But if there is no device checkpoint, its extended resources are set to zero.
+        """
         body = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -170,6 +198,7 @@ class NodeReporter:
         self._report(existing)
 
     def _reset(self, node: Json) -> Json:
+        """Set the extended resources in the Node's status to zero, and return the Node."""
         old = node.get("status") or {}
         zeros = {
             kind: {name: "0" for name in old.get(kind) or {} if _extended(name)} for kind in ("capacity", "allocatable")
@@ -187,7 +216,7 @@ class NodeReporter:
                 log.warning("status of node %s not written: %s", self._config.node, error)
 
     def _report(self, node: Json) -> None:
-        """Patch only what differs from `node`, so that resources published by other clients stay."""
+        """Patch only the fields that differ from `node`, so that resources which other clients have written remain."""
         wanted = self._status(node.get("status") or {})
         patch = _difference(node.get("status") or {}, wanted)
         if patch:
@@ -197,7 +226,11 @@ class NodeReporter:
                     self.node = answer
 
     def _status(self, old: Json) -> Json:
-        """Return the status as the kubelet's setters do: its capacity over the existing one, then allocatable."""
+        """Return the status as the kubelet's setters compute it.
+
+        The capacity contains the existing capacity, overridden by the configuration and by the device manager.
+        Allocatable is the capacity, but has only the healthy devices.
+        """
         total, healthy, removed = self._devices.capacity()
         capacity = {
             **(old.get("capacity") or {}),
@@ -242,11 +275,15 @@ _NODE_INFO = {
 
 
 def _extended(name: str) -> bool:
+    """Return whether a resource of this name is an extended resource."""
     return "/" in name and not name.startswith("kubernetes.io/")
 
 
 def _difference(old: Json, new: Json) -> Json:
-    """Return the merge patch that makes `old` contain `new`. Nested maps lose the keys that `new` lacks."""
+    """Return the merge patch that gives `old` the fields of `new`.
+
+    Fields that only `old` has remain at the top level. In a map one level below, they are removed.
+    """
     patch: Json = {}
     for key, value in new.items():
         before: Any = old.get(key)

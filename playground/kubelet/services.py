@@ -1,6 +1,7 @@
-"""The kubelet's gRPC services for node agents: device plugin registration, a client per plugin, and PodResources.
+"""The kubelet's gRPC services: the registration of device plugins, a client for each plugin, and PodResources.
 
-The services only translate between gRPC and the `DeviceManager`, which decides.
+`playground.kubelet.kubelet` starts the services, which node agents call. They only translate between gRPC and the
+`DeviceManager`, which makes the decisions.
 """
 
 import logging
@@ -23,16 +24,25 @@ from proto import podresources_pb2_grpc as listing_services
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 4 << 20
-"""gRPC's default in Go, which the kubelet does not raise: a longer device list ends the stream."""
+"""The most bytes of a message, as gRPC for Go has it by default. The kubelet does not raise this limit, so a longer
+device list ends the stream."""
 PRE_START_SECONDS = 30.0
 _DIAL_SECONDS = 10.0
 _VERSION = "v1beta1"
 
 
 class Plugin:
-    """A client of one registered plugin for one resource; an `Endpoint` of the device manager.
+    """A client of one registered plugin for one resource. It implements `Endpoint` for the device manager.
 
-    The constructor raises PluginError where the plugin cannot be dialled or does not return its options.
+    The constructor raises PluginError if it cannot connect to the plugin or the plugin does not return its options.
+
+    Args:
+        resource: The name of the resource.
+        socket: The socket on which the plugin listens.
+        max_message: The most bytes of a message that the client receives.
+
+    Attributes:
+        pre_start_required: Whether the plugin wants a call of PreStartContainer before each start of a container.
     """
 
     def __init__(self, resource: str, socket: Path, max_message: int = MAX_MESSAGE) -> None:
@@ -61,18 +71,18 @@ class Plugin:
         self.pre_start_required = bool(options.pre_start_required)
 
     def follow(self, devices: DeviceManager) -> None:
-        """Pass every device list on until the stream ends."""
+        """Pass every device list of the plugin to the device manager, until the stream ends."""
         try:
             self._stream = self._stub.ListAndWatch(api.Empty())
             for response in self._stream:
                 devices.update(self.resource, {device.ID: device.health == "Healthy" for device in response.devices})
         except grpc.RpcError as error:
             log.info("ListAndWatch of %s ended: %s", self.resource, _plugin_error(error))
-        except ValueError:  # what gRPC raises for a call on a channel that was just closed
+        except ValueError:  # gRPC raises it for a call on a channel that has just been closed
             log.info("ListAndWatch of %s did not begin: the connection is closed", self.resource)
 
     def allocate(self, ids: Sequence[str]) -> api.ContainerAllocateResponse:
-        """Call Allocate, without a time limit as in the kubelet."""
+        """Call Allocate. As in the real kubelet, the call has no time limit."""
         request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
         response = self._call(self._stub.Allocate, request, None)
         if not response.container_responses:
@@ -81,6 +91,7 @@ class Plugin:
         return answer
 
     def pre_start(self, ids: Sequence[str]) -> None:
+        """Call PreStartContainer, for at most `PRE_START_SECONDS`."""
         request = api.PreStartContainerRequest(devices_ids=ids)
         try:
             self._call(self._stub.PreStartContainer, request, PRE_START_SECONDS)
@@ -88,6 +99,7 @@ class Plugin:
             raise PluginError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
 
     def stop(self) -> None:
+        """Close the connection, which ends `follow`. Later calls raise PluginError."""
         self._stopped = True
         self._channel.close()
 
@@ -109,14 +121,14 @@ class Registry(services.RegistrationServicer):
         self._folder = folder
         self._devices = devices
         self._max_message = max_message
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_clients` and `_closing`
         self._clients: dict[str, Plugin] = {}
         self._followers: list[tuple[Plugin, threading.Thread]] = []
         self._server: Any = None
         self._closing = False
 
     def start(self) -> None:
-        """Remove every socket in the folder, which tells plugins to register again, then serve."""
+        """Remove every socket in the folder, so that the plugins register again, and then serve."""
         for path in self._folder.iterdir():
             if path.name != FILE and path.is_socket():
                 path.unlink()
@@ -126,6 +138,7 @@ class Registry(services.RegistrationServicer):
         self._server.start()
 
     def stop(self) -> None:
+        """Stop serving, and close the connections to all plugins."""
         with self._lock:
             self._closing = True
         self._server.stop(None).wait()
@@ -134,10 +147,10 @@ class Registry(services.RegistrationServicer):
             follower.join(timeout=5)
 
     def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: N802
-        """Dial the plugin, then answer. The previous client for the resource stays connected.
+        """Connect to the plugin, and then answer. The previous client for the resource stays connected.
 
-        As in `connectClient` (server.go), a client that cannot be connected still removes the previous client from the
-        map, although that one goes on serving.
+        As in `connectClient` (server.go), the previous client is removed from the map even if the connection to the new
+        plugin fails. The previous client continues to serve nevertheless.
         """
         if request.version != _VERSION:
             context.abort(grpc.StatusCode.UNKNOWN, f"unsupported device plugin API version: {request.version}")
@@ -160,8 +173,8 @@ class Registry(services.RegistrationServicer):
     def _follow(self, client: Plugin) -> None:
         """Follow a client's stream. When it ends, disconnect the client that is in the map at that time, if any.
 
-        This is what the kubelet does, although the map may hold another client by then. A client that is not in the map
-        keeps its connection, and gets the calls as long as it is the resource's endpoint.
+        The real kubelet does the same, although the map may contain another client by then. A client that is not in the
+        map keeps its connection. It gets the calls as long as it is the endpoint of the resource.
         """
         client.follow(self._devices)
         with self._lock:
@@ -172,6 +185,7 @@ class Registry(services.RegistrationServicer):
 
 
 def _plugin_error(error: Any) -> PluginError:
+    """Return an error with the message that gRPC for Go prints."""
     code = error.code().name.title().replace("_", "")
     return PluginError(f"rpc error: code = {code} desc = {error.details()}")
 
@@ -181,7 +195,7 @@ QUERIES_PER_SECOND, BURST = 100.0, 10
 
 
 class TokenBucket:
-    """A rate limit: `rate` calls per second, and up to `burst` at once."""
+    """Limits calls to `rate` per second, and to `burst` at once."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
@@ -192,6 +206,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
+        """Return whether a call is allowed now, and count it if it is."""
         with self._lock:
             now = self._clock()
             self._tokens = min(self._burst, self._tokens + (now - self._last) * self._rate)
@@ -203,9 +218,13 @@ class TokenBucket:
 
 
 class PodResources(listing_services.PodResourcesListerServicer):
-    """Serves PodResources on `socket`. Calls beyond the limit fail with RESOURCE_EXHAUSTED.
+    """Serves the PodResources API. Calls beyond the limit fail with RESOURCE_EXHAUSTED.
 
-    pods: returns the pods to list.
+    Args:
+        socket: The path of the Unix socket.
+        devices: The device manager, which knows the device ids of each container.
+        pods: Returns the pods to list.
+        limit: The limit for calls of all methods together.
     """
 
     def __init__(
@@ -218,6 +237,7 @@ class PodResources(listing_services.PodResourcesListerServicer):
         self._server: Any = None
 
     def start(self) -> None:
+        """Remove the socket if it is left from an earlier process, and serve on a new one."""
         self._socket.unlink(missing_ok=True)
         self._server = grpc.server(ThreadPoolExecutor(8, "pod-resources"), options=[("grpc.so_reuseport", 0)])
         listing_services.add_PodResourcesListerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -252,6 +272,7 @@ class PodResources(listing_services.PodResourcesListerServicer):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _held(self) -> dict[tuple[str, str], list[listing.ContainerDevices]]:
+        """Return the devices of each container, by the UID of the pod and the name of the container."""
         held: dict[tuple[str, str], list[listing.ContainerDevices]] = {}
         for e in self._devices.entries():
             held.setdefault((e.uid, e.container), []).extend(_one_by_one(e.resource, e.ids))
@@ -259,11 +280,12 @@ class PodResources(listing_services.PodResourcesListerServicer):
 
 
 def _one_by_one(resource: str, ids: Iterable[str]) -> list[listing.ContainerDevices]:
-    """Return an entry per id, as the kubelet lists ids without topology."""
+    """Return an entry for each id, because the kubelet lists ids without topology separately."""
     return [listing.ContainerDevices(resource_name=resource, device_ids=[device]) for device in ids]
 
 
 def _pod(pod: Raw, held: Mapping[tuple[str, str], list[listing.ContainerDevices]]) -> listing.PodResources:
+    """Return a pod with its containers and sidecars. Other init containers are not listed."""
     meta, spec = pod["metadata"], pod["spec"]
     sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
     return listing.PodResources(

@@ -1,4 +1,8 @@
-"""The status that a kubelet reports for a pod, computed from the states of its containers. Pure."""
+"""The status that a kubelet reports for a pod, computed from the states of its containers.
+
+`pod_worker` reports the status of admitted pods, and `kubelet` that of rejected pods. The functions change nothing;
+apart from the times, which come from the clock, their results depend only on their arguments.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +17,16 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """One container of a pod.
+    """One container of a pod's spec, with what the kubelet knows of it.
 
-    attempts: the containers started so far, of which the last one may run.
-    waiting: reason and message of why the next attempt waits.
-    resources: resource → device id → health.
+    Attributes:
+        name: The name of the container.
+        image: The image in the pod's spec.
+        attempts: The containers that were started for it so far. The last one may run.
+        waiting: The reason and the message that say why the next attempt waits, or None if it does not wait.
+        resources: For each resource of a device plugin, the health of each device id that the container has. It is
+            empty for init containers and sidecars, for which the kubelet does not report health.
+        init: Whether it is an init container or a sidecar.
     """
 
     name: str
@@ -49,11 +58,17 @@ _NEVER_STARTED = {
 
 
 def sidecar(container: Raw) -> bool:
+    """Return whether an init container is a sidecar."""
     return container.get("restartPolicy") == "Always"
 
 
 def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
-    """Return the phase as the kubelet's getPhase does; Succeeded and Failed are final."""
+    """Return the phase as the kubelet's `getPhase` does. The phases Succeeded and Failed do not change any more.
+
+    Args:
+        pod: The pod, with the status that the API server has.
+        apps: Its containers other than init containers and sidecars.
+    """
     before: str = (pod.get("status") or {}).get("phase") or "Pending"
     if before in ("Succeeded", "Failed"):
         return before
@@ -69,7 +84,15 @@ def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
 def pod_status(
     pod: Raw, inits: Sequence[ContainerView], apps: Sequence[ContainerView], host_ip: str, reported: Raw
 ) -> Json:
-    """Return the status to report. Conditions that do not change keep the times of `reported`, the last status."""
+    """Return the status to report.
+
+    Args:
+        pod: The pod.
+        inits: Its init containers and sidecars.
+        apps: Its other containers.
+        host_ip: The IP address of the node.
+        reported: The status that was reported last, or an empty one. A condition that does not change keeps its time.
+    """
     phase = phase_of(pod, apps)
     kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
     initialized = all(view.running if kinds[view.name] else view.done for view in inits)
@@ -104,14 +127,17 @@ def rejected(reason: str, message: str) -> Json:
 
 
 def now() -> str:
+    """Return the current time as in API objects."""
     return timestamp(datetime.now(UTC).timestamp())
 
 
 def timestamp(seconds: float) -> str:
+    """Return a time in seconds since the epoch as in API objects."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _conditions(flags: Mapping[str, bool], old: Sequence[Raw], reason: str) -> list[Json]:
+    """Return the conditions. `reason` is that of ContainersReady and Ready if they are false."""
     before = {row["type"]: row for row in old}
     rows = []
     for kind, flag in flags.items():
@@ -125,8 +151,9 @@ def _conditions(flags: Mapping[str, bool], old: Sequence[Raw], reason: str) -> l
 
 
 def _container(view: ContainerView, *, ended: bool) -> Json:
+    """Return the status of a container. `ended` is whether its pod has ended."""
     latest, earlier = view.latest, view.attempts[:-1]
-    # Between two attempts the state says why the next one waits, and the last one is in lastState.
+    # Between two attempts, the state says why the next attempt waits, and lastState describes the previous attempt.
     waits = view.waiting if view.waiting and not view.running else None
     state: Json = {"waiting": {"reason": "ContainerCreating"}}
     if waits:
@@ -157,6 +184,7 @@ def _container(view: ContainerView, *, ended: bool) -> Json:
 
 
 def _state(container: Container) -> Json:
+    """Return the state of a container that was started: running or terminated."""
     if container.running:
         return {"running": {"startedAt": timestamp(container.started)}}
     return {
@@ -171,5 +199,6 @@ def _state(container: Container) -> Json:
 
 
 def _pod_ip(pod: Raw) -> str:
+    """Return an address that is derived from the UID, because the pod has no network."""
     number = int.from_bytes(pod["metadata"]["uid"].encode()[-3:], "big")
     return f"10.{128 + (number >> 16) % 64}.{(number >> 8) % 256}.{number % 254 + 1}"

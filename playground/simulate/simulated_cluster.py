@@ -1,7 +1,8 @@
 """The state of the cluster in `mgpu simulate`: the holdings, the usage and the partitioned cards of every node.
 
-`pipeline` and `mtgpupod_plans` change it. It implements the Protocol by which the scheduler's ranking reads a cluster,
-so that the scheduler's own functions decide. One thread uses it, and every partition plan takes effect at once.
+`pipeline` creates it, and `pipeline` and `mtgpupod_plans` change it. It implements the Protocol through which the
+scheduler's ranking reads a cluster, so `mgpu simulate` makes its decisions with the scheduler's own functions. It may
+be used by only one thread. Every partition plan takes effect at once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,8 +38,13 @@ from scheduler.engine.partitioning.slice_scores import NamedResourceUsage, named
 class SimulatedCluster:
     """Implements `scheduler.decisions.scores.Cluster`.
 
-    used: node → the sum of the requests of its pods.
-    partitioned: node → its slices.
+    Attributes:
+        raw: The Node objects, by name.
+        nodes: The same nodes as the scheduler reads them.
+        used: For each node, the sum of the requests of its pods.
+        ledger: The holdings of the pods.
+        forecast: What the learning node policies have learnt from the pods so far.
+        partitioned: For each node, its cards and their slices.
     """
 
     def __init__(self, world: World, settings: Settings) -> None:
@@ -57,22 +63,24 @@ class SimulatedCluster:
             self.forecast.set_node(name, node, self.ledger.cards(name))
 
     def reserve(self, pod: Pod, raw: Raw, node: str) -> None:
-        """Count the requests of a pod on a node. `hold` and `place` count its cards."""
+        """Count the requests of a pod on a node. Its cards are counted by `hold` or `place`."""
         self.used[node] = add_requests(self.used[node], requests_of(raw))
         self._changed.update(self._usage.put(pod.uid, node, pod.cpu_memory))
         self._named_resources.follow(replace(pod, node=node))
 
     def hold(self, holding: Holding) -> None:
+        """Enter a holding in the ledger."""
         self.ledger.hold(holding)
         self._changed.add(holding.node)
 
     def release(self, uid: str) -> None:
+        """Remove the holding of a pod from the ledger, if there is one."""
         held = self.ledger.release(uid)
         if held:
             self._changed.add(held.node)
 
     def place(self, pod: Pod, request: GpuRequest, placement: Placement, node: str) -> None:
-        """Hold the cards of a placement."""
+        """Enter the cards of a pod's placement in the ledger."""
         dialect = nvidia_plugin.NVIDIA if nvidia_plugin.chooses_cards(self.nodes[node], request) else request.dialect
         shares = shares_of(request, placement)
         holding = Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, constraints=request.constraints)
@@ -81,7 +89,7 @@ class SimulatedCluster:
     def devices(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
         """Return the state of the node's devices, as if the pod `without` held nothing.
 
-        With `gpuid`, the cards are as the occupy pod of this GPUID finds them.
+        If `gpuid` is given, the cards have the state that counts for the occupy pod of this GPUID.
         """
         cards = self.ledger.cards(node, without)
         if gpuid:
@@ -89,12 +97,13 @@ class SimulatedCluster:
         return (*cards, *self.ledger.others(node, without))
 
     def take_changed_nodes(self) -> Iterable[tuple[str, NodeSnapshot]]:
-        """Return the nodes that have changed since the last call."""
+        """Return the name and the snapshot of each node that has changed since the last call."""
         changed = [(name, self.node_snapshot(name, "")) for name in sorted(self._changed)]
         self._changed.clear()
         return changed
 
     def node_snapshot(self, node: str, uid: str) -> NodeSnapshot:
+        """Return a snapshot of the node, as if the pod with this UID held nothing."""
         known = self.nodes[node]
         cards = self.ledger.cards(node, uid)
         others = self.ledger.others(node, uid)
@@ -108,9 +117,11 @@ class SimulatedCluster:
         return
 
     def group_cards(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]:
+        """Return the cards of the group with which the pod must share a card, as if `without` held nothing."""
         return self.ledger.group_cards(request.constraints.same_card, without)
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]:
+        """Return the nodes on which members of the groups in the pod's constraints hold cards."""
         return frozenset(held.node for group in request.constraints.groups for held in self.ledger.members(group))
 
     # Slices
@@ -133,11 +144,12 @@ class SimulatedCluster:
         )
 
     def partitions(self) -> Mapping[str, NodePartitions]:
+        """Return the slices of each node whose cards are partitioned, for the tables of the result."""
         nodes = self.partitioned.items()
         return {name: node.view(self.ledger.holdings(name)) for name, node in nodes if node.is_partitioned}
 
     def restore_slices(self) -> None:
-        """Create the slices that allocation records name and that are missing, as after a reboot of the node."""
+        """Create the slices that allocation records name but that do not exist, as after a reboot of the node."""
         for name in self.partitioned:
             target = self.partitionable_node(name, "")
             slices = plan_node(target, []) if target and target.missing and not target.problem else None
@@ -155,7 +167,10 @@ class SimulatedCluster:
         return answer.rejection
 
     def partition_for(self, pod: Pod, request: GpuRequest, nodes: Iterable[str]) -> str | None:
-        """Partition the best of these nodes so that the pod fits. Return its name, or None if none can be."""
+        """Partition the best of these nodes so that the pod fits.
+
+        Return the name of that node, or None if no node can be partitioned so that the pod fits.
+        """
         requested = requested_slices(request)
         targets = [self.partitionable_node(name, pod.uid) for name in nodes] if requested else []
         candidates = [
@@ -176,6 +191,7 @@ class SimulatedCluster:
         return score_for_slices(target, requested, pod, self._slices) if requested and target else None
 
     def _partition(self, node: str, slices: Iterable[Slice]) -> None:
+        """Give the node these slices, and make them known to the ledger."""
         self.partitioned[node].partition(slices)
         self.ledger.set_cards(node, self.partitioned[node].available_devices())
         self._changed.add(node)

@@ -1,4 +1,6 @@
-"""Draws the curve of each policy. `openb_command` calls `check` before the experiment and `draw` after it.
+"""Draws how many GPUs each policy allocates as pods arrive, with one curve for each policy.
+
+`openb_command` calls `check` before the experiment and `draw` after it.
 
 matplotlib is an optional dependency (`mgpu[plot]`), so it is imported only where a picture is wanted.
 """
@@ -10,7 +12,7 @@ from typing import Any
 from mgpu.model.errors import BadObject, Problem
 
 SUFFIXES = (".png", ".svg")
-_SHOWN = (80, 130)  # arrived percent
+_SHOWN = (80, 130)  # the range of the x axis, in percent of the cluster's GPUs
 _STYLE: Mapping[str, dict[str, Any]] = {
     "fragmentation": {"color": "#c2410c", "linewidth": 2.4, "zorder": 4},
     "fragmentation-known": {"color": "#fb923c", "linestyle": (0, (4, 2)), "zorder": 3},
@@ -23,7 +25,7 @@ _STYLE: Mapping[str, dict[str, Any]] = {
 
 
 def check(file: Path) -> None:
-    """Raise BadObject where the picture could not be written."""
+    """Raise BadObject if the picture cannot be drawn or written."""
     if file.suffix not in SUFFIXES:
         raise BadObject([Problem(f"--plot {file}", f"must end in {' or '.join(SUFFIXES)}")])
     if not file.parent.is_dir():
@@ -36,7 +38,12 @@ def check(file: Path) -> None:
 
 
 def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -> None:
-    """Draw policy → arrived percentage → allocated percentage. Raises BadObject where the file cannot be written."""
+    """Write the picture. Raises BadObject if the file cannot be written.
+
+    Args:
+        curves: For each policy, the percentage of GPUs that are allocated, by the percentage that the pods that have
+            arrived request.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")

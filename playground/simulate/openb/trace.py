@@ -1,4 +1,7 @@
-"""Reads the CSV files of the openb trace: a list of nodes and a list of pods. `openb_command` calls `read_trace`."""
+"""Reads the CSV files of the openb trace: a list of nodes and a list of pods.
+
+`openb_command` and the benchmark of openb call `read_trace`. `experiment` calls `demand`.
+"""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +15,7 @@ from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
 T = TypeVar("T")
 
 _MIB = 1 << 20
-_MOST = 10**9  # of cpu_milli and memory_mib: far above any machine, and sums stay far below 2^63
+_MOST = 10**9  # the limit of cpu_milli and memory_mib: no machine has that much, and sums stay far below 2^63
 _MOST_CARDS = 256
 _NODE_COLUMNS = ("cpu_milli", "memory_mib", "gpu", "model")
 _POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -20,19 +23,25 @@ _POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 
 @dataclass(frozen=True, slots=True)
 class Trace:
+    """The nodes and the pods of a trace, in the order of the files."""
+
     nodes: tuple[NodeClass, ...]
     pods: tuple[Shape, ...]
 
     @property
     def capacity(self) -> int:
-        """Thousandths of a card, of all cards."""
+        """The capacity of all cards together, in thousandths of a card."""
         return CARD * sum(node.cards for node in self.nodes)
 
 
 def read_trace(nodes: Path, pods: Path) -> Trace:
-    """Read both files. Raises BadObject with one line: file, line, column, rule.
+    """Return the trace in a file of nodes and a file of pods.
 
-    The order of the columns does not matter, and further columns are ignored.
+    The columns may be in any order, and unknown columns are ignored.
+
+    Raises:
+        BadObject: A file cannot be read or is invalid. The only problem names the file, and where possible the line
+            and the column.
     """
     trace = Trace(tuple(_rows(nodes, _NODE_COLUMNS, _node)), tuple(_rows(pods, _POD_COLUMNS, _pod)))
     if not trace.capacity:
@@ -43,25 +52,35 @@ def read_trace(nodes: Path, pods: Path) -> Trace:
 
 
 def demand(pod: Shape) -> int:
-    """Return what a pod requests on all its cards, in thousandths of a card."""
+    """Return how much a pod requests on all its cards together, in thousandths of a card."""
     return pod.cards * pod.core
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """One line of a file.
+
+    Attributes:
+        where: The file and the number of the line, for messages.
+        cells: The cells, by the name of the column.
+    """
+
     where: str
     cells: Mapping[str, str]
 
     def text(self, column: str) -> str:
+        """Return the text in a column, or "" if the line has no such cell."""
         return self.cells.get(column, "").strip()
 
     def number(self, column: str, most: int, least: int = 0) -> int:
+        """Return the number in a column. Raises BadObject if it is not a whole number from `least` to `most`."""
         text = self.text(column)
         if not (text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most):
             raise self.wrong(column, f"must be a whole number from {least} to {most}, not {text[:40]!r}")
         return int(text)
 
     def wrong(self, column: str, rule: str) -> BadObject:
+        """Return the error for a cell that breaks a rule."""
         return BadObject([Problem(f"{self.where}: {column}", rule)])
 
 
@@ -86,7 +105,7 @@ def _pod(row: _Row) -> Shape:
 
 
 def _rows(file: Path, columns: tuple[str, ...], read: Callable[[_Row], T]) -> Iterator[T]:
-    """Yield what `read` returns for every line below the header. A line may lack columns that are not in `columns`."""
+    """Yield what `read` returns for every line below the header. The header must contain each of `columns` once."""
     lines = _lines(file)
     where, cells = next(lines, (f"{file}: line 1", None))
     if cells is None:
@@ -107,7 +126,7 @@ def _rows(file: Path, columns: tuple[str, ...], read: Callable[[_Row], T]) -> It
 
 
 def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield (`FILE: line N`, cells) for every line that is not blank."""
+    """Yield the position, such as `FILE: line 2`, and the cells of every line that is not blank."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, strict=True)
