@@ -1,6 +1,6 @@
 """The agent's metrics: how it answers the kubelet, and what pods hold of each card.
 
-`deviceplugin.main` registers `NodeCards`, and `deviceplugin.health` serves the page. The plugin server, the allocators
+`deviceplugin.main` registers `NodeCards`, and `deviceplugin.health` serves /metrics. The plugin server, the allocators
 and the exchange of records update counters and histograms. `NodeCards` collects the other metrics at each scrape. To
 add a metric, define it here and add a row to docs/metrics.md.
 """
@@ -71,7 +71,7 @@ class CardHoldings(NamedTuple):
 
 
 class Agent(Protocol):
-    """The part of `deviceplugin.agent.Agent` that metrics report. Thread-safe."""
+    """The part of `deviceplugin.agent.Agent` that metrics report. It must be thread-safe."""
 
     @property
     def node(self) -> str: ...

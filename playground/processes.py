@@ -21,6 +21,7 @@ from typing import IO, Protocol
 from playground import child
 
 BLOCK = 100
+"""The number of ports in a block; the first of them only reserves the block."""
 # These ports are below the range from which the kernel takes ports for outgoing connections.
 _FIRST_PORT = 20_000
 _LAST_PORT = 32_000
@@ -168,7 +169,7 @@ class Process:
         """Wait until `reached()` is true. Raises StartError after `seconds`, or as soon as the process ends.
 
         Args:
-            what: The state that is waited for, for the message of the error.
+            what: The expected state, as the error message names it.
         """
         until(f"{self.name}: {what}", reached, seconds, process=self)
 

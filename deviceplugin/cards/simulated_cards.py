@@ -71,7 +71,10 @@ class SimulatedCards:
 
 
 class NoMig:
-    """The MIG driver of simulated cards if no simulator is installed. It switches no card to MIG mode."""
+    """The MIG driver of simulated cards if no simulator is installed.
+
+    It reports that no card supports MIG, and refuses every change.
+    """
 
     def __init__(self, source: SimulatedCards) -> None:
         self._source = source
@@ -95,7 +98,7 @@ class NoMig:
 def simulated_mig(file: Path, node: str) -> MigDriver:
     """Return the installed MIG simulator for the cards in `file`, or `NoMig` if none is installed."""
     for entry in entry_points(group=MIG_GROUP):
-        # In the production image the metadata name the entry point although the package is not installed.
+        # In the production image, mgpu's package metadata lists the entry point although `playground` is not installed.
         if find_spec(entry.module.partition(".")[0]) is not None:
             driver: MigDriver = entry.load()(file, node)
             return driver

@@ -1,4 +1,6 @@
-"""Lists the MIG profiles and instances of a card through NVML. Every function may raise pynvml.NVMLError.
+"""Lists the MIG profiles and instances of a card through NVML, and destroys compute instances.
+
+Every function with the argument `nvml` may raise pynvml.NVMLError.
 
 `mig_driver.NvmlMig` calls these functions, and `cards.nvml_cards` uses `NO_MIG`. A GPU instance has a part of the
 card's memory and compute; its compute instances divide its compute. NVML calls each compute instance a MIG device. NVML
@@ -74,9 +76,9 @@ class Nvml(Protocol):
 def profile_name(kind: int, slices: int, megabytes: int, total: int) -> str:
     """Return NVIDIA's name of a profile, such as `1g.10gb+me`.
 
-    The memory is rounded up to eighths of the card. The eighths are converted to GiB, where the card counts as a whole
-    number of GiB, and rounded half up. `nvidia-smi` prints these names, and NVIDIA's device plugin uses them in the
-    names of its resources.
+    The memory of the profile is rounded up to eighths of the card's memory. The name has these eighths of the card's
+    memory in GiB. For this the card's memory is rounded up to whole GiB, and the result is rounded half up.
+    `nvidia-smi` prints these names, and NVIDIA's device plugin uses them in the names of its resources.
 
     Args:
         kind: The kind of the profile, which determines the suffix.
@@ -97,7 +99,7 @@ class CardProfile(NamedTuple):
 
 
 class GpuInstance(NamedTuple):
-    """A GPU instance. A pod can use it only if it is `complete`, so that one compute instance takes all of it."""
+    """A GPU instance. A pod can use it only if it is `complete`: a single compute instance takes all of it."""
 
     id: int
     handle: Any
@@ -212,8 +214,8 @@ def _list(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list
 def _requestable_name(profile: Profile, built_in: Layout | None) -> str:
     """Return the name by which pods request a profile of this shape.
 
-    That is the name in the built-in layout, if the layout has this shape: drivers may round the memory in the name
-    differently.
+    If the built-in layout has a profile with the same compute, size and suffix, it is the name of that profile, because
+    drivers may round the memory in the name differently. Otherwise it is the profile's own name.
     """
     for p in built_in.profiles if built_in else ():
         if (p.compute, p.size, _attributes(p.name)) == (profile.compute, profile.size, _attributes(profile.name)):

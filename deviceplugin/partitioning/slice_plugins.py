@@ -1,4 +1,4 @@
-"""Runs the device plugins of slices. Each type of slices is a resource, which is served as soon as it has a slice.
+"""Runs the device plugins of slices. Each type of slices is a resource, served once the node has a slice of the type.
 
 `service` creates `SlicePlugins`; `partition_worker` offers slices through it. A device id may stand for any slice of
 its type; the pod's allocation record determines which slice a container gets. Pods keep the ids that they hold. A new
@@ -75,7 +75,7 @@ class SlicePlugins:
         running = self._checkpoint_pods.running(uids, time.monotonic())
         for resource, (entries, registered) in checkpoint.items():
             held = {i: entry.uid for entry in entries if entry.uid in running for i in entry.ids}
-            # An agent that starts continues after the numbers of its predecessors, which are still in the checkpoint.
+            # The first new number is above all numbers that earlier agents gave and that are still in the checkpoint.
             if resource not in self._numbers:
                 self._numbers[resource] = numbers_after((*(registered or ()), *(i for e in entries for i in e.ids)))
             previous = self._ids.get(resource, {})

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 _NAME = "mgpu_{}_receipt"
 """The name of a receipt. It does not end in `.json`, so the container runtime does not read the file as a CDI spec. It
-begins like the names of CDI files, so an agent of a version without receipts removes it too (`CdiFiles.keep_only`)."""
+begins like the names of CDI files. So an agent of a version without receipts removes it together with the CDI files of
+pods that no longer exist (`CdiFiles.keep_only`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Receipt:
 
     Attributes:
         uid: The pod's UID in the API, or `kubelets_uid` if another plugin gave out the cards.
-        kubelets_uid: The UID by which the kubelet and the runtime know the pod.
+        kubelets_uid: The UID by which the kubelet and the runtime know the pod. For a static pod it is not the UID in
+            the API.
         grace: The time in seconds that the kubelet lets the containers run after the deletion.
         shares: The shares that the pod holds. They name GPUs by UUID, since indexes may change.
     """
@@ -47,8 +49,9 @@ class Receipt:
 def merge_by_card(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
     """Return one share for each GPU, with the most that the pod holds of that GPU at any time.
 
-    Without this, a pod with hundreds of containers would have hundreds of rows in its receipt and in the Device, whose
-    size is limited. Shares of slices, and of cards that the node does not have, stay as they are.
+    Without this function, a pod with hundreds of containers would have hundreds of rows in its receipt and in the
+    annotation of the Device object, whose size is limited. Shares of slices, and of cards that the node does not have,
+    stay as they are.
     """
     held = Holding("", "", "", "", "", tuple(shares))
     gpus = [card for card in cards if card.type == GPU]
@@ -61,7 +64,9 @@ def merge_by_card(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share
 def device_rows(
     uid: str, resource: str, shares: Sequence[Share], container: str | None = None
 ) -> Iterator[CheckpointEntry]:
-    """Yield rows for the annotation of the Device: one row for all GPUs of which the pod holds equal shares.
+    """Yield rows for the annotation of the Device object that `mgpu.model.device_checkpoints` writes.
+
+    There is one row for all GPUs of which the pod holds equal shares.
 
     Args:
         uid: The UID of the pod in the rows.

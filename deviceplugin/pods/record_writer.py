@@ -34,8 +34,8 @@ class _Record:
     """Annotations that wait to be written.
 
     Attributes:
-        pod: The pod.
-        annotations: The annotations.
+        pod: The pod that gets the annotations.
+        annotations: The values of the annotations, by key.
         due: The time of the next attempt, on the monotonic clock.
         pause: The pause after that attempt if it fails, in seconds.
     """
@@ -56,11 +56,11 @@ class Pods(Protocol):
         """Return whether the pod is on the node and has not ended."""
 
     def amend(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
-        """Apply these annotations to the pod before the API server has them."""
+        """Apply these annotations to the agent's copy of the pod, before the API server has them."""
 
 
 class RecordWriter:
-    """A queue of annotations with two threads that write them. Thread-safe.
+    """A queue of annotations with two threads that write them. It is thread-safe.
 
     Writes of one pod take effect in the order of the calls, and writes that wait are merged. Annotations that are not
     written before `stop` need not be stored, since the next agent derives them again. The condition `_changed` guards
@@ -128,7 +128,7 @@ class RecordWriter:
         return None
 
     def _put_back(self, record: _Record) -> None:
-        """Schedule a retry, merged with newer annotations of the pod, so that these are not written earlier."""
+        """Schedule a retry. It includes newer annotations of the pod, so that they are not written before it."""
         newer = self._fresh.pop(record.pod.uid, None)
         annotations = {**record.annotations, **(newer.annotations if newer else {})}
         due = time.monotonic() + record.pause

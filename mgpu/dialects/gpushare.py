@@ -101,7 +101,8 @@ def write_placement(
 ) -> dict[str, str]:
     units = _units(pod)
     chosen = {c.container: placement.cards(c.container)[0] for c in request.containers}
-    # gpushare's own tools read one card per pod, so write the card of the container that runs longest.
+    # gpushare's own tools read one card per pod. The first container that is not an init container determines it,
+    # because init containers end early.
     longest = max(request.containers, key=lambda c: c.stage is not Stage.INIT).container
     return {
         INDEX: str(chosen[longest]),
@@ -196,7 +197,9 @@ def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus
 
 
 def held_units(held: int, card: Card, of_one: int) -> int:
-    """Return the held bytes of a card in units, rounded up, but not more than the units of the card.
+    """Return the held bytes of a card in units, rounded up.
+
+    The result exceeds the units of the card only if more bytes are held than the card has.
 
     Args:
         of_one: the bytes of one unit.
@@ -257,7 +260,7 @@ def _unparsable(pod: Pod) -> list[Problem]:
 def _unequal(pod: Pod) -> list[Problem]:
     """Return a problem if the recorded total differs from the pod's request.
 
-    mgpu records the most units that the pod needs at any time, gpushare the sum over its app containers.
+    mgpu records the most units that the pod needs at any time. gpushare records the sum over the pod's app containers.
     """
     if OF_POD not in pod.annotations:
         return []

@@ -3,7 +3,7 @@
 The scheduler (`scheduler.partitioning`) writes the partition plan (`spec-…`), and the node's agent
 (`deviceplugin.partitioning`) writes the existing slices (`status-…`). Both write them into the annotation
 `dynamicgpuslice`, whose format comes from the project nos. Each of them also writes an annotation of mgpu's own with
-the positions of the slices, because it depends on the positions which further slices can be created
+the positions of the slices, because the positions determine which further slices can be created
 (docs/design/slices.md, "Node annotation"). The scheduler, the agent, `mgpu.presentation` and the playground read the
 annotations. Other programs may read them too, so the formats must not change. Readers must limit the size of what they
 read, because they do not trust the writer.
@@ -42,13 +42,16 @@ ANNOTATION = "dynamicgpuslice"
 EXISTING = "mgpu.io/slices"
 """The agent's annotation: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
 PLANNED = "mgpu.io/slices-planned"
-"""The scheduler's annotation: `{"plan": 5, "cards": {"0": [{"profile", "start", "standing"}]}}`."""
+"""The scheduler's annotation: `{"plan": 5, "cards": {"0": [{"profile", "start", "standing"}]}}`.
+
+`standing` is true for a slice that existed before the first plan of mgpu.
+"""
 _MOST_SLICES = 1024
 """The most slices of one node; 16 cards under MPS have 768. The scheduler reads all of them after each change."""
 _MOST_TEXT = 256
 """The most characters of a slice's UUID and of a pod's UID."""
 _MOST_REASON = 1024
-"""The most characters of the reason why an agent rejects a plan."""
+"""The most characters of the reason why an agent refuses a plan."""
 UNKNOWN_POD = "?"
 """The UID of an unknown pod. An agent that writes only counts does not report which pod uses a slice."""
 
@@ -105,7 +108,7 @@ class NodeSlices:
 
     @property
     def has_pending_plan(self) -> bool:
-        """Whether the agent still has to apply the plan. A plan that the agent rejected is not pending."""
+        """Whether the agent still has to apply the plan. A plan that the agent has refused is not pending."""
         plan = self.partitioning.plan
         return plan is not None and plan != self.partitioning.applied and not (self.refused and self.refused[0] == plan)
 
@@ -127,7 +130,7 @@ class NodeSlices:
 
     @property
     def foreign_slices(self) -> frozenset[Slice]:
-        """The slices that certainly do not come from a plan of mgpu, without UUID and pod."""
+        """The slices that certainly do not come from a plan of mgpu. Their UUIDs and pods are left out."""
         made = frozenset(s.place for s in self.existing)
         if self.planned is None:
             return made
@@ -210,7 +213,8 @@ def read_partitioning(text: str | None) -> Partitioning:
                 problems.append(
                     Problem(f"{_PATH}[{key}]", f"{match[2]!r} is not the name of a slice such as 2g.20gb or 4gb")
                 )
-            elif value or (in_status and match[3] == "free"):  # 0 free slices of a name is information too
+            # A count of 0 free slices is kept: it shows that the agent reports free slices (`_counted`).
+            elif value or (in_status and match[3] == "free"):
                 counts = spec if in_spec else {"used": used, "free": free}[match[3]]
                 card = counts.setdefault(int(match[1]), {})
                 card[name] = card.get(name, 0) + value

@@ -1,7 +1,7 @@
 """Reads values from decoded JSON that has not been validated yet.
 
-The modules of `mgpu.model` and `mgpu.dialects`, the webhook and the scheduler call it for objects and annotations that
-users and agents write. The functions accept values of any type.
+The modules of `mgpu.model` and `mgpu.dialects`, the webhook and the scheduler call these functions for objects and
+annotations that users and agents write. `table_at` and `is_integer` accept values of any type.
 """
 
 import json
@@ -19,7 +19,7 @@ def table_at(raw: object, *path: str) -> Mapping[str, Any]:
 
 
 def annotation_path(key: str) -> str:
-    """Return the path of an annotation, in the form that messages have."""
+    """Return the path of an annotation, as messages show it."""
     return f"metadata.annotations[{key}]"
 
 

@@ -27,8 +27,8 @@ class CardUse:
         core: the most core that the pod needs at any time, in thousandths of a card. It is 0 for an occupy pod that
             keeps a card for its MtgpuPods.
         memory: the most memory that the pod needs at any time, in bytes. It is 0 for such an occupy pod.
-        certain: whether the pod's cards are known. A pod whose record cannot be read holds its share on every card of
-            its node.
+        certain: whether the pod's cards are known. A pod whose allocation record cannot be read holds its share on
+            every card of its node.
         dialect: the vocabulary of the request; `nvidia` if NVIDIA's device plugin chose the cards, and "" if it is
             unknown.
         occupies: the GPUID for which an occupy pod keeps the card; "" for all other pods. An occupy pod is shown only
@@ -50,7 +50,7 @@ class SliceView:
     """A slice of a card.
 
     Attributes:
-        state: the use of the slice, as a device.
+        state: the slice as a device, with the core and memory that pods hold of it.
         holder: the container that has the slice, as `namespace/pod/container`; "" if the slice is free.
     """
 

@@ -3,8 +3,8 @@
 `mgpu.serving.worker` and `deviceplugin.health` use it. An attacker can open connections faster than any time limit ends
 them. So the number is limited, and a connection beyond the limit replaces the oldest connection of the address that has
 the most. A peer with few connections keeps them, whatever another address does. A client behind the same NAT gateway as
-the attacker can still connect: its handshake takes milliseconds, and to prevent it the attacker would have to open as
-many connections as the limit in that time.
+the attacker can still connect: its handshake takes milliseconds. To prevent it, the attacker would have to open as many
+connections in that time as the limit allows in total. All IPv6 addresses of a /64 block count as one address.
 """
 
 import threading

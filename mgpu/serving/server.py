@@ -82,8 +82,8 @@ def serve(
     """Serve until SIGTERM or SIGINT; then finish the requests in progress and raise SystemExit.
 
     The apps are built before the workers are forked, so that the workers share the memory of the apps. An app gets only
-    the requests to its own addresses, whatever their Host header says. When connections are accepted, the function
-    prints a line such as `serving https on 127.0.0.1:8443` on stdout for each address.
+    the requests to its own addresses, whatever their Host header says. As soon as all addresses accept connections, the
+    function prints a line such as `serving https on 127.0.0.1:8443` on stdout for each of them.
 
     Args:
         listen: the addresses, each with its app.
@@ -99,7 +99,8 @@ def serve(
         stop: the function that is called in every worker after its last request.
 
     Raises:
-        BadObject: if it is not possible to listen on an address.
+        BadObject: if it is not possible to listen on an address, or if a `client_ca` is not a file of certificates.
+        ValueError: if an address with TLS has no certificate.
     """
     for address in listen:
         _check(address)
@@ -113,7 +114,7 @@ def serve(
 
 
 def _check(address: Listen) -> None:
-    """Raise BadObject if gunicorn could not listen on the address.
+    """Raise BadObject if gunicorn could not listen on the address, or could not read its `client_ca`.
 
     If the port is in use, the function tries again for a few seconds, because a process that is ending may still hold
     it. gunicorn would retry too, but would log several lines.
@@ -143,8 +144,9 @@ def _listen_error(address: Listen) -> OSError | None:
 def _send_in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
     """Return an app that sends each reply of `app` in one segment.
 
-    It also closes the connection if a reply has the header `Connection: close`. gunicorn ignores that header of an app,
-    so the connection is closed through gunicorn's request object.
+    It also closes the connection if a reply has the header `Connection: close`, or if `app` has not read the whole body
+    of the request. gunicorn ignores that header of an app, so the connection is closed through gunicorn's request
+    object.
     """
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -176,7 +178,7 @@ def _cork(connection: socket.socket, *, on: bool) -> None:
 
 
 class _Logger(Logger):  # type: ignore[misc]
-    """A logger that passes gunicorn's messages from WARNING on to the logging of this process."""
+    """A logger that passes gunicorn's messages of level WARNING and higher to the logging of this process."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
@@ -254,7 +256,9 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def _announce(self, arbiter: Any) -> None:
         gc.collect()
-        gc.freeze()  # The workers share the pages of these objects until a garbage collector writes to them.
+        # The workers share the memory pages of these objects. A garbage collector writes to the objects that it
+        # examines, so that they would be copied for each worker; it does not examine frozen objects.
+        gc.freeze()
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]
             self._apps[host, str(port)] = (

@@ -1,7 +1,7 @@
 """Defines the settings of the three processes, and of allocation records.
 
 `mgpu.settings.loader` parses them. Each process reads its own block, and `mgpu doctor` and the playground read the
-blocks of the others too. Users write the keys (docs/settings.md), so the keys must not change.
+blocks of all three processes. Users write the keys (docs/settings.md), so the keys must not change.
 """
 
 from collections.abc import Collection
@@ -85,11 +85,12 @@ class SchedulerSettings(Block):
         leaderElect: Whether the replicas elect a leader.
         extenderTimeoutSeconds: The time that kube-scheduler waits for the extender (`httpTimeout`). The work for a call
             ends after that time.
-        reservationSeconds: The time after which a reservation without an observed binding is checked.
+        reservationSeconds: The time after which the scheduler looks up the pod of a reservation whose binding it has
+            not observed, and releases the reservation if the pod is not bound.
         bindingUsers: The users and groups that may bind GPU pods. If the extender binds pods, the list must contain its
             own service account. If it is empty, every user that has the right may bind GPU pods.
         requireReadyAgents: Whether a node is refused while the Pod of its agent is not ready.
-        clientCa, apiServers: The callers of the binding admission.
+        clientCa, apiServers: The same as for the webhook. They limit who may call the binding admission.
         webHost: The address of the web page with the cluster's cards, in plain HTTP, for `kubectl port-forward`.
         webPort: The port of the web page. It is not served if the port is -1.
     """
@@ -151,7 +152,7 @@ class DevicePluginSettings(Block):
             makes it stop them. It also asks about unrecorded pods that the kubelet's checkpoint does not have. If it is
             empty, the agent does not ask.
         wholeCards: Who serves `nvidia.com/gpu` on the node: this agent (`mgpu`) or NVIDIA's device plugin (`nvidia`).
-            With `auto`, this agent does unless another plugin does. Change the setting only on a drained node.
+            With `auto`, this agent serves it unless another plugin does. Change the setting only on a drained node.
         enforce: With `mps`, an MPS control daemon runs for each shared card, and limits each share to its memory and
             compute.
         mpsDir: The folder with the folders of the MPS daemons.
@@ -189,7 +190,7 @@ class DevicePluginSettings(Block):
 
 
 class RecordSettings(Block):
-    """Decides which allocation records count.
+    """The settings that determine which allocation records count.
 
     If `publicKeys` is empty, records are not sealed, and every readable record counts.
 

@@ -154,7 +154,7 @@ class World:
 
 
 def read_world(documents: Iterable[Document], note: Callable[[str], None], settings: Settings) -> World:
-    """Sort documents into a world. Raises BadObject with one problem.
+    """Return the objects of the documents, sorted by their use. Raises BadObject with the first problem.
 
     Args:
         note: Receives a line for every object that is ignored.
@@ -303,7 +303,10 @@ def _replicas(document: Document, spec: Raw) -> int:
 
 
 def _complete(raw: Raw, meta: Raw, name: Any) -> Raw:
-    """Return the pod with this name, its namespace or `default`, and its UID or one that is made from both."""
+    """Return the pod with this name.
+
+    A missing namespace becomes `default`, and a missing UID is made from the namespace and the name.
+    """
     namespace = meta.get("namespace") or "default"
     own = f"{namespace}/{name}"
     uid = meta.get("uid") or (f"{KIND}/{own}" if raw["kind"] == KIND else own)

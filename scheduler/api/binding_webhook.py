@@ -1,8 +1,8 @@
 """Handles the admission of Bindings: the cards are decided in the same write that binds a pod to its node.
 
 `scheduler.api.app` serves it as `/bind-admission`. The API server calls it for every Binding of the cluster, because a
-Binding does not tell whether its pod requests GPUs (docs/design/kubernetes.md, "Binding"). It must answer within one
-second. Otherwise `failurePolicy: Ignore` lets the binding pass, and a late binding decision chooses the cards.
+Binding does not tell whether its pod requests GPUs (docs/design/kubernetes.md, "Binding"). If mgpu does not
+answer within one second, `failurePolicy: Ignore` lets the binding pass, and a late binding decision chooses the cards.
 
 With `scheduler.bindingUsers` only the named users may bind GPU pods (docs/design/koordinator.md, "Upgrade webhook").
 This is enforced only while the webhook is reachable.
@@ -68,8 +68,8 @@ class BindingAdmission:
         if target.get("kind") not in ("Node", "", None) or not name or not node:
             return allow(review)
         self._may_decide()
-        # The API server ignores the UID of a POST to `bindings`, so there the pod is read live: the cache may still
-        # have an older pod of the same name.
+        # The API server ignores the UID of a POST to `bindings`. For such a Binding the pod is read from the API
+        # server, because the cache may still have an older pod of the same name.
         live = review.resource == "bindings"
         found = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
         if found is None and review.dry_run:
@@ -101,8 +101,8 @@ class BindingAdmission:
 def binding_users(own: SchedulerSettings) -> Collection[str]:
     """Return the users and groups that may bind GPU pods; empty if everyone may.
 
-    The kube-scheduler of components/second-scheduler used to share the service account of mgpu's process, and now has
-    its own. If the setting names the old account, the new one may bind GPU pods too.
+    If the setting names the service account of mgpu-scheduler, the kube-scheduler of components/second-scheduler may
+    bind GPU pods too. Settings that are older than that kube-scheduler's own account name only mgpu-scheduler's.
     """
     accounts = f"system:serviceaccount:{own.namespace}:"
     if own.kube_scheduler_lease and f"{accounts}mgpu-scheduler" in own.binding_users:

@@ -1,6 +1,7 @@
 """The interface of a card policy: how it rates cards and nodes, and whether it learns.
 
-Each module in `scheduler/engine/policies/` provides a `CardPolicy`. `place` and the scores of nodes use the policies.
+Each module in `scheduler/engine/policies/` provides a `CardPolicy`. `placement.place` chooses cards by the policy,
+`node_score` scores nodes by it, and `scheduler.cluster.forecast` creates the judge of a policy that learns.
 Ratings of cards must be exact integers: with rounding differences, equal nodes could get different placements on
 different machines.
 """
@@ -15,23 +16,24 @@ from scheduler.engine.learning.shapes import NodeClass, Shape
 CardScore = Callable[[int, int, int], int]
 """Returns the worth of a card; a higher worth is better.
 
-The arguments are the position of the card, and the core in milli and the memory in bytes that the pod takes of it at
-its peak. Both amounts are 0 for a card that the pod does not use.
+The arguments are the position of the card among the cards of the node, and the most core (in thousandths of a card) and
+memory (in bytes) that the pod needs of it at any time. Both amounts are 0 for a card that the pod does not use.
 """
 
 Scoring = Callable[[Sequence[CardState], int], CardScore]
-"""Returns the rating of cards, given all cards of a node and the weight of core in percent."""
+"""Returns the function that rates the cards of a node, given all its cards and the weight of core in percent."""
 
 NodeScoring = Callable[[int, int], int]
-"""Returns the score of a node, 0 to HIGHEST, given the used amount and the capacity.
+"""Returns the score of a node, from 0 to `node_fit.HIGHEST`, given the used amount and the capacity.
 
 It must use only arithmetic, so that it also works with arrays of floats.
 """
 
 Learning = Callable[[tuple[tuple[Shape, int], ...], Mapping[NodeClass, int]], Judge]
-"""Returns a judge for the pods to come.
+"""Returns a judge, which rates nodes and choices of cards for future pods (`node_board.Judge`).
 
-The arguments are the shapes of past pods with their counts, and the classes of nodes with their numbers.
+The arguments are the shapes of past pods, each with the number of pods, and for each class of nodes the number of
+nodes.
 """
 
 
@@ -60,7 +62,8 @@ class Policy:
     Attributes:
         scoring: Rates cards, as in `CardPolicy`.
         weight_of_core: The weight of core in percent. The rest is the weight of memory.
-        steps: The steps to rate all cards for one more amount, or 0 if that takes only a few multiplications.
+        steps: The effort, in steps, to rate all cards for one pair of core and memory; 0 if a rating takes only a few
+            multiplications and is therefore not counted.
     """
 
     scoring: Scoring

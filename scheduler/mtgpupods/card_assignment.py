@@ -40,7 +40,7 @@ class CardAssignments:
 
 
 def ledger_of(node: ObservedNode) -> Ledger:
-    """Return a ledger of the node without the reservations of its MtgpuPods, which each plan decides again."""
+    """Return a ledger of the node. It omits the reservations of MtgpuPods, because each plan decides them again."""
     ledger = Ledger()
     ledger.set_cards(node.name, node.cards)
     for held in node.held:
@@ -141,7 +141,10 @@ class _CardAssigner:
         return self._over_limit(pod)
 
     def _over_limit(self, pod: MtgpuPod) -> Condition | None:
-        """Return the reason why the namespace may not use one more GPUID, or None if it may or uses this one."""
+        """Return the reason why the namespace may not use this GPUID, or None if it may.
+
+        A namespace that has reached the limit may still use the GPUIDs that it uses already.
+        """
         limit, name = self._node.gpuid_limit, pod.namespace
         if limit is None or self._used.uses(pod):
             return None
@@ -237,10 +240,10 @@ class _CardAssigner:
 
 
 def _chosen(pod: MtgpuPod, states: Sequence[CardState]) -> Card | None:
-    """Return the idle card with the lowest index that is large enough, or None.
+    """Return the first card in `states` that is idle and large enough, or None.
 
-    The placement engine is not needed: every card policy rates all idle cards equally, so it would choose the lowest
-    index too.
+    The placement engine is not needed: every card policy rates all idle cards equally, so the engine would choose the
+    first one too.
     """
     free = (s.card for s in states if not (_never_fits(pod, s.card) or card_refusal(s, _WHOLE_CARD, 0)))
     return next(free, None)

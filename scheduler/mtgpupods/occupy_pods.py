@@ -1,8 +1,9 @@
 """Defines occupy pods, which hold the cards of GPUIDs so that the kubelet and kube-scheduler count them as used.
 
 The containers of MtgpuPods request no device-plugin resource. Instead, the occupy pod of their GPUID requests
-`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). `node_plan` decides which occupy pods exist, and
-`mtgpupod_writer` creates and deletes them. `mgpu simulate` uses the same manifest. The functions are pure.
+`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). `observation` reads the occupy pods, `node_plan` decides which
+of them exist, and `mtgpupod_writer` creates and deletes them. `mgpu simulate` uses the same manifest. The functions are
+pure.
 """
 
 from collections.abc import Mapping

@@ -46,9 +46,9 @@ def check_capacity(installation: Installation) -> Iterator[Finding]:
 def _excess(card: CardView) -> str | None:
     """Return what pods hold of a card that is over its capacity, as a text; None for other cards.
 
-    A card that NVIDIA's device plugin alone has allocated is exempt, since that plugin may use time-slicing (check
-    `nvidia plugin`). A partitioned card is over its capacity if a slice has two holders. The memory in the names of its
-    slices is not compared, because it can add up to more than the card has.
+    A card that NVIDIA's device plugin alone has allocated is exempt, since that plugin may use time-slicing, which the
+    check `nvidia plugin` reports. A partitioned card is over its capacity if a slice has two holders. The memory in the
+    names of its slices is not compared, because it can add up to more than the card has.
     """
     uses = [use for use in card.uses if use.certain]
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)

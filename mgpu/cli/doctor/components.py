@@ -141,7 +141,8 @@ def _decides(hook: Raw) -> bool:
 def _containers(installation: Installation) -> list[Raw]:
     """Return the containers of the Deployment.
 
-    Init containers are included, because mgpu can run as a sidecar of kube-scheduler.
+    Init containers are included, because mgpu can run as a sidecar container beside kube-scheduler. A sidecar container
+    is an init container that keeps running.
     """
     pod = (((installation.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
     return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]

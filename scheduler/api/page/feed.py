@@ -51,7 +51,7 @@ class Board:
         self._number = 0  # The number of the last refresh that changed anything.
         self._nodes_number = 0  # The number of the last refresh that changed a node.
         self._oldest_number = 0  # The number of the last refresh whose deletions are forgotten.
-        self._versions: dict[str, int] = {}  # The versions in the cache of the nodes whose JSON is in `_nodes`.
+        self._versions: dict[str, int] = {}  # For each node in `_nodes`, the `ClusterCache` version that it shows.
         self._nodes: dict[str, tuple[int, bytes]] = {}  # The JSON of each node, with the number of its last change.
         self._deleted: deque[tuple[int, str]] = deque()  # Deleted nodes, each with the number of the refresh.
         self._pending: tuple[int, bytes] = (0, b"null")  # The JSON of the waiting pods, with its number.
@@ -75,7 +75,8 @@ class Board:
             replica: Why this replica does not decide, or "" if it does; the page shows it.
         """
         self._refresh()
-        # One answer is made at a time, since an answer with all nodes takes megabytes. Equal versions share one.
+        # One answer is made at a time, since an answer with all nodes takes megabytes of memory. Callers that pass
+        # equal versions share an answer.
         with self._answering:
             with self._lock:
                 number = self._number_of(version)
@@ -113,7 +114,10 @@ class Board:
         return int(number) if is_known else None
 
     def _refresh(self) -> None:
-        """Refresh if it is time. Only one caller refreshes. The others do not wait for it, except the first time."""
+        """Refresh if EVERY_SECONDS have passed since the last refresh, or if that one had no time for some nodes.
+
+        Only one caller refreshes. The others do not wait for it, except before the first refresh has ended.
+        """
         if self._refreshing.acquire(blocking=not self._number):
             try:
                 if self._missing or self._clock() - self._refreshed_at >= EVERY_SECONDS:
@@ -144,7 +148,7 @@ class Board:
             self._missing = len(outdated) - sum(name in versions for name in rendered)
             if rendered:
                 self._nodes_number = number
-            # The reasons count all nodes that exist, including those that are not rendered yet.
+            # The reasons why pods wait count all nodes that exist, including those that are not rendered yet.
             names = [name for name in versions if name in self._nodes or name not in self._versions]
         pending = orjson.dumps(self._waiting.json(names, self._nodes_number))
         with self._lock:

@@ -3,8 +3,8 @@
 Source: Weng et al., "Beware of Fragmentation" (USENIX ATC'23); docs/design/fragmentation.md, "FGD as published". The
 registry (`scheduler.engine.policies`) loads `POLICY`, so settings and annotations can select it; the openb experiment
 uses `Fgd` with the counts of a whole trace. The policy must stay as published, even where `fragmentation` is better.
-All sums add integers below 2^53 that are stored as floats. So they are exact, and the same on every machine and in any
-order.
+All sums add integers that are stored as floats, and stay below 2^53. So they are exact, and the same on every machine
+and in any order.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
 _MAX_TYPES = 256
-"""The most typical pods; the policy `fragmentation` has the same limit. The openb traces have 151 types."""
+"""The maximum number of typical pods, as in the policy `fragmentation`. In the openb traces it is 151."""
 _SCORE_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
 """The thresholds of the score: int(100 · sigmoid(x / 1000)) is the number of thresholds that are at most x."""
 
@@ -74,7 +74,7 @@ class _Tables:
     """What T typical pods that request cards need on C classes of nodes. Their shares have G different sizes.
 
     Attributes:
-        milli: [C, G], the milli of a card that a share of this size takes on the class.
+        milli: [C, G], the thousandths of a card that a share of this size takes on a node of the class.
         size_index: [T], the position of the pod's size in `milli`.
         allowed: [C, T], whether the pod may run on the class.
     """
@@ -96,7 +96,9 @@ class Fgd:
         self.total = sum(pod.number for pod in typical)
 
     def fragments(self, rows: NodeRows) -> Floats:
-        """Return F_n of every node, [B], in milli multiplied by `total`. These are whole numbers.
+        """Return the fragmentation F_n of every node, [B], in thousandths of a card multiplied by `total`.
+
+        The results are whole numbers.
 
         F_n = Σ p_m · F_n(m), where p_m is the proportion of m among the typical pods. F_n(m) is all free
         capacity of the node if m requests no card or does not fit. Otherwise it is the free capacity of those cards
