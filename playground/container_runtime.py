@@ -214,7 +214,7 @@ class Runtime:
 
     Args:
         cdi_dir: The directory from which the CDI specs are read whenever a container starts.
-        gpus: Is told which processes run on which cards. None if the node has no simulated NVML.
+        gpus: Receives the processes that run on each card. None if the node has no simulated NVML.
     """
 
     def __init__(self, cdi_dir: Path, gpus: GpuClients | None = None) -> None:

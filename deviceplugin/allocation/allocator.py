@@ -92,8 +92,10 @@ class UnrecordedHoldings(Protocol):
 
 
 class StartListener(Protocol):
-    """An object that is told which starts are granted and refused. Its methods run on the event loop, so they must not
-    block."""
+    """An object whose methods the allocators call for each start that is granted or refused.
+
+    The methods run on the event loop, so they must not block.
+    """
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
         """Report that a container of this pod may not start now. The kubelet will try again."""
@@ -114,7 +116,7 @@ class AllocationContext:
         delivery: The CDI files, or the exchange of records that replaces them if the container runtime has no CDI.
         grants: The holdings of the pods that were allowed to start.
         changed: A signal that wakes coroutines when pods, cards or slices change.
-        listener: The object that is told which starts are granted and refused.
+        listener: The object to call for each start that is granted or refused.
         unrecorded: The holdings of pods that got cards from another plugin or have no allocation record.
         mps: The part that limits containers to their shares by MPS; None if the container runtime has no CDI.
         exposure: The device nodes and mounts that containers get in addition to their environment.

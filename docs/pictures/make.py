@@ -1,4 +1,4 @@
-"""Makes the pictures of the web page and of `mgpu inspect` anew, on a cluster of this machine: `make pictures`.
+"""Creates the pictures of the web page and of `mgpu inspect` on a cluster of this machine: `make pictures`.
 
 Needs a chromium or google-chrome on PATH.
 """

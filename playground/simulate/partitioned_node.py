@@ -41,7 +41,7 @@ class PartitionedNode:
         slices: The existing slices of the node, and its partition plan.
         gpus: All GPUs of the node, whether they are partitioned or not.
         problem: Why the partitioning annotations cannot be used, or "". The cards of a node with a problem are not
-            partitioned anew.
+            partitioned again.
     """
 
     def __init__(self, node: Node, cards: Sequence[Card]) -> None:
