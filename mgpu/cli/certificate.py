@@ -1,7 +1,7 @@
 """Prepares the serving certificate when `mgpu webhook` or `mgpu scheduler` starts.
 
 The certificate is mounted (`certDir`), or the process creates it and signs it with the CA of the installation. The
-process must never write a webhook configuration: a process with that right could make the API server send every pod of the
+process must never write a webhook configuration: with that right it could make the API server send every pod of the
 cluster to another server.
 """
 

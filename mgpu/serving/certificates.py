@@ -2,8 +2,8 @@
 
 `mgpu.serving.certificate_renewer` calls it for the webhook and the scheduler, and the playground for its API server.
 
-In a cluster the installation creates the CA (manifests/certificates.sh), because a process that may write the CA bundle of
-a webhook configuration could also change the configuration to another server. This is `Authority.GIVEN`: the process
+In a cluster the installation creates the CA (manifests/certificates.sh), because a process that may write the CA bundle
+of a webhook configuration could also change the configuration to another server. This is `Authority.GIVEN`: the process
 creates no CA, and the newest CA signs at once, since the installation publishes the bundle before it distributes the
 CA.
 
