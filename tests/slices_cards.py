@@ -22,7 +22,7 @@ class Crash(BaseException):
 class MigCards:
     """What is there outlives its agents. made: by card and instance, the UUID of the MIG device, "" half made.
 
-    left: changes that go well; None: all. Then one fails: the agent dies (`error` None) or is told `error`.
+    left: changes that go well; None: all. Then one fails: the agent ends (if `error` is None) or gets `error`.
     """
 
     def __init__(self, gpus: Sequence[Card]) -> None:

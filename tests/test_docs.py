@@ -74,7 +74,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
 
 
 def problem(words: list[str]) -> str:
-    """Why this is no command line of ours; "": it is one."""
+    """Return the reason why this is not a command line of mgpu, or "" if it is one."""
     command, rest = command_of(words)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         context = click.Context(command)

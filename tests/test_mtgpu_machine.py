@@ -1,4 +1,4 @@
-"""MtgpuPods whatever comes between any two steps: a GPUID never spans two cards, nobody is ever moved, no card serves
+"""MtgpuPods whatever comes between any two steps: a GPUID never spans two cards, no pod is ever moved, no card serves
 them and anybody else at once, nothing is left behind, and those that wait are served in order.
 
 All is checked on the API server's objects and on what kubelets gave out (tests/mtgpu_rig.py), not on what the scheduler

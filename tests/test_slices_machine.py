@@ -356,7 +356,7 @@ class Machine(RuleBasedStateMachine):
 
     def held(self, node: Node) -> dict[str, tuple[Slice, ...]]:
         """By UID, what pods have by their records, and what containers have that were left behind: of those under MPS
-        nobody can tell whose processes they are.
+        it is unknown whose processes they are.
         """
         records = {raw["metadata"]["uid"]: places_of(raw) for raw in self.rig.pods(node.name)}
         return {**(node.running if node.mode == MIG else {}), **records}

@@ -43,7 +43,10 @@ def cluster() -> Iterator[Cluster]:
 
 
 def granted() -> Iterator[tuple[Request, dict[str, Any]]]:
-    """Each right of each of the three, as the request that it is for, and its rule. namespace "": all namespaces."""
+    """Yield each right of the three processes as a request that it permits, with its rule.
+
+    A request without a namespace is for all namespaces.
+    """
     found = {(m["kind"], m["metadata"].get("namespace", ""), m["metadata"]["name"]): m for m in manifests()}
     for (kind, namespace, _), binding in found.items():
         if not kind.endswith("RoleBinding"):

@@ -30,7 +30,7 @@ def plain(name: str, counts: list[int]) -> dict[str, Any]:
 
 
 class Both(RuleBasedStateMachine):
-    """The kubelet gives a pod its cards at once, a container at a time, any that are free; the node tells of it later.
+    """The kubelet gives a pod its cards at once, a container at a time, any that are free; the node reports it later.
 
     given: (uid, container) → cards, as the kubelet has it. told: which of them the node has told of.
     """

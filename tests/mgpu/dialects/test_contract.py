@@ -160,7 +160,7 @@ def test_property_no_record_is_none_and_garbage_is_a_bad_object(case: Case, data
 @every_dialect
 @given(data=st.data())
 def test_property_no_altered_record_gives_other_amounts_than_the_request(case: Case, data: st.DataObject) -> None:
-    """Whatever a record says, it is refused or names cards alone: nobody holds more or less than the pod requests."""
+    """Whatever a record says, it is refused or names cards alone: the pod holds what it requests."""
     raw = data.draw(case.pods)
     request = read(case, raw)
     record = of(case).write_placement(read_pod(raw), request, placed(data, request), DEVICES, DEFAULT, 0)

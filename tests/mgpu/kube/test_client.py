@@ -225,7 +225,7 @@ def test_in_a_cluster_it_connects_by_its_service_account_and_prints_nothing(
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ConfigException("Token file exists but empty.")])
 def test_a_token_that_cannot_be_read_at_the_moment_is_no_answer(error: Exception) -> None:
-    """The library reads it anew every minute, in whatever thread asks; and a thread that has ended stays so."""
+    """The library reads the token again every minute, in the thread that makes a call. A failure must not end it."""
 
     def hook(_: client.Configuration) -> None:
         raise error

@@ -94,7 +94,7 @@ def test_recorder_that_is_stopped_with_a_full_queue_ends_all_the_same(monkeypatc
 
 
 class Slow:
-    """Posts once it is told to go on."""
+    """An API that posts an Event only after `go_on` is set."""
 
     def __init__(self, api: Events, go_on: threading.Event) -> None:
         self.api, self.go_on, self.began = api, go_on, threading.Event()

@@ -146,7 +146,7 @@ def test_leading_again_after_a_pause_is_a_new_term(world: World) -> None:
 def test_so_it_is_where_the_pause_is_within_the_round_that_renews(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was told in the pause to leave something alone is told by the new term to look again."""
+    """A new term begins after the pause, so that work which was refused during the pause is tried again."""
     world.a.round()
     world.now += 9
     seen, get = [], world.api.get

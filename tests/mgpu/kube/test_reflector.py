@@ -197,7 +197,7 @@ def test_a_kind_that_is_not_served_is_empty_and_asked_again(run: Callable[..., S
 
 
 def test_a_kind_that_is_not_served_is_asked_for_at_once_where_somebody_waits_for_it(run: Callable[..., Seen]) -> None:
-    """Whoever comes to lead does, whether the kind is there or not."""
+    """A replica that begins to lead waits for the list, whether the kind is served or not."""
     api = FakeApi()
     api.refuse = ApiError(404, "NotFound", "no such kind")
     seen = run(api, optional=True)

@@ -222,7 +222,7 @@ def test_property_any_history_equals_a_ledger_rebuilt_from_what_is(events: list[
 
 
 def check_gpuids(ledger: Ledger, node: str) -> None:
-    """A card with a GPUID is nobody else's; it is where its MtgpuPods are, else where its occupy pod is."""
+    """Check that a GPUID's card has no other pods, and is the card of its MtgpuPods, or else of its occupy pod."""
     held = ledger.holdings(node)
     for state in ledger.cards(node):
         known = [h for h in held if h.gpuid and h.is_known_on(state.card)]

@@ -1,4 +1,4 @@
-"""docs/mtgpu.md tells of every reason that a condition of an MtgpuPod can have, and of no other."""
+"""docs/mtgpu.md lists every reason that a condition of an MtgpuPod can have, and of no other."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Nodes whose cards are cut: an agent that does as it is told, and pods that ask for slices."""
+"""A cluster with partitionable nodes: an agent that carries out each plan, and pods that request slices."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Pods that ask for slices of many sizes delay nobody: each search takes its steps from the call that it serves."""
+"""Pods that request slices of many sizes delay no others: each search uses the effort of the call that it serves."""
 
 from random import Random
 from typing import Any

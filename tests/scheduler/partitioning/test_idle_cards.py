@@ -1,4 +1,4 @@
-"""Cards that MPS slices have cut become whole again when nobody uses the slices."""
+"""Cards that MPS slices have cut become whole again when no pod uses the slices."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ from tests.examples import examples
 
 
 def board(*free: tuple[int, ...], cpu: int = 8000) -> NodeBoard:
-    """Nodes that have this much free, of 8 CPUs and as many cards as are told."""
+    """Nodes that have this much free, of 8 CPUs and the given number of cards."""
     found = NodeBoard()
     for row, cards in enumerate(free):
         found.put(row, NodeClass(8000, 100, len(cards)), cpu, 100, cards)
