@@ -1,9 +1,7 @@
 """The resources that the agent advertises to the kubelet as device ids, with their registrations.
 
-`deviceplugin.agent` creates one `AdvertisedResources` and derives the agent's readiness from it. The resources of the
-dialects exist from the start, and those of slices appear with the partitions (`partitioning.slice_plugins`).
-`handover.node_ownership` withdraws and renews the registrations, and `deviceplugin.reconciler` updates the device list
-of whole cards.
+`deviceplugin.agent` derives the agent's readiness from the registrations. The resources of the dialects exist from the
+start, and those of slices appear with the partitions (`partitioning.slice_plugins`).
 """
 
 import asyncio
@@ -65,14 +63,15 @@ class AdvertisedResources:
     def required(self) -> list[Registration]:
         """Return the registrations without which pods cannot start here.
 
-        A resource that another plugin serves is not among them, once it is certain that the other plugin serves it.
+        A resource that this agent does not serve now is left out once the server of whole cards and the Node's capacity
+        are known.
         """
         state = self._state
         is_certain = state.whole_cards.server is not None and state.objects.capacity(WHOLE_CARDS) is not None
         return [r for r in self.registrations if not (is_certain and r.not_served_reason())]
 
     def update_whole_cards_stream(self) -> None:
-        """Stop sending the device list of whole cards while another plugin serves them."""
+        """Send the device list of whole cards only while this agent serves them."""
         plugin = self.plugins.get(WHOLE_CARDS)
         if plugin is None:
             return

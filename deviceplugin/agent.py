@@ -177,7 +177,7 @@ class Agent:
         When it returns, all streams of device lists to the kubelet are closed, and the sockets are removed.
 
         Args:
-            requests: whether to ask the agent that serves the node to hand it over (`deviceplugin.handover.takeover`).
+            requests: Whether to ask the agent that serves the node to hand it over (`deviceplugin.handover.takeover`).
         """
         state = self._state
         wakeups = (state.cards_changed, state.pods_changed)
@@ -203,7 +203,7 @@ class Agent:
             log.info("stopped", extra={"node": self.node})
 
     def stop(self) -> None:
-        """End `run`. A signal handler of the event loop may call this method."""
+        """Make `run` return soon."""
         self._ownership.stop()
 
     def _is_prepared(self) -> bool:

@@ -1,7 +1,7 @@
-"""Runs the agents of one process, one after the other: after each handover a new one, since an agent runs only once.
+"""Runs the agents of one process, one after the other.
 
-`deviceplugin.main` runs an `AgentProcess`; probes and metrics read the present agent through it. The process does not
-end after a handover, because a rolling update may be reverted halfway. In that case this process serves the node again.
+An agent runs only once, so after a handover the process creates a new one. The process does not end after a handover,
+because a rolling update may be reverted halfway. In that case this process serves the node again.
 """
 
 from collections.abc import Callable

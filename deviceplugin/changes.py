@@ -1,8 +1,8 @@
 """Typed events between the parts of the agent.
 
-`deviceplugin.node_state` creates one `Changes`. A part publishes that something has changed and does not know its
-readers; `deviceplugin.agent` subscribes all readers in one place. An event has no data. A reader reads the present
-state from the part that owns it, so it makes no difference if a reader handles two events at once.
+A part publishes that something has changed and does not know its readers; `deviceplugin.agent` subscribes all readers
+in one place. An event has no data. A reader reads the present state from the part that owns the state, so one reading
+can answer several events.
 """
 
 from collections.abc import Callable

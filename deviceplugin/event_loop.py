@@ -1,8 +1,7 @@
 """Connects the agent's asyncio event loop with its threads: wakes coroutines, and detects a loop that is blocked.
 
-The kubelet's calls are answered on one event loop; watches, the card watch and the probes run on threads. Coroutines
-that wait for changes which a thread may announce use a `Wakeup`. `deviceplugin.agent` runs the `Heartbeat`, which the
-probes read.
+The kubelet's calls are answered on one event loop; the watches and the probes run on threads. A coroutine waits for a
+change on a thread by a `Wakeup`. The probes read the `Heartbeat`.
 """
 
 import asyncio
@@ -67,8 +66,8 @@ class Wakeup:
 class Heartbeat:
     """A measure of how long the event loop has been blocked. Call `run` on the loop, and `silence` from any thread.
 
-    The probes are answered on threads, so without a heartbeat an agent with a blocked loop would seem healthy. The
-    kubelet would then hang too, because its Allocate call has no timeout.
+    The probes are answered on threads, so without a heartbeat an agent with a blocked loop would seem healthy. But a
+    blocked loop can block the kubelet too, whose Allocate call has no timeout.
 
     Args:
         clock: A monotonic clock in seconds.

@@ -1,7 +1,7 @@
 """The agent's HTTP server, with `/healthz` and `/readyz` for the kubelet's probes, and `/metrics` for Prometheus.
 
-`deviceplugin.main` creates one `HealthServer`. Tenants can flood its port: the probes of a pod may name any host, and
-the kubelet sends them from the node's own address, so neither a NetworkPolicy nor a list of addresses stops them.
+Tenants can flood the server's port: the probes of a pod may name any host, and the kubelet sends them from the node's
+own address, so neither a NetworkPolicy nor a list of addresses stops them.
 Therefore this server limits the number of connections, and the size and duration of each request. With
 `prometheus_client.start_http_server`, which has no such limits, a tenant could exhaust the agent's memory
 (docs/security.md).
@@ -52,8 +52,8 @@ class _Request(RawIOBase):
 
 
 MOST_CONNECTIONS = 256
-"""The maximum number of connections. A further one replaces the oldest. The kubelet's own probe is answered long before
-it is the oldest."""
+"""The maximum number of connections. A further one replaces the oldest connection of the address that has the most.
+That may be the node's own address, but the kubelet's probe of the agent is answered long before it is the oldest."""
 _METRICS_SECONDS = 1.0
 """How long a page of metrics is cached."""
 
@@ -166,7 +166,7 @@ class HealthServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Log nothing, since there are several probes per second."""
+                """Log nothing. There may be several probes per second."""
 
         kind = _Everywhere if not host and has_dualstack_ipv6() else _Server
         self._server = kind((host, port), Handler)

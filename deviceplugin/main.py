@@ -1,7 +1,7 @@
 """The command `mgpu deviceplugin`: reads the settings, validates them, and runs the agent.
 
-An entry point in `pyproject.toml` names `command`. In the agent only this module reads flags and settings from the
-environment. It must report invalid settings before it connects to the cluster.
+Other modules of the agent read neither flags nor settings from the environment. Invalid settings must be reported
+before the agent connects to the cluster.
 """
 
 import asyncio
@@ -43,6 +43,8 @@ from mgpu.settings import DevicePluginSettings, Settings
 
 _log = logging.getLogger(__name__)
 _LONGEST_SLICE = "nvidia.com/mig-1g.100gb.me"
+"""A resource of slices with a long name. The resources of slices are not known at the start, so the paths of their
+sockets are checked with this name."""
 _MAX_PATH = 107
 """The maximum length of a unix socket's path in bytes. `sun_path` has 108, including the terminating zero."""
 

@@ -1,8 +1,7 @@
 """The agent's metrics: how it answers the kubelet, and what pods hold of each card.
 
-`deviceplugin.main` registers `NodeCards`, and `deviceplugin.health` serves /metrics. The plugin server, the allocators
-and the exchange of records update counters and histograms. `NodeCards` collects the other metrics at each scrape. To
-add a metric, define it here and add a row to docs/metrics.md.
+`deviceplugin.health` serves /metrics. `NodeCards` collects the state of the agent and its cards at each scrape; the
+parts of the agent update the other metrics. To add a metric, define it here and add a row to docs/metrics.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,8 @@ add_version_metric(REGISTRY, "deviceplugin")
 
 ALLOCATE = Histogram(
     "mgpu_allocate_seconds",
-    "Duration of Allocate, by result. The result void means that the answer names no cards, because the call can be "
-    "for several containers; PreStartContainer then delivers them.",
+    "Duration of Allocate, by result. The result void means that the answer names no cards; PreStartContainer delivers "
+    "them later.",
     ["result"],
     registry=REGISTRY,
     buckets=SECONDS,
@@ -38,9 +37,9 @@ PRESTART = Histogram(
 )
 CORRECTIONS = Counter(
     "mgpu_identity_corrections",
-    "Containers for which the answer to Allocate named other cards than the allocation record of their pod, by what "
-    "the agent corrected: answer (with CDI, the CDI file overrides the answer) or records (without CDI, the records of "
-    "two pods are exchanged).",
+    "Containers for which the answer to Allocate named other cards than the allocation record of their pod. The label "
+    "says what the agent corrected: answer (with CDI, the CDI file overrides the answer) or records (without CDI, the "
+    "agent exchanges the records of two pods).",
     ["corrected"],
     registry=REGISTRY,
 )
@@ -118,7 +117,8 @@ def _of_cards(node: str, uses: Sequence[CardUse]) -> Iterator[Metric]:
     healthy = GaugeMetricFamily("mgpu_card_healthy", "1 if the card is healthy, else 0.", labels=labels)
     text = "Compute capacity of the card; 1 is a whole card."
     core = GaugeMetricFamily("mgpu_card_core_capacity_ratio", text, labels=labels)
-    core_used = GaugeMetricFamily("mgpu_card_core_used_ratio", "Compute of the card that pods hold.", labels=labels)
+    text = "Compute of the card that pods hold; 1 is a whole card."
+    core_used = GaugeMetricFamily("mgpu_card_core_used_ratio", text, labels=labels)
     memory = GaugeMetricFamily("mgpu_card_memory_capacity_bytes", "Memory capacity of the card.", labels=labels)
     memory_used = GaugeMetricFamily("mgpu_card_memory_used_bytes", "Memory of the card that pods hold.", labels=labels)
     for use in uses:

@@ -1,7 +1,6 @@
 """The devices of the node: its GPUs, and the slices into which they are partitioned.
 
-`deviceplugin.node_state` creates one `NodeDevices`. Allocation, the reconciler, the advertised resources and the
-agent's probes and reports read it. It stores nothing: `CardWatch` owns the GPUs, and `NodePartitions` owns the slices.
+`NodeDevices` stores nothing: `CardWatch` owns the GPUs, and `NodePartitions` owns the slices.
 """
 
 from deviceplugin.cards.card_watch import CardWatch
@@ -26,7 +25,7 @@ class NodeDevices:
         return self._cards.gpus
 
     def devices(self) -> tuple[Card, ...]:
-        """Return the devices on which containers can start: the GPUs without slices, and the slices."""
+        """Return the devices on which containers can start: the GPUs that are not partitioned, and the slices."""
         return self._partitions.devices(self.gpus())
 
     def whole(self) -> tuple[Card, ...] | None:

@@ -1,8 +1,4 @@
-"""Writes Kubernetes Events about the node and its pods.
-
-`deviceplugin.node_state` creates one `NodeEvents`. `deviceplugin.agent` passes its methods to the parts that warn; the
-reconciler and the advertised resources call them directly.
-"""
+"""Writes Kubernetes Events about the node and its pods."""
 
 import logging
 
@@ -30,7 +26,7 @@ class NodeEvents:
         self._recorder.warn(node_reference(self._node), reason, problem)
 
     def warn_pod(self, gpu_pod: GpuPod, problem: str, reason: str) -> None:
-        """Write an Event of the pod. The problem is not logged here, since the plugin server logs refused starts."""
+        """Write an Event of the pod without logging it: most are refused starts, which the plugin server logs."""
         pod = gpu_pod.pod
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 

@@ -1,8 +1,7 @@
 """The parts of the agent that observe its node: the cards, the pods, the kubelet and the API server.
 
-`deviceplugin.agent` creates one `NodeState` and passes it to `Reconciler` and `AdvertisedResources`. The order of
-construction follows the dependencies, so no part refers to one that is created later. The card watch and the cache of
-pods publish their changes through `changes`; `Agent` subscribes the readers.
+The order of construction follows the dependencies, so no part refers to one that is created later. The card watch and
+the cache of pods publish their changes through `NodeState.changes`, and `deviceplugin.agent` subscribes the readers.
 """
 
 from functools import partial
@@ -48,7 +47,7 @@ class NodeState:
         cdi_files: The CDI files of the containers.
         changes: The events between the parts of the agent.
         cards_changed: A signal that wakes coroutines when cards or partitions change.
-        pods_changed: A signal that wakes coroutines when pods, cards or partitions change.
+        pods_changed: A signal that wakes coroutines when pods, cards, partitions or remnants change.
         events: The writer of Events.
         cards: The watch of the node's GPUs.
         partitions: The observed partitions of the GPUs.
@@ -57,9 +56,9 @@ class NodeState:
         pod_watch: The watch of the node's pods, which fills `pods`.
         pod_resources: The client of the kubelet's PodResources service.
         runtime: The client of the container runtime.
-        remnants: The deleted pods whose containers still run.
+        remnants: The remnants of the node.
         grants: The holdings of the pods that were allowed to start.
-        whole_cards: The plugin that serves whole cards, and the cards of pods without an allocation record.
+        whole_cards: The server of whole cards, and the cards that pods have from another plugin or without a record.
     """
 
     def __init__(
@@ -100,14 +99,14 @@ class NodeState:
         return self.settings.deviceplugin.node
 
     def recover_grants(self) -> None:
-        """Read from the CDI files which cards this agent and earlier ones have delivered to containers."""
+        """Read from the CDI files, if the runtime has CDI, which cards agents have delivered to containers."""
         if self.settings.deviceplugin.cdi:
             self.grants.recover(read_delivered(self.cdi_files.environments()))
 
     def card_holdings(self) -> CardHoldings:
         """Return the cards and what pods hold of them. Thread-safe."""
         devices = self.devices.devices()
-        # These are the holdings of unrecorded pods, of pods with cards from another plugin, and of remnants.
+        # Unrecorded pods, pods with cards from another plugin, and remnants.
         unrecorded = (*self.whole_cards.holdings(), *self.remnants.holdings())
         unrecorded_uids = {held.uid for held in unrecorded}
         recorded = [

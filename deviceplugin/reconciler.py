@@ -70,7 +70,7 @@ class Reconciler:
                 await state.pods_changed.wait()
 
     async def follow_forced_stops(self, stops: ForcedStops) -> None:
-        """Stop the containers of pods that were deleted by force, until cancelled. Begin once remnants are known."""
+        """Stop the containers of pods that were deleted by force, until cancelled. Begin when remnants are known."""
         await self._resumed.wait()
         await stops.follow()
 

@@ -6,12 +6,13 @@ kubelet (docs/design/kubernetes.md, "Device manager"):
 
 1. When the kubelet admits a pod, it calls Allocate for each container and resource. The call contains device ids, but
    does not name the pod. The kubelet's sync loop waits for the answer without a timeout. So `Allocator.allocate`
-   answers from memory, and its environment need not be right: the answer names a CDI device that does not exist yet.
+   answers from memory. The environment in the answer need not be right, because the answer also names a CDI device that
+   does not exist yet, and whose file later overrides that environment.
 2. The kubelet writes the pod's UID, the container, the ids and the answer into its checkpoint.
 3. Before it creates a container it calls PreStartContainer with the container's ids, and waits up to 30 seconds.
    `Allocator.pre_start` finds the owner of the ids in the checkpoint, waits for the pod's allocation record, and writes
    the file of the CDI device. The runtime cannot create a container whose CDI device has no file. So no container
-   starts on cards that were not decided for it, whatever failed before.
+   starts on cards that were not decided for it.
 
 If a container requests several resources, the answer for one of them, its carrier, brings the cards. The answers for
 the other resources bring no cards, so the order in which the kubelet merges the answers does not matter. The kubelet
@@ -46,7 +47,8 @@ from mgpu.model.ledger import Holding
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
-"""How long PreStartContainer waits for missing data. The kubelet waits 30 s, and retries 10 s after an error."""
+"""How long PreStartContainer waits for missing data. The kubelet waits 30 s for an answer, and retries 10 s after an
+error."""
 _POLL_SECONDS = 0.5
 
 Key = tuple[str, str]
@@ -92,16 +94,16 @@ class UnrecordedHoldings(Protocol):
 
 
 class StartListener(Protocol):
-    """An object whose methods the allocators call for each start that is granted or refused.
+    """An object that allocators tell whether containers may start.
 
     The methods run on the event loop, so they must not block.
     """
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
-        """Report that a container of this pod may not start now. The kubelet will try again."""
+        """Report that a container of this pod may not start now. The kubelet calls PreStartContainer again."""
 
     def start_granted(self, gpu_pod: GpuPod) -> None:
-        """Record that a container of this pod starts on the cards of the pod's allocation record."""
+        """Record that a container of this pod may start on the cards of the pod's allocation record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ class AllocationContext:
         checkpoint: The kubelet's checkpoint file.
         delivery: The CDI files, or the exchange of records that replaces them if the container runtime has no CDI.
         grants: The holdings of the pods that were allowed to start.
-        changed: A signal that wakes coroutines when pods, cards or slices change.
-        listener: The object to call for each start that is granted or refused.
+        changed: A signal that wakes coroutines when pods, cards, slices or remnants change.
+        listener: The object that is told of granted and refused starts.
         unrecorded: The holdings of pods that got cards from another plugin or have no allocation record.
         mps: The part that limits containers to their shares by MPS; None if the container runtime has no CDI.
         exposure: The device nodes and mounts that containers get in addition to their environment.
@@ -169,7 +171,7 @@ class Allocator:
         self._resumed = False
 
     def resume(self) -> None:
-        """Let containers start. Call it after all pods and cards of the node have been read."""
+        """Let containers start from now on. Call this after all pods and cards of the node have been read."""
         self._resumed = True
 
     def keep_only(self, uids: Collection[str]) -> None:
@@ -190,7 +192,8 @@ class Allocator:
     async def pre_start(self, ids: Sequence[str]) -> GpuPod:
         """Deliver the cards of the pod's allocation record to the containers that hold these ids; return the pod.
 
-        Waits for missing data, at most `wait_seconds`. Raises Refused if no container may start.
+        The method waits for missing data until `wait_seconds` have passed. Raises Refused if none of the containers may
+        start.
         """
         deadline = asyncio.get_running_loop().time() + self._wait_seconds
         entries = await self._owners.entries(frozenset(ids), deadline)
@@ -215,8 +218,9 @@ class Allocator:
         return candidates(self._context.pods.all(), self._resource, amount, self._served)
 
     def _environment_of_only_candidate(self, amount: int) -> Mapping[str, str]:
-        """Return the environment of the only container that the call can be for, or `VOID` if there are several.
+        """Return the environment of the only container that the call can be for.
 
+        The result is `VOID` if there is no such container, if there are several, or if the container may not start yet.
         A wrong answer does no harm: the edits of the CDI device, which PreStartContainer writes, take precedence.
         """
         targets = self._candidates(amount)
@@ -280,8 +284,8 @@ class Allocator:
     async def _until_cards_free(self, gpu_pod: GpuPod, deadline: float) -> None:
         """Wait until no temporary holding keeps the pod from its cards. If one does at the deadline, `_start` refuses.
 
-        Two kinds of holdings are temporary: those of remnants, and those of unrecorded pods, which hold every card
-        until the agent has found out which cards they were given (mostly none).
+        Two kinds of holdings are temporary: those of remnants, and those of unrecorded pods, which hold a share of
+        every card until the agent has found out which cards they were given.
         """
         loop = asyncio.get_running_loop()
         while gpu_pod.shares is not None and self._may_become_free(gpu_pod) and loop.time() < deadline:
@@ -314,9 +318,9 @@ class Allocator:
     def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:
         """Return the pod with the cards that these containers got before, if its allocation record does not count.
 
-        A container that has run starts again on the cards that it had, and on no others. Why the record does not count
-        is not important: a key may be missing, a token stolen, or the scheduler may not seal. The CDI files name these
-        cards. They can be trusted, since only root can write them, and agents write them only for records that count.
+        A container that has run may start again on the cards that it had, whether its record has no seal, or a seal of
+        an unknown key, or was forged. The grants and the CDI files name these cards. They can be trusted: only root can
+        write the files, and agents write them only for records that count.
         """
         if gpu_pod.finding is None or not gpu_pod.started_containers:
             return gpu_pod
@@ -326,19 +330,19 @@ class Allocator:
         return replace(gpu_pod, shares=shares) if carried <= containers_with_cards else gpu_pod
 
     def _latest(self, gpu_pod: GpuPod) -> GpuPod | None:
-        """Return the current version of the pod, with the cards that `_with_kept_cards` chose; None if it is gone."""
+        """Return the current version of the pod, or None if it is gone. Cards of `_with_kept_cards` stay."""
         now = self._context.pods.by_uid(gpu_pod.pod.uid)
         if now is None or now.finding is None or gpu_pod.finding is None:
             return now
         return replace(now, shares=gpu_pod.shares)
 
-    # PreStartContainer: the decision. The functions from here on do not await, so no other call can run in between.
+    # PreStartContainer: the decision. `_start` does not await, so no other call can run between its steps.
 
     def _start(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], limits: Mapping[Key, Edits]) -> None:
         """Deliver the cards to all containers that hold the ids. Raises Refused if none of them may start.
 
-        The kubelet reuses an init container's ids for later containers of the pod, and the call does not name the
-        container that it will start. So each container gets the file that its own answer has named.
+        The kubelet reuses an init container's ids for later containers of the pod, and the call does not say which
+        container will start. So each container gets the file that its own answer has named.
         """
         ready: list[tuple[PodDevicesEntry, Edits]] = []
         refused: list[tuple[PodDevicesEntry, Refused]] = []
@@ -373,9 +377,9 @@ class Allocator:
         self._context.listener.start_granted(gpu_pod)
 
     def _over_capacity(self, gpu_pod: GpuPod, remnants: Sequence[Holding] = ()) -> str | None:
-        """Return why the pod does not fit on its cards beside the pods that have been given cards before, or None.
+        """Return why the pod does not fit on its cards beside the pods that were given cards before, or None.
 
-        The allocation records of pods that have not started do not count, because users may have changed them.
+        The allocation records of pods that have not started do not count.
         """
         foreign = (*self._context.unrecorded.holdings(), *remnants)
         pods, cards = self._context.pods.all(), self._context.devices.devices()
@@ -413,14 +417,14 @@ class Allocator:
     def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
         """Return the environment of a container whose carrier is this resource. Raises Refused."""
         env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
-        # The kubelet keeps an answer that was given when the runtime had no CDI, and no CDI file can correct it.
+        # The kubelet keeps an answer that the agent gave without CDI (`--no-cdi`), and no CDI file can correct it.
         if not entry.device and dict(entry.env) != env:
             raise Refused(f"{target} was admitted without CDI and given other cards", target.gpu_pod.pod.uid)
         self._count_correction(target, entry, env)
         return env
 
     def _count_correction(self, target: Target, entry: PodDevicesEntry, env: Mapping[str, str]) -> None:
-        """Count an answer that named other cards than `env`. A container that starts several times counts once."""
+        """Count an answer that named other cards than `env`, at most once for each container."""
         if entry.env.get(VISIBLE) not in (VOID[VISIBLE], env[VISIBLE], None) and target.key not in self._corrected:
             self._corrected.add(target.key)
             CORRECTIONS.labels("answer").inc()
@@ -443,7 +447,7 @@ class Allocator:
         return {CARRIER_VARIABLE: target.carrier}
 
     def _with_exposure(self, target: Target, env: Mapping[str, str]) -> Edits:
-        """Return the environment with the mounts and device nodes of the settings. Raises Refused."""
+        """Return the environment, with mounts and device nodes if the settings require them. Raises Refused."""
         devices = self._context.devices
         return self._context.exposure.edits(target, env, devices.devices(), devices.gpus())
 
@@ -455,8 +459,7 @@ class Allocator:
     ) -> None:
         """Write the CDI files of the containers that are ready, and remove those of the refused ones. Raises Refused.
 
-        The call succeeds for all containers with these ids. A refused container cannot start, because its file is
-        missing.
+        PreStartContainer succeeds even if some of the containers are refused. They cannot start without their files.
         """
         files, uid = self._context.delivery, gpu_pod.pod.uid
         assert isinstance(files, CdiFiles)

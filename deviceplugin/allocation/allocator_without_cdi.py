@@ -1,10 +1,10 @@
 """Answers Allocate and PreStartContainer for one resource if the container runtime has no CDI (`deviceplugin.cdi`).
 
-`make_allocator` creates the `AllocatorWithoutCdi`. Without CDI nothing can correct an answer to Allocate: the kubelet
-keeps it for the life of the container. So Allocate assumes that the call is for the oldest pod that waits for this
-amount and whose cards are decided. If there is no such pod, it waits briefly, and then refuses. If the assumption was
-wrong, pods with equal requests exchange their allocation records before the container starts
-(`deviceplugin.delivery.exchange`). Slices, MPS and requests of different kinds on one node need CDI.
+Without CDI nothing can correct an answer to Allocate: the kubelet keeps the answer for the life of the container. So
+`allocate` assumes that the call is for the oldest pod that waits for this amount and whose cards are decided. If there
+is no such pod, it waits briefly, and then refuses. If the assumption was wrong, pods with equal requests exchange their
+allocation records before the container starts (`deviceplugin.delivery.exchange`). Slices, MPS and requests of different
+kinds on one node need CDI.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ class AllocatorWithoutCdi(Allocator):
     def resume(self) -> None:
         """Let containers start, and make the allocation records agree with the answers of earlier agents.
 
-        These answers are in the kubelet's checkpoint. All of them are read first, so that only containers whose answer
-        and record differ take part in an exchange.
+        The answers are in the kubelet's checkpoint. All records that agree with their answers are confirmed first, so
+        that only containers whose answer and record differ take part in an exchange.
         """
         super().resume()
         mismatched = []
@@ -58,7 +58,10 @@ class AllocatorWithoutCdi(Allocator):
                     )
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
-        """Return an answer with the cards of the oldest candidate. Wait briefly if there is none. Raises Refused."""
+        """Return an answer with the cards of the oldest candidate that has cards. Raises Refused.
+
+        If there is no such candidate, the method waits for one within the `WaitBudget`.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -90,11 +93,11 @@ class AllocatorWithoutCdi(Allocator):
         return self._with_exposure(target, environment(target, self._context.devices.devices()))
 
     def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:  # noqa: ARG002
-        """Return the pod unchanged: without CDI files there is no trustworthy source for the cards that it had."""
+        """Return the pod unchanged: without CDI files nothing trustworthy says which cards the pod had."""
         return gpu_pod
 
     def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
-        """Make the records agree with the answer to Allocate; return the container's environment. Raises Refused."""
+        """Make the record agree with the answer to Allocate, and return the environment. Raises Refused."""
         self._exchange.reconcile(target, entry.env, self._served)
         now = self._context.pods.by_uid(target.gpu_pod.pod.uid) or target.gpu_pod
         target = Target(now, target.container)
@@ -108,6 +111,9 @@ class AllocatorWithoutCdi(Allocator):
         ready: Sequence[tuple[PodDevicesEntry, Edits]],  # noqa: ARG002
         refused: Sequence[tuple[PodDevicesEntry, Refused]],
     ) -> None:
-        """Refuse all containers if one is refused: containers that share ids can only be held back together."""
+        """Raise Refused for all containers if one is refused, because only a call that fails keeps it from starting.
+
+        Init containers that have succeeded do not count.
+        """
         for refusal in relevant_refusals(gpu_pod, refused):
             raise refusal

@@ -1,14 +1,12 @@
-"""Decides which pods of the kubelet's checkpoint may still run.
-
-`whole_cards` and `partitioning.slice_plugins` ask for the pods whose device ids they read in the checkpoint.
-"""
+"""Decides which pods of the kubelet's checkpoint may still run."""
 
 from collections.abc import Iterable
 
 from deviceplugin.pods.node_pods import NodePods
 
 _UNKNOWN_SECONDS = 30.0
-"""How long a pod that is only in the checkpoint may run: the watch may not have delivered it yet."""
+"""How long a pod that is in the checkpoint, but not in the API, counts as running: the watch may not have delivered it
+yet."""
 _WAS_PRESENT = float("-inf")
 """The time in `_missing_since` for a pod that the watch has delivered. Once such a pod is missing, it is gone."""
 
@@ -25,7 +23,7 @@ class CheckpointPods:
         self._missing_since: dict[str, float] = {}
 
     def running(self, uids: Iterable[str], now: float) -> frozenset[str]:
-        """Return the UIDs of those pods that may still run. Pods that are not in `uids` are forgotten.
+        """Return the UIDs of those pods that may still run, and forget all pods that are not in `uids`.
 
         Args:
             uids: The UIDs by which the kubelet knows the pods.

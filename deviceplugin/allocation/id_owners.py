@@ -1,8 +1,7 @@
 """Finds the containers that hold the device ids of a PreStartContainer call.
 
-Each `Allocator` has an `IdOwners`. The allocator records the name of every answer to Allocate in it, and asks it for
-the owners of the ids before a container starts. The call is refused if the owners are not certain, so that a container
-never gets the file of another one. `allocation.whole_cards` uses the interface `Owners` too.
+The allocator of each resource has an `IdOwners`, in which it records the name of every answer to Allocate. A start is
+refused if it is not certain which containers hold the ids, so that no container gets the CDI file of another one.
 """
 
 import asyncio
@@ -20,8 +19,8 @@ from mgpu.model.pod_references import names_visible_to
 
 _RETRY_SECONDS = 0.2
 _REMEMBERED_ANSWERS = 4096
-"""The most answers that are remembered. A node has fewer ids than this, and each answer in use is for at least one id
-of its own, so every answer in use is remembered."""
+"""The most answers that are remembered. An older answer is treated like the answer of an earlier agent
+(`_uncertainty_of_earlier_answer`)."""
 
 Ids = frozenset[str]
 """The device ids of one call."""
@@ -39,7 +38,7 @@ class IdOwners:
 
     The kubelet's checkpoint names the owners, but it may be out of date: two writers in the kubelet can overtake each
     other, and the file then contains the older state until the kubelet writes it again. An entry is current if it has
-    the name of the last answer for its ids. Otherwise `resend` makes the kubelet write the file again.
+    the name of the last answer for its ids. While no entry is current, `resend` makes the kubelet write the file again.
 
     Args:
         resource: The name of the resource.

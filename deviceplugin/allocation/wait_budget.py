@@ -1,7 +1,7 @@
 """Limits how long answers to Allocate may wait if the container runtime has no CDI.
 
-`AllocationContext` contains the budget, and `allocator_without_cdi` spends it; with CDI, Allocate answers at once. All
-resources share one budget, since the kubelet's sync loop does nothing else while it waits for an answer.
+`allocator_without_cdi` spends the budget; with CDI, Allocate answers at once. All resources share one budget, since the
+kubelet's sync loop does nothing else while it waits for an answer.
 """
 
 import time
@@ -20,7 +20,7 @@ class WaitBudget:
     a user could block the node with pods that never get cards and are recreated as soon as the quota permits.
 
     Args:
-        limit: The most seconds that the budget holds.
+        limit: The most seconds of waiting that the budget can hold, and its initial content.
         answer_limit: The most seconds that one answer may wait.
         clock: A monotonic clock in seconds.
     """
@@ -42,7 +42,6 @@ class WaitBudget:
         return max(0.0, min(self._answer_limit, self._refill()))
 
     def spend(self, seconds: float) -> None:
-        """Deduct this many seconds of waiting."""
         self._remaining = max(0.0, self._refill()) - seconds
 
     def _refill(self) -> float:

@@ -1,10 +1,10 @@
 """Finds out which plugin serves whole cards (`nvidia.com/gpu`) on this node, and which cards another plugin gave out.
 
-`deviceplugin.reconciler` calls `WholeCards.update` after every change and twice a second. The allocator, the reporter,
-the registrations and the partition worker read the result. NVIDIA's device plugin may give out any card, and mgpu
-cannot prevent that. So if it serves the resource, this agent does not. The cards that it gave out are reported to the
-scheduler (in an annotation of the Device) and count in the capacity check before each start. They are read from the
-kubelet's checkpoint, or from PodResources if the checkpoint cannot be read.
+NVIDIA's device plugin may give out any card, and mgpu cannot prevent that. So if NVIDIA's plugin serves the resource,
+this agent does not. The cards that it gave out are reported to the scheduler (in an annotation of the Device) and count
+in the capacity check before each start. They are read from the kubelet's checkpoint, or from PodResources as long as no
+version of the checkpoint could be read. `deviceplugin.reconciler` calls `WholeCards.update` after every change and
+twice a second.
 """
 
 import asyncio
@@ -49,10 +49,11 @@ class WholeCards:
     Attributes:
         server: The plugin that serves whole cards, `OURS` or `NVIDIA`; None before that is known.
         reason: The evidence that NVIDIA's plugin serves whole cards; None if it does not serve them.
-        held: The devices of the pods that have not ended, and that got them from another plugin or have no allocation
+        held: The devices of pods that have not ended, if another plugin gave them out or the pod has no allocation
             record.
         unrecorded_rows: The rows that the agent reports to the scheduler: the devices that pods without an allocation
-            record have or may have, and a row for each bare pod. None before they are known.
+            record have or may have, a row for each bare pod, and a row that says that all other pods have none. None
+            before they are known.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class WholeCards:
         return self._unrecorded_pods.has_unchecked({row.uid for row in self._by_others or ()})
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Return what pods hold according to `held`. It counts even if allocation records contradict it."""
+        """Return what pods hold according to `held`, whatever their allocation records contain."""
         present = self._pods.presences()
         holdings = []
         for uid, shares in shares_by_pod(self.held).items():
@@ -109,7 +110,7 @@ class WholeCards:
         return tuple(holdings)
 
     async def update(self, *, synced: bool) -> bool:
-        """Read the current state, and return whether any attribute has changed.
+        """Read the current state, and return whether `server`, `held` or `unrecorded_rows` has changed.
 
         Args:
             synced: Whether all pods of the node have been read.
@@ -183,7 +184,7 @@ class WholeCards:
         self._by_others = tuple(CheckpointEntry(uid, o.container, WHOLE_CARDS, tuple(o.ids)) for uid, o in rows if uid)
 
     def _given_by_others(self) -> tuple[CheckpointEntry, ...] | None:
-        """Return the devices that pods which have not ended got from another plugin; None if they are not known yet."""
+        """Return the devices that another plugin gave to pods that may still run; None if they are not known yet."""
         if self._entries is None:
             return self._by_others
         entries = [entry for entry in self._entries if not entry.name]
@@ -206,10 +207,7 @@ class WholeCards:
             self.reason = None
 
     def _reason_for_nvidia(self) -> str | None:
-        """Return the evidence that another plugin serves whole cards, or None.
-
-        Cards that another plugin gave to pods that still run are such evidence too.
-        """
+        """Return the evidence that another plugin serves whole cards, or None."""
         if name := next((name for name in _NVIDIA_SOCKETS if (self._folder / name).exists()), None):
             return f"its socket {name} exists"
         if self._registered_ids and not _are_own_ids(self._registered_ids):

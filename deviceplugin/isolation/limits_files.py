@@ -1,10 +1,9 @@
 """Writes the limits of the MtgpuPods of each card into a file, for isolation back ends outside of mgpu.
 
-The agent starts and wakes `LimitsFiles`. docs/design/mtgpu.md, "Per-card limits file", defines the format. A file
-contains the number of Pods, and then a line `namespace/name request limit memBytes` for each Pod. A back end watches
-the file or its folder, so a file keeps its inode and is closed once for every change. A back end may read a file during
-a change, and the agent may end during a change. Even then the file has at least as many complete lines as its first
-line states.
+docs/design/mtgpu.md, "Per-card limits file", defines the format. A file contains the number of Pods, and then a line
+`namespace/name request limit memBytes` for each Pod. A back end watches the file or its folder, so a file keeps its
+inode and is closed once for every change. A back end may read a file during a change, and the agent may end during a
+change. Even then the file has at least as many complete lines as its first line states.
 """
 
 import logging
@@ -119,7 +118,7 @@ class LimitsFiles:
 
 
 def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
-    """Write the file of a card unless it is current. It is created for the card's first Pod. Raises OSError."""
+    """Write the file of a card unless it is current. Create it when the card gets its first Pod. Raises OSError."""
     old = _read(file)
     new = format_limits(pods)
     if old == new or (old is None and not pods):

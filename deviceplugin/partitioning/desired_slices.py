@@ -1,7 +1,6 @@
 """Computes which slices the cards of a node should have, from the plan, the existing slices and the slices in use.
 
-The functions are pure. `mig_partitioner` calls `planned_instances` and `placeable_instances`, and `mps_partitioner`
-calls `configured_slices`. A slice in use is never removed: a plan that lacks one raises PlanNotApplicable. If a plan
+The functions are pure. A slice in use is never removed: a plan that lacks one raises PlanNotApplicable. If a plan
 contains counts but no placements, existing slices stay as far as the counts allow, so that no instance is destroyed and
 then created again in the same place.
 """
@@ -25,7 +24,7 @@ class PlanNotApplicable(Exception):
 
 
 def without_zeros(amounts: SliceCounts) -> dict[int, dict[str, int]]:
-    """Return the counts without profiles of which there are none, and without cards that have no profiles left."""
+    """Return the counts without those that are 0, and without cards that then have none."""
     nonzero = {card: {name: n for name, n in names.items() if n} for card, names in amounts.items()}
     return {card: names for card, names in nonzero.items() if names}
 
@@ -48,10 +47,10 @@ def planned_instances(
         layouts: The layouts of the cards that can be partitioned, by card index.
         current: The instances that exist.
         previous: The instances of the last applied plan, or those that the Node reports.
-        in_use: The instances that must stay because pods use them.
+        in_use: The instances that must stay because pods use them or processes run on them.
 
     Raises:
-        PlanNotApplicable: The plan lacks an instance that is in use, or does not fit on the cards.
+        PlanNotApplicable: The plan lacks an instance that is in use, or a card cannot have the planned instances.
     """
     spec = without_zeros(node.partitioning.spec)
     _check_spec(spec, layouts)
@@ -91,9 +90,9 @@ def _arrange(
 ) -> frozenset[Instance]:
     """Return placements for the given number of instances of each profile.
 
-    A state that already has exactly these counts is returned unchanged. Otherwise the instances in use stay, together
-    with those of the last state that fit beside them, and the missing instances are arranged around both. If that is
-    not possible, the missing instances are arranged around the instances in use alone.
+    A state that has exactly these counts and all instances in use is returned unchanged. Otherwise the instances in use
+    stay, together with current instances that fit beside them, and the missing instances are arranged around both. If
+    that is not possible, the missing instances are arranged around the instances in use alone.
 
     Args:
         layout: The layout of the card.
@@ -127,7 +126,7 @@ def _arrange(
 def placeable_instances(layout: Layout | None, instances: Sequence[Instance]) -> frozenset[Instance]:
     """Return those of `instances` that can exist together; earlier ones take precedence.
 
-    Without a layout the result is empty.
+    The result is empty if the card has no layout, because it does not support MIG.
     """
     if layout is None:
         return frozenset()
@@ -150,7 +149,9 @@ def configured_slices(
     held: Collection[int],
     source: str,
 ) -> tuple[Slice, ...]:
-    """Return the slices of a configuration. They have the numbers of the plan if the plan has exactly the same counts.
+    """Return the MPS shares of a configuration, each with its number on the card (`Slice.start`).
+
+    They have the numbers of the plan if the plan has exactly the same counts.
 
     Args:
         config: The configuration.

@@ -1,9 +1,8 @@
 """Creates the MIG instances of the plan, keeps those in use, and rolls back if a plan cannot be applied.
 
-`partitioning.service` creates the `MigPartitioner`, and `partition_worker` calls `MigPartitioner.reconcile` every few
-seconds and after every change. Each call starts from the state that NVML reports, because the agent may have crashed
-during the call before. A plan is applied as a whole or not at all: if one card refuses its part, all cards are rolled
-back. `deviceplugin.mig.instance_changes` changes each card.
+`partition_worker` calls `MigPartitioner.reconcile` every few seconds and after every change. Each call starts from the
+state that NVML reports, because the agent may have crashed during the call before. If one card refuses its part of a
+new plan, all cards are rolled back. `deviceplugin.mig.instance_changes` changes each card.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +39,7 @@ class MigPartitioner:
         # The state to which a failed plan is rolled back; None before the first reconciliation.
         self._last_good: Instances | None = None
         self._refused: tuple[int, str] | None = None
-        # A refused plan is retried only after these have changed.
+        # The result of `_circumstances` at the refusal. The plan is tried again only after it has changed.
         self._refused_circumstances: object = None
         # The attributes from here on describe the current reconciliation.
         self._problems: list[str] = []
@@ -70,14 +69,14 @@ class MigPartitioner:
                     desired.get(i) == usable_instances(card) for i, card in cards.items()
                 )
                 return self._observed(context, cards, is_done=is_done)
-        # All cards are rolled back, even those that already have their planned instances.
+        # Cards that already have their planned instances are rolled back too.
         self._apply(context, cards, self._rollback_state(cards, in_use), in_use, is_rollback=True)
         cards = self._read_again(context.gpus, cards)
         self._refused_circumstances = _circumstances(context.reported, cards, in_use)
         return self._observed(context, cards, is_done=False)
 
     def _switch_mode(self, context: PartitionContext, cards: Cards) -> Cards:
-        """Put every card into MIG mode, except for those that pods in other vocabularies hold."""
+        """Put every card into MIG mode. The reasons why cards keep their mode become problems."""
         if self._manager is None or all(card.current and card.pending for card in cards.values()):
             return cards
         try:
@@ -102,9 +101,9 @@ class MigPartitioner:
     def _desired(self, context: PartitionContext, cards: Cards, in_use: Instances) -> Instances | None:
         """Return the desired instances, or None if the last good state is desired.
 
-        Without a plan, instances that an administrator created stay. A refused plan is tried again only after the
-        circumstances have changed and the Node no longer reports the refusal, since the scheduler may be replacing the
-        plan until then.
+        Without a plan, all existing instances stay, since an administrator may need them. A refused plan is tried again
+        only after the circumstances have changed and the Node does not report the refusal any more. While the Node
+        reports it, the scheduler may be replacing the plan.
         """
         if context.plan is None:
             return {index: existing_instances(card) | in_use[index] for index, card in cards.items()}
@@ -168,7 +167,10 @@ class MigPartitioner:
             self._problems.append(reason)
 
     def _rollback_state(self, cards: Cards, in_use: Instances) -> Instances:
-        """Return the instances in use and, beside them, those of the last good state, or else of the current state."""
+        """Return the instances in use, and those of the last good state that fit beside them.
+
+        For a card without a last good state, its existing instances count as that state.
+        """
         good = self._last_good or {}
         return {
             index: placeable_instances(
@@ -200,7 +202,7 @@ def _planned_cards(reported: NodeSlices) -> set[int]:
 
 
 def _circumstances(reported: NodeSlices, cards: Cards, in_use: Instances) -> object:
-    """Return the data that decide whether a plan can be applied, as a value that can be compared."""
+    """Return the data that decide whether a plan can be applied, to be compared with `==`."""
     observed = {
         index: (card.current, card.pending, card.busy, [(one.instance, bool(one.uuid)) for one in card.instances])
         for index, card in cards.items()

@@ -1,9 +1,8 @@
-"""Divides the cards that a ConfigMap lists into MPS shares, with one MPS daemon for each, and leaves other cards whole.
+"""Divides the cards that a ConfigMap lists into MPS shares, and leaves the other cards whole.
 
-`partitioning.service` creates the `MpsPartitioner` and its `ConfigMap`, and `partition_worker` calls
-`MpsPartitioner.reconcile`. The ConfigMap contains the configuration, which the scheduler writes as its plan;
-administrators may write it too. `deviceplugin.isolation.mps` runs the daemons: the partitioner only names the cards
-that need one.
+The scheduler writes its plan into the ConfigMap as the configuration of the node; administrators may write a
+configuration too. Each card with MPS shares needs an MPS daemon. `deviceplugin.isolation.mps` runs the daemons: the
+partitioner only names the cards that need one.
 """
 
 import threading
@@ -25,7 +24,7 @@ from mgpu.settings.slice_settings import SlicesSettings
 class ConfigMap:
     """The watched entry of this node in the ConfigMap.
 
-    The watch starts with the first call of `text`, since MIG nodes do not need it.
+    The watch starts with the first call of `text`, since MIG nodes do not need the ConfigMap.
 
     Args:
         api: The client of the API server.
@@ -76,7 +75,7 @@ class MpsDaemons(Protocol):
     """The part of `deviceplugin.isolation.mps.clients.Mps` that is used here. Thread-safe."""
 
     def set_partitioned_cards(self, cards: Collection[str]) -> None:
-        """Run daemons for exactly these cards, by UUID, in addition to the cards that have clients."""
+        """Run a daemon for each of these cards, named by UUID. Cards that have clients keep their daemons too."""
 
     def is_healthy(self, card: str) -> bool:
         """Return whether the daemon of the card answers."""
@@ -170,6 +169,6 @@ class MpsPartitioner:
         return self._parsed[1]
 
     def _is_planned(self, context: PartitionContext) -> bool:
-        """Return whether the configuration is the one of the plan, and not one that an administrator wrote."""
+        """Return whether the configuration has the counts of the plan. Otherwise an administrator wrote it."""
         spec = without_zeros(context.reported.partitioning.spec)
         return self._parsed is not None and without_zeros(self._parsed[1]) == spec

@@ -1,8 +1,7 @@
 """Shares the observed partitions of this node's cards within the agent.
 
-`deviceplugin.node_state` creates one `NodePartitions`. Only the partition worker publishes a new state.
-`deviceplugin.node_devices`, `partitioning.service` and `pods.unrecorded_pods` read it from any thread. This class is
-separate from the worker because its readers are created before the worker.
+Only the partition worker publishes a new state, and any thread may read it. This class is separate from the worker
+because its readers are created before the worker.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ class NodePartitions:
 
     Attributes:
         state: The mode, the counts of the plan, the existing slices and the cards that can be partitioned; None before
-            the first observation.
+            the worker has read the Node.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -36,7 +35,7 @@ class NodePartitions:
         return (*(gpu for gpu in gpus if gpu.index not in partitioned), *slice_devices(state, gpus))
 
     def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...] | None:
-        """Return the GPUs that other vocabularies may use, or None before the first observation.
+        """Return the GPUs that other vocabularies may use, or None before the worker has read the Node.
 
         GPUs that are partitioned or that the plan partitions are left out. On a MIG node, all GPUs that support MIG are
         left out.

@@ -1,8 +1,7 @@
 """Reports in the Node's annotations which slices exist and which pods use them.
 
-`partitioning.service` creates the `NodeStatusWriter`, and `partition_worker` writes a report after every
-reconciliation. The scheduler reads these annotations when it plans and decides (docs/design/slices.md, "Node
-annotation"). A write that would change nothing is not sent.
+`partition_worker` writes a report after every reconciliation. The scheduler reads these annotations when it plans and
+decides (docs/design/slices.md, "Node annotation"). A write that would change nothing is not sent.
 """
 
 import logging
@@ -39,11 +38,11 @@ class SliceReport:
 
 
 def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
-    """Return the annotations of the Node that differ from the report; None stands for an annotation to remove.
+    """Return the annotations to write so that the Node agrees with the report; None stands for one to remove.
 
     A plan is reported as applied or refused only if it is still the Node's plan: the scheduler may have written another
-    one in the meantime. The scheduler's keys in the shared annotation stay, and an unreadable shared annotation is not
-    changed.
+    one in the meantime. The scheduler writes keys of its own into the annotation `ANNOTATION`. These keys stay, and if
+    the annotation is not readable, it is not changed.
 
     Args:
         node: The present Node.
@@ -51,7 +50,7 @@ def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str 
     """
     current = node["metadata"].get("annotations") or {}
     if report is None and EXISTING not in current:
-        return {}  # The agent has written nothing here, so the shared annotation belongs to another program.
+        return {}  # The agent has written nothing here, so `ANNOTATION` belongs to another program.
     text = current.get(ANNOTATION)
     desired: dict[str, str | None] = {EXISTING: None}
     plan = None
@@ -95,7 +94,10 @@ class NodeStatusWriter:
         self._watch = watch
 
     def write(self, report: SliceReport | None) -> None:
-        """Write the report into the Node. Read the Node again after a conflict. Raises ApiError and Unreachable."""
+        """Write the report into the Node if the Node has been read. Raises ApiError and Unreachable.
+
+        After a conflict the Node is read again, and the write is repeated up to four times.
+        """
         node = watched = self._watch.node
         for attempt in range(_ATTEMPTS):
             if node is None or not (changed := changed_annotations(node, report)):
@@ -117,7 +119,7 @@ class NodeStatusWriter:
 def reportable_slices(
     slices: Collection[Slice], unhealthy: Collection[int], is_registered: Callable[[str], bool]
 ) -> tuple[tuple[Slice, ...], bool]:
-    """Return the slices that may be reported, and whether free slices of every type and card may be reported.
+    """Return the slices that may be reported, and whether free slices of all these types and cards may be reported.
 
     A slice in use is always reported. A free slice is reported only if a pod that gets it can start.
 

@@ -1,9 +1,9 @@
 """Reconciles the partitions of this node: partitions the cards as planned, and reports the observed state.
 
-`service.PartitionService` creates and starts the worker. `PartitionWorker.reconcile` compares the desired state (the
-Node's annotations, or the ConfigMap of MPS) with the observed state (NVML, MPS daemons), changes the cards through the
-partitioner of the node's mode, offers the slices to the kubelet, and writes the observed state into the Node's
-annotations. The worker can read all of its data again after a restart, so the agent may crash at any point.
+`PartitionWorker.reconcile` compares the desired state (the Node's annotations, or the ConfigMap of MPS) with the
+observed state (NVML, MPS daemons), changes the cards through the partitioner of the node's mode, offers the slices to
+the kubelet, and writes the observed state into the Node's annotations. The worker can read all of its data again after
+a restart, so the agent may crash at any point.
 """
 
 import logging
@@ -41,15 +41,17 @@ log = logging.getLogger(__name__)
 Raw = dict[str, Any]
 INTERVAL_SECONDS = 5.0
 _FIRST_POLL_SECONDS = 0.2
-"""The first pause before the worker checks again whether the kubelet knows the ids of new slices. Each further pause is
-twice as long, up to `INTERVAL_SECONDS`."""
+"""Half of the first pause before the worker checks again whether the kubelet knows the ids of new slices. Each further
+pause is twice as long, up to `INTERVAL_SECONDS`."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
+"""The pause after the first reconciliation that fails, and the longest pause after further failures, in seconds."""
 _MIN_INTERVAL = 0.1
-"""The least time between two reconciliations, since pods are often created and deleted in large numbers."""
+"""The least time between two reconciliations, in seconds. Pods are often created and deleted in large numbers."""
 _QUIET_SECONDS = 2.0
 """How long reconciliations may fail before an Event reports it. Right after a start some data are still missing."""
 _STALLED_SECONDS = 120.0
+"""A reconciliation that takes longer than this counts as hanging."""
 
 
 class GpuWatch(Protocol):
@@ -176,12 +178,12 @@ class PartitionWorker:
         self._thread.join(timeout=2)
 
     def wake(self) -> None:
-        """Reconcile soon, since something may have changed. Thread-safe."""
+        """Make the thread reconcile soon. Thread-safe."""
         self._wake.set()
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the thread hangs in a call, or has ended with an exception."""
+        """Whether the thread hangs in a call, or has ended."""
         is_started = self._thread.ident is not None
         is_late = time.monotonic() - self._last_loop > _STALLED_SECONDS
         return is_started and (is_late or not self._thread.is_alive())
@@ -208,7 +210,7 @@ class PartitionWorker:
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Write a report without free slices: without an agent the kubelet fails pods that are bound to get one."""
+        """Write a report without free slices, since without an agent the kubelet fails pods that request slices."""
         if self._report:
             used = tuple(s for s in self._report.slices if s.pod)
             try:
@@ -278,9 +280,10 @@ class PartitionWorker:
         }
 
     def _offer_and_report(self, gpus: Sequence[Card], observed: ObservedPartitions, slices: tuple[Slice, ...]) -> float:
-        """Offer the slices to the kubelet, and then report to the API server those whose ids the kubelet knows.
+        """Offer the slices to the kubelet, and report those in use and those whose ids the kubelet knows.
 
-        The kubelet fails pods that request ids that it does not know, so the scheduler must not use other slices.
+        The kubelet fails a pod if it knows too few ids of the resource, so the scheduler must not use other slices.
+        Return after how many seconds to reconcile again. Raises RetryLater, ApiError and Unreachable.
         """
         unhealthy = {gpu.index for gpu in gpus if not gpu.healthy} | observed.unhealthy
         self._plugins.offer(slices, {s for s in slices if s.card in unhealthy})
@@ -298,7 +301,7 @@ class PartitionWorker:
         return self._poll
 
     def _reconcile_unlabelled_node(self) -> float:
-        """Partition nothing, and do not change what others have created."""
+        """Partition nothing, and leave the instances that others have created."""
         self._publish(NO_SLICES)
         self._has_observed = True
         if self._has_offered:
@@ -308,7 +311,7 @@ class PartitionWorker:
         return INTERVAL_SECONDS
 
     def _read(self, node: Raw) -> NodeSlices | None:
-        """Return the plan of the Node, with the slices of the last observation.
+        """Return the plan of the Node, with the slices of the last observation, or else those that the Node reports.
 
         If the Node is invalid, its last valid version counts; the result is None if there is none. If only the agent's
         own annotation is damaged, that annotation is ignored.
@@ -374,7 +377,7 @@ class PartitionWorker:
 def _may_use_unknown_instances(pod: GpuPod) -> bool:
     """Return whether the pod may run on MIG instances that another plugin gave out.
 
-    On a node for MPS it is not known which instances these are. They would be destroyed if their card left MIG mode.
+    On an MPS node it is not known which instances these are. They would be destroyed if their card left MIG mode.
     """
     if pod.shares is not None or pod.pod.ended or not pod.started_containers or pod.request is None:
         return False

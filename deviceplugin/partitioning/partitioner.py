@@ -20,10 +20,10 @@ class PartitionContext:
 
     Attributes:
         reported: The plan in the Node's annotations. Its attribute `existing` contains the slices of the last
-            observation or report.
+            observation, or those that the Node reports if there was no observation yet.
         gpus: All GPUs of the node.
         users: A function that takes the slices that exist, and returns which pod uses which place.
-        held: The indexes of the cards of which pods in other vocabularies hold shares.
+        held: The indexes of the cards that pods in other vocabularies, or with cards from other plugins, hold.
     """
 
     reported: NodeSlices
@@ -41,15 +41,15 @@ class PartitionContext:
         return self.plan if self.plan != self.reported.partitioning.applied else None
 
     def is_refused(self) -> bool:
-        """Return whether the Node reports that the plan is refused. If so, the scheduler may be replacing the plan."""
+        """Return whether the Node reports that the plan is refused, so that the scheduler may be replacing it."""
         refused = self.reported.refused
         return refused is not None and refused[0] == self.plan
 
     def switch_mig_mode(self, manager: ModeManager, *, on: bool) -> list[str]:
         """Switch the MIG mode of all cards, and return the reasons why cards keep their mode.
 
-        A card keeps its mode if pods hold shares of it, or slices of the other mode. Slices of the desired mode do not
-        prevent the switch.
+        A card keeps its mode while pods hold shares of it, or slices of the other mode, or while processes run on it.
+        Slices of the desired mode do not prevent the switch. Raises RetryLater and MigRefused.
         """
         other_mode = MPS if on else MIG
         held = {*self.held, *(place.card for place in self.users(()) if mode_of(place.name) == other_mode)}

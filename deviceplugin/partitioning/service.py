@@ -1,8 +1,4 @@
-"""Creates and connects the parts that partition the cards of one node and serve the slices.
-
-`deviceplugin.agent` creates the `PartitionService` and runs it; `deviceplugin.advertised_resources` reads `ids` and
-`registrations`.
-"""
+"""Creates and connects the parts that partition the cards of one node and serve the slices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +20,7 @@ from mgpu.settings import Settings
 
 
 class PartitionService:
-    """The partitioning of one node. It does nothing if the dialect of slices is not enabled.
+    """The partitioning of one node. It partitions nothing if the dialect of slices is not enabled.
 
     Args:
         settings: The settings.
@@ -75,7 +71,7 @@ class PartitionService:
         await self._plugins.run()
 
     def wake(self) -> None:
-        """Reconcile soon, since something may have changed. Thread-safe."""
+        """Make the worker reconcile soon. Thread-safe."""
         self._worker.wake()
 
     @property
@@ -85,7 +81,7 @@ class PartitionService:
 
     @property
     def ids(self) -> int:
-        """The number of device ids of slices, including ids for slices that will be offered next."""
+        """The number of device ids of slices, including the ids of existing slices that are not offered yet."""
         state = self._partitions.state
         return max(self._plugins.count, len(state.existing) if state else 0)
 

@@ -1,8 +1,8 @@
 """Runs the device plugins of slices. Each type of slices is a resource, served once the node has a slice of the type.
 
-`service` creates `SlicePlugins`; `partition_worker` offers slices through it. A device id may stand for any slice of
-its type; the pod's allocation record determines which slice a container gets. Pods keep the ids that they hold. A new
-id gets a number that no id had before. So an id in the kubelet's checkpoint cannot be confused with a newer one.
+A device id may stand for any slice of its type; the pod's allocation record determines which slice a container gets.
+Pods keep the ids that they hold. A new id gets a higher number than all ids that this agent has offered or has found in
+the kubelet's checkpoint, so that no id in the checkpoint can be confused with a newer one.
 """
 
 import time
@@ -61,7 +61,7 @@ class SlicePlugins:
         return [entry for resource in resources for entry in self._read(resource)[0]]
 
     def offer(self, slices: Collection[Slice], unhealthy: Collection[Slice]) -> None:
-        """Offer exactly these slices to the kubelet. Raises RetryLater.
+        """Set the slices that are offered to the kubelet. Raises RetryLater.
 
         Args:
             slices: The slices, with their pods.
@@ -130,9 +130,9 @@ def slice_ids(
 
     Args:
         slices: For each slice the UID of its pod ("" for a free slice), and whether the slice is healthy.
-        previous: The ids that were offered before. Free ones stay as long as they are needed.
+        previous: The ids that were offered before. Ids that no pod holds stay as long as they are needed.
         held: The UID of the pod that holds an id, by id.
-        numbers: Numbers that no id has had before.
+        numbers: The numbers of new ids.
     """
     rows = sorted(slices)
     free = sorted({*previous} - held.keys(), key=_id_order)[: max(0, len(rows) - len(held))]

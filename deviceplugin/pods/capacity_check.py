@@ -1,11 +1,9 @@
 """Checks before a container starts that no card exceeds its capacity, whatever the allocation records contain.
 
 The scheduler decides the cards, but a user who may edit pods, or an older scheduler, can write records that overlap,
-and another plugin can give out the same cards. So `allocation.allocator` calls `Grants.refusal` last in
-PreStartContainer. Of two pods that do not both fit, the one that was granted first keeps its cards and the other one
-waits. Grants survive a restart of the agent, because they are derived from CDI files and from the containers that have
-run. `unrecorded_pods` and `reconciler` use `Grants` to find the cards of pods whose record does not count. Other parts
-of the agent call `holding` and `excess`.
+and another plugin can give out the same cards. So `allocation.allocator` calls `Grants.refusal` in PreStartContainer.
+Of two pods that do not both fit, the one that was granted first keeps its cards and the other one waits. Grants survive
+a restart of the agent, because the agent derives them from CDI files and from the containers that have run.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,14 +32,14 @@ def holding(
 ) -> Holding:
     """Return what the pod holds.
 
-    A container holds the devices that were delivered to it. If none were delivered, it holds the devices in the record.
-    Without a record it holds a share on an unknown card. Cards are named by index, so that equal holdings compare
-    equal.
+    A container holds the devices that were delivered to it, or else the devices in the record. Without either it holds
+    a share on an unknown card; if `delivered` is given, only if the container has run and the pod is not bare. The
+    shares name the node's cards by index, so that equal holdings compare equal.
 
     Args:
         gpu_pod: The pod.
         cards: The whole cards of the node, and its slices.
-        delivered: The devices that were delivered on the node; with None only the record counts.
+        delivered: The devices that were delivered on the node; None to use the record alone.
         bare: Whether the pod is a bare pod, which holds nothing.
     """
     pod, request = gpu_pod.pod, gpu_pod.request
@@ -53,8 +51,8 @@ def holding(
         if unknown.type != GPU:
             there = {card.uuid for card in cards if card.type == unknown.type}
             if uuids and not there and gpu_pod.shares is None:
-                # The node has no such slices any more. Only the record named their card, and it is lost. So the pod may
-                # use any card.
+                # The node has no such slices any more. Only the record named their card, and the record is lost. So the
+                # pod may use any card.
                 unknown = Share(unknown.container, None, whole=True, stage=unknown.stage)
             uuids = [uuid for uuid in uuids if uuid in there]
         if uuids and (gpu_pod.shares is None or set(uuids) != named):
@@ -74,7 +72,7 @@ def _by_index(share: Share, cards: Sequence[Card]) -> Share:
 
 
 def excess(added: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str | None:
-    """Return which card is too full for `added` in addition to `others`; None if no card is.
+    """Return a text about the first card that is too full for `added` beside `others`; None if no card is.
 
     The text becomes part of Events and of the pod's status, which its tenant reads, so it names no pods of other
     namespaces.
@@ -114,7 +112,7 @@ def _on_their_cards(held: Holding, cards: Sequence[Card]) -> Holding:
 
 
 def _on_its_card(share: Share, cards: Sequence[Card]) -> Share:
-    """Return the whole card in place of a slice of a card that is not partitioned any more, as the scheduler does."""
+    """Replace the share of a slice that does not exist by a share of its whole card, as the scheduler does."""
     place = place_at(share.type, share.card) if isinstance(share.card, int) else None
     if place is None or any(share.is_on(card) for card in cards):
         return share
@@ -141,11 +139,11 @@ class Grants:
         self.bare: frozenset[str] = frozenset()
 
     def recover(self, delivered: Delivered) -> None:
-        """Replace the data about delivered devices, after another agent may have delivered more."""
+        """Replace the delivered devices, because another agent may have delivered more in the meantime."""
         self._delivered = dict(delivered)
 
     def delivered_shares(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
-        """Return the shares that were delivered to containers of the pod, whatever its record contains now."""
+        """Return the shares of known cards that were delivered to the pod, whatever its record contains now."""
         granted = self._granted.get(gpu_pod.pod.uid)
         shares = granted.shares if granted else holding(replace(gpu_pod, shares=None), cards, self._delivered).shares
         return tuple(share for share in shares if share.card is not None)
@@ -189,13 +187,13 @@ class Grants:
         return excess(added, before, cards)
 
     def grant(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> None:
-        """Record that the pod starts with the cards of its record. A repeated grant keeps its place in the order."""
+        """Record that the pod starts with the cards of its record. A grant of the same cards keeps its place."""
         held = holding(gpu_pod, cards)
         if self._granted.get(gpu_pod.pod.uid) != held:
             self._granted.pop(gpu_pod.pod.uid, None)
             self._granted[gpu_pod.pod.uid] = held
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the grants of all pods except those with these UIDs."""
+        """Forget all pods except those with these UIDs."""
         self._granted = {uid: granted for uid, granted in self._granted.items() if uid in uids}
         self._delivered = {key: cards for key, cards in self._delivered.items() if key[0] in uids}

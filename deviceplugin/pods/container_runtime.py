@@ -1,9 +1,7 @@
 """The client of the node's container runtime (CRI).
 
-`pods.remnants` asks whether a deleted pod still runs, and stops its containers. `pods.unrecorded_pods` asks for the
-environments of containers whose cards no record names. The agent asks whether the runtime applies CDI specs, and
-reports the result for `mgpu doctor`. All calls have deadlines. If the runtime is absent or does not answer, they raise
-RetryLater; callers must not take this for a negative answer.
+Mainly `pods.remnants` uses it, to find out whether a deleted pod still runs. All calls have deadlines. If the runtime
+is absent or does not answer, they raise RetryLater; callers must not take this for a negative answer.
 """
 
 import asyncio
@@ -54,7 +52,7 @@ class ContainerRuntime:
         self.has_cdi: bool | None = None
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Keep `has_cdi` current until cancelled, since the runtime's configuration may change.
+        """Ask once a minute whether the runtime applies CDI specs, and set `has_cdi`, until cancelled.
 
         Args:
             changed: A function that is called when `has_cdi` has changed.
@@ -94,7 +92,7 @@ class ContainerRuntime:
         return found
 
     async def is_running(self, uid: str, *, sandbox: bool) -> bool:
-        """Return whether a container of the pod runs. Raises RetryLater.
+        """Return whether a container of the pod runs or may run (`_MAY_RUN`). Raises RetryLater.
 
         Args:
             uid: The UID by which the kubelet knows the pod. The runtime has it as a label, which pods cannot forge: the

@@ -1,8 +1,7 @@
-"""One pod of this node as the agent reads it: its request, its allocation record, and which containers have run.
+"""Reads a pod of this node: its request, its allocation record, and which of its containers have run.
 
-`node_pods.NodePods` calls `read_gpu_pod` and `read_limited` for changes that the watch delivers, and most parts of the
-agent use `GpuPod`. The functions have no side effects but log messages. A node may have thousands of pods, and users
-can create large ones, so a `GpuPod` contains only those fields of the pod that the agent reads later.
+`node_pods.NodePods` reads the pods that the watch delivers. A node may have thousands of pods, and users can create
+large ones, so a `GpuPod` contains only those fields of the pod that the agent reads later.
 """
 
 import logging
@@ -31,21 +30,23 @@ MIRROR = "kubernetes.io/config.mirror"
 GRACE_SECONDS = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`."""
 _STATIC = re.compile(r"[^-]{1,64}")
-"""The hash of a static pod's manifest has 32 digits. The length is limited because users can write the annotation."""
+"""The UID by which the kubelet knows a static pod: the hash of its manifest, which has 32 digits. The limit exists
+because users can write the annotation."""
 
 
 def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
-    """Return the UID by which the kubelet knows the pod with this UID.
+    """Return the UID by which the kubelet knows the pod whose UID in the API is `uid`.
 
-    For a static pod that UID is a hash, without "-". Users can write the annotation too, and could name another pod
-    there, so a value in the form of an API UID is ignored.
+    The two differ for a static pod, which the kubelet knows by a hash without "-". Users can write the annotation
+    `MIRROR` too, and could name another pod there. So a value with "-" is ignored, since it could be the UID of such a
+    pod.
     """
     mirror = annotations.get(MIRROR, "")
     return mirror if _STATIC.fullmatch(mirror) else uid
 
 
 def is_static(kubelets: str) -> bool:
-    """Return whether this UID, by which the kubelet knows a pod, is that of a static pod. API UIDs contain "-"."""
+    """Return whether a pod that the kubelet knows by this UID is a static pod. UIDs of the API contain "-"."""
     return "-" not in kubelets
 
 
@@ -56,18 +57,19 @@ class GpuPod:
     Attributes:
         pod: The fields of the pod that the agent needs.
         request: The GPU request; None if it is invalid or the pod has ended.
-        shares: The shares in the allocation record; None if no cards have been decided yet.
-        problem: The reason why the request or the record is invalid, or that the pod has ended, so that no container
-            may start; None otherwise.
-        started_containers: The containers that request GPUs and have run.
+        shares: The shares in the allocation record; None if there is no valid record, or if `request` is None.
+        problem: Why no container may start: the request or the record cannot be read, or the pod has ended. None
+            otherwise.
+        started_containers: The containers that request GPUs or slices and have run; empty if `request` is None.
         completed_init_containers: The init containers that have succeeded.
         amounts: By resource, the containers that request it, with amounts, in the order in which the kubelet allocates.
-        held: By resource, the most that the pod holds at any time, as the scheduler computes it.
+        held: By resource, the most that the containers of the pod request of it at any time.
         carriers: By container, the resource whose answer brings the container its cards (`dialects.carrier`).
-        verdict: The verdict on the record's seal. If the record does not count, `pod` does not contain the record.
+        verdict: The verdict on the record's seal; None if there was nothing to verify. If the verdict is negative,
+            `pod` does not contain the record.
         grace: The time in seconds that the containers may run after the deletion of the pod.
-        fingerprint: The fingerprint of all fields that were read (`watched_pods`); None while a change of the record
-            has not been written to the API server.
+        fingerprint: The fingerprint (`watched_pods`) of the API object. `NodePods` sets it, unless `pod` has
+            annotations that the API server does not have yet.
     """
 
     pod: Pod
@@ -89,11 +91,11 @@ class GpuPod:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the pod has a record or is invalid, so that it is useless to wait for a decision."""
+        """Whether it is useless to wait for a decision, because there is a record or a problem."""
         return self.shares is not None or self.problem is not None
 
     def container_requests(self, container: str) -> tuple[ContainerRequest, ...]:
-        """Return the container's requests: one for cards, or one for each type of slices."""
+        """Return the container's requests: one for GPUs, or one for each type of slices; () if it has none."""
         return dialects.device_requests(self.request, container) if self.request else ()
 
     def containers_requesting(self, resource: str) -> tuple[tuple[Container, int], ...]:
@@ -103,12 +105,9 @@ class GpuPod:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LimitedPod:
-    """The Pod of an MtgpuPod. `NodePods.limited_pods` lists them for the isolation back ends.
+    """The Pod that the scheduler has created for an MtgpuPod, with its share of a card.
 
     Attributes:
-        namespace: The namespace of the Pod.
-        name: The name of the Pod.
-        uid: The UID of the Pod.
         card: The UUID of the card.
         request: The guaranteed compute, in thousandths of the card.
         limit: The maximum compute, in thousandths of the card.
@@ -125,10 +124,11 @@ class LimitedPod:
 
 
 def read_limited(raw: Mapping[str, Any]) -> LimitedPod | None:
-    """Return the Pod of an MtgpuPod; None for other pods, and for Pods whose annotations name no valid share of a card.
+    """Return the Pod of an MtgpuPod; None for other pods, and for Pods without a valid share or without a card.
 
-    The owner reference identifies the Pod of an MtgpuPod. If it was removed, the seal does. The caller checks the seal.
-    Without seals, only the admission webhook prevents users from writing these annotations.
+    The owner reference identifies the Pod of an MtgpuPod. If the reference was removed, the seal identifies the Pod.
+    The caller checks the seal. In a cluster without seals, only the admission webhook prevents users from writing these
+    annotations.
     """
     meta = raw["metadata"]
     if not mtgpu.claimed_mtgpupod(raw):
@@ -148,14 +148,16 @@ def read_gpu_pod(
     records: RecordVerifier = UNSEALED,
     before: Verdict | None = None,
 ) -> GpuPod | None:
-    """Return the pod, or None if it requests no GPU. An invalid request or record becomes the pod's `problem`.
+    """Return the pod, or None if it requests no GPU or is not a readable pod.
+
+    A request or a record that is not valid becomes the pod's `problem`.
 
     Args:
         raw: The API object.
         settings: The settings, which enable the dialects.
-        amended: Annotations that replace those of the API object.
+        amended: Annotations that the API server does not have yet. They replace those of `raw` with the same keys.
         records: The verifier that checks the seals of allocation records.
-        before: The verdict on the record when the pod was read last.
+        before: The verdict on the record when the pod was read last; None if it was not.
     """
     try:
         pod = read_pod(limit_containers(raw))
@@ -194,12 +196,12 @@ def read_gpu_pod(
 
 
 def with_annotations(pod: Pod, annotations: Mapping[str, str]) -> Pod:
-    """Return the pod with these annotations added. They replace annotations of the pod with the same names."""
+    """Return the pod with these annotations, which replace its annotations with the same keys."""
     return replace(pod, annotations={**pod.annotations, **annotations}) if annotations else pod
 
 
 def with_record(gpu_pod: GpuPod) -> GpuPod:
-    """Return the pod with `shares` and `problem` read from the annotations of `gpu_pod.pod`."""
+    """Return the pod with `shares` and `problem` read from its annotations. Without a request it is unchanged."""
     if gpu_pod.request is None:
         return gpu_pod
     try:
@@ -210,10 +212,9 @@ def with_record(gpu_pod: GpuPod) -> GpuPod:
 
 
 def had_ended(raw: Mapping[str, Any]) -> bool:
-    """Return whether all containers of the pod have ended according to its status.
+    """Return whether the pod has ended, according to its phase or to the statuses of all its containers.
 
-    The statuses of the containers count too, because a kubelet older than 1.27 reports no final phase for a pod that is
-    being deleted.
+    A kubelet older than 1.27 reports no final phase for a pod that is being deleted, so the phase alone is not enough.
     """
     status = raw.get("status") or {}
     rows = [row for kind in ("initContainerStatuses", "containerStatuses") for row in status.get(kind) or ()]
@@ -261,7 +262,7 @@ def _amount(container: Container, resource: str) -> int:
 
 
 def _grace(raw: Mapping[str, Any]) -> int:
-    """Return the grace period in the pod's spec or that of its deletion, whichever is longer."""
+    """Return the grace period in the pod's spec or that of its deletion, whichever is longer, in seconds."""
     given = (
         (raw.get("spec") or {}).get("terminationGracePeriodSeconds"),
         raw["metadata"].get("deletionGracePeriodSeconds"),

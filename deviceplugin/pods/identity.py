@@ -1,9 +1,9 @@
 """Finds the containers that an Allocate call can be for, and the cards that a pod's record gives to a container.
 
 The kubelet does not say for which pod and container it calls Allocate. `allocation.allocator` has to answer at once, so
-it answers `void` unless `candidates` yields a single container. Before the container is created, the kubelet writes the
-owner of the device ids into its checkpoint, where PreStartContainer reads it (docs/design/design.md, "Node agent").
-All functions are pure. Other packages of the agent, such as `delivery` and `isolation.mps`, use `Target` and `Refused`.
+it answers `VOID` unless `candidates` yields exactly one container. Before the container is created, the kubelet writes
+the owner of the device ids into its checkpoint, where PreStartContainer reads it (docs/design/design.md, "Node agent").
+All functions are pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ class Refused(Exception):
     """The container must not start. `kubectl describe pod` shows the message.
 
     Attributes:
-        uid: The UID of the pod; "" if the pod could not be identified.
+        uid: The UID of the pod, for the log; "" if it is not known.
     """
 
     def __init__(self, reason: str, uid: str = "") -> None:
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The container that a call is for, with its pod."""
+    """A container, with its pod."""
 
     gpu_pod: GpuPod
     container: str
@@ -70,13 +70,12 @@ class Target:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """The GPUs and slices that the pod's record gives to the container."""
+        """The shares of GPUs and slices that the pod's record gives to the container."""
         own = (s for s in self.gpu_pod.shares or () if s.container == self.container)
         return tuple(s for s in own if s.type == GPU or is_slice(s.type))
 
     @property
     def requests_slices(self) -> bool:
-        """Whether the container requests slices."""
         return any(is_slice(request.type) for request in self.gpu_pod.container_requests(self.container))
 
 
@@ -86,7 +85,8 @@ def candidates(
     """Yield the containers that an Allocate call with `amount` ids can be for, in the order of `pods`.
 
     The kubelet allocates for the containers of a pod in their start order. So in each pod that has not started, the
-    call can only be for the first container that requests the resource and has not been answered.
+    call can only be for the first container that requests the resource and has not been answered, if it requests
+    `amount`.
 
     Args:
         pods: The GPU pods of the node.
@@ -112,7 +112,8 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
         cards: The whole cards of the node, and its slices.
 
     Raises:
-        Refused: There is no record, it does not match the request or the node's cards, or a card is unhealthy.
+        Refused: The pod has a problem or no record, the container requests no GPU, the record does not match the
+            request or the node's cards, or a card is unhealthy.
     """
     uid = target.gpu_pod.pod.uid
     requests = target.requests
@@ -143,7 +144,7 @@ def _describe_absent(share: Share, cards: Sequence[Card]) -> str:
 
 
 def lacks_slice(target: Target, cards: Sequence[Card]) -> bool:
-    """Return whether a slice that the container's record names does not exist, or does not exist yet."""
+    """Return whether the container's record names a slice that does not exist, perhaps not yet."""
     return any(is_slice(share.type) and not any(map(share.is_on, cards)) for share in target.shares)
 
 
@@ -156,7 +157,7 @@ def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] =
         gpus: All GPUs of the node, including partitioned ones.
 
     Raises:
-        Refused: The container requests no GPU, or its pod is invalid.
+        Refused: The container requests no GPU, or its pod has a problem.
     """
     request = target.gpu_pod.request
     if not target.requests or request is None:

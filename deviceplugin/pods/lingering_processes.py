@@ -1,9 +1,9 @@
 """Delays the start of a container while processes of a pod that was deleted by force still run on the same card.
 
 Such processes may hang in the driver after their container has ended; `deviceplugin.pods.remnants` only waits for the
-end of the container. `allocation.allocator` therefore also waits until NVML reports no processes on the card
+end of the container. `LingeringProcesses` therefore also waits until NVML reports no processes on the card
 (docs/design/kubernetes.md, "Device manager"). It waits only for a card that no other pod shares, because NVML does not
-report which pod a process belongs to. For an agent that cannot see the processes of the host, NVML reports none, and
+report which pod a process belongs to. If the agent cannot see the processes of the host, NVML reports none to it, and
 starts are not delayed.
 """
 
@@ -36,7 +36,7 @@ class CardReader(Protocol):
     """The part of `MigDriver` that reports on which cards processes run."""
 
     def read(self) -> Sequence[MigCard]:
-        """Return all cards. Thread-safe. Raises RetryLater and MigRefused."""
+        """Return the cards that answer. Thread-safe. Raises RetryLater and MigRefused."""
 
 
 class LingeringProcesses:
@@ -54,7 +54,9 @@ class LingeringProcesses:
         self._answer: Future[Collection[str] | None] | None = None
 
     async def wait_until_ended(self, gpu_pod: GpuPod, cards: Sequence[Card], deadline: float) -> None:
-        """Wait until no process of a vanished pod runs on a card that only this pod has.
+        """Wait while processes run on a card that a vanished pod had and that only this pod has now.
+
+        The method does not wait if NVML fails or hangs.
 
         Args:
             gpu_pod: The pod whose container starts.
@@ -62,7 +64,7 @@ class LingeringProcesses:
             deadline: A time of the event loop's clock.
 
         Raises:
-            Refused: Such a process still runs at the deadline.
+            Refused: Processes still run on such a card at the deadline.
         """
         loop = asyncio.get_running_loop()
         while suspects := self._suspects(gpu_pod, cards):
@@ -83,7 +85,7 @@ class LingeringProcesses:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _suspects(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> list[tuple[Card, GpuPod]]:
-        """Return the cards that only this pod has, each with every vanished pod that ran on it."""
+        """Return each card that only this pod has, paired with each vanished pod that had a share of it."""
         now = asyncio.get_running_loop().time()
         self._since = {gone.pod.uid: self._since.get(gone.pod.uid, now) for gone in self._pods.vanished_pods()}
         for uid, since in self._since.items():

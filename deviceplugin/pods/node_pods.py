@@ -1,8 +1,7 @@
 """The cache of the pods on this node.
 
-`deviceplugin.node_state` creates one `NodePods` and a Reflector that calls `take` and `drop`. Most parts of the agent
-read from it, on any thread. One lock protects all data, and changes by callers to the returned objects do not affect
-the cache.
+The watch of the pods (`NodeState.pod_watch`) calls `NodePods.take` and `NodePods.drop`. Any thread may read the cache:
+one lock protects all data, and a caller may change a returned collection without affecting the cache.
 """
 
 import threading
@@ -45,8 +44,8 @@ class NodePods:
 
     Args:
         settings: The settings, which enable the dialects.
-        changed: A function that is called after every change of a field that the agent reads. The lock is not held
-            during the call.
+        changed: A function that is called after every removal of a pod, and after every change of a field that the
+            agent reads. The lock is not held during the call.
         records: The verifier that checks the seals of allocation records.
 
     Attributes:
@@ -132,7 +131,7 @@ class NodePods:
         self._changed()
 
     def by_uid(self, uid: str) -> GpuPod | None:
-        """Return the GPU pod that the kubelet knows by this UID, or None. For a static pod the UID is a hash."""
+        """Return the GPU pod with this UID, or None. The kubelet's UID of a static pod, a hash, is accepted too."""
         with self._lock:
             if uid in self._pods or not is_static(uid):
                 return self._pods.get(uid)
@@ -147,7 +146,7 @@ class NodePods:
             return self._ordered
 
     def is_active(self, uid: str) -> bool:
-        """Return whether the GPU pod that the kubelet knows by this UID is on the node and has not ended."""
+        """Return whether `by_uid` finds a pod with this UID that has not ended."""
         gpu_pod = self.by_uid(uid)
         return gpu_pod is not None and not gpu_pod.pod.ended
 
@@ -164,20 +163,21 @@ class NodePods:
     def held_amount(self, resource: str) -> int:
         """Return how much of the resource is held by pods that the kubelet has admitted and that have not ended.
 
-        The kubelet sets `status.startTime` when it admits a pod. Other pods do not count, because the Node reports the
-        held amount as its capacity, and any user can create a pod that names this node and requests more than it has.
+        The kubelet sets `status.startTime` when it admits a pod. Other pods do not count: any user can create a pod
+        that names this node and requests more than the node has, and the Node would then report that amount as its
+        capacity.
         """
         with self._lock:
             running = (gpu_pod for gpu_pod in self._pods.values() if gpu_pod.pod.start_time and not gpu_pod.pod.ended)
             return sum(gpu_pod.held.get(resource, 0) for gpu_pod in running)
 
     def vanished_pods(self) -> tuple[GpuPod, ...]:
-        """Return the pods whose objects disappeared while they ran; `forget_vanished` removes them from this list."""
+        """Return the GPU pods whose objects disappeared while they ran, until `forget_vanished` removes them."""
         with self._lock:
             return tuple(self._vanished.values())
 
     def forget_vanished(self, uid: str) -> None:
-        """Remove a vanished pod whose processes have ended."""
+        """Remove a pod from `vanished_pods`."""
         with self._lock:
             self._vanished.pop(uid, None)
 
@@ -192,7 +192,7 @@ class NodePods:
             self._ended_before &= {*uids}
 
     def _keep_limited(self, raw: Mapping[str, Any], *, ended: bool) -> bool:
-        """Store the Pod of an MtgpuPod, and return whether it is unchanged.
+        """Store the pod if it is the Pod of an MtgpuPod, and return whether its limits are unchanged.
 
         A Pod that has lost its owner reference keeps its limits while it runs.
         """

@@ -1,9 +1,8 @@
 """Writes and reads receipts: files that say which cards each pod got. They outlive the agent and the pod's API object.
 
 `pods.remnants` writes a receipt before a container starts, because the API object can disappear while the container
-runs. The cards in the receipt stay held until the container runtime reports that the pod has ended. Agents of different
-versions read each other's files, so a new field needs a default, and no field may change its meaning.
-`pods.unrecorded_pods` calls `merge_by_card` and `device_rows` too.
+runs. The cards in the receipt stay held until `pods.remnants` removes the receipt. Agents of different versions read
+each other's files, so a new field needs a default, and no field may change its meaning.
 """
 
 import logging
@@ -72,7 +71,7 @@ def device_rows(
         uid: The UID of the pod in the rows.
         resource: The resource in the rows.
         shares: The result of `merge_by_card`.
-        container: The container in the rows. If it is None, each row has a number instead.
+        container: The name of the container in the rows; None if the rows have numbers instead.
     """
     uuids: dict[Share, list[str]] = {}
     for share in shares:
@@ -118,7 +117,7 @@ class Receipts:
         self._known = {**self._known, receipt.uid: receipt}
 
     def remove(self, uid: str) -> None:
-        """Remove the pod's receipt."""
+        """Remove the pod's receipt. A failure is logged."""
         self._known = {key: receipt for key, receipt in self._known.items() if key != uid}
         try:
             (self._folder / _NAME.format(uid)).unlink(missing_ok=True)

@@ -1,9 +1,8 @@
-"""Writes changed allocation records to the API server in the background.
+"""Writes exchanged allocation records and acknowledgements to the API server in the background.
 
-The agent creates one `RecordWriter`. `delivery.exchange` writes exchanged records through it, and the reconciler and
-the agent write acknowledgements through it. Each pod's record is retried separately: a pod whose PATCH always fails,
-for example because of an admission webhook, must not delay the records of other pods. First attempts and retries run on
-different threads, so that retries that time out do not delay first attempts.
+Each pod's annotations are retried separately: a pod whose PATCH always fails, for example because of an admission
+webhook, must not delay those of other pods. First attempts and retries run on different threads, so that retries that
+time out do not delay first attempts.
 """
 
 import logging
@@ -21,12 +20,13 @@ from mgpu.model.pods import Pod
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+"""The pause before the first retry, and the longest pause between retries, in seconds."""
 _PASSING = (401, 408, 429)
 """The 4xx statuses that are always retried. The others, except 409, are final: the pod is gone, or an admission webhook
 denies the write."""
 _CONFLICT = 409
-"""This status is retried while the pod is on this node. The API server returns it if the name belongs to another pod
-now, and also after five conflicts with other writers of the pod."""
+"""This status is retried while the pod is on this node and has not ended. The API server returns it if the name belongs
+to another pod now, and also after five conflicts with other writers of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,8 @@ class Pods(Protocol):
 class RecordWriter:
     """A queue of annotations with two threads that write them. It is thread-safe.
 
-    Writes of one pod take effect in the order of the calls, and writes that wait are merged. Annotations that are not
-    written before `stop` need not be stored, since the next agent derives them again. The condition `_changed` guards
-    all data.
+    Writes of one pod take effect in the order of the calls, and writes that wait are merged. `stop` drops annotations
+    that are not written yet, since the next agent derives them again. The condition `_changed` guards all data.
     """
 
     def __init__(self, api: Api, pods: Pods) -> None:
@@ -92,7 +91,7 @@ class RecordWriter:
             thread.join(timeout=2)
 
     def write(self, gpu_pod: GpuPod, annotations: Mapping[str, str]) -> None:
-        """Set these annotations of the pod soon, without waiting for the API server."""
+        """Add these annotations of the pod to the queue."""
         pod = gpu_pod.pod
         with self._changed:
             lane = self._failed if pod.uid in self._failed else self._fresh
@@ -100,7 +99,7 @@ class RecordWriter:
             self._changed.notify_all()
 
     def acknowledge(self, gpu_pod: GpuPod) -> None:
-        """Write the acknowledgement that the pod's dialect has for an allocation record, if it has one."""
+        """Write the acknowledgement of the pod's allocation record, if its dialect has one and it is missing."""
         if gpu_pod.request and (annotations := dialects.acknowledgement(gpu_pod.pod, gpu_pod.request)):
             self._pods.amend(gpu_pod, annotations)
             self.write(gpu_pod, annotations)
@@ -115,7 +114,10 @@ class RecordWriter:
                 self._changed.notify_all()
 
     def _next(self, lane: dict[str, _Record]) -> _Record | None:
-        """Wait until a record is due, and return it; None after `stop`. Skip pods that the other thread is writing."""
+        """Wait until a record is due, and remove and return it; None after `stop`.
+
+        Pods that the other thread is writing are skipped.
+        """
         with self._changed:
             while not self._stopped:
                 ready = [record for uid, record in lane.items() if uid not in self._in_flight]

@@ -1,14 +1,13 @@
 """Finds remnants: deleted pods whose containers still run. They hold their cards until the containers have ended.
 
 If a pod is deleted and then deleted by force, its object disappears at once, but the kubelet lets the containers run
-for the grace period of the first deletion, which may be years. A stolen token can set a final phase on a running pod.
-So the container runtime, and not the API, decides when a card is free. If the runtime does not answer, a deleted pod
-holds its cards for its grace period, at most `LONGEST_SECONDS`.
+for the grace period of the first deletion, which may be years. A stolen token can set a final phase on a running pod,
+which then counts as a remnant too. So the container runtime, and not the API, decides when a card is free. If the
+runtime does not answer, a deleted pod holds its cards for its grace period, at most `LONGEST_SECONDS`.
 
-`Remnants` finds these pods by their receipts. `ForcedStops` kills their containers `STOP_SECONDS` after the object has
-disappeared, since a quota does not count such a pod and nothing can evict it. `remove_gone_pods` removes all other data
-of pods that are neither in the API nor remnants. `deviceplugin.reconciler` runs all three. The allocator writes
-receipts through `Remnants`; the agent, the metrics and the partition worker read what remnants hold.
+`Remnants` finds these pods by their receipts. `ForcedStops` kills the containers of a pod `STOP_SECONDS` after its
+object has disappeared, since a ResourceQuota does not count such a pod and nothing can evict it.
+`deviceplugin.reconciler` runs the coroutines of this module.
 """
 
 import asyncio
@@ -33,8 +32,8 @@ LONGEST_SECONDS = 3600.0
 and the containers may have ended already. Without this limit, a pod that used a card for a second could hold it for
 days."""
 STOP_SECONDS = 60.0
-"""The time from the removal of the object until the containers are killed. Force deletion guarantees no time; this time
-lets applications write their checkpoints."""
+"""The time from the removal of the object until the containers are killed. Force deletion guarantees containers no time
+to end; this time lets applications save their work."""
 _POLL_SECONDS = 1.0
 _MAX_QUERIES = 8
 """The maximum number of concurrent queries to the runtime."""
@@ -53,7 +52,8 @@ class Runtime(Protocol):
 class Remnants:
     """The remnants of the node, found by receipts.
 
-    Use it on one event loop; any thread may call `holdings`, `rows` and `is_remnant`.
+    A pod with a receipt counts as a remnant while its object is missing or has a final phase, until `update` removes
+    the receipt. Use it on one event loop; any thread may call `holdings`, `rows` and `is_remnant`.
 
     Args:
         receipts: The receipts of the pods.
@@ -82,12 +82,12 @@ class Remnants:
         self._receipts.read()
 
     def resume(self, given: Iterable[tuple[GpuPod, Sequence[Share]]], cards: Sequence[Card]) -> None:
-        """Start to look for remnants. Call this once all pods are listed: a receipt without a pod is then a remnant.
+        """Start to look for remnants. Call this after all pods have been listed, since a missing pod is a remnant.
 
         Args:
             given: The pods that have run, with their shares. They get receipts, since agents of versions without
                 receipts may have started them.
-            cards: All devices of the node.
+            cards: The whole cards of the node, and its slices.
         """
         for gpu_pod, shares in given:
             if gpu_pod.pod.uid not in self._receipts.all():
@@ -101,7 +101,7 @@ class Remnants:
         Args:
             uid: The UID of the pod.
             shares: The shares that the pod holds.
-            cards: All devices of the node.
+            cards: The cards of the node.
             gpu_pod: The pod; None if it is not read as a GPU pod.
         """
         mirrored = kubelets_uid(gpu_pod.pod.annotations, uid) if gpu_pod else uid
@@ -111,7 +111,7 @@ class Remnants:
     def try_write_receipt(
         self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None = None
     ) -> None:
-        """Write the receipt of a pod whose cards come from an earlier agent, another plugin or an MtgpuPod.
+        """Write the receipt of a pod that may run already, such as a pod with cards from another plugin.
 
         A failure is logged. The arguments are those of `write_receipt`.
         """
@@ -121,31 +121,28 @@ class Remnants:
             log.warning("receipt not written: %s", error, extra={"pod": uid})
 
     def remove_receipt(self, uid: str) -> None:
-        """Remove the receipt of a bare pod."""
         if uid in self._receipts.all():
             self._receipts.remove(uid)
 
     def is_remnant(self, uid: str) -> bool:
-        """Return whether this pod may still run although it has ended or is missing in the API."""
         return uid in self._candidates()
 
     def uids(self) -> Collection[str]:
-        """Return the UIDs of all pods that may still run although they have ended or are missing in the API."""
         return self._candidates().keys()
 
     def holdings(self) -> tuple[Holding, ...]:
-        """Return what remnants hold, including pods that may be remnants and that the runtime has not confirmed yet."""
+        """Return what remnants hold, including remnants that `update` has not examined yet."""
         return tuple(Holding(uid, "", "", "", "", receipt.shares) for uid, receipt in self._candidates().items())
 
     def rows(self) -> tuple[CheckpointEntry, ...]:
-        """Return the GPUs of the remnants that the runtime has confirmed, for the Device.
+        """Return rows for the Device with the GPUs of the remnants that the last `update` has confirmed.
 
-        The others are left out, because otherwise the Device would be written at the end of every pod.
+        Other remnants are left out, because otherwise the Device would be written at the end of every pod.
         """
         return tuple(row for receipt in self._held for row in device_rows(receipt.uid, DELETED_POD, receipt.shares))
 
     def overdue(self, seconds: float) -> tuple[str, ...]:
-        """Return the UIDs of remnants whose object has been missing for at least `seconds`.
+        """Return the UIDs of confirmed remnants whose object has been missing for at least `seconds`.
 
         Static pods are left out, because the kubelet runs them without an API object. Pods whose object still exists
         with a final phase are left out too: the kubelet ends these itself, and a stolen token can write a phase.
@@ -312,10 +309,10 @@ class RemainingPods(Protocol):
 async def remove_gone_pods(
     pods: NodePods, remnants: RemainingPods, stores: Sequence[PodStore], changed: Wakeup
 ) -> None:
-    """Remove pods that are neither in the API nor remnants from the stores, until cancelled.
+    """Remove the data of pods that are neither GPU pods in the API nor remnants from the stores, until cancelled.
 
-    Start it once all pods are listed, since it also removes the data that earlier agents have stored. It compares
-    counters of removals and not sets of pods, because a pod may appear and disappear between two passes.
+    Start it after all pods have been listed, since it also removes the data that earlier agents have stored. It
+    compares counters of removals and not sets of pods, because a pod may appear and disappear between two passes.
 
     Args:
         pods: The pods of the node.

@@ -1,9 +1,8 @@
 """Finds out which pod uses which slice, from allocation records, CDI files and the kubelet's checkpoint.
 
-The functions are pure. `partitioning.partition_worker` combines the three sources, so that it never destroys a slice in
-use. The checkpoint overrides CDI files, and these override records, which users with the right to edit pods can change.
-`capacity_check` reads the environments in CDI files with these functions, and `identity` writes `PLACES_VARIABLE`. A
-place is a slice without its UUID and its pod.
+`partitioning.partition_worker` combines the three sources, so that it never destroys a slice in use. The checkpoint
+overrides CDI files. CDI files override records, which users with the right to edit pods can change. All functions are
+pure. A *place* is a slice without its UUID and its pod (`Slice.place`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,8 +13,8 @@ from mgpu.model.node_slices import UNKNOWN_POD
 from mgpu.model.slice_names import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_of_resource
 
 PLACES_VARIABLE = "MGPU_PLACES"
-"""The variable that contains the card and the start of each slice in MGPU_SLICES, such as `0:4,0:2`. It is needed since
-UUIDs do not identify MPS shares: NVIDIA_VISIBLE_DEVICES contains the UUID of their card."""
+"""The variable that contains the card and the start of each slice in MGPU_SLICES, such as `0:4,0:2`. It is needed for
+MPS shares, for which NVIDIA_VISIBLE_DEVICES contains only the UUID of their card."""
 _NAMES_VARIABLE, _VISIBLE = "MGPU_SLICES", "NVIDIA_VISIBLE_DEVICES"
 
 Users = dict[Slice, str]
@@ -25,7 +24,7 @@ Environments = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 def place_at(type_: str, index: int) -> Slice | None:
-    """Return the place of the device of this type and index; None if it is no slice."""
+    """Return the place of the device of this type and index; None if the device is not a slice."""
     name = slice_of_resource(RESOURCE_PREFIX + type_)
     return None if name is None else Slice(*place_of(index), name)
 
@@ -37,7 +36,7 @@ def places_of(shares: Iterable[Share]) -> tuple[Slice, ...]:
 
 
 def places_in(env: Mapping[str, str]) -> tuple[Slice, ...]:
-    """Return the places that the environment of a container names; none if it names no slices."""
+    """Return the places that the environment of a container names; () if it names no slices or is malformed."""
     names = [read_name(name) for name in env.get(_NAMES_VARIABLE, "").split(",")]
     places = [place.split(":") for place in env.get(PLACES_VARIABLE, "").split(",")]
     if len(names) != len(places) or any(len(p) != 2 or not all(map(str.isdecimal, p)) for p in places):
@@ -46,7 +45,7 @@ def places_in(env: Mapping[str, str]) -> tuple[Slice, ...]:
 
 
 def visible_cards(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the UUIDs of the cards that the environment of a container names; none if it names slices."""
+    """Return the UUIDs of the cards that the environment of a container names; () if it names slices."""
     return () if _NAMES_VARIABLE in env else tuple(filter(None, env.get(_VISIBLE, "").split(",")))
 
 
@@ -61,7 +60,10 @@ def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def users_by_records(pods: Iterable[GpuPod]) -> Users:
-    """Return the users according to the records of pods that have not ended. The first pod with a place counts."""
+    """Return the users according to the records of pods that have not ended.
+
+    If several records name one place, the first of these pods counts.
+    """
     found: Users = {}
     for gpu_pod in pods:
         for place in places_of(gpu_pod.shares or ()) if not gpu_pod.pod.ended else ():
@@ -90,7 +92,7 @@ def users_by_checkpoint(rows: Iterable[tuple[str, Collection[str]]], made: Itera
     """Return the users of MIG devices that another plugin gave out. Its device ids are the UUIDs of MIG devices.
 
     Args:
-        rows: The UIDs and the device ids of the pods that may still run.
+        rows: The UID and the device ids of each pod that may still run.
         made: The slices that exist.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}

@@ -1,12 +1,11 @@
 """Finds out which cards the pods without an allocation record have.
 
 Such a pod may have cards from another plugin or from the time before mgpu was installed. It may also have cards from
-this agent, if its record was lost later. Otherwise it is a bare pod, which has no cards: the kubelet starts a container
-whose resource no plugin offers without calling a plugin. The sources are the kubelet's checkpoint, the CDI files, and
-the container runtime, which knows the environments of containers. A pod whose cards cannot be found out counts on every
-card, so that no card is given out twice. `deviceplugin.node_state` creates the `UnrecordedPods`,
-`allocation.whole_cards` calls it, and the agent reports the rows in the Device
-(`mgpu.model.device_checkpoints.CHECKPOINTS`).
+this agent, if its record was lost later. Otherwise it is a bare pod, which has no cards: if no plugin offers the
+resource that a container requests, the kubelet starts the container without calling a plugin. The sources are the
+kubelet's checkpoint, the CDI files, and the container runtime, which knows the environments of containers. A pod whose
+cards cannot be found out counts on every card, so that no card is given out twice. `allocation.whole_cards` calls
+`UnrecordedPods.update`, and the agent reports the rows in the Device (`mgpu.model.device_checkpoints.CHECKPOINTS`).
 """
 
 import asyncio
@@ -86,13 +85,13 @@ class UnrecordedPods:
         runtime: The container runtime.
         pods: The pods of the node.
         gpus: The GPUs of the node, including partitioned ones.
-        grants: The devices that agents have delivered. This object sets its attribute `bare`.
+        grants: The devices that agents have delivered. `UnrecordedPods` also sets `Grants.bare`.
         slices: The partitions of the node.
 
     Attributes:
         bare: The UIDs of bare pods.
-        certain_rows: The rows of the pods that have cards.
-        possible_rows: The rows of the pods that may have cards.
+        certain_rows: The rows for the Device of the pods that have cards.
+        possible_rows: The rows for the Device of the pods that may have cards.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class UnrecordedPods:
 
         Args:
             missing: The result of `pods_without_record` before the kubelet's checkpoint was read.
-            given: The UIDs of pods to which another plugin gave cards, according to the checkpoint.
+            given: The UIDs of pods to which another plugin gave cards. They are not examined.
             sliced: The UIDs of pods to which another plugin gave slices, according to the checkpoint. None if the
                 checkpoint cannot be read; in that case no further pod counts as bare.
         """
@@ -181,7 +180,10 @@ class UnrecordedPods:
         self.bare = self._grants.bare = frozenset(bare)
 
     def _possible_shares(self, gpu_pod: GpuPod) -> tuple[Share, ...]:
-        """Return shares on unknown cards, for a pod whose cards could not be found out."""
+        """Return shares on unknown cards, for a pod whose cards could not be found out.
+
+        A pod that requests only slices gets none if the Node's annotations say which pods use which slices.
+        """
         if gpu_pod.request is None or (self._slices.reports_users and not gpu_pod.request.containers):
             return ()
         if not gpu_pod.request.containers:

@@ -1,8 +1,7 @@
 """Keeps track of which containers are clients of which MPS daemon, and lets them start once the daemon answers.
 
-`deviceplugin.agent` creates the `Mps` and runs it. The allocator calls `Mps.ready` before a container starts and
-`Mps.mark_started` when it may start; the MPS partitioner calls `Mps.set_partitioned_cards`. Clients outlive the agent.
-The next agent finds them, because their CDI files name the daemon.
+The allocator calls `Mps.ready` before a container starts and `Mps.mark_started` when it may start. Clients outlive the
+agent. The next agent finds them, because their CDI files name the daemon.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ class Mps:
     Use it on one event loop, except for the methods that are documented as thread-safe.
 
     A card has a daemon while it is partitioned into slices, and while it has clients. A container is a client from the
-    call of `ready` until its pod ends or is deleted. It stays a client when the settings change.
+    call of `ready` until its pod has ended or is gone. A client stays one when the settings change.
 
     Args:
         daemons: The daemons of all cards.
@@ -42,7 +41,7 @@ class Mps:
         pods: The pods of the node.
         changed: A signal that wakes coroutines when pods change.
         unenforced: A function that reports that a pod's shares cannot be enforced, and the reason.
-        enforce: Whether shares of cards are limited. Slices are always limited.
+        enforce: Whether shares of cards are limited. MPS slices are always limited.
     """
 
     def __init__(
@@ -124,9 +123,9 @@ class Mps:
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
 
     async def run(self) -> None:
-        """Start and restart the daemons that are needed, until cancelled. The daemons continue after the cancellation.
+        """Start and restart the daemons that are needed, until cancelled. The daemons outlive the cancellation.
 
-        Call it after all pods of the node have been read.
+        Call this after all pods of the node have been read.
         """
         async with asyncio.TaskGroup() as group:
             self._update_daemons()

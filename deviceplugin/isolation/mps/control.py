@@ -1,8 +1,7 @@
 """Starts, queries and ends the nvidia-cuda-mps-control daemon of one card.
 
-`deviceplugin.isolation.mps.daemons` creates a `Control` for each card. A daemon runs in a session of its own and must
-outlive the agent: if it ends, the processes that use its card end too. Its process id and start time are stored in a
-file, so that the next agent finds it.
+A daemon runs in a session of its own and must outlive the agent: if a daemon ends, the processes that are its clients
+end too. A file contains the daemon's process id and start time, so that the next agent finds the daemon.
 """
 
 import asyncio
@@ -21,6 +20,7 @@ from deviceplugin.isolation.mps.limits import PIPE, pipe_dir, shm_dir
 _MAX_PATH = 107
 """The maximum length of a unix socket's path in bytes. `sun_path` has 108, including the terminating zero."""
 _LONGEST_SOCKET = "control_privileged"
+"""The socket with the longest name in the pipe folder."""
 _KILL_SECONDS = 1.0
 _MOST_ANSWER = 4096
 """The most bytes of an answer. MPS clients can write to the pipe folder, so a root container with a share can listen in
@@ -35,7 +35,7 @@ class Answer(Enum):
     """The result of a query.
 
     `HEALTHY` stands for a valid answer, and `SILENT` for no answer before the timeout. `ABSENT` means that no daemon
-    listens, or not yet, or that its answer is invalid.
+    listens yet or any more, or that its answer is invalid.
     """
 
     HEALTHY, ABSENT, SILENT = range(3)
@@ -84,7 +84,10 @@ class Control:
         return mounts is not None and not all(map(mounts.is_mount, writable))
 
     def is_half_full(self) -> bool:
-        """Return whether more than half of the blocks or inodes of the pipe folder's mount are used. Raises OSError."""
+        """Return whether more than half of the blocks or inodes of the pipe folder's tmpfs are used. Raises OSError.
+
+        The result is False if the folder is not a mount.
+        """
         if self._mounts is None or not self._mounts.is_mount(self._pipe):
             return False
         usage = os.statvfs(self._pipe)
@@ -141,7 +144,7 @@ class Control:
         return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
     def trim(self) -> None:
-        """Empty log files that have become too large."""
+        """Empty log files that have more than `MOST_LOG` bytes."""
         for file in self._log.glob("*"):
             with contextlib.suppress(OSError):
                 if file.stat().st_blocks * 512 > MOST_LOG:

@@ -55,7 +55,7 @@ class _Daemon:
     Attributes:
         is_needed: Whether the card needs a daemon.
         is_used: Whether containers may be running as clients of the daemon, so that it must not be killed.
-        problem: The reason why the daemon does not answer, for messages.
+        problem: Why the daemon does not answer: the part of a message that follows "the MPS daemon of card …".
         healthy: An event that is set while the daemon answers.
     """
 
@@ -179,7 +179,7 @@ class _Daemon:
         return None
 
     async def _end(self) -> None:
-        """Make the daemon quit, or kill it. Call this only if the daemon has no clients."""
+        """Make the daemon quit, or kill it if it does not quit in time. Call this only if it has no clients."""
         if self._control.pid() is not None or (
             await self._control.check_health(self._times.request) is not Answer.ABSENT
         ):
@@ -253,7 +253,9 @@ class _Daemon:
 
 
 class Daemons:
-    """The MPS daemons of all cards. Use it on one event loop, except for methods that are documented as thread-safe.
+    """The MPS daemons of all cards.
+
+    Use it on one event loop, except for the methods that are documented as thread-safe.
 
     Args:
         folder: The setting `deviceplugin.mpsDir`.
@@ -288,7 +290,7 @@ class Daemons:
         self._needs_changed = asyncio.Event()
 
     def set_needed(self, needed: Collection[str], used: Collection[str]) -> None:
-        """Run daemons for exactly these cards from now on.
+        """Run daemons for these cards from now on, and end the daemons of all other cards.
 
         Args:
             needed: The UUIDs of the cards.

@@ -4,9 +4,6 @@ The pipe folder of a card and the node's shared memory are mounted read-write in
 the node's /run, a tmpfs that the container runtime and the kubelet use too, one container could fill it, and its files
 would remain after it has ended. So each of these folders is a tmpfs with a limited size and number of inodes. Each card
 has a pipe folder of its own, so a container that fills one disturbs only the containers that share its card.
-
-`control` empties the folders with the functions here, and mounts them through the `KernelMounts` that `clients`
-creates.
 """
 
 import ctypes
@@ -24,7 +21,7 @@ _FLAGS = _NOSUID | _NODEV | _NOEXEC | _NOSYMFOLLOW
 _OPTIONS = b"size=4m,nr_inodes=1024,mode=0755"
 """The mount options of a card's pipe folder, which contains sockets, locks and files with a process id."""
 MOST_ENTRIES = 200_000
-"""The most entries that one call removes. The tmpfs of the shared memory has fewer inodes."""
+"""The most entries that one call of `empty` removes. The tmpfs of the shared memory has fewer inodes."""
 _BATCH = 1000
 """The most entries that are listed at once, so that a folder with many long names does not fill the agent's memory."""
 _OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,8 +77,8 @@ def shm_without_mount(folder: Path) -> str:
 def propagates_to_node(mountinfo: str, folder: Path) -> bool:
     """Return whether a mount at or below this folder propagates out of this mount namespace.
 
-    That is so if the innermost mount that contains the folder is shared. A volume is shared with the mountPropagation
-    Bidirectional, a slave with HostToContainer, and private with None.
+    That is so if the innermost mount that contains the folder is a shared mount, as a volume is with the
+    mountPropagation Bidirectional. With HostToContainer a volume is a slave mount, and with None a private one.
 
     Args:
         mountinfo: The content of /proc/self/mountinfo (proc_pid_mountinfo(5)).

@@ -1,8 +1,7 @@
 """Computes the environment and the mounts that limit a container as the client of an MPS daemon.
 
-The functions are pure. `clients.Mps` calls `client_of` and `client_edits` before a container starts, and `find_daemon`
-after a restart of the agent. `mgpu simulate` calls the former two, and `control` uses the paths of the folders. A
-program can change its own environment variables, so the limits hold only for cooperative programs (docs/mps.md).
+The functions are pure. A program can change its own environment variables, so the limits hold only for cooperative
+programs (docs/mps.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +55,7 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     """Return the container with these shares as a client, or None if it is not a client.
 
     A container with an MPS slice is always a client. A container with a share of a card is a client only if `enforce`
-    is true, and a container with a whole card is never one.
+    is true. Whole cards make no container a client.
 
     Args:
         shares: The shares of the container.
@@ -96,7 +95,8 @@ def slice_client(name: str, card: Card) -> Client:
 def share_client(share: Share, card: Card) -> Client:
     """Return a client with this share of the card. An amount that the share does not state has no limit.
 
-    Raises Unenforceable if another system's record states the amounts only for all containers of the pod together.
+    Raises Unenforceable if the share states no amount. Records of other systems can state the amounts of all containers
+    of a pod together.
     """
     amount = share.amount(card)
     if not amount.memory and not amount.core:
@@ -124,6 +124,6 @@ def client_edits(client: Client, folder: Path) -> Edits:
 
 
 def find_daemon(env: Mapping[str, str], folder: Path) -> str | None:
-    """Return the card whose daemon serves a container with this environment; None if no daemon of the agent does."""
+    """Return the UUID of the card whose daemon serves a container with this environment; None if there is none."""
     pipe = Path(env.get(PIPE, ""))
     return pipe.parent.name if pipe == pipe_dir(folder, pipe.parent.name) else None
