@@ -2,7 +2,7 @@
 
     python child.py <pid of the parent> <signal number> <command> <arguments…>
 
-`processes.spawn` runs the script, which may import nothing but the standard library.
+`processes.spawn` runs the script with `python -S -E`, so it may import only the standard library.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent, number, *command = sys.argv[1:]
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))  # the setting remains after exec
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))  # execv keeps this setting
     if os.getppid() != int(parent):  # the parent ended before prctl took effect
         sys.exit(1)
     os.execv(command[0], command)

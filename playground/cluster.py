@@ -1,9 +1,8 @@
 """A cluster on one machine.
 
-The API server, the controllers, the scheduling loop and the kubelets run in this process; mgpu's processes are its
-children. All files are in one temporary folder, which is removed when the context ends, and all servers listen on
-loopback. `mgpu demo`, `mgpu playground`, the end-to-end tests, the benchmarks and docs/pictures/make.py run on a
-`Cluster`.
+The playground's API server, the controllers, the scheduling loop and the kubelets run in this process. mgpu's processes
+and a real API server are its children. All files are in one temporary folder, which is removed when the context of the
+`Cluster` ends. All TCP servers listen on loopback.
 """
 
 import json
@@ -43,7 +42,7 @@ from playground.realapi import real_api_server, requests_in
 from playground.scheduling import Extender, Scheduling
 
 ASSETS = "KUBEBUILDER_ASSETS"
-_MOST_GIGABYTES = 192
+_MOST_GIGABYTES = 192  # the largest MPS share that the extender manages
 CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
 MANAGED = {
     CORE: False,
@@ -62,28 +61,27 @@ MANAGED = {
     **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
     **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, _MOST_GIGABYTES + 1)},
 }
-"""The extender's managedResources, each with its `ignoredByScheduler`: whether kube-scheduler leaves it unchecked."""
+"""The extender's managedResources, each with its `ignoredByScheduler`: if true, kube-scheduler does not check it."""
 _NAMESPACE = "mgpu-system"
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The service accounts of mgpu's processes, to which RBAC applies."""
-_WEIGHT = 5
+_WEIGHT = 5  # the factor of the extender's scores
 _CRI = "cri.sock"
 _START_SECONDS = 120.0
 
 
 class Cluster:
-    """A cluster that is ready inside of `with Cluster([...]) as cluster:` and is stopped and removed at its end.
+    """A cluster that is ready inside `with Cluster([...]) as cluster:`, and is stopped and removed when the block ends.
 
-    Entering the context raises StartError with the log of the part that did not start.
+    If a process does not start, entering the context raises StartError with the end of its log.
 
     Args:
         nodes: The nodes. By default there are two nodes with four cards each.
         config: A settings file for mgpu's processes.
         extender: Whether the scheduling loop calls mgpu's extender.
         assets: The directory of the etcd and kube-apiserver binaries to run. If it is "", the playground's own API
-            server runs. If it is None, the environment variable KUBEBUILDER_ASSETS is used, which counts as "" if it is
-            not set.
-        kubelet: Further options for the KubeletConfig of every node.
+            server runs. If it is None, the environment variable KUBEBUILDER_ASSETS is used, or "" if it is not set.
+        kubelet: Further fields for the KubeletConfig of every node.
 
     Attributes:
         api: The administrator's connection.
@@ -131,7 +129,7 @@ class Cluster:
         self._stack.close()
 
     def connect(self, user: str = "admin") -> Api:
-        """Return a new connection, which the caller closes.
+        """Return a new connection, which the caller must close.
 
         Args:
             user: The user to connect as: `admin`, `webhook`, `scheduler`, `deviceplugin`, `kube-scheduler`, `kubelet`
@@ -172,9 +170,9 @@ class Cluster:
         return self.folder / node / "cards.mig.json"
 
     def requests(self) -> frozenset[Request]:
-        """Return the requests of mgpu's processes to the API server so far, including the refused ones.
+        """Return the requests that mgpu's processes have sent to the API server, including the refused ones.
 
-        The processes have the rights of manifests/base/rbac.yaml and no others.
+        RBAC gives the processes the rights in manifests/base/rbac.yaml and no others.
         """
         return self._requests()
 
@@ -195,7 +193,7 @@ class Cluster:
         self._own_api_server().start()
 
     def start_scheduling(self) -> None:
-        """Start a new scheduling loop, which does not know the bindings that an earlier loop assumed."""
+        """Start a new scheduling loop. It does not know which pods an earlier loop was about to bind."""
         extenders = [Extender(self.extender_url, weight=_WEIGHT, managed=MANAGED)]
         api = self._scheduling_api
         self.scheduling = Scheduling(api, extenders if self._with_extender else (), backoff=(0.2, 2.0))
@@ -209,12 +207,12 @@ class Cluster:
         self.processes[name].wait("ready", lambda: self._ready(name), _START_SECONDS)
 
     def wait_offers(self, node: str) -> None:
-        """Wait until the node offers its cards to the scheduler."""
+        """Wait until the node's status lists the resources of its cards. Raises StartError like `wait_ready`."""
         agent = self.processes[f"deviceplugin-{node}"]
         agent.wait("its cards are offered", lambda: self._offers(node), _START_SECONDS)
 
     def log_of(self, namespace: str, pod: str, container: str) -> str:
-        """Return a container's log, which is its environment. Raises KeyError if it has not started."""
+        """Return a container's log: its environment variables and mounts. Raises KeyError if it has not started."""
         started = {
             max(c.started for c in found): kubelet
             for kubelet in self.kubelets.values()
@@ -296,10 +294,7 @@ class Cluster:
             plugin.start()
 
     def _start_processes(self, stack: ExitStack) -> None:
-        """Start all of mgpu's processes, then wait for them.
-
-        A process spends most of its start with Python imports, which thus run in parallel.
-        """
+        # Start all processes before waiting for one, so that their Python imports, which take longest, run in parallel.
         own = {f"deviceplugin-{node.name}": self._agent_environment(node) for node in self.nodes}
         keys = record_keys(self.folder / "records")
         self.api.create(f"/api/v1/namespaces/{_NAMESPACE}/configmaps", config_map(keys))
@@ -367,7 +362,7 @@ class Cluster:
 
     def _ready(self, name: str) -> bool:
         port = self._ports["extender" if name == "scheduler" else name]
-        # A plain context, because loading the CAs of this machine takes 70 ms. A readiness probe needs no trust.
+        # A readiness probe need not verify the certificate. A context that does so takes 70 ms to load its CAs.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -388,7 +383,7 @@ class Cluster:
         return all(there.get(name, "0") != "0" for name in self._offered[node])
 
     def _offers_of(self, node: NodeSpec) -> set[str]:
-        """Return the resources that a node with these cards must offer. Raises BadObject."""
+        """Return the resources that the node's status must list before the cluster is ready. Raises BadObject."""
         settings = read_settings(self._config, {}, {})
         offers = (d.resources(node.whole_cards(), settings) for d in dialects.enabled(settings))
         return {r.name for resources in offers for r in resources if any(amount for _, amount in r.amounts)}
@@ -407,7 +402,7 @@ def _users() -> dict[str, User]:
 
 
 def _create_namespace(api: Api) -> None:
-    """Create mgpu's namespace, which exists in the playground's API server from the start but not in a real one."""
+    """Create mgpu's namespace if it does not exist. The playground's own API server has it from the start."""
     try:
         api.create("/api/v1/namespaces", {"metadata": {"name": _NAMESPACE}})
     except ApiError as error:
@@ -416,7 +411,7 @@ def _create_namespace(api: Api) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Return this process's environment without the variables by which a child would find a cluster or settings.
+    """Return this process's environment without the variables that would give a child another cluster or settings.
 
     Temporary files go into `folder`, because a process that is killed cannot remove its own.
     """

@@ -1,8 +1,8 @@
 """A container runtime that runs nothing and records, for each container, the environment that it would have.
 
-It includes the part of a runtime that reads CDI specs (Container Device Interface 0.6), and tells the node's simulated
-NVML which processes run on which cards. `playground.cluster` creates a `Runtime` for each node. The kubelet starts and
-ends containers through it, `playground.cri` serves it over CRI to the node agent, and the demo reads the containers.
+It reads CDI specs (Container Device Interface 0.6) as a real runtime does, and tells the node's simulated NVML which
+processes run on which cards. `playground.kubelet` starts and ends containers in the `Runtime` of its node, and
+`playground.cri` serves the `Runtime` to the node agent.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from playground import nvml_state
 
 
 class Unresolvable(Exception):
-    """Raised if no CDI spec contains a device, so that the container cannot be created."""
+    """Raised if no CDI spec contains a device that a container needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The changes that CDI devices make to a container. Of two conflicting entries the later one counts.
+    """The changes that CDI devices make to a container. If two entries conflict, the later one counts.
 
     Attributes:
         env: The environment variables to set.
@@ -39,8 +39,8 @@ class Edits:
 def resolve(names: Sequence[str], directory: Path) -> Edits:
     """Return the changes that CDI devices make to a container.
 
-    As in the CDI library, a spec file is ignored if it cannot be read or parsed, or if one of its devices has no edits.
-    The edits of a spec are applied once, before the edits of its devices.
+    As in the CDI library, a spec file is ignored if it cannot be read or is invalid, for example because one of its
+    devices has no edits. The edits of a spec are applied once, before the edits of its devices.
 
     Args:
         names: The full names of the devices, such as `vendor/class=name`.
@@ -86,7 +86,7 @@ def _complete(devices: Sequence[dict[str, Any]] | None) -> bool:
 
 
 def _find(name: str, specs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the spec that contains a device and the device's entry in it, or None twice."""
+    """Return the spec that contains a device and the device's entry in it, or (None, None)."""
     kind, _, device = name.partition("=")
     for spec in specs:
         for entry in spec["devices"] if spec.get("kind") == kind else ():
@@ -96,7 +96,7 @@ def _find(name: str, specs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | 
 
 
 def _apply(edits: Mapping[str, Any] | None, env: dict[str, str], nodes: list[str], mounts: dict[str, str]) -> None:
-    """Add `containerEdits` to the three collections."""
+    """Add `containerEdits` to `env`, `nodes` and `mounts`."""
     for entry in (edits or {}).get("env") or ():
         key, _, value = entry.partition("=")
         env[key] = value
@@ -122,22 +122,21 @@ class GpuClients:
         return next((uuid for uuid in wanted if uuid not in made), "")
 
     def start(self, pid: int, env: Mapping[str, str]) -> None:
-        """Register a process on every device that its environment makes visible."""
+        """Register a process on every device that `_visible_devices` finds in its environment."""
         for uuid in _visible_devices(env):
             nvml_state.register(self._nvml, uuid, pid)
 
     def end(self, pid: int, env: Mapping[str, str]) -> None:
-        """Remove the process from every device that its environment makes visible."""
+        """Remove the process from the devices on which `start` registered it."""
         for uuid in _visible_devices(env):
             nvml_state.deregister(self._nvml, uuid, pid)
 
     def reboot(self) -> None:
-        """Change the state of the simulated NVML as a reboot of the node does."""
         nvml_state.reboot(self._nvml)
 
 
 def _visible_devices(env: Mapping[str, str]) -> list[str]:
-    """Return the UUIDs of cards and MIG devices in a container's environment."""
+    """Return the UUIDs of cards and MIG devices in NVIDIA_VISIBLE_DEVICES. The value `all` stands for none."""
     return [uuid for uuid in env.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if uuid.startswith(("GPU-", "MIG-"))]
 
 
@@ -145,7 +144,7 @@ Raw = Mapping[str, Any]
 
 
 class CreateError(Exception):
-    """Raised if a container cannot be created. `kubectl describe pod` shows the message."""
+    """Raised if a container cannot be created. The kubelet copies the message to the pod's status and its Events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container, which runs or has ended. Times are in seconds since the epoch.
+    """A container that runs or has ended. Times are in seconds since the epoch.
 
     Attributes:
         id: The ID of the container, as 64 hexadecimal digits.
@@ -175,9 +174,9 @@ class Container:
         namespace: The namespace of its pod.
         pod: The name of its pod.
         name: Its name in the pod's spec.
-        attempt: How many containers the pod had under this name before.
+        attempt: How many containers of this name the pod had before.
         image: The image in the pod's spec.
-        env: All its environment variables.
+        env: Its environment variables.
         nodes: The paths of the device nodes that it has.
         mounts: The mounts that it has, each as its path in the container and its path on the host.
         started: When it was started.
@@ -210,10 +209,10 @@ class Container:
 
 
 class Runtime:
-    """Holds the containers of one node, also while the kubelet restarts. It is safe for use by several threads.
+    """Holds the containers of one node, even while the kubelet restarts. It is thread-safe.
 
     Args:
-        cdi_dir: The directory from which the CDI specs are read whenever a container starts.
+        cdi_dir: The directory of the CDI specs, which are read at each start of a container with CDI devices.
         gpus: Receives the processes that run on each card. None if the node has no simulated NVML.
     """
 
@@ -229,7 +228,7 @@ class Runtime:
         """Create and start a container.
 
         Its environment consists of the variables of the image, of the device plugins, of the pod's spec and of the CDI
-        devices. Each of these overrides those before it.
+        devices. A later source in this list overrides the earlier ones.
 
         Raises:
             CreateError: A CDI device, a file that a CDI device mounts, or a MIG device does not exist.
@@ -282,7 +281,7 @@ class Runtime:
             return uid in self._sandboxes
 
     def remove_sandbox(self, uid: str) -> None:
-        """Remove the pod's sandbox. The next start of a container creates it again."""
+        """Remove the pod's sandbox. The pod gets a new one when its next container starts."""
         with self._lock:
             self._sandboxes.discard(uid)
 
@@ -297,7 +296,7 @@ class Runtime:
             return tuple(sorted((c for of_pod in self._pods.values() for c in of_pod.values()), key=lambda c: c.id))
 
     def latest(self, uid: str, name: str) -> Container | None:
-        """Return the last container that the pod with this UID had under a name, or None if there was none."""
+        """Return the pod's newest container of this name, or None if there was none."""
         return next((c for c in reversed(self.containers(uid)) if c.name == name), None)
 
     def reboot(self) -> None:
@@ -311,8 +310,8 @@ class Runtime:
     def logs(self, namespace: str, pod: str, container: str = "") -> str:
         """Return the log of a container: a line `KEY=VALUE` per variable, then a line `HOST → PATH` per mount.
 
-        The log is that of the newest attempt. If `container` is empty, it is the log of the pod's first container.
-        Raises KeyError if the container has not started.
+        The log is that of the newest attempt. An empty `container` stands for the container of the pod that started
+        first. Raises KeyError if the container has not started.
         """
         found = [c for c in self.containers() if (c.namespace, c.pod) == (namespace, pod) and container in ("", c.name)]
         if not found:
@@ -327,7 +326,7 @@ class Runtime:
 def image_environment(container: Raw) -> dict[str, str]:
     """Return the environment that the container's image sets.
 
-    A CUDA image requests every card from the NVIDIA runtime (docs/design/kubernetes.md).
+    An image with `cuda` in its name requests every card from the NVIDIA runtime (docs/design/kubernetes.md).
     """
     return {"NVIDIA_VISIBLE_DEVICES": "all"} if "cuda" in container.get("image", "") else {}
 
@@ -335,7 +334,8 @@ def image_environment(container: Raw) -> dict[str, str]:
 def own_environment(pod: Raw, container: Raw) -> dict[str, str]:
     """Return the environment that the container's `env` sets.
 
-    A `fieldRef` may name the pod's name, namespace, UID or node, or one of its annotations. Any other has the value "".
+    A `fieldRef` may refer to the pod's name, namespace, UID or node, or to one of its annotations. Any other
+    `valueFrom` sets the variable to "".
     """
     meta = pod["metadata"]
     fields = {

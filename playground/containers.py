@@ -1,7 +1,6 @@
 """Describes the cards that the containers of a pod were given, and checks that each container sees exactly its cards.
 
-`playground.demo` calls all of these functions, and `playground.story` calls `differences`. Their results depend only on
-their arguments.
+`playground.demo` prints the descriptions and the differences. The functions have no side effects.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +39,8 @@ def describe_slices(shares: Sequence[Share]) -> str:
 def describe_plan(before: NodeSlices, after: NodeSlices) -> str:
     """Return a description of the new partition plan of a node, with the number of the plan and the changed cards.
 
-    An example is `5: card 0, not partitioned before, into 5 × 1g.10gb and 2g.20gb`.
+    An example is `5: card 0, not partitioned before, into 5 × 1g.10gb and 2g.20gb`. If the node has no new plan, the
+    description says that there were free slices.
     """
     if after.partitioning.plan in (None, before.partitioning.plan):
         return "none: there were free slices"
@@ -107,7 +107,7 @@ def _slices_of(shares: Iterable[Share]) -> dict[str, list[Slice]]:
 
 
 def _before(state: CardState) -> str:
-    """Return the index of a card and its free capacity in words."""
+    """Return a description of a card before the placement: its index and its free capacity."""
     if state.idle:
         return f"{state.card.index} (idle before)"
     return f"{state.card.index} ({format_core(state.core_free)} and {format_bytes(state.memory_free)} free before)"

@@ -1,8 +1,8 @@
 """Two controllers of kube-controller-manager: the garbage collector, and the one that deletes pods of deleted nodes.
 
 The garbage collector handles the propagation policies Background, Foreground and Orphan. It deletes only objects of
-`_KINDS`, and assumes that an owner of another kind exists. `playground.cluster` starts both controllers, whichever API
-server it uses.
+`_KINDS`, and assumes that an owner of another kind exists. `playground.cluster` also starts both controllers for a real
+API server.
 """
 
 import logging
@@ -71,7 +71,7 @@ class ControllerManager:
 
     Args:
         api: The client of the API server.
-        node_seconds: How many seconds after the deletion of a node its pods are deleted.
+        node_seconds: The time in seconds between the deletion of a node and the deletion of its pods.
     """
 
     def __init__(self, api: Api, node_seconds: float = 1.0) -> None:
@@ -80,7 +80,7 @@ class ControllerManager:
         self._lock = threading.Lock()  # guards `_objects` and `_nodes`, which the threads of the watches change
         self._objects: dict[str, _Object] = {}
         self._nodes: set[str] = set()
-        self._missing: dict[str, float] = {}  # when each missing node was first found missing
+        self._missing: dict[str, float] = {}  # the monotonic time at which each deleted node was missed first
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._watches = [
@@ -150,7 +150,7 @@ class ControllerManager:
         return again
 
     def _steps(self, objects: Mapping[str, _Object]) -> Iterator[Callable[[], None]]:
-        """Yield the functions that the garbage collector must call, in the order of the objects' UIDs."""
+        """Yield the garbage collector's next steps as functions, in the order of the objects' UIDs."""
         for uid, found in sorted(objects.items()):
             if found.deleting and {_FOREGROUND, _ORPHAN} & set(found.finalizers):
                 dependents = [other for other in objects.values() if any(ref["uid"] == uid for ref in other.owners)]
@@ -160,7 +160,7 @@ class ControllerManager:
                 yield partial(self._delete_ownerless, found, objects)
 
     def _orphan(self, owner: _Object, owned: list[_Object]) -> None:
-        """Handle `--cascade=orphan`: remove the owner from its dependents, and then the finalizer from the owner."""
+        """Handle `--cascade=orphan`: remove the references to the owner, and then the finalizer of the owner."""
         for other in owned:
             kept = [ref for ref in other.owners if ref["uid"] != owner.meta["uid"]]
             self._api.patch(other.path, {"metadata": {**_version(other), "ownerReferences": kept or None}})
@@ -169,7 +169,7 @@ class ControllerManager:
     def _delete_dependents(self, owner: _Object, owned: list[_Object]) -> None:
         """Handle `--cascade=foreground`: delete the dependents.
 
-        The finalizer of the owner is removed when none of the dependents blocks the deletion of the owner.
+        Remove the owner's finalizer once no dependent with `blockOwnerDeletion` is left.
         """
         for other in owned:
             if not other.deleting:
@@ -210,7 +210,7 @@ class ControllerManager:
             return ""
 
     def _delete_lost(self, pod: _Object) -> None:
-        """Delete a pod if its node has been gone for `node_seconds`. If the pod has not ended, first mark it Failed."""
+        """Delete a pod whose node has been gone for `node_seconds`. If it has not ended, set it to Failed first."""
         if time.monotonic() - self._missing[pod.node] < self._node_seconds or self._uid(f"/api/v1/nodes/{pod.node}"):
             return
         if not pod.ended:
@@ -221,5 +221,5 @@ class ControllerManager:
 
 
 def _version(found: _Object) -> dict[str, Any]:
-    """Return the metadata with which a patch is refused if the object has changed."""
+    """Return metadata for a patch that makes the API server refuse it if the object has changed."""
     return {"uid": found.meta["uid"], "resourceVersion": found.meta["resourceVersion"]}

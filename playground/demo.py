@@ -1,8 +1,4 @@
-"""Implements `mgpu demo`, which runs sample pods, explains and checks the outcome of each one, and draws the cards.
-
-The checks make the demo a test: it fails if a container does not see exactly its cards. The end-to-end tests and
-docs/pictures/make.py run `Demo` as well.
-"""
+"""Implements `mgpu demo`, which runs sample pods, explains and checks the outcome of each one, and draws the cards."""
 
 import time
 from collections.abc import Mapping
@@ -34,11 +30,11 @@ SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")
 OTHERS = ("several-containers", "multi-gpu", "whole-cards")
 """The other examples that must run."""
 SLICES = {MIG: "mig", MPS: "mps"}
-"""The example for each partitioning of a node."""
+"""The example for each value of `NodeSpec.partitioning`."""
 _CROWD = 12
 """The largest number of pods that `_show_crowd` creates."""
 _CROWD_SECONDS = 30.0
-"""The longest time until all pods of the crowd run."""
+"""The time within which all pods of the crowd must run."""
 
 EXAMPLES = """
 \b
@@ -54,7 +50,8 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
     """Run sample pods through the whole chain and show the cards.
 
     API server, scheduling loop, kubelets and GPUs are simulated on this machine; the webhook, the scheduler and the
-    node agents are the real processes. Exit code 1 when a container did not get exactly its cards.
+    node agents are the real processes. The exit code is 1 if a check fails, such as whether each container sees exactly
+    its cards.
     """
     console = Console(highlight=False)
     settings = read_settings(config, {}, {})
@@ -91,7 +88,7 @@ class Demo:
         self.problems: list[str] = []
 
     def run(self) -> list[str]:
-        """Show all examples and the cards. Return a message for every check that failed."""
+        """Show all examples and the cards. Return `problems`."""
         # The slices come first, because a card with shares on it is not partitioned. Then comes the story of MtgpuPods,
         # which needs two idle cards.
         for node in self._cluster.nodes:
@@ -177,7 +174,7 @@ class Demo:
         self._show(name, {"asks": f"{self._asks(created)} → admitted", "waits": waits}, good=good)
 
     def _show_crowd(self, pod: Json) -> None:
-        """Create equal pods at once. Each one must get its own cards, although no Allocate call names the pod."""
+        """Create equal pods at once. Each must get the cards of its own record, although Allocate names no pod."""
         count = self._count_fitting(pod)
         names = [f"crowd-{i + 1}" for i in range(count)]
         started = time.monotonic()
@@ -197,7 +194,10 @@ class Demo:
         self._show("crowd", rows, good=not wrong)
 
     def _count_fitting(self, pod: Json) -> int:
-        """Return how many pods like this one still fit on the nodes with shared cards, at most `_CROWD`."""
+        """Return how many pods like this one still fit on the nodes with the labels MGPU, but at most `_CROWD`.
+
+        The pod must have one container.
+        """
         request = self._samples.request(pod)
         shares = request.containers if request else ()
         nodes = {node.name for node in self._cluster.nodes if node.labels == MGPU}
@@ -236,7 +236,10 @@ class Demo:
         return "; ".join(f"{node}: {reason}" for node, reason in sorted(found.failed.items()) if node != without)
 
     def _check(self, outcome: Outcome) -> list[str]:
-        """Return the differences between what the containers of a running pod see and the cards of its record."""
+        """Return the differences between what the containers of a running pod see and the cards of its record.
+
+        The differences are also added to `problems`, and so is a missing record.
+        """
         name, shares = outcome.pod["metadata"]["name"], self._samples.record(outcome.pod) or ()
         cards = self._samples.cards(outcome.node)
         expected = containers.expected_cards(shares, cards)
@@ -248,7 +251,7 @@ class Demo:
         return wrong
 
     def _mig_devices(self, node: str) -> dict[Slice, str]:
-        """Return the UUIDs of the MIG devices that the node's simulated NVML has, by their places."""
+        """Return the UUIDs of the MIG devices in the node's simulated NVML, by their slices."""
         modes = read_state(self._cluster.nvml_state(node)).cards
         return {
             Slice(card.index, gpu.start, gpu.profile): compute.uuid

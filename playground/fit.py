@@ -1,9 +1,8 @@
-"""Decides as kube-scheduler's filter plugins do whether a pod fits a node, apart from the node's cards.
+"""Decides like kube-scheduler's filter plugins whether a pod fits a node. Cards are not considered.
 
-The functions are pure and work on API objects as JSON. They cover unschedulable nodes, taints, nodeSelector, required
-node affinity, the requests compared with allocatable, and the number of pods. They do not cover ports, volumes, pod
-affinity and topology spread constraints. The playground's scheduling loop, its kubelet's admission and `mgpu simulate`
-call `fits`.
+The functions are pure and work on API objects as JSON. They consider unschedulable nodes, taints, nodeSelector,
+required node affinity, the requested resources and the number of pods. They do not consider ports, volumes, pod
+affinity and topology spread constraints. The playground's scheduling loop, its kubelet and `mgpu simulate` call `fits`.
 """
 
 import re
@@ -16,6 +15,7 @@ from mgpu.model.compute_resources import Requests, allocatable, requests_of
 Raw = Mapping[str, Any]
 
 _VERB = re.compile(r"%[-+# 0]*\d*(?:\.\d*)?(.?)", re.DOTALL)
+"""A formatting directive of Go's Sprintf, such as `%5d`. The group is its verb, or "" at the end of the text."""
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}
 
 
@@ -28,8 +28,8 @@ def fits(pod: Raw, node: Raw, used: Requests, counted: Callable[[str], bool] = l
         pod: The pod.
         node: The node.
         used: The sum of `requests_of` over the pods on the node, with the number of these pods as `pods`.
-        counted: Returns whether a resource, or `pods`, is compared. kube-scheduler does not compare the resources that
-            an extender manages, if the extender requests that.
+        counted: Returns whether the amount of a resource, or of `pods`, is checked. kube-scheduler does not check the
+            resources that an extender manages with `ignoredByScheduler`.
     """
     spec = pod.get("spec") or {}
     tolerations = spec.get("tolerations") or ()
@@ -60,7 +60,8 @@ def message(reasons: Mapping[str, Sequence[str]], nodes: int) -> str:
 def as_event(text: str) -> str:
     """Return a message as it appears in kube-scheduler's Event.
 
-    kube-scheduler uses the message as a format of Go's Sprintf, which replaces a `%` in it.
+    kube-scheduler passes the message to Go's Sprintf as the format, without arguments. So Sprintf replaces `% o` in
+    `100% of` by `%!o(MISSING)`.
     """
     return _VERB.sub(
         lambda verb: f"%!{verb[1]}(MISSING)" if verb[1] not in ("%", "") else verb[1] or "%!(NOVERB)", text
@@ -144,7 +145,10 @@ def _expression(expression: Raw, found: Mapping[str, str]) -> bool:
 
 
 def _compared(value: str | None, values: Sequence[str], *, greater: bool) -> bool:
-    """Return whether the value is greater, or else less, than the first of `values`. Both must be whole numbers."""
+    """Return whether `value` is greater than the first of `values`, or less if `greater` is false.
+
+    Return False if one of the two is not a whole number.
+    """
     try:
         here, bound = int(value or ""), int(values[0])
     except (ValueError, IndexError):

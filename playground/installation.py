@@ -1,7 +1,6 @@
-"""Installs mgpu on the playground's API server: the manifests, certificate authorities and record keys.
+"""Installs mgpu on the API server of a `playground.cluster`: the manifests, certificate authorities and record keys.
 
-The URLs of the webhooks are on this machine. `cluster` calls `authorities`, `install`, `record_keys` and `config_map`.
-The tests also use `manifests`, `located` and `MANIFESTS`, and `bench/hostile.py` uses `MANIFESTS`.
+Record keys sign and verify the seals of allocation records.
 """
 
 import base64
@@ -40,7 +39,7 @@ _SERVED_SECONDS = 60.0
 
 
 def authorities(folder: Path) -> dict[str, Path]:
-    """Create a CA for each Service, as manifests/certificates.sh does.
+    """Create a CA for each of mgpu's Services, as manifests/certificates.sh does.
 
     Return the folder of each CA, by the name of the Service.
     """
@@ -54,15 +53,19 @@ def authorities(folder: Path) -> dict[str, Path]:
 
 
 def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> None:
-    """Create all `manifests` and wait until the CRDs are served. Raises ApiError and StartError.
+    """Create the objects of `manifests` and wait until the CRDs are served.
 
     Args:
-        ports: The port of each Service on 127.0.0.1.
+        ports: The port on 127.0.0.1 at which the webhooks of each Service are served.
         bundles: The CA certificate of each Service, for the webhook configurations.
+
+    Raises:
+        ApiError: The API server refuses an object.
+        StartError: The folder of the manifests is missing, or a CRD is not served within 60 seconds.
     """
     found = list(manifests())
     if not found:
-        raise StartError(f"no manifests in {MANIFESTS}: the playground runs from a checkout of the project")
+        raise StartError(f"no manifests in {MANIFESTS}: run the playground from a checkout of the project")
     for manifest in found:
         collection = _COLLECTIONS[manifest["kind"]].format(namespace=manifest["metadata"].get("namespace", ""))
         api.create(collection, located(manifest, ports, bundles))
@@ -99,14 +102,14 @@ def _served(api: Api, path: str) -> bool:
     try:
         api.get(path)
     except ApiError as error:
-        if error.status in (404, 429, 503):  # kube-apiserver answers so while it initialises the storage
+        if error.status in (404, 429, 503):  # kube-apiserver answers this while it initializes the storage
             return False
         raise
     return True
 
 
 def record_keys(folder: Path) -> dict[str, str]:
-    """Create keys for allocation records in the new `folder`. Return the environment variables that configure them."""
+    """Create a key pair for seals in the new `folder`. Return the environment variables that configure the keys."""
     public = folder / "public"
     public.mkdir(parents=True)
     key = Ed25519PrivateKey.generate()

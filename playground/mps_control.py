@@ -8,8 +8,8 @@
 import only the standard library.
 
 Each pipe directory has at most one daemon. The daemon ends when the directory is removed, so that it does not outlive
-its cluster. Tests can make the daemon fail with two files: if `hang` exists in the pipe directory, the daemon does not
-answer, and if `refuse` exists next to the pipe directory, the daemon exits at the start.
+its cluster. Two files make it fail: while `hang` exists in the pipe directory, the daemon does not answer, and if
+`refuse` exists next to the pipe directory, the daemon exits at the start.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.5  # how often the daemon checks whether its directory and `hang` still exist
 _DEFAULT = "/tmp/nvidia-mps"
 
 
@@ -103,8 +103,6 @@ def _serve(pipes: Path, notify: int = -1) -> int:
 
 
 class _Daemon:
-    """Answers control commands."""
-
     def __init__(self, pipes: Path) -> None:
         self._pipes = pipes
         self._ended = False

@@ -1,7 +1,6 @@
 """Defines the nodes of a playground and their simulated cards.
 
-`playground_command`, the tests and docs/pictures/make.py pass a list of `NodeSpec` to `Cluster`, which starts
-the nodes.
+`playground.cluster` starts a node for each `NodeSpec`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,12 @@ from mgpu.model.node_slices import LABEL, NodeSlices, unpartitioned_cards
 from mgpu.model.slice_names import MIG, MPS
 
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
+"""The labels of a node that serves mGPU."""
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
+"""The labels of a node that also serves mGPU pods with several cards per container."""
 TWO_CARDS = "mtgpu-1"
-"""The name of the node on which the demo (`story`) and `examples/` run MtgpuPods."""
+"""The name of the node for MtgpuPods, which those in `examples/` name."""
+# The model and the memory of each kind of card.
 _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "80Gi"))
 
 
@@ -54,8 +56,7 @@ class NodeSpec:
 def make_nodes(count: int, cards: int) -> list[NodeSpec]:
     """Return `count` nodes with `cards` equal cards each. They are called `node-1`, `node-2` and so on.
 
-    The card model changes from node to node. If there are several nodes, the last one has the compute policy that pods
-    with several cards per container need.
+    Neighboring nodes have different card models. If there are several nodes, the last one has the labels `BURST`.
     """
     return [
         NodeSpec(
@@ -76,6 +77,6 @@ def slice_nodes() -> list[NodeSpec]:
 
 
 def two_cards() -> NodeSpec:
-    """Return the node on which the MtgpuPods in `examples/` run."""
+    """Return the node `TWO_CARDS`, which has two cards."""
     model, memory = _KINDS[0]
     return NodeSpec(TWO_CARDS, [{"count": 2, "model": f"NVIDIA {model}", "memory": memory}], {})

@@ -1,6 +1,6 @@
 """Simulates NVIDIA's own device plugin, which offers whole cards by their UUIDs.
 
-`playground.cluster` starts it on nodes with `nvidia_plugin`. Tests of the node agent run it beside the agent.
+`playground.cluster` starts it on nodes with `NodeSpec.nvidia_plugin`, in addition to mgpu's node agent.
 """
 
 import threading
@@ -16,7 +16,7 @@ from proto import deviceplugin_pb2_grpc as services
 
 RESOURCE = "nvidia.com/gpu"
 _SOCKET = "nvidia-gpu.sock"
-_SECONDS = 10.0
+_SECONDS = 10.0  # the time limit of the registration
 
 
 class NvidiaPlugin(services.DevicePluginServicer):
@@ -34,10 +34,9 @@ class NvidiaPlugin(services.DevicePluginServicer):
         self._server: Any = None
 
     def start(self) -> None:
-        """Start the server and register with the kubelet.
+        """Start the server and register with the kubelet. Raises grpc.RpcError if the registration fails.
 
-        The plugin does not register again after a restart of the kubelet. Raises grpc.RpcError if the registration
-        fails.
+        Unlike the real plugin, it does not register again after a restart of the kubelet.
         """
         self._server = grpc.server(ThreadPoolExecutor(4, "nvidia-plugin"), options=[("grpc.so_reuseport", 0)])
         services.add_DevicePluginServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -50,7 +49,6 @@ class NvidiaPlugin(services.DevicePluginServicer):
             )
 
     def stop(self) -> None:
-        """End the streams and stop the server."""
         self._ended.set()
         self._server.stop(None).wait()
 

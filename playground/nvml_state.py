@@ -1,9 +1,8 @@
-"""Stores the state of simulated MIG cards in a JSON file, which remains when the processes that use it end.
+"""Stores the state of simulated MIG cards in a JSON file, so that the state survives the processes that use it.
 
-`playground.simulated_nvml` changes the state as NVML would. The playground's container runtime and the tests act as the
-machine that contains the cards: they register processes (files `<file>.clients/<uuid>/<pid>`), reset cards and reboot.
-`demo` reads the state. A file lock guards every change of the JSON file, because the node agent and the container
-runtime are different processes.
+`playground.simulated_nvml` changes the state as NVML would, in the process of the node agent. The container runtime
+registers the processes on each device as files `<file>.clients/<uuid>/<pid>`. A file lock guards every change of the
+JSON file, because several processes change it.
 """
 
 import fcntl
@@ -27,7 +26,7 @@ class Compute:
 
     Attributes:
         id: The id that NVML reports. It is unique within the GPU instance.
-        kind: The kind of its profile.
+        kind: The number of its profile in NVML (`NVML_COMPUTE_INSTANCE_PROFILE_…`).
         uuid: The UUID of its MIG device.
     """
 
@@ -41,8 +40,8 @@ class Gpu:
     """A GPU instance.
 
     Attributes:
-        id: The id that NVML reports. It is used again after the instance is destroyed.
-        serial: A number that no other instance ever gets.
+        id: The id that NVML reports. Another instance may get it after this one is destroyed.
+        serial: A number that no other instance in the file ever gets.
         profile: The name of its profile.
         start: The number of its first memory slice.
         compute: Its compute instances.
@@ -77,7 +76,7 @@ class State:
     Attributes:
         privileged: Whether NVML permits changes.
         passthrough: Whether the machine cannot reset its cards, as in a virtual machine.
-        serial: The serial number of the last instance.
+        serial: The serial number that was given last.
         cards: The modes of the cards by UUID. A card that is missing was never changed.
     """
 
@@ -97,7 +96,7 @@ def state_file(cards: Path) -> Path:
 
 
 def mig_uuid(card: str, serial: int, compute: int) -> str:
-    """Return the UUID of a MIG device. Equal arguments give the same UUID, and all others give different ones.
+    """Return the UUID of a MIG device, which depends only on the arguments.
 
     Args:
         card: The UUID of the card.
@@ -128,7 +127,7 @@ def _parsed(raw: dict[str, Any]) -> State:
 
 @contextmanager
 def changing(file: Path) -> Iterator[State]:
-    """Lock the state for a change. If the block ends without an exception, the state is written atomically."""
+    """Lock the file and return its state for changes, which are written atomically if the block raises no exception."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f"{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -139,7 +138,7 @@ def changing(file: Path) -> Iterator[State]:
         os.replace(new, file)
 
 
-# These functions stand for the machine that contains the cards: its container runtime and its administrator.
+# The functions below do what the container runtime and the administrator of a real machine do.
 
 
 def register(file: Path, uuid: str, pid: int) -> None:
@@ -169,7 +168,7 @@ def processes(file: Path, card: str, mode: Mode) -> tuple[int, ...]:
 
 
 def set_switch(file: Path, *, privileged: bool | None = None, passthrough: bool | None = None) -> None:
-    """Change the switches of `State`. None leaves a switch as it is."""
+    """Change `State.privileged` and `State.passthrough`. None leaves a value unchanged."""
     with changing(file) as state:
         state.privileged = state.privileged if privileged is None else privileged
         state.passthrough = state.passthrough if passthrough is None else passthrough
@@ -192,7 +191,7 @@ def reboot(file: Path, *, forgetful: frozenset[str] = frozenset()) -> None:
     """Reboot the machine, which ends all processes and removes all instances. The pending modes take effect.
 
     Args:
-        forgetful: The UUIDs of the cards that lose their mode (`playground.simulated_nvml.forgetful`).
+        forgetful: The UUIDs of the cards that leave MIG mode (`playground.simulated_nvml.forgetful`).
     """
     with changing(file) as state:
         for uuid, mode in state.cards.items():

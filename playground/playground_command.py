@@ -1,7 +1,4 @@
-"""The command `mgpu playground`, and the options, start, output and stop that it shares with `mgpu demo`.
-
-`playground.demo` and `playground.story` call the shared functions.
-"""
+"""The command `mgpu playground`, and the functions for options, signals, start and output that `mgpu demo` shares."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +38,7 @@ def options(nodes: int = 1, cards: int = 1) -> Callable[[Callable[..., Any]], Ca
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-        several = "Nodes; the last of several takes multi-GPU pods."
+        several = "Number of nodes. The last of several nodes takes multi-GPU pods."
         for option in (
             click.option("--config", type=click.Path(path_type=Path), help="Settings of the real processes (YAML)."),
             click.option("--cards", type=click.IntRange(cards), default=4, show_default=True, help="Cards per node."),
@@ -96,9 +93,10 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
 
 @contextmanager
 def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
-    """Start a cluster, and stop it when the context ends.
+    """Start a cluster with the nodes of the options and nodes for slices and MtgpuPods. Stop it when the context ends.
 
-    Raises ClickException if it does not start. If a process has failed, the message contains the end of its log.
+    Raises ClickException if the cluster does not start. If a process has failed, the message contains the end of its
+    log.
     """
     cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes(), two_cards()], config=config)
     server = "A real API server" if cluster.assets else "An API server"

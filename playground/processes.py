@@ -1,7 +1,6 @@
-"""Starts child processes, which end when this process ends, and finds free loopback ports for them.
+"""Starts child processes, and finds free loopback ports for them.
 
-`cluster`, `realapi` and the tests start the processes. The tests and the benchmarks also use free ports, and
-`installation` and the tests use `until`.
+On Linux the children end when this process ends, even if it is killed.
 """
 
 import atexit
@@ -22,7 +21,7 @@ from playground import child
 
 BLOCK = 100
 """The number of ports in a block; the first of them only reserves the block."""
-# These ports are below the range from which the kernel takes ports for outgoing connections.
+# These ports are below the range from which Linux by default takes ports for outgoing connections.
 _FIRST_PORT = 20_000
 _LAST_PORT = 32_000
 _STOP_SECONDS = 10.0
@@ -30,7 +29,7 @@ _POLL_SECONDS = 0.05
 
 
 class StartError(Exception):
-    """A part of the cluster did not start. The message contains the end of its log."""
+    """A part of the cluster did not start. If the part is a process, the message contains the end of its log."""
 
 
 class Ports:
@@ -81,7 +80,7 @@ free_port = _ports.free
 
 
 class Child(Protocol):
-    """The part of `subprocess.Popen` that is used here, so that tests can fork processes instead (tests/warm.py)."""
+    """The part of `subprocess.Popen` that is used here. tests/warm.py implements it by a fork."""
 
     @property
     def pid(self) -> int: ...
@@ -91,8 +90,8 @@ class Child(Protocol):
 
 
 def spawn(command: Sequence[str], environ: Mapping[str, str], out: IO[bytes], orphaned: signal.Signals) -> Child:
-    """Start a command in a session of its own; it gets the signal `orphaned` if this process ends first."""
-    # `child` needs only the standard library, and it starts faster with -S and -E.
+    """Start a command in a session of its own. On Linux it gets the signal `orphaned` if this process ends first."""
+    # `child` needs only the standard library. With -S and -E Python looks for no other packages and starts faster.
     tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), str(int(orphaned))]
     return subprocess.Popen(
         [*tied, *command],
@@ -112,8 +111,8 @@ class Process:
     Args:
         name: The name of the process in error messages.
         log: The file to which the output is appended.
-        orphaned: The signal that the command gets if this process dies first. After SIGTERM it can end its own
-            children.
+        orphaned: The signal that the command gets if this process ends first. Unlike SIGKILL, SIGTERM lets the command
+            end its own children.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process id, or 0 if the process was not started or has been killed."""
+        """The process id, or 0 if the process was not started, or was ended by `stop` or `kill`."""
         return self._child.pid if self._child else 0
 
     def start(self) -> None:
@@ -150,7 +149,7 @@ class Process:
             self._child.terminate()
 
     def stop(self) -> None:
-        """Send SIGTERM, and SIGKILL to the processes that remain after some seconds."""
+        """Send SIGTERM, wait up to 10 seconds, and send SIGKILL to the processes of the session that remain."""
         self.terminate()
         if self._child:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,7 +157,7 @@ class Process:
             self.kill()
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its children, as when a container is killed."""
+        """Send SIGKILL to the process and its children, and wait until the process has ended."""
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -186,7 +185,7 @@ def until(what: str, reached: Callable[[], bool], seconds: float, process: Proce
         if process and not process.running:
             problem = "the process ended"
         elif time.monotonic() >= deadline:
-            problem = f"not within {seconds:.0f} s"
+            problem = f"this did not happen within {seconds:.0f} s"
         if problem:
             raise StartError("\n".join(filter(None, (f"{what}: {problem}", process.tail() if process else ""))))
         time.sleep(_POLL_SECONDS)

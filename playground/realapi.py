@@ -1,8 +1,7 @@
 """Runs a real etcd and a real kube-apiserver on loopback.
 
-The programs come from a directory such as the one that the KUBEBUILDER_ASSETS of envtest names. `cluster` runs them in
-place of the playground's API server if KUBEBUILDER_ASSETS is set. The contract tests of the API server, the tests of
-the manifests and the tests of kube-scheduler's policy run them too.
+The programs come from a directory that envtest has downloaded. `cluster` runs them in place of the playground's API
+server if the environment variable KUBEBUILDER_ASSETS names such a directory.
 """
 
 import json
@@ -24,7 +23,7 @@ from playground.processes import Process, free_port
 
 _START_SECONDS = 90.0
 _AUDIT = "audit.log"
-# No controller creates service accounts here, or removes the taint of a new node.
+# kube-controller-manager does not run here, so no service accounts are created, and no taint of a new node is removed.
 _DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnforcement"
 
 
@@ -32,11 +31,13 @@ _DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnfor
 def real_api_server(
     assets: Path, folder: Path, tokens: Mapping[str, User], restricted: Collection[str] = ()
 ) -> Iterator[tuple[str, Path]]:
-    """Run a real API server inside the context, whose value is the URL and the CA file. Raises StartError.
+    """Run a real API server inside the context. The value of the context is the URL and the file of the CA.
+
+    Raises StartError if the API server is not ready after 90 seconds.
 
     Args:
         assets: The directory of the programs.
-        folder: A directory for data and logs.
+        folder: An existing directory for data and logs.
         tokens: The users by their tokens. Users who are not in `restricted` may do everything.
         restricted: The names of the users to whom RBAC applies. `requests_in(folder)` returns their requests.
     """
@@ -76,7 +77,8 @@ def real_api_server(
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
             command = [str(assets / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-            # A kube-apiserver that has lost its etcd takes a minute to end after SIGTERM. Neither process has children.
+            # If this process is killed, SIGKILL ends both programs at once. After SIGTERM a kube-apiserver without etcd
+            # would continue for a minute.
             process = Process(name, command, folder / f"{name}.log", os.environ, signal.SIGKILL)
             process.start()
             stack.callback(process.stop)

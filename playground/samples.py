@@ -1,7 +1,4 @@
-"""Creates the pods of `examples/` on a running cluster, waits for them and reads the result.
-
-`demo`, `story` and the end-to-end tests use `Samples` and `example`. `playground_command` and `story` use `EXAMPLES`.
-"""
+"""Creates the pods of `examples/` on a running cluster, waits for them and reads the result."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -64,11 +61,11 @@ class Samples:
         self._settings = settings
 
     def create(self, pod: Mapping[str, Any]) -> Json:
-        """Create the pod. Raises ApiError if it is denied."""
+        """Create the pod and return it as it is stored. Raises ApiError if it is denied."""
         return self._api.create(_PODS, pod)
 
     def create_mtgpupod(self, raw: Mapping[str, Any]) -> Json:
-        """Create the MtgpuPod. Raises ApiError if it is denied."""
+        """Create the MtgpuPod and return it as it is stored. Raises ApiError if it is denied."""
         return self._api.create(_MTGPUPODS, raw)
 
     def mtgpupod(self, name: str) -> Json:
@@ -80,7 +77,7 @@ class Samples:
         self._api.delete(f"{_MTGPUPODS}/{name}", {"propagationPolicy": "Background"})
 
     def settled(self, name: str, seconds: float = 60.0) -> Outcome:
-        """Wait at most `seconds` until the pod runs, fails or is rejected by the scheduler. Return its state."""
+        """Wait at most `seconds` until the pod runs or fails, or the scheduler rejects it. Return its state."""
         return self._wait(name, lambda o: bool(o.running or o.reason), seconds)
 
     def running(self, name: str, seconds: float = 60.0) -> Outcome:
@@ -105,7 +102,6 @@ class Samples:
         return read_slices(read_node(self._api.get(f"/api/v1/nodes/{node}")))
 
     def overview(self) -> Overview:
-        """Return the overview of the whole cluster."""
         paths = "/api/v1/nodes", _DEVICES, "/api/v1/pods", mtgpu.COLLECTION
         nodes, devices, pods, mtgpupods = (self._api.list(path)[0] for path in paths)
         return make_overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)

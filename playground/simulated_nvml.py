@@ -1,10 +1,8 @@
 """Simulates the MIG functions of NVML for cards that do not exist, with the checks that nvml.h describes.
 
 If the cards of a node agent are simulated, `deviceplugin.cards.simulated_cards` finds `SimulatedMig` by the entry point
-group `mgpu.simulated_mig`. The tests also use `SimulatedNvml` and `forgetful`. The functions have the names and the
-arguments of `pynvml`, so that the agent's real MIG driver runs on them unchanged;
-`tests/deviceplugin/mig/test_mig_nvml.py` compares the two. When the driver calls another function of `pynvml`, add
-that function here as well.
+group `mgpu.simulated_mig`. The functions have the names and the arguments of `pynvml`, so that the agent's real MIG
+driver runs on them unchanged. When the driver calls another function of `pynvml`, add that function here as well.
 """
 
 # ruff: noqa: N802 (the names are the pynvml module's)
@@ -37,7 +35,10 @@ from playground.nvml_state import (
 
 _KIND_IDS = {0: 19, 7: 20, 9: 15, 1: 14, 2: 9, 3: 5, 4: 0}
 _KIND_IDS_A30 = {0: 14, 7: 21, 1: 5, 8: 6, 3: 0}
-"""The id of each kind of GPU instance profile, as `nvidia-smi mig -lgip` prints it. The A30 has ids of its own."""
+"""The id of each kind of GPU instance profile, as `nvidia-smi mig -lgip` prints it. The A30 has ids of its own.
+
+A kind is the value of one of NVML's constants `NVML_GPU_INSTANCE_PROFILE_…`.
+"""
 _KINDS = {(1, 1): 0, (1, 2): 9, (2, 2): 1, (3, 4): 2, (4, 4): 3, (7, 8): 4}
 _KINDS_MEDIA = {(1, 1): 7, (2, 2): 8}
 """The kind of a GPU instance profile by its numbers of compute slices and memory slices.
@@ -45,9 +46,9 @@ _KINDS_MEDIA = {(1, 1): 7, (2, 2): 8}
 `_KINDS_MEDIA` is for profiles with media extensions (`+me`).
 """
 _COMPUTE_SLICES = (1, 2, 3, 4, 7)
-"""The compute slices of each kind of compute instance profile. The id of such a profile is the same as its kind."""
+"""The compute slices of each kind of compute instance profile. The kinds are 0, 1 and so on, and are also the ids."""
 _AMPERE = ("A30", "A100")
-_FIRST_HANDLE = 0x1000
+_FIRST_HANDLE = 0x1000  # any value but 0, which would be a null pointer
 
 
 def _fail(code: int) -> pynvml.NVMLError:
@@ -55,20 +56,20 @@ def _fail(code: int) -> pynvml.NVMLError:
 
 
 def forgetful(cards: Iterable[Card]) -> frozenset[str]:
-    """Return the UUIDs of the cards that lose their MIG mode at a reboot: Hopper and newer ones (MIG user guide)."""
+    """Return the UUIDs of the cards that leave MIG mode at a reboot: Hopper and newer ones (MIG user guide)."""
     layouts = ((card.uuid, layout_of(card.model, card.memory)) for card in cards)
     return frozenset(uuid for uuid, layout in layouts if layout and not layout.name.startswith(_AMPERE))
 
 
 class SimulatedNvml:
-    """The NVML library of one process. Its state is in a file, so a restarted agent finds the same instances and modes.
+    """The NVML library of one process. The cards' state is in a file, so it survives a restart of the agent.
 
     As in the real library, a handle is valid until NVML is shut down or the object of the handle is gone. Only one
     thread at a time may use a `SimulatedNvml`, but other processes may use the same file. nvml.h documents the methods;
     the docstrings here only add what nvml.h leaves open.
 
     Attributes:
-        cards: The cards that are plugged in. They may be replaced.
+        cards: The cards that are plugged in. The attribute may be set to other cards at any time.
     """
 
     def __init__(self, state_file: Path, cards: Sequence[Card]) -> None:
@@ -154,7 +155,7 @@ class SimulatedNvml:
     # GPU instances.
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
-        """Return the profile of a kind. Version 2 of the call fails if the card is not in MIG mode (nvml.h)."""
+        """Return the profile whose kind is `profile`. Version 2 fails if the card is not in MIG mode (nvml.h)."""
         layout = self._layout(device)
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
             raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -172,7 +173,7 @@ class SimulatedNvml:
     def nvmlDeviceGetGpuInstancePossiblePlacements(
         self, device: Any, profile_id: int, placements: Any, count: Any
     ) -> int:
-        """Set the placements that a profile may have. This works in MIG mode and outside of it."""
+        """Write the possible placements of a profile into `placements`, even if the card is not in MIG mode."""
         self._privileged()
         profile = self._profile(device, profile_id)
         found = [pynvml.c_nvmlGpuInstancePlacement_t(start, profile.size) for start in profile.starts]
@@ -287,7 +288,7 @@ class SimulatedNvml:
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
-        """Return the largest number of MIG devices, which is 0 if the card is not in MIG mode or cannot be."""
+        """Return the largest number of MIG devices, or 0 if the card is not in MIG mode or does not support MIG."""
         card = self._card(device)
         layout = layout_of(card.model, card.memory)
         return layout.compute if layout and self._mode(read_state(self._file), device).current else 0
@@ -316,7 +317,7 @@ class SimulatedNvml:
             raise _fail(pynvml.NVML_ERROR_NO_PERMISSION)
 
     def _handle(self, kind: Any, *key: str) -> Any:
-        """Return a handle for a card, an instance or a MIG device; a known key gets the same handle again.
+        """Return a handle for a card, an instance or a MIG device. Equal keys get the same handle.
 
         The handle has pynvml's own type, so that it can be stored in pynvml's arrays. Nothing dereferences the pointer.
         """
@@ -389,7 +390,7 @@ class SimulatedMig(NvmlMig):
     """The MIG driver of simulated cards.
 
     Args:
-        cards: The file that lists the cards. It is read again when it changes. The state file is next to it.
+        cards: The file that lists the cards. It is read again when it has changed. The state file is next to it.
         node: The name of the node.
     """
 
@@ -418,7 +419,7 @@ def _id(layout: Layout, profile: Profile) -> int:
 def _named(layout: Layout, name: str) -> Profile:
     """Return the profile of this name.
 
-    Raises UNKNOWN if the layout has no such profile, because a card of another model has replaced the card.
+    Raises UNKNOWN if the layout has no such profile. That happens if a card of another model has replaced the card.
     """
     found = layout.profile(name)
     if found is None:
@@ -427,14 +428,14 @@ def _named(layout: Layout, name: str) -> Profile:
 
 
 def _target(reference: Any) -> Any:
-    """Return the target of a `ctypes.byref`, or None for anything else. NVML would then read invalid memory."""
+    """Return the target of a `ctypes.byref`, or None for any other value, for which NVML would read invalid memory."""
     return getattr(reference, "_obj", None)
 
 
 def _fill(found: Sequence[Any], array: Any, count: Any) -> int:
-    """Return a list as a C function does: write it into `array` and its length into `count`.
+    """Write the items of `found` into `array` and their number into `count`, as a C function does. Return NVML_SUCCESS.
 
-    If `array` is None, only the count is set.
+    If `array` is None, only the count is written.
     """
     counted = _target(count)
     if not isinstance(counted, ctypes.c_uint):

@@ -1,7 +1,6 @@
 """The part of `mgpu demo` that runs MtgpuPods on one node with two cards, command by command (examples/two-cards).
 
-`playground.demo` runs a `Story` once. Each step creates or deletes an MtgpuPod, and then compares the cards of the node
-with the picture of the step.
+Each step creates or deletes an MtgpuPod, and then compares the cards of the node with the picture of the step.
 """
 
 import time

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RuntimeServiceStub:
-    """Served by the container runtime, containerd on /run/containerd/containerd.sock.
+    """The container runtime serves it on a Unix socket, containerd on /run/containerd/containerd.sock.
     """
 
     def __init__(self, channel):
@@ -68,7 +68,7 @@ class RuntimeServiceStub:
 
 
 class RuntimeServiceServicer:
-    """Served by the container runtime, containerd on /run/containerd/containerd.sock.
+    """The container runtime serves it on a Unix socket, containerd on /run/containerd/containerd.sock.
     """
 
     def Version(self, request, context):
@@ -149,7 +149,7 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RuntimeService:
-    """Served by the container runtime, containerd on /run/containerd/containerd.sock.
+    """The container runtime serves it on a Unix socket, containerd on /run/containerd/containerd.sock.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RegistrationStub:
-    """Served by the kubelet on <kubelet dir>/device-plugins/kubelet.sock.
+    """The kubelet serves it on <kubelet dir>/device-plugins/kubelet.sock.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class RegistrationStub:
 
 
 class RegistrationServicer:
-    """Served by the kubelet on <kubelet dir>/device-plugins/kubelet.sock.
+    """The kubelet serves it on <kubelet dir>/device-plugins/kubelet.sock.
     """
 
     def Register(self, request, context):
-        """The kubelet dials the plugin's socket before it answers.
+        """Before it answers, the kubelet connects to the plugin's socket. So the plugin must already serve on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RegistrationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Registration:
-    """Served by the kubelet on <kubelet dir>/device-plugins/kubelet.sock.
+    """The kubelet serves it on <kubelet dir>/device-plugins/kubelet.sock.
     """
 
     @staticmethod
@@ -102,7 +102,7 @@ class Registration:
 
 
 class DevicePluginStub:
-    """Served by a plugin on a socket of its own beside the kubelet's; one per resource.
+    """Each plugin serves one resource on its own socket in the directory of the kubelet's socket.
     """
 
     def __init__(self, channel):
@@ -139,7 +139,7 @@ class DevicePluginStub:
 
 
 class DevicePluginServicer:
-    """Served by a plugin on a socket of its own beside the kubelet's; one per resource.
+    """Each plugin serves one resource on its own socket in the directory of the kubelet's socket.
     """
 
     def GetDevicePluginOptions(self, request, context):
@@ -149,28 +149,29 @@ class DevicePluginServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAndWatch(self, request, context):
-        """The whole list of devices, at once and again after every change; the stream's end disconnects the plugin.
+        """The plugin sends the list of all devices at once, and again after every change. When the stream ends, the kubelet
+        marks all devices as unhealthy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPreferredAllocation(self, request, context):
-        """Called only where the options offer it.
+        """The kubelet calls it only if `get_preferred_allocation_available` is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """When a pod is admitted: one call per container and resource. Says nothing of the pod.
+        """The kubelet calls it when it admits a pod, once for each container and resource. The request does not name the pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PreStartContainer(self, request, context):
-        """Before each start of a container, where the options require it; at most 30 seconds.
+        """The kubelet calls it before each start of a container if `pre_start_required` is set, and waits at most 30 seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,7 +214,7 @@ def add_DevicePluginServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DevicePlugin:
-    """Served by a plugin on a socket of its own beside the kubelet's; one per resource.
+    """Each plugin serves one resource on its own socket in the directory of the kubelet's socket.
     """
 
     @staticmethod

@@ -1,6 +1,9 @@
-"""Makes the gRPC modules from proto/*.proto: `python proto/generate.py`; `--check` compares them with what is there.
+"""Generates the gRPC modules from proto/*.proto.
 
-The output depends on the version of grpcio-tools, which pyproject.toml therefore pins.
+    python proto/generate.py            write the modules
+    python proto/generate.py --check    fail if the modules in proto/ differ from the generated ones
+
+The modules depend on the version of grpcio-tools, so pyproject.toml pins this version.
 """
 
 import sys
@@ -17,7 +20,10 @@ KINDS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 
 def generate(into: Path) -> None:
-    """Write the modules to `into`/proto. Paths are given from the root, so that they import each other as `proto.…`."""
+    """Write the modules to the directory `proto` in `into`.
+
+    protoc gets the paths relative to ROOT, so that the modules import one another as `proto.…`.
+    """
     options = [f"--{kind}={into}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
     known = files("grpc_tools") / "_proto"
     if protoc.main(["protoc", f"-I{ROOT}", f"-I{known}", *options, *SOURCES]) != 0:
@@ -25,7 +31,7 @@ def generate(into: Path) -> None:
 
 
 def stale() -> list[str]:
-    """The generated files that differ from what the sources give, or are missing."""
+    """Return the paths of the generated files that are missing or differ from a newly generated file."""
     names = [source.removesuffix(".proto") + kind for source in SOURCES for kind in KINDS]
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
@@ -36,7 +42,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--check"]:
         if differing := stale():
             tools = f"grpcio-tools {version('grpcio-tools')} is installed"
-            sys.exit(f"error: not what the sources give, run `make proto`: {', '.join(differing)} ({tools})")
+            sys.exit(f"error: generated files are out of date, run `make proto`: {', '.join(differing)} ({tools})")
     elif sys.argv[1:]:
         sys.exit("usage: python proto/generate.py [--check]")
     else:

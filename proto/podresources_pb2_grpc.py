@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PodResourcesListerStub:
-    """Served by the kubelet on <kubelet dir>/pod-resources/kubelet.sock.
+    """The kubelet serves it on <kubelet dir>/pod-resources/kubelet.sock.
     """
 
     def __init__(self, channel):
@@ -53,11 +53,11 @@ class PodResourcesListerStub:
 
 
 class PodResourcesListerServicer:
-    """Served by the kubelet on <kubelet dir>/pod-resources/kubelet.sock.
+    """The kubelet serves it on <kubelet dir>/pod-resources/kubelet.sock.
     """
 
     def List(self, request, context):
-        """All active pods. Regular init containers are left out.
+        """Lists all active pods with their app containers and sidecars, but not their other init containers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,7 +102,7 @@ def add_PodResourcesListerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PodResourcesLister:
-    """Served by the kubelet on <kubelet dir>/pod-resources/kubelet.sock.
+    """The kubelet serves it on <kubelet dir>/pod-resources/kubelet.sock.
     """
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""The locked versions of all libraries, by hash, and the check that they satisfy pyproject.toml."""
+"""The locked versions and hashes of all libraries, and the check that they satisfy pyproject.toml."""

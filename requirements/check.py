@@ -1,7 +1,8 @@
-"""Check that the locked versions satisfy pyproject.toml, without a network: `make check` runs it, `make lock` mends.
+"""Checks without a network that the locked versions satisfy pyproject.toml. `make lock` corrects the lock files.
 
-What is checked: each requirement of an extra, and of what it requires in turn, is pinned in its file by a version that
-satisfies it; each pin has hashes; the files agree with one another; and no file names a registry.
+Each lock file must pin a version, with hashes, for every direct and indirect requirement of mgpu and of the file's
+extras. All lock files must pin the same version of a library. No file may contain the URL of a registry: versions and
+hashes identify a library.
 """
 
 import re
@@ -15,12 +16,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FILES: Mapping[str, tuple[str, ...]] = {"runtime": (), "demo": ("playground",), "dev": ("dev",)}
-"""File → the extras of mgpu that it locks."""
+"""The lock files by name, each with the extras of mgpu whose requirements it locks."""
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;]+)(?: ; (.*?))?((?: --hash=sha256:[0-9a-f]{64})*)")
 
 
 def pins(text: str) -> Iterator[tuple[Requirement, str, bool]]:
-    """Yield name and marker, version, and whether there are hashes, of each line of a requirements file."""
+    """Yield the requirement (name and marker), the version and whether there are hashes for each pin of a lock file.
+
+    Raises ValueError if a line is neither a comment nor a pin.
+    """
     lines = (line for line in text.replace("\\\n", " ").splitlines() if line and not line.lstrip().startswith("#"))
     for line in lines:
         match = _PIN.fullmatch(" ".join(line.split()))
@@ -31,7 +35,12 @@ def pins(text: str) -> Iterator[tuple[Requirement, str, bool]]:
 
 
 def problems(pyproject: str, locks: Mapping[str, str]) -> list[str]:
-    """Return what is wrong. locks: the text of each of FILES."""
+    """Return a message for each problem. Raises ValueError if a line of a lock file is malformed.
+
+    Args:
+        pyproject: The text of pyproject.toml.
+        locks: The text of each lock file, by the names in FILES.
+    """
     project = tomllib.loads(pyproject)["project"]
     found: list[str] = []
     everything: dict[tuple[str, str], str] = {}
@@ -42,7 +51,7 @@ def problems(pyproject: str, locks: Mapping[str, str]) -> list[str]:
             if not hashed:
                 found.append(f"requirements/{file}.txt: {name} has no hash")
             if everything.setdefault((name, str(requirement.marker)), version) != version:
-                found.append(f"requirements/{file}.txt: {name} is locked in another version than in another file")
+                found.append(f"requirements/{file}.txt: the version of {name} differs from that in another lock file")
             if requirement.marker is None or requirement.marker.evaluate():
                 here[name] = version
         found += (f"requirements/{file}.txt: {text}" for text in _unmet(project, extras, here))
@@ -50,7 +59,15 @@ def problems(pyproject: str, locks: Mapping[str, str]) -> list[str]:
 
 
 def _unmet(project: Mapping[str, object], extras: tuple[str, ...], locked: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is required here, directly or by what is installed, and is not locked so."""
+    """Yield a message for each direct or indirect requirement of the project that the locked versions do not satisfy.
+
+    The requirements of a library are those of its installed version.
+
+    Args:
+        project: The table `project` of pyproject.toml.
+        extras: The extras of the project that are also required.
+        locked: The locked versions, by the canonical names of the libraries.
+    """
     waiting = [(Requirement(text), "pyproject.toml") for text in _of_project(project, extras)]
     done: set[str] = set()
     while waiting:
@@ -86,11 +103,11 @@ def _applies(requirement: Requirement) -> bool:
 
 
 def _required_by(requirement: Requirement) -> Iterator[Requirement]:
-    """Yield what an installed distribution requires, with the extras of it that are asked for."""
+    """Yield the requirements of an installed library, including those of the extras that `requirement` names."""
     try:
         texts = requires(requirement.name) or []
     except PackageNotFoundError:
-        return  # of an extra that is not installed here; its own requirements were locked with it
+        return  # the library is not installed here, so its requirements are unknown
     for text in texts:
         inner = Requirement(text)
         marker = inner.marker
@@ -104,14 +121,14 @@ def main() -> int:
     locks = {file: (here / f"{file}.txt").read_text() for file in FILES}
     found = problems((here.parent / "pyproject.toml").read_text(), locks)
     found += (
-        f"{path.name} names a registry; versions and hashes are enough"
+        f"requirements/{path.name} contains a URL; a lock file must contain only versions and hashes"
         for path in sorted(here.glob("*.txt"))
         if "://" in path.read_text()
     )
     for text in found:
         print(text, file=sys.stderr)
     if found:
-        print("the locked versions are out of date: run `make lock`", file=sys.stderr)
+        print("the lock files do not satisfy pyproject.toml: run `make lock`", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -5,8 +5,8 @@
               "RegisteredDevices": {resource: [...]}}, "Checksum": number}
 
 "-1" is the NUMA node of ids without topology. The real kubelet's checksum is a hash of Go values in memory, which
-cannot be computed in Python. The checksum here is a CRC of the data. `device_manager` reads and writes the file, and
-`kubelet` and `services` use its name. The node agent has its own reader (`deviceplugin.kubelet.checkpoint`).
+cannot be computed in Python, so the checksum here is a CRC of the data. The node agent reads the file with its own
+reader (`deviceplugin.kubelet.checkpoint`), which ignores the checksum.
 """
 
 import base64
@@ -22,7 +22,7 @@ FILE = "kubelet_internal_checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The devices of one container and resource.
+    """The devices of one resource that a container holds.
 
     Attributes:
         uid: The UID of the pod.
@@ -45,7 +45,7 @@ class Checkpoint:
 
     Attributes:
         entries: The devices that containers have.
-        registered: The names of the registered resources, each with the ids of its devices.
+        registered: The names of the registered resources, each with the ids of its healthy devices.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -58,7 +58,7 @@ def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Sequenc
     Args:
         path: The file.
         entries: The devices that containers have.
-        registered: The ids of the devices of each registered resource.
+        registered: The ids of the healthy devices of each registered resource.
     """
     data = {
         "PodDeviceEntries": [

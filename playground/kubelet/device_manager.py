@@ -1,11 +1,8 @@
 """The kubelet's device manager, which decides which device ids each container holds.
 
 It reproduces the oddities of pkg/kubelet/cm/devicemanager of Kubernetes 1.36. docs/design/kubernetes.md ("Device
-manager") lists what they mean for a plugin. This module opens no connections: a plugin is an `Endpoint`, which
-`services` implements over gRPC and the tests as a plain object.
-
-`kubelet` admits pods with `allocate`, `pod_worker` starts containers with `run_options`, `services` passes on what the
-plugins report and answers PodResources queries, and `node` reports the capacity.
+manager") lists what they mean for a plugin. This module opens no connections: `services` implements `Endpoint` over
+gRPC.
 """
 
 import random
@@ -25,11 +22,11 @@ Raw = Mapping[str, Any]
 
 
 class PluginError(Exception):
-    """A call to a plugin failed. The message is gRPC's message in the form in which Go prints it."""
+    """A call to a plugin failed. The message reads like that of the real kubelet, which is written in Go."""
 
 
 class AdmissionError(Exception):
-    """The pod cannot be admitted; it fails with the reason UnexpectedAdmissionError."""
+    """The devices of a container cannot be allocated. At admission, the pod fails with UnexpectedAdmissionError."""
 
 
 class Endpoint(Protocol):
@@ -46,13 +43,14 @@ class Endpoint(Protocol):
 class DeviceManager:
     """Keeps the device ids that each container holds of each resource.
 
-    The methods may be called from several threads. `_lock` guards the state, and plugins are called without it.
+    The class is thread-safe. `_lock` guards the state, and is not held while plugins are called.
 
     Args:
-        file: The checkpoint file. It is read at the start, and written after every allocation and device list.
-        active: Returns the UIDs of the pods that have not ended. The ids of all other pods are freed by the next
-            allocation, and not earlier.
-        rng: The source of everything that is random in the kubelet because Go walks its maps in random order.
+        file: The checkpoint file. It is read at the start, and written after an allocation, after each device list, and
+            when a resource is removed.
+        active: Returns the UIDs of the pods whose ids must be kept. The next allocation frees the ids of all other
+            pods.
+        rng: The source of random choices, which the real kubelet makes because Go walks maps in random order.
         grace: The seconds after which the resource of a disconnected plugin is removed.
         changed: Called when capacity or health may have changed.
         clock: A monotonic clock in seconds.
@@ -105,7 +103,7 @@ class DeviceManager:
         self._changed()
 
     def disconnected(self, resource: str) -> None:
-        """Mark all ids as unhealthy. The resource itself is removed after the grace period."""
+        """Mark all ids as unhealthy. The resource is removed after the grace period if no plugin connects again."""
         with self._lock:
             if resource in self._endpoints:
                 self._devices[resource] = dict.fromkeys(self._devices.get(resource, {}), False)
@@ -113,7 +111,7 @@ class DeviceManager:
         self._changed()
 
     def update(self, resource: str, devices: Mapping[str, bool]) -> None:
-        """Replace the device list of a resource by one that ListAndWatch sent.
+        """Replace the device list of a resource by the one that ListAndWatch sent.
 
         Args:
             devices: The health of each device by its id.
@@ -162,11 +160,14 @@ class DeviceManager:
                 self._reusable[resource] = reusable | set(ids) if lends else reusable - set(ids)
 
     def run_options(self, pod: Raw, container: Raw) -> RunOptions:
-        """Prepare the start of a container, and return the options that its plugins answered to Allocate.
+        """Prepare the start of a container, and return the merged answers of its plugins to Allocate.
 
-        This must be called before every start of a container. It calls PreStartContainer of each plugin that asks for
-        it. Raises PluginError if that call fails or is impossible, and AdmissionError if missing devices cannot be
-        allocated.
+        This method must be called before every start of a container. It calls PreStartContainer of each plugin that
+        asks for it, and allocates devices that the container should hold but does not.
+
+        Raises:
+            PluginError: PreStartContainer fails or cannot be called.
+            AdmissionError: The missing devices cannot be allocated.
         """
         uid, name = pod["metadata"]["uid"], container["name"]
         missing = False
@@ -191,7 +192,7 @@ class DeviceManager:
             return {resource: tuple(ids) for resource, ids in self._devices.items()}
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the ids that all containers hold, including ended pods whose ids the next allocation frees."""
+        """Return the ids that all containers hold, including those of ended pods, which the next allocation frees."""
         with self._lock:
             return tuple(self._held.values())
 
@@ -211,7 +212,7 @@ class DeviceManager:
             return resource in self._devices or resource in self._taken
 
     def _resources(self, container: Raw) -> list[str]:
-        """Return the resources of a container's limits in random order, as Go walks a map."""
+        """Return the extended resources in a container's limits in random order, as Go walks a map."""
         limits = (container.get("resources") or {}).get("limits") or {}
         names = sorted(name for name, amount in limits.items() if "/" in name and whole_number(amount))
         with self._lock:
@@ -300,7 +301,7 @@ class DeviceManager:
         endpoint.pre_start(held.ids)
 
     def _merged(self, entries: Sequence[Entry]) -> RunOptions:
-        """Return the merged answers of all plugins. The order is random, as in a Go map, and the first setting wins."""
+        """Return the merged answers of all plugins. As in the kubelet, a random one of conflicting settings wins."""
         with self._lock:
             order = self._rng.sample(list(entries), len(entries))
         env: dict[str, str] = {}

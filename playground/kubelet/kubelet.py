@@ -1,7 +1,6 @@
 """The kubelet of one node, which admits the pods that are bound to the node and hands each to a `PodWorker`.
 
-`Kubelet` wires the parts of this package together. `cluster` runs one for each node, and the tests of the node agent
-run one alone. The tests control it with `holding`, `restart_container` and `complete`.
+`playground.cluster` runs a `Kubelet` for each node.
 """
 
 import contextlib
@@ -29,10 +28,11 @@ Raw = Mapping[str, Any]
 
 
 def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return the reason and the message of a refusal, or None if the pod can be admitted.
+    """Return the reason and the message with which the pod must be rejected, or None if the pod can be admitted.
 
-    A resource that the node does not have at all is ignored, and what the device manager has allocated always fits
-    (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable).
+    An extended resource that the node does not have at all is ignored. If the device manager has allocated more of a
+    resource than is allocatable, the allocated amount is the limit (kubelet lifecycle/predicate.go, devicemanager
+    sanitizeNodeAllocatable).
 
     Args:
         others: The other active pods of the node.
@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 class Kubelet:
     """Admits pods one by one, in the order that the configuration sets.
 
-    `start` and `stop` may alternate any number of times. The checkpoint and the runtime's containers outlive a stop.
-    `_wake` guards the pods, the queue of the pods to admit, and the workers.
+    `start` and `stop` may alternate any number of times. The checkpoint and the runtime's containers remain after a
+    stop. `_wake` guards the pods, the queue of pods to admit, and the workers.
     """
 
     def __init__(self, config: KubeletConfig, api: Api, runtime: Runtime) -> None:
@@ -129,7 +129,7 @@ class Kubelet:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Admit no pod inside the context. Pods that arrive there are admitted afterwards, in the configured order."""
+        """Admit no pod inside the context. Afterwards admit the pods that have arrived, in the configured order."""
         self._held = True
         try:
             yield
@@ -139,7 +139,10 @@ class Kubelet:
                 self._wake.notify()
 
     def restart_container(self, namespace: str, pod: str, container: str, exit_code: int = 1) -> None:
-        """End a container, which is started again if its restart policy says so. Raises KeyError if it does not run."""
+        """End a running container. The restart policy determines whether it starts again.
+
+        Raises KeyError if the container does not run.
+        """
         found = [c for c in self._running(namespace, pod) if c.name == container]
         if not found:
             raise KeyError(f"{namespace}/{pod}/{container} does not run on {self.config.node}")
@@ -150,7 +153,7 @@ class Kubelet:
             worker.poke()
 
     def complete(self, namespace: str, pod: str) -> None:
-        """End every container of the pod with exit code 0; a pod with restartPolicy Never succeeds."""
+        """End every running container of the pod with exit code 0."""
         for container in self._running(namespace, pod):
             self.restart_container(namespace, pod, container.name, 0)
 
@@ -196,7 +199,7 @@ class Kubelet:
         """Take the next pod to admit from the queue and return it, or None if it is gone.
 
         Args:
-            found: The UIDs of the pods that existed when the kubelet started, which it admits by creation time.
+            found: The UIDs of the pods that existed when the kubelet started. They are admitted by creation time.
         """
         position = 0
         if self.config.admission == "created" or not found.isdisjoint(self._queue):
@@ -227,9 +230,9 @@ class Kubelet:
         worker.start()
 
     def _refusal(self, pod: Json, *, restored: bool) -> tuple[str, str] | None:
-        """Return the reason and the message if the pod must be rejected, or None. Allocate its devices.
+        """Allocate the pod's devices, and then check the node's resources.
 
-        The devices are allocated first, then the node's resources are checked.
+        Return the reason and the message if the pod must be rejected, or None if it can be admitted.
         """
         spec, uid = pod["spec"], pod["metadata"]["uid"]
         try:
@@ -264,7 +267,7 @@ class Kubelet:
     def _not_ended(self) -> list[str]:
         """Return the UIDs of the pods whose device ids must be kept.
 
-        Pods that wait for admission are among them, so that after a restart nothing is freed until all pods have been
+        They include the pods that wait for admission. So after a restart no ids are freed until all pods have been
         admitted again (devicemanager UpdateAllocatedDevices, sourcesReady).
         """
         with self._wake:

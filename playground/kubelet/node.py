@@ -1,7 +1,4 @@
-"""The kubelet's configuration, the reporter of its Node object, and the HTTPS server behind `kubectl logs`.
-
-`playground.kubelet.kubelet` starts a `NodeReporter` and a `LogServer`. `playground.cluster` creates the configuration.
-"""
+"""The kubelet's configuration, the reporter of its Node object, and the HTTPS server behind `kubectl logs`."""
 
 import logging
 import ssl
@@ -31,19 +28,19 @@ class KubeletConfig:
     Attributes:
         node: The name of the node.
         root: The kubelet's folder. Its sockets are `device-plugins/kubelet.sock` and `pod-resources/kubelet.sock`.
-        labels: The labels with which the Node is created, besides those of every node.
+        labels: The labels with which the Node is created, in addition to those that every Node gets.
         annotations: The annotations with which the Node is created.
         capacity: The capacity of the node without the resources of device plugins.
         admission: The order in which pods that wait together are admitted.
         seed: The seed for all random choices: the order of admission if it is random, the device ids, the order of a
-            container's resources, and which of several values an environment variable gets.
+            container's resources, and which of several plugins' values an environment variable gets.
         retry_seconds: How long the kubelet waits before it tries again to start a container. In the real kubelet it is
             about 10.
-        removal_grace: How long the resource of a disconnected plugin is kept.
+        removal_grace: How long the node keeps the resource of a disconnected plugin.
         status_seconds: How often the status of the node is checked if neither the devices nor the Node change.
         max_message: The most bytes of a message from a device plugin.
-        queries_per_second: The limit for calls of PodResources.
-        query_burst: How many calls of PodResources may come at once.
+        queries_per_second: How many calls of PodResources are allowed per second on average.
+        query_burst: How many calls of PodResources are allowed at once.
     """
 
     node: str
@@ -80,7 +77,8 @@ HOST = "127.0.0.1"
 class LogServer:
     """Serves GET `/containerLogs/<namespace>/<pod>/<container>` on a free loopback port, without authentication.
 
-    A real API server forwards `kubectl logs` to this server. The playground's API server reads the runtime directly.
+    A real API server forwards `kubectl logs` to this server. The playground's API server reads the log from the
+    container runtime instead.
     """
 
     def __init__(self, runtime: Runtime, folder: Path) -> None:
@@ -226,7 +224,7 @@ class NodeReporter:
                     self.node = answer
 
     def _status(self, old: Json) -> Json:
-        """Return the status as the kubelet's setters compute it.
+        """Return the Node's status as the real kubelet computes it.
 
         The capacity contains the existing capacity, overridden by the configuration and by the device manager.
         Allocatable is the capacity, but has only the healthy devices.

@@ -1,8 +1,7 @@
 """The kubelet's pod workers.
 
 A pod worker is a thread that starts the containers of one pod, reports the pod's status and ends the pod. `kubelet`
-creates and starts a `PodWorker` for each pod and passes the changes of the pod to it. The node agent's model-based test
-(tests/deviceplugin/machine) calls `sync` itself instead of starting the thread.
+starts a `PodWorker` for each pod and passes the changes of the pod to it.
 """
 
 import logging
@@ -21,7 +20,7 @@ from playground.kubelet.status import ContainerView, Json, pod_status, sidecar
 log = logging.getLogger(__name__)
 
 RUN_SECONDS = "playground.mgpu.io/run-seconds"
-"""The annotation of a pod whose app containers end with exit code 0 after the number of seconds that it gives."""
+"""The annotation of a pod with the number of seconds after which its app containers end with exit code 0."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _KILLED = 137
 
@@ -37,7 +36,7 @@ class Machine:
         runtime: The container runtime.
         devices: The device manager.
         events: The recorder of the pods' events.
-        retry_seconds: The time after which a failed start of a container or a failed request is repeated.
+        retry_seconds: The time after which a worker repeats a failed start of a container or a failed request.
     """
 
     node: str
@@ -80,7 +79,7 @@ class PodWorker:
         self.poke()
 
     def remove(self) -> None:
-        """Kill the containers that run. No status is reported, because the pod's object is gone."""
+        """Let the worker kill the containers. It reports no status, because the pod's object is gone."""
         self._gone = True
         self.poke()
 
@@ -154,7 +153,7 @@ class PodWorker:
         return True
 
     def _ensure(self, pod: Json, container: Json) -> bool:
-        """Start the container unless it runs or is not to be restarted. Return False if it could not be started."""
+        """Start the container unless it runs or must not be restarted. Return False if it should run but does not."""
         name = container["name"]
         latest = self._machine.runtime.latest(pod["metadata"]["uid"], name)
         if latest and (latest.running or not self._restarts(pod, container, latest.exit_code)):
@@ -209,7 +208,7 @@ class PodWorker:
         return max(0.0, min(waits)) if waits else None
 
     def _terminate(self, pod: Json) -> None:
-        """Kill the containers and report it. If the pod is being deleted, remove its object."""
+        """Kill the containers and report the new status. If the pod is being deleted, remove its object."""
         meta = pod["metadata"]
         containers = self._machine.runtime.containers(meta["uid"])
         for container in containers:
@@ -247,7 +246,6 @@ class PodWorker:
         return str(status["phase"])
 
     def _view(self, pod: Json, container: Json, *, init: bool = False) -> ContainerView:
-        """Return what the status of a container is made from."""
         uid, name = pod["metadata"]["uid"], container["name"]
         devices = self._machine.devices
         ids_of = {} if init else devices.ids(uid, name)  # the kubelet reports health for app containers only

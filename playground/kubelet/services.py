@@ -1,7 +1,6 @@
 """The kubelet's gRPC services: the registration of device plugins, a client for each plugin, and PodResources.
 
-`playground.kubelet.kubelet` starts the services, which node agents call. They only translate between gRPC and the
-`DeviceManager`, which makes the decisions.
+The services translate between gRPC and the `DeviceManager`, which makes the decisions.
 """
 
 import logging
@@ -24,15 +23,16 @@ from proto import podresources_pb2_grpc as listing_services
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 4 << 20
-"""The most bytes of a message, as gRPC for Go has it by default. The kubelet does not raise this limit, so a longer
+"""The most bytes of a message, which is the default of gRPC for Go. The kubelet does not raise this limit, so a longer
 device list ends the stream."""
 PRE_START_SECONDS = 30.0
+"""The kubelet's time limit for PreStartContainer."""
 _DIAL_SECONDS = 10.0
 _VERSION = "v1beta1"
 
 
 class Plugin:
-    """A client of one registered plugin for one resource. It implements `Endpoint` for the device manager.
+    """A client of one registered plugin. It implements `device_manager.Endpoint`.
 
     The constructor raises PluginError if it cannot connect to the plugin or the plugin does not return its options.
 
@@ -82,7 +82,7 @@ class Plugin:
             log.info("ListAndWatch of %s did not begin: the connection is closed", self.resource)
 
     def allocate(self, ids: Sequence[str]) -> api.ContainerAllocateResponse:
-        """Call Allocate. As in the real kubelet, the call has no time limit."""
+        """Call Allocate, without a time limit as in the real kubelet. Raises PluginError."""
         request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
         response = self._call(self._stub.Allocate, request, None)
         if not response.container_responses:
@@ -91,7 +91,7 @@ class Plugin:
         return answer
 
     def pre_start(self, ids: Sequence[str]) -> None:
-        """Call PreStartContainer, for at most `PRE_START_SECONDS`."""
+        """Call PreStartContainer. Raises PluginError if it fails or takes longer than `PRE_START_SECONDS`."""
         request = api.PreStartContainerRequest(devices_ids=ids)
         try:
             self._call(self._stub.PreStartContainer, request, PRE_START_SECONDS)
@@ -149,8 +149,8 @@ class Registry(services.RegistrationServicer):
     def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: N802
         """Connect to the plugin, and then answer. The previous client for the resource stays connected.
 
-        As in `connectClient` (server.go), the previous client is removed from the map even if the connection to the new
-        plugin fails. The previous client continues to serve nevertheless.
+        As in `connectClient` (server.go), the previous client is removed from `_clients` even if the connection to the
+        new plugin fails. The device manager then continues to call the previous client.
         """
         if request.version != _VERSION:
             context.abort(grpc.StatusCode.UNKNOWN, f"unsupported device plugin API version: {request.version}")
@@ -171,10 +171,10 @@ class Registry(services.RegistrationServicer):
         return api.Empty()
 
     def _follow(self, client: Plugin) -> None:
-        """Follow a client's stream. When it ends, disconnect the client that is in the map at that time, if any.
+        """Follow a client's stream. When it ends, disconnect the client that `_clients` then has for the resource.
 
-        The real kubelet does the same, although the map may contain another client by then. A client that is not in the
-        map keeps its connection. It gets the calls as long as it is the endpoint of the resource.
+        That may be another client, as in the real kubelet. A client that is not in `_clients` keeps its connection, and
+        the device manager calls it as long as it is the endpoint of the resource.
         """
         client.follow(self._devices)
         with self._lock:
@@ -195,7 +195,7 @@ QUERIES_PER_SECOND, BURST = 100.0, 10
 
 
 class TokenBucket:
-    """Limits calls to `rate` per second, and to `burst` at once."""
+    """Limits calls to `rate` per second on average, and to `burst` at once. It is thread-safe."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
@@ -218,7 +218,7 @@ class TokenBucket:
 
 
 class PodResources(listing_services.PodResourcesListerServicer):
-    """Serves the PodResources API. Calls beyond the limit fail with RESOURCE_EXHAUSTED.
+    """Serves the kubelet's PodResources API. Calls beyond the limit fail with RESOURCE_EXHAUSTED.
 
     Args:
         socket: The path of the Unix socket.
@@ -237,7 +237,7 @@ class PodResources(listing_services.PodResourcesListerServicer):
         self._server: Any = None
 
     def start(self) -> None:
-        """Remove the socket if it is left from an earlier process, and serve on a new one."""
+        """Serve on the socket. If an earlier process has left the socket, it is replaced."""
         self._socket.unlink(missing_ok=True)
         self._server = grpc.server(ThreadPoolExecutor(8, "pod-resources"), options=[("grpc.so_reuseport", 0)])
         listing_services.add_PodResourcesListerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -280,12 +280,12 @@ class PodResources(listing_services.PodResourcesListerServicer):
 
 
 def _one_by_one(resource: str, ids: Iterable[str]) -> list[listing.ContainerDevices]:
-    """Return an entry for each id, because the kubelet lists ids without topology separately."""
+    """Return an entry for each id, as the kubelet does for ids without topology."""
     return [listing.ContainerDevices(resource_name=resource, device_ids=[device]) for device in ids]
 
 
 def _pod(pod: Raw, held: Mapping[tuple[str, str], list[listing.ContainerDevices]]) -> listing.PodResources:
-    """Return a pod with its containers and sidecars. Other init containers are not listed."""
+    """Return a pod with its app containers and sidecars. As in the kubelet, other init containers are not listed."""
     meta, spec = pod["metadata"], pod["spec"]
     sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
     return listing.PodResources(

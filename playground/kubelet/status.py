@@ -1,7 +1,6 @@
 """The status that a kubelet reports for a pod, computed from the states of its containers.
 
-`pod_worker` reports the status of admitted pods, and `kubelet` that of rejected pods. The functions change nothing;
-apart from the times, which come from the clock, their results depend only on their arguments.
+The functions have no side effects. Apart from the times, their results depend only on their arguments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,12 +57,12 @@ _NEVER_STARTED = {
 
 
 def sidecar(container: Raw) -> bool:
-    """Return whether an init container is a sidecar."""
+    """Return whether an init container is a sidecar. The result means nothing for an app container."""
     return container.get("restartPolicy") == "Always"
 
 
 def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
-    """Return the phase as the kubelet's `getPhase` does. The phases Succeeded and Failed do not change any more.
+    """Return the phase as the kubelet's `getPhase` does. The phases Succeeded and Failed never change.
 
     Args:
         pod: The pod, with the status that the API server has.
@@ -91,7 +90,8 @@ def pod_status(
         inits: Its init containers and sidecars.
         apps: Its other containers.
         host_ip: The IP address of the node.
-        reported: The status that was reported last, or an empty one. A condition that does not change keeps its time.
+        reported: The status that was reported last, or {} before the first report. A condition that does not change
+            keeps its time.
     """
     phase = phase_of(pod, apps)
     kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
@@ -127,17 +127,17 @@ def rejected(reason: str, message: str) -> Json:
 
 
 def now() -> str:
-    """Return the current time as in API objects."""
+    """Return the current time in the format of API objects."""
     return timestamp(datetime.now(UTC).timestamp())
 
 
 def timestamp(seconds: float) -> str:
-    """Return a time in seconds since the epoch as in API objects."""
+    """Return a time, given in seconds since the epoch, in the format of API objects."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _conditions(flags: Mapping[str, bool], old: Sequence[Raw], reason: str) -> list[Json]:
-    """Return the conditions. `reason` is that of ContainersReady and Ready if they are false."""
+    """Return the conditions. ContainersReady and Ready get `reason` if they are false."""
     before = {row["type"]: row for row in old}
     rows = []
     for kind, flag in flags.items():

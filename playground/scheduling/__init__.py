@@ -1,6 +1,7 @@
-"""A scheduling loop like kube-scheduler's: filter, extender, score, assume, bind; one pod at a time.
+"""A scheduling loop like kube-scheduler's, which chooses the nodes of pods one after the other.
 
-Preemption, volumes, pod affinity and topology spread are left out. Its own score is LeastAllocated.
+It scores nodes by LeastAllocated and by the scores of extenders. It does not implement preemption, volumes, pod
+affinity and topology spread constraints.
 """
 
 from playground.scheduling.extender_client import Extender

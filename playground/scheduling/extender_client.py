@@ -1,7 +1,7 @@
 """A client for a scheduler extender (k8s.io/kube-scheduler/extender/v1) that receives and returns only node names.
 
-The scheduling loop calls it for every pod that requests a managed resource. `playground.demo` calls it to show why a
-node is refused. `playground.cluster` configures it for mgpu's extender.
+The scheduling loop calls the extender for every pod that requests a managed resource. `playground.demo` calls it to
+show why it rejects nodes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ import urllib3
 
 Raw = Mapping[str, Any]
 _MAX_SCORE = 10
-_SCALE = 10
+_SCALE = 10  # kube-scheduler multiplies an extender's scores of 0 to 10 by it, because its own scores are 0 to 100
 _SECONDS = 5.0
 
 
@@ -30,15 +30,13 @@ class Filtered:
 
 
 class Extender:
-    """An extender as one entry of `extenders` in a KubeSchedulerConfiguration describes it.
-
-    It has `nodeCacheCapable: true` and `ignorable: false`.
+    """A client of an extender with `nodeCacheCapable: true` and `ignorable: false` in the KubeSchedulerConfiguration.
 
     Args:
         url: The base URL of the extender.
         weight: The factor of its scores.
-        managed: The names of the managed resources, each with its `ignoredByScheduler`. If there are none, every pod is
-            sent to the extender.
+        managed: The names of the managed resources, each with its `ignoredByScheduler`. If there are none, every pod
+            goes through the extender.
     """
 
     def __init__(self, url: str, *, weight: int = 1, managed: Mapping[str, bool] | None = None) -> None:
@@ -53,7 +51,10 @@ class Extender:
         return frozenset(name for name, ignored in self._managed.items() if ignored)
 
     def manages(self, pod: Raw) -> bool:
-        """Return whether the pod is sent to the extender: it requests a managed resource, or there are none."""
+        """Return whether the pod goes through the extender.
+
+        It does if one of its containers names a managed resource, or if no resources are managed.
+        """
         containers = [*(pod["spec"].get("initContainers") or ()), *(pod["spec"].get("containers") or ())]
         named = {
             name
@@ -65,7 +66,7 @@ class Extender:
         return not self._managed or not named.isdisjoint(self._managed)
 
     def filter(self, pod: Raw, nodes: Iterable[str]) -> Filtered:
-        """Ask the extender which of the nodes can run the pod. Raises ExtenderError if the call fails."""
+        """Return which of the nodes can run the pod. Raises ExtenderError if the call fails or its answer is wrong."""
         names = list(nodes)
         response = self._post("filter", pod, names)
         if not isinstance(response, dict):

@@ -1,6 +1,6 @@
 """Runs the scheduling loop, which chooses the best node for one pod after the other.
 
-A thread pool posts the Bindings. `playground.cluster` and the tests run the loop in place of kube-scheduler.
+A thread pool posts the Bindings, so the loop does not wait for them.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 NAME = "default-scheduler"
-"""The scheduler of pods that do not name one."""
+"""The `schedulerName` of pods that do not set one."""
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _BINDERS = 16
 """The number of threads that post Bindings."""
@@ -42,11 +42,11 @@ class Unschedulable:
 
 
 class Scheduling:
-    """Schedules the pods that name `scheduler`. It can be started once.
+    """Schedules the pods with one `schedulerName`. It can be started once.
 
     Args:
-        extenders: The extenders, which are called one after the other.
-        scheduler: The name of the scheduler in the pods.
+        extenders: The extenders, in the order in which they are called.
+        scheduler: The `schedulerName` of the pods.
         backoff: The shortest and the longest back-off, in seconds.
     """
 
@@ -121,7 +121,10 @@ class Scheduling:
             self._binders.submit(self._bind, pod, chosen)
 
     def _choose(self, pod: Raw) -> str | Unschedulable:
-        """Return the node with the highest score. Among nodes with the same score, return the first one by name."""
+        """Return the name of the node with the highest score, or the reason why there is no node.
+
+        If several nodes have the highest score, return the first of their names in alphabetical order.
+        """
         snapshot = self._cache.snapshot()
         if not snapshot:
             return Unschedulable("no nodes available to schedule pods")
@@ -148,7 +151,7 @@ class Scheduling:
         return min(scores, key=lambda name: (-scores[name], name))
 
     def _refuse(self, pod: Raw, refusal: Unschedulable) -> None:
-        """Report the refusal as an Event and in the pod's condition, then put the pod back into the queue."""
+        """Report the refusal as an Event and in the condition PodScheduled, then put the pod back into the queue."""
         meta = pod["metadata"]
         self._events.warn(_reference(pod), "FailedScheduling", fit.as_event(refusal.message))
         condition = {
@@ -168,7 +171,7 @@ class Scheduling:
         self._queue.refused(meta["uid"], error=refusal.error)
 
     def _bind(self, pod: Raw, node: str) -> None:
-        """Post the Binding of the pod. If that fails, give the pod's resources back and refuse the pod."""
+        """Post the Binding of the pod. If that fails, release the pod's resources and refuse the pod."""
         meta = pod["metadata"]
         binding = {
             "apiVersion": "v1",
@@ -188,7 +191,7 @@ class Scheduling:
 
 
 def _least_allocated(pod: Raw, node: Raw, used: Mapping[str, int]) -> int:
-    """Return the score of kube-scheduler's NodeResourcesLeastAllocated, from 0 to 100.
+    """Return the score that kube-scheduler gives with the strategy LeastAllocated, from 0 to 100.
 
     The score is the average of the percentages of CPU and memory that stay free if the pod is bound to the node.
     """

@@ -1,6 +1,6 @@
 """The state of the scheduling loop: the queue of unbound pods, and the cache of the nodes and their reserved resources.
 
-`loop` feeds both from its watches. Their methods may be called from several threads.
+Both are thread-safe.
 """
 
 import heapq
@@ -23,8 +23,8 @@ class Waiting:
     Attributes:
         pod: The pod as it was last observed.
         number: The pod's number in the order of arrival.
-        tries: The number of failed attempts. Each attempt doubles the back-off.
-        moves: The number of changes of the cluster that had been observed when the pod's last attempt began.
+        tries: The number of failed attempts. Each of them doubles the back-off.
+        moves: The number of changes of the cluster that the queue had noted when the pod's last attempt began.
     """
 
     pod: Raw
@@ -41,8 +41,9 @@ class Waiting:
 class Queue:
     """The unbound pods, ordered by priority and arrival.
 
-    A refused pod waits for a change of the cluster, and also for its back-off. The back-off doubles from `first` to
-    `longest` seconds. The defaults are those of kube-scheduler. `_ready` guards all attributes.
+    A refused pod waits for its back-off, and also for a change of the cluster unless an error was the reason. The
+    back-off doubles from `first` to `longest` seconds. The defaults are those of kube-scheduler. `_ready` guards all
+    attributes.
     """
 
     def __init__(self, first: float = 1.0, longest: float = 10.0) -> None:
@@ -59,7 +60,7 @@ class Queue:
         self._closed = False
 
     def put(self, pod: Raw) -> None:
-        """Add or update an unbound pod. A change of its spec, labels or annotations is a reason to try it again."""
+        """Add or update an unbound pod. If its spec, labels or annotations change, a refused pod is tried again."""
         uid = pod["metadata"]["uid"]
         with self._ready:
             known = self._pods.get(uid)
@@ -99,11 +100,11 @@ class Queue:
         return None
 
     def refused(self, uid: str, *, error: bool = False) -> None:
-        """Put a pod back that could not be scheduled.
+        """Put back a pod that could not be scheduled.
 
         Args:
-            error: Whether something failed. The pod is then tried again after its back-off, even if the cluster does
-                not change.
+            error: Whether the reason is an error, such as a failed request, and not that the pod fits no node. After an
+                error the pod is tried again even if the cluster does not change.
         """
         with self._ready:
             known = self._pods.get(uid)
@@ -112,7 +113,7 @@ class Queue:
                 return
             known.tries += 1
             until = time.monotonic() + min(self._first * 2 ** (known.tries - 1), self._longest)
-            # The pod may be waiting for a change that happened during the attempt.
+            # If the cluster changed during the attempt, the pod may fit now.
             if error or known.moves != self._moves:
                 self._retry(uid, until)
             else:
@@ -145,8 +146,8 @@ def _pod_essence(pod: Raw) -> tuple[Any, ...]:
 class Cache:
     """The nodes, and the resources that the pods on them reserve.
 
-    A pod that is being bound reserves its resources at once, which Kubernetes calls *assumed*. `_lock` guards all
-    attributes.
+    A pod reserves its resources as soon as its node is chosen; Kubernetes calls it *assumed* until the watch shows the
+    binding. `_lock` guards all attributes.
     """
 
     def __init__(self) -> None:
@@ -196,7 +197,7 @@ class Cache:
             return self._take(uid)
 
     def snapshot(self) -> list[tuple[Raw, Mapping[str, int]]]:
-        """Return every node, sorted by name, with its reserved resources. Later calls do not change the result."""
+        """Return every node, sorted by name, with its reserved resources. Later changes do not affect the result."""
         with self._lock:
             return [(self._nodes[name], self._used.get(name, {})) for name in sorted(self._nodes)]
 

@@ -1,7 +1,6 @@
 """`mgpu simulate`: places the pods of files without a cluster (docs/design/simulate.md).
 
-The entry point in pyproject.toml leads to `command`. Pods go through the functions that mgpu's three processes call;
-only kube-scheduler is replaced, by `playground.fit`.
+Pods go through the functions that mgpu's three processes call. `playground.fit` replaces kube-scheduler.
 """
 
 from playground.simulate.simulate_command import command

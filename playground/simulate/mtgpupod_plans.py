@@ -1,8 +1,8 @@
 """The MtgpuPods of `mgpu simulate`.
 
-`MtgpuPods` takes the place of the scheduler's MtgpuPod controller (docs/design/mtgpu.md, "Controller"): it makes the
-scheduler's plan for a node, carries it out at once, and repeats this until the plan changes nothing. `pipeline` passes
-it the MtgpuPods and the Pods.
+`MtgpuPods` takes the place of the scheduler's MtgpuPod controller (docs/design/mtgpu.md, "Controller"). It makes the
+scheduler's plan for a node, carries it out at once, and repeats this until the plan changes nothing. In this module, a
+Pod is an object of Kubernetes' kind Pod, and the Pod of an MtgpuPod is the one that runs its containers.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +37,7 @@ class _Row:
     Attributes:
         pod: The parsed MtgpuPod.
         raw: The object as it was read.
-        outcome: The outcome to fill, or None for an MtgpuPod that was running before the simulation.
+        outcome: The outcome to fill in, or None for an MtgpuPod that had a card before the simulation.
         made: The Pod of the MtgpuPod, or None if it has not been created.
     """
 
@@ -55,8 +55,8 @@ class MtgpuPods:
         settings: The settings of the simulation.
         names: All Pods by `namespace/name`. The pipeline changes the same dictionary.
         submit: A function that places an occupy pod like any other Pod.
-        unfit: A function of a Pod, a node and the number of Pods that start there before it. It returns why the node's
-            kubelet would not start the Pod, or "".
+        unfit: A function of a Pod, a node and the number of Pods that start on the node before the Pod. It returns why
+            the node's kubelet would reject the Pod, or "".
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class MtgpuPods:
         self._submitted = 0
 
     def take_in(self, bound: Iterable[Raw], pods: Sequence[Raw], note: Callable[[str], None]) -> None:
-        """Add the MtgpuPods that have a card already.
+        """Add the MtgpuPods that are not submitted. Those that hold no card are ignored.
 
         Args:
-            bound: The MtgpuPods.
+            bound: The MtgpuPods that have a card or have ended.
             pods: The Pods that have a node.
             note: A function that prints a note for the user.
         """
@@ -98,7 +98,7 @@ class MtgpuPods:
             self._rows[view.pod.uid] = self._running(_Row(view.pod, raws[view.pod.uid]))
 
     def _running(self, row: _Row) -> _Row:
-        """Find the Pod of an MtgpuPod that has a card, or create it if nothing has its name. Return the row."""
+        """Find the Pod of an MtgpuPod, or create it if its name is free and its card exists. Return the row."""
         there, card = self._names.get(row.pod.key), self._card(row.pod.node, row.pod.card_uuid)
         if there is not None and is_owned(there, row.pod.uid, row.pod.pod_uid):
             row.made = OwnedPod(there["metadata"]["uid"], "Running", card=row.pod.card_uuid)
@@ -107,12 +107,12 @@ class MtgpuPods:
         return row
 
     def settle(self) -> None:
-        """Carry out the plans of all nodes. The pipeline calls it when all running pods have been added."""
+        """Carry out the plans of all nodes that have MtgpuPods. All running pods must have been added before."""
         for node in sorted({row.pod.node for row in self._rows.values()}):
             self._settle(node)
 
     def follow(self, pod: Pod, message: str | None = None) -> None:
-        """Record the state of a Pod if it is an occupy pod. `message` says why a Pod without a node is pending."""
+        """Record the state of a Pod if it is an occupy pod. `message` says why it is pending if it has no node."""
         node, gpuid = mtgpu.occupy_target(pod) or ("", "")
         if gpuid and pod.node in ("", node):
             phase = "Running" if pod.node else "Pending"
@@ -138,7 +138,7 @@ class MtgpuPods:
         self._settle(pod.node)
 
     def name_containers(self) -> None:
-        """Put the names of the containers into the holdings, for the output."""
+        """Divide the holding of each MtgpuPod among its containers, because the output names their shares."""
         for row in self._rows.values():
             holding = self._cluster.ledger.holding(row.pod.uid)
             if holding:
@@ -163,7 +163,6 @@ class MtgpuPods:
         return any(again)
 
     def _observed(self, node: str) -> ObservedNode:
-        """Return the observed state of a node, from which its plan is made."""
         known = self._cluster.nodes[node]
         rows = {uid: row for uid, row in self._rows.items() if row.pod.node == node}
         own = {uid: row.made for uid, row in rows.items() if row.made}
@@ -193,7 +192,7 @@ class MtgpuPods:
         return GpuidLimit(most, UsedGpuids(self._cluster.ledger.holdings()).elsewhere(namespaces, node))
 
     def _fail_if_unfit(self, row: _Row, before: int) -> bool:
-        """Fail the MtgpuPod if the kubelet would reject its Pod, and return whether it failed.
+        """Set a submitted MtgpuPod to Failed if the kubelet would reject its Pod. Return whether it was set.
 
         Only the kubelet checks the cpu and the memory of such a Pod, because no scheduler places it. `before` is the
         number of Pods that start on the node before it.
@@ -210,7 +209,7 @@ class MtgpuPods:
         return True
 
     def _admit(self, node: str, holdings: Sequence[Holding]) -> None:
-        """Replace the reservations of the node's MtgpuPods that have no card by those of a new plan."""
+        """Replace the reservations of the node's MtgpuPods that have no card yet by `holdings` of a new plan."""
         for uid in [uid for uid, held in self._admitted.items() if held.node == node]:
             del self._admitted[uid]
             self._cluster.release(uid)
@@ -221,7 +220,7 @@ class MtgpuPods:
     def _occupy(self, node: str, step: CreateOccupyPod | DeleteOccupyPod) -> bool:
         """Create an occupy pod, or delete one that has ended. Return whether anything changed.
 
-        An occupy pod without users stays, because a later MtgpuPod may need it.
+        An occupy pod that no MtgpuPod uses is not deleted while it runs, because a later MtgpuPod may need it.
         """
         if isinstance(step, DeleteOccupyPod):
             gone = self._occupies[node, step.gpuid].ended
@@ -231,7 +230,8 @@ class MtgpuPods:
             return gone
         raw = occupy_pod(node, step.gpuid, self._settings)
         raw["metadata"]["uid"] = f"{mtgpu.OCCUPY_NAMESPACE}/{raw['metadata']['name']}"
-        # Until the occupy pod has a card, its users hold a share of every card, which must not block the occupy pod.
+        # Until the occupy pod has a card, the MtgpuPods of its GPUID hold a share of every card. These shares must not
+        # block the occupy pod.
         waiting = [
             h for h in self._admitted.values() if (h.node, h.gpuid, h.shares[0].card) == (node, step.gpuid, None)
         ]
@@ -264,7 +264,7 @@ class MtgpuPods:
         row.made = OwnedPod(uid, "Running", card=card.uuid)
 
     def _report(self, row: _Row, desired: DesiredMtgpuPod) -> None:
-        """Write the outcome of a submitted MtgpuPod: the card of its Pod, or why it has none."""
+        """Fill in the outcome of a submitted MtgpuPod: the card of its Pod, or the reason why it has none."""
         outcome = row.outcome
         if outcome is None:
             return

@@ -1,7 +1,7 @@
 """The result of a simulation: the node of each submitted pod and the devices of its containers.
 
-`pipeline` and `mtgpupod_plans` fill in an `Outcome` for each pod, and `simulate_command` prints the `Result`. The keys
-of `result_json` are documented in docs/design/simulate.md and must not change.
+`pipeline` and `mtgpupod_plans` fill in an `Outcome` for each pod. docs/design/simulate.md documents the keys of
+`result_json`, which must not change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class Outcome:
         patch: The JSON patch of the admission webhook.
         node: The name of the node, or "" for a denied or pending pod.
         rejections: The reason why the pod does not run on a node, by the name of the node.
-        scores: The scores of the nodes on which the pod could run.
+        scores: The scores, from 0 to 10, of the nodes that the pod fits.
         annotations: The annotations that the placement adds to the pod.
         containers: The devices and the environment of each container (`Delivery.containers`).
         kind: `MtgpuPod`, or "" for a Pod.
@@ -68,7 +68,7 @@ class Result:
 
 
 def result_json(result: Result) -> dict[str, Any]:
-    """Return the JSON output, with every key present."""
+    """Return the JSON output."""
     return {"pods": [_row(outcome) for outcome in result.outcomes], "nodes": nodes_json(result.nodes)}
 
 
@@ -95,8 +95,8 @@ class Delivery:
     """A placed pod and the devices of its node.
 
     Attributes:
-        devices: The devices of all types that pods can get.
-        gpus: All cards of the node, whether partitioned or not.
+        devices: The devices of all types that pods can get: cards, slices and others.
+        gpus: All GPUs of the node, whether they are partitioned or not.
     """
 
     pod: Pod
@@ -109,7 +109,8 @@ class Delivery:
     def containers(self) -> dict[str, Raw]:
         """Return the devices of each container, by the name of the container.
 
-        Each value has the keys `cards`, `core`, `memory` and `env`. Slices add `profile`, and other devices `others`.
+        Each value has the keys `cards` (indexes), `core` (percent), `memory` (bytes) and `env`. Slices add `profile`,
+        and other devices add `others`.
         """
         found: dict[str, Raw] = {}
         for container_request in self.request.containers:
@@ -134,7 +135,7 @@ class Delivery:
         }
 
     def _slices(self, name: str) -> Raw:
-        """Return the profile of the slices, and for each slice its card and its share of the card."""
+        """Return the value of `containers` for a container with slices. Its lists have an entry for each slice."""
         slices = sorted(self._slices_of(name), key=lambda card: (card.type, card.index))
         names = dict.fromkeys(slice_of_resource(RESOURCE_PREFIX + s.type) or s.type for s in slices)
         return {

@@ -1,8 +1,8 @@
 """The slices of a node of `mgpu simulate`, where every partition plan takes effect at once.
 
 `SimulatedCluster` has a `PartitionedNode` for each node, even if the node has no slices. A `PartitionedNode` does the
-work of the node agent: it chooses positions for MIG instances if the status only counts them, applies a pending plan
-with the agent's own functions, and writes the annotations.
+work of the node agent: it applies a pending plan with the agent's own functions, and writes the annotations. If the
+annotations state only the number of MIG instances, it chooses their positions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ from scheduler.engine.partitioning.partitionable_node import slice_of_share
 
 
 class PartitionedNode:
-    """A node with all its devices.
+    """The devices of a node.
 
     Attributes:
         slices: The existing slices of the node, and its partition plan.
@@ -63,7 +63,7 @@ class PartitionedNode:
     def available_devices(self) -> tuple[Card, ...]:
         """Return the devices that pods can get."""
         if self.is_partitioned and self.problem:
-            return self._others  # each of the GPUs may be partitioned in an unknown way
+            return self._others  # it is unknown how the GPUs are partitioned
         return (*unpartitioned_cards(self.slices, self.gpus), *slice_devices(self.slices, self.gpus), *self._others)
 
     def reported_shares(self) -> dict[str, tuple[Share, ...]]:
@@ -104,7 +104,7 @@ class PartitionedNode:
         }
 
     def _complete(self) -> None:
-        """Switch MIG mode on, give each instance a position, and apply a pending plan."""
+        """Give each MIG instance a position, and apply a pending plan. Set `problem` if there are no such positions."""
         if not self.slices.has_positions and self.slices.mode == MIG:
             existing = self._place_counted()
             if existing is None:
@@ -117,10 +117,7 @@ class PartitionedNode:
             self._apply(plan)
 
     def _place_counted(self) -> tuple[Slice, ...] | None:
-        """Return the existing MIG instances with positions, if the status only counts them.
-
-        Returns None if they do not fit on their cards.
-        """
+        """Return the existing MIG instances with chosen positions, or None if they do not fit on their cards."""
         placed: list[Slice] = []
         for card, counts in count_slices(self.slices.existing).items():
             instances = arrange(self._layouts[card], (), counts) if card in self._layouts else None

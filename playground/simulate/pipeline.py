@@ -1,7 +1,7 @@
 """Takes each pod through the steps of a cluster: mutation, validation, filter, scores, binding and allocation.
 
-`simulate_command` calls `simulate`. Each step calls the same function as mgpu's webhook, scheduler or node agent, so
-that the result is the same as in a cluster. `playground.fit` replaces the filters of kube-scheduler.
+Each step calls the same function as mgpu's webhook, scheduler or node agent, so that the results agree with those of a
+cluster. `playground.fit` replaces the filters of kube-scheduler.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from webhook.mtgpupod_rules import validate_mtgpupod_create
 from webhook.pod_mutation import mutate
 from webhook.pod_rules import unknown_constraints, validate_create
 
-_OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")
+_OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")  # a Node in a file may omit them
 
 
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
@@ -61,7 +61,7 @@ class _Simulation:
         self._note = note
         self.cluster = SimulatedCluster(world, settings)
         self._ranking = Ranking(self.cluster, settings)
-        # All Pods by namespace and name, including those that `_mtgpupods` creates.
+        # All Pods by `namespace/name`, including those that `_mtgpupods` creates.
         self._names: dict[str, Raw] = {}
         self._mtgpupods = MtgpuPods(self.cluster, settings, self._names, self.submit, self._unfit)
 
@@ -120,7 +120,7 @@ class _Simulation:
             pod = read_pod(raw)
             found = mtgpu.occupy_target(pod)
             if found and found not in needed and mtgpu.enabled(self._settings):
-                self._note(f"pod {pod.key}: is left out, because no MtgpuPod needs its card and it would be deleted")
+                self._note(f"pod {pod.key}: ignored: no MtgpuPod needs its card, so the scheduler would delete it")
             else:
                 running.append(raw)
         return running
@@ -131,9 +131,9 @@ class _Simulation:
         return view_nodes(self.cluster.ledger, self.cluster.partitions())
 
     def _unfit(self, raw: Raw, node: str, before: int) -> str:
-        """Return the reason for which the kubelet would reject a Pod that was created with a node, or "".
+        """Return why the kubelet would reject a Pod that was created with a node, or "".
 
-        Taints and cordons do not count, because no scheduler sees such a Pod.
+        Taints and cordons are ignored, because no scheduler places such a Pod.
 
         Args:
             before: The number of Pods that are admitted before this one in the same step.
@@ -155,7 +155,7 @@ class _Simulation:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
     def _update_forecast(self) -> None:
-        """Recompute the scores of the nodes if the expectation of future pods has changed."""
+        """Let the ranking score all nodes again if the expectation of future pods has changed."""
         if self.cluster.forecast.refresh():
             self._ranking.refresh()
 
@@ -190,7 +190,7 @@ class _Simulation:
         return outcome
 
     def _admit(self, outcome: Outcome, raw: Raw) -> Raw:
-        """Return the pod as the webhook changes it, and store the patch and the reasons of a denial in the outcome."""
+        """Return the pod as the webhook changes it. Store the patch and the problems in the outcome."""
         outcome.dialect = next(iter(vocabularies(outcome.pod)), None)
         outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
         raw = jsonpatch.apply_patch(raw, outcome.patch)
@@ -205,8 +205,8 @@ class _Simulation:
     def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None) -> dict[str, Placement | None]:
         """Return the placement of the pod on each node that it fits, by the name of the node.
 
-        For a pod without GPUs, the placement is None. The reasons of the other nodes are stored in the outcome. If the
-        pod fits no node, one node is partitioned for it, provided that the pod then fits there.
+        For a pod without GPUs, the placement is None. The reasons why the pod does not fit the other nodes are stored
+        in the outcome. If the pod fits no node, the cards of a node that it would then fit are partitioned.
         """
         placements: dict[str, Placement | None] = {}
         candidates: list[str] = []
@@ -287,10 +287,10 @@ def _amount_problems(raw: Raw) -> list[Problem]:
 
 
 def _counted(node: Raw) -> Callable[[str], bool]:
-    """Return a predicate that tells whether `fit` must compare a resource on the node.
+    """Return a predicate that tells whether `fit` must check the amount of a resource on the node.
 
-    GPU resources are not compared, because mgpu's own filter covers them. The resources of `_OPTIONAL` are compared if
-    the Node states an amount of them.
+    GPU resources are not checked, because mgpu's own filter does that. The resources of `_OPTIONAL` are checked if the
+    Node states an amount of them.
     """
     there = allocatable(node)
     return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OPTIONAL)

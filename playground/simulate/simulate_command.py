@@ -1,7 +1,4 @@
-"""The command line of `mgpu simulate` and its output as a table.
-
-`playground.simulate` exports `command` for the command line of mgpu.
-"""
+"""The command line of `mgpu simulate` and its output as text."""
 
 import os
 import sys
@@ -33,7 +30,7 @@ Examples:
 
 
 class CommandWithExperiment(click.Command):
-    """A command that runs `mgpu simulate openb` if its first argument is `openb`. All other arguments are files.
+    """The command `mgpu simulate`, which runs `mgpu simulate openb` if its first argument is `openb`.
 
     A file that is called `openb` has to be given as `./openb`.
     """
@@ -64,7 +61,7 @@ class CommandWithExperiment(click.Command):
 @click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Overrides cardPolicy of the settings.")
 @click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Overrides nodePolicy of the settings.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--fail-on-pending", is_flag=True, help="Exit with 1 if a pod finds no node.")
+@click.option("--fail-on-pending", is_flag=True, help="The exit code is 1 if a pod finds no node.")
 def command(
     files: tuple[str, ...],
     config: Path | None,
@@ -78,7 +75,7 @@ def command(
 
     Files hold Kubernetes objects (Node, Device, Pod, MtgpuPod, Deployment, StatefulSet, Job, List) in YAML or JSON;
     `-` is standard input. Pods with spec.nodeName and MtgpuPods with status.BoundDeviceID are running already; the
-    others are submitted in order. The exit code is 0 if the input could be read, otherwise 2.
+    others are submitted in order. The exit code is 2 if the input cannot be read, otherwise 0.
     """
     settings = read_settings(config, os.environ, {"card_policy": card_policy, "node_policy": node_policy})
     world = read_world(read(files, sys.stdin), _note, settings)
@@ -92,12 +89,10 @@ def command(
 
 
 def _note(line: str) -> None:
-    """Print a note for the user to standard error."""
     click.echo(line, err=True)
 
 
 def _render(result: Result) -> Group:
-    """Return the lines of all pods and a map of the cards below them."""
     widest = max((len(_name(outcome)) for outcome in result.outcomes), default=0)
     lines = [line for outcome in result.outcomes for line in _lines(outcome, widest)]
     return Group(*lines, Text(), card_map(result.nodes))

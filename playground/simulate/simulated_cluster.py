@@ -1,8 +1,7 @@
 """The state of the cluster in `mgpu simulate`: the holdings, the usage and the partitioned cards of every node.
 
-`pipeline` creates it, and `pipeline` and `mtgpupod_plans` change it. It implements the Protocol through which the
-scheduler's ranking reads a cluster, so `mgpu simulate` makes its decisions with the scheduler's own functions. It may
-be used by only one thread. Every partition plan takes effect at once.
+It implements the Protocol through which the scheduler's ranking reads a cluster, so that `mgpu simulate` can call the
+scheduler's own functions. It is not thread-safe.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,10 +39,10 @@ class SimulatedCluster:
 
     Attributes:
         raw: The Node objects, by name.
-        nodes: The same nodes as the scheduler reads them.
+        nodes: The same nodes, parsed by `read_node`.
         used: For each node, the sum of the requests of its pods.
         ledger: The holdings of the pods.
-        forecast: What the learning node policies have learnt from the pods so far.
+        forecast: What the learning node policies have learned from the pods.
         partitioned: For each node, its cards and their slices.
     """
 
@@ -63,7 +62,7 @@ class SimulatedCluster:
             self.forecast.set_node(name, node, self.ledger.cards(name))
 
     def reserve(self, pod: Pod, raw: Raw, node: str) -> None:
-        """Count the requests of a pod on a node. Its cards are counted by `hold` or `place`."""
+        """Count the cpu, the memory and the other requests of a pod on a node. `hold` and `place` count its cards."""
         self.used[node] = add_requests(self.used[node], requests_of(raw))
         self._changed.update(self._usage.put(pod.uid, node, pod.cpu_memory))
         self._named_resources.follow(replace(pod, node=node))
@@ -87,7 +86,7 @@ class SimulatedCluster:
         self.hold(occupying(holding, pod))
 
     def devices(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
-        """Return the state of the node's devices, as if the pod `without` held nothing.
+        """Return the state of the node's devices, as if the pod with the UID `without` held nothing.
 
         If `gpuid` is given, the cards have the state that counts for the occupy pod of this GPUID.
         """
@@ -117,11 +116,11 @@ class SimulatedCluster:
         return
 
     def group_cards(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]:
-        """Return the cards of the group with which the pod must share a card, as if `without` held nothing."""
+        """Return the cards of the group with which the pod must share a card, as if the pod `without` held nothing."""
         return self.ledger.group_cards(request.constraints.same_card, without)
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]:
-        """Return the nodes on which members of the groups in the pod's constraints hold cards."""
+        """Return the names of the nodes on which members of the groups in the pod's constraints hold cards."""
         return frozenset(held.node for group in request.constraints.groups for held in self.ledger.members(group))
 
     # Slices
@@ -144,12 +143,12 @@ class SimulatedCluster:
         )
 
     def partitions(self) -> Mapping[str, NodePartitions]:
-        """Return the slices of each node whose cards are partitioned, for the tables of the result."""
+        """Return the slices of each node whose cards are partitioned, by the name of the node."""
         nodes = self.partitioned.items()
         return {name: node.view(self.ledger.holdings(name)) for name, node in nodes if node.is_partitioned}
 
     def restore_slices(self) -> None:
-        """Create the slices that allocation records name but that do not exist, as after a reboot of the node."""
+        """Create the slices that allocation records name but that do not exist. A reboot of a node removes slices."""
         for name in self.partitioned:
             target = self.partitionable_node(name, "")
             slices = plan_node(target, []) if target and target.missing and not target.problem else None
@@ -157,7 +156,10 @@ class SimulatedCluster:
                 self._partition(name, slices)
 
     def slices_refusal(self, pod: Pod, request: GpuRequest, node: str) -> Rejection | None:
-        """Return why the node's slices do not suffice, or None if they do or the pod requests no slices."""
+        """Return why the node's existing slices do not suffice for the pod.
+
+        Return None if they suffice, if the pod requests no slices, or if the node's cards are not partitioned.
+        """
         requested, target = requested_slices(request), self.partitionable_node(node, pod.uid)
         if not requested or target is None:
             return None
@@ -167,9 +169,9 @@ class SimulatedCluster:
         return answer.rejection
 
     def partition_for(self, pod: Pod, request: GpuRequest, nodes: Iterable[str]) -> str | None:
-        """Partition the best of these nodes so that the pod fits.
+        """Partition the best of `nodes` so that the pod fits, and return its name.
 
-        Return the name of that node, or None if no node can be partitioned so that the pod fits.
+        Return None if no node can be partitioned so that the pod fits, or if the pod requests no slices.
         """
         requested = requested_slices(request)
         targets = [self.partitionable_node(name, pod.uid) for name in nodes] if requested else []
@@ -186,7 +188,7 @@ class SimulatedCluster:
         return None
 
     def slices_score(self, pod: Pod, request: GpuRequest, node: str) -> int | None:
-        """Return a score of 0 to 10, or None for a pod that requests no slices."""
+        """Return a score of 0 to 10, or None if the pod requests no slices or the node's cards are not partitioned."""
         requested, target = requested_slices(request), self.partitionable_node(node, pod.uid)
         return score_for_slices(target, requested, pod, self._slices) if requested and target else None
 

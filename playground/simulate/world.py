@@ -1,7 +1,7 @@
 """Reads the input of `mgpu simulate`: nodes with their cards, running pods, and pods to place.
 
-`simulate_command` calls `read`, which parses files into documents, and `read_world`, which checks and sorts the
-documents. Every error must name the document in which it was found.
+`read` parses files into documents, and `read_world` checks and sorts the documents. Every error must name the document
+in which it was found.
 """
 
 import json
@@ -33,8 +33,8 @@ class Document:
     """One Kubernetes object.
 
     Attributes:
-        where: The place of the object, for messages: `FILE: document N`, counted from 1. For an object of a `List`, its
-            position in the list follows.
+        where: The place of the object, for messages: `FILE: document N`, where N starts at 1. For an object of a
+            `List`, its position in the list follows.
         raw: The object as parsed JSON.
     """
 
@@ -54,7 +54,7 @@ class Document:
         return BadObject([Problem(f"{self.where}: {path}", message)])
 
     def error_from(self, error: BadObject) -> BadObject:
-        """Return an error with the first problem of `error` and the place of this document."""
+        """Return an error with the first problem of `error`, preceded by the place of this document."""
         first = error.problems[0]
         return self.error_at(first.field, first.message)
 
@@ -70,7 +70,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(files: Iterable[str], stdin: TextIO) -> Iterator[Document]:
-    """Yield the objects of all files in order, and those of a `List` one by one.
+    """Yield the objects of all files in order, including each object of a `List`.
 
     Raises BadObject if a file cannot be read, or contains something other than Kubernetes objects.
 
@@ -127,7 +127,7 @@ def _is_list(found: Raw) -> bool:
 
 
 CARDS_ANNOTATION = "mgpu.io/cards"
-"""The annotation of a Node that lists its cards as JSON, for a simulation without a Device of the node."""
+"""The annotation of a Node that lists its cards as JSON. A node that has it needs no Device."""
 _CARDS_PATH = f"metadata.annotations[{CARDS_ANNOTATION}]"
 
 
@@ -157,7 +157,7 @@ def read_world(documents: Iterable[Document], note: Callable[[str], None], setti
     """Return the objects of the documents, sorted by their use. Raises BadObject with the first problem.
 
     Args:
-        note: Receives a line for every object that is ignored.
+        note: Receives a line for every object or list that is ignored.
     """
     found = list(documents)
     world = World()
@@ -194,7 +194,7 @@ def _add_node(world: World, document: Document) -> None:
     if not node.name:
         raise document.error_at("metadata.name", "is missing")
     if node.name in world.nodes:
-        raise document.error_at("metadata.name", f"a node named {node.name} is there already")
+        raise document.error_at("metadata.name", f"a node named {node.name} exists already")
     world.nodes[node.name] = document.raw
     listed = node.annotations.get(CARDS_ANNOTATION)
     if listed is not None:
@@ -256,7 +256,7 @@ def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, s
     key = (raw["kind"], pod.namespace, pod.name)
     if key in seen:
         kind = f"an {KIND}" if named else "a pod"
-        raise document.error_at("metadata.name", f"{kind} named {pod.key} is there already, in {seen[key]}")
+        raise document.error_at("metadata.name", f"{kind} named {pod.key} exists already, in {seen[key]}")
     seen[key] = document.where
     if pod.node and pod.node not in world.nodes:
         raise document.error_at("spec.nodeName", f"no node is named {pod.node!r}")
@@ -298,7 +298,7 @@ def _replicas(document: Document, spec: Raw) -> int:
     for key in limits:
         value = spec.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 100_000):
-            raise document.error_at(f"spec.{key}", f"must be an integer of at least 0, not {value!r}")
+            raise document.error_at(f"spec.{key}", f"must be an integer from 0 to 100000, not {value!r}")
     return 1 if spec.get(limits[0]) is None else min(counts)
 
 

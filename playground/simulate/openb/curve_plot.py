@@ -1,8 +1,6 @@
 """Draws how many GPUs each policy allocates as pods arrive, with one curve for each policy.
 
-`openb_command` calls `check` before the experiment and `draw` after it.
-
-matplotlib is an optional dependency (`mgpu[plot]`), so it is imported only where a picture is wanted.
+matplotlib is an optional dependency (`mgpu[plot]`), so only the functions import it.
 """
 
 from collections.abc import Mapping
@@ -25,7 +23,10 @@ _STYLE: Mapping[str, dict[str, Any]] = {
 
 
 def check(file: Path) -> None:
-    """Raise BadObject if the picture cannot be drawn or written."""
+    """Raise BadObject if `file` has another suffix, its directory is missing, or matplotlib is not installed.
+
+    The experiment takes long, so `openb_command` calls this function before it.
+    """
     if file.suffix not in SUFFIXES:
         raise BadObject([Problem(f"--plot {file}", f"must end in {' or '.join(SUFFIXES)}")])
     if not file.parent.is_dir():
@@ -41,8 +42,9 @@ def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -
     """Write the picture. Raises BadObject if the file cannot be written.
 
     Args:
-        curves: For each policy, the percentage of GPUs that are allocated, by the percentage that the pods that have
-            arrived request.
+        file: The file, whose suffix determines the format.
+        curves: The curve of each policy (`experiment.Run.curve`).
+        subtitle: The text below the title.
     """
     from matplotlib.figure import Figure
 

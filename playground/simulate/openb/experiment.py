@@ -1,7 +1,6 @@
-"""The experiment of docs/design/fragmentation.md: pods arrive until they request 130 % of the cluster's GPUs.
+"""The experiment of docs/design/fragmentation.md: pods arrive until they request more GPUs than the cluster has.
 
-`run` runs one policy with one seed, and `run_all` runs several of these in parallel. `openb_command` and bench/openb.py
-call `run_all`.
+`run` runs one policy with one seed, and `run_all` runs several policies and seeds in parallel.
 """
 
 import multiprocessing
@@ -21,11 +20,11 @@ from scheduler.engine.learning.node_board import NodeBoard
 from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_per_card
 
 REPORTED = (90, 95, 100, 110, 120, 130)
-"""The percentages of the cluster's GPUs, as requested by the arrived pods, at which the allocation is reported."""
+"""The output reports the allocation when the arrived pods request these percentages of the cluster's GPUs."""
 
 
 class ExperimentNodes:
-    """The nodes and their free resources. Policies break ties by the order of the nodes.
+    """The nodes and their free resources. Among equal nodes, most policies choose the first.
 
     Attributes:
         board: The nodes in the form in which policies read them.
@@ -41,7 +40,7 @@ class ExperimentNodes:
             self._update(row)
 
     def take(self, pod: Shape, row: int, cards: Sequence[int]) -> None:
-        """Place a pod. Raises ValueError if it does not fit, so that no policy can allocate more than is free.
+        """Place a pod. Raises ValueError if it does not fit, which is an error of the policy.
 
         Args:
             row: The position of the node in the list of nodes.
@@ -70,9 +69,9 @@ class Run:
     Attributes:
         policy: The name of the policy.
         seed: The seed of the random numbers.
-        curve: The allocated percentage of the cluster's GPUs, by the percentage that the arrived pods request. The
-            latter is rounded, and the former is the mean over the arrivals with this rounded percentage.
-        placements_per_second: The number of pods that arrived per second of run time.
+        curve: The allocated percentage of the cluster's GPUs, by the percentage that the arrived pods request, rounded
+            to an integer. The value is the mean over the arrivals with the same rounded percentage.
+        placements_per_second: The number of arrived pods divided by the run time in seconds.
     """
 
     policy: str
@@ -84,7 +83,8 @@ class Run:
 def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
     """Return pods of the trace that together request at least `load` times the cards of the cluster.
 
-    The pods come from the trace in random order. If it has too few, further pods are drawn from it with replacement.
+    The pods of the trace come in random order. If there are too few, further pods are drawn from the trace with
+    replacement.
     """
     asked = 0
     found: list[Shape] = []
@@ -96,7 +96,7 @@ def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
 
 
 def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
-    """Run the experiment once. Each pod is tried once when it arrives, and no pod ends."""
+    """Run the experiment once. A pod that does not fit when it arrives is not tried again, and no pod ends."""
     random = Random(seed)
     pods = arrivals(trace, random, load)
     nodes = ExperimentNodes(shuffled(trace.nodes, random))
@@ -118,12 +118,15 @@ def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
 
 
 def run_all(trace: Trace, wanted: Sequence[tuple[str, int]], load: float, done: Callable[[], None]) -> list[Run]:
-    """Run the experiment for every policy and seed in `wanted`, with one process per core, and return the results.
+    """Run the experiment for every policy and seed in `wanted`, and return the results in this order.
 
-    The results are in the order of `wanted`.
+    Several runs are distributed over one process per CPU core. A single run happens in this process.
 
     Args:
-        done: Called after each run, unless there is only one.
+        trace: The nodes and the pods.
+        wanted: The names of policies, each with a seed.
+        load: The argument of `arrivals`.
+        done: A function that is called after each run, unless there is only one.
     """
     workers = min(len(wanted), os.cpu_count() or 1)
     if len(wanted) == 1:

@@ -1,8 +1,7 @@
 """Defines the policies of the experiment, which choose the node and the cards of each pod.
 
-`experiment` and `openb_command` read the table `POLICIES`, and `experiment` also uses the random choices. `fgd` and
-`fragmentation` are policies of mgpu's scheduler. All random numbers come from `Random.random`, whose results for a seed
-Python promises not to change, so that a seed gives the same result everywhere.
+`fgd` and `fragmentation` are policies of mgpu's scheduler. All random numbers come from `Random.random`, because
+Python guarantees that its results for a seed do not change between versions.
 """
 
 from collections import Counter
@@ -26,12 +25,10 @@ T = TypeVar("T")
 
 
 def pick(items: Sequence[T], random: Random) -> T:
-    """Return a random item."""
     return items[int(random.random() * len(items))]
 
 
 def shuffled(items: Iterable[T], random: Random) -> list[T]:
-    """Return the items in random order."""
     keyed = [(random.random(), i, item) for i, item in enumerate(items)]
     return [item for *_, item in sorted(keyed, key=lambda row: row[:2])]
 
@@ -44,10 +41,10 @@ def endless(items: Sequence[T], random: Random) -> Iterator[T]:
 
 
 class BestFit:
-    """Chooses the node that has the least CPU and GPU left, relative to the largest node, and the fullest cards of it.
+    """Chooses the node on which the least CPU and GPU would be left, and the fullest cards of this node.
 
-    The formula is that of the publication of FGD, in which memory does not count:
-    int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)).
+    The key of a node is the formula in the publication of FGD, in which memory does not count:
+    int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)). The divisors are the largest amounts of a node.
     """
 
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
@@ -63,9 +60,9 @@ class BestFit:
 
 
 class Fullness:
-    """Chooses the node by the node score of mgpu's scheduler for `binpack` or `spread`.
+    """Chooses the node by the score of mgpu's node policy `binpack` or `spread`.
 
-    On the node, `binpack` chooses the cards with the least compute left, and `spread` those with the most.
+    On the node, `binpack` chooses the cards with the least compute left, and `spread` the cards with the most.
     """
 
     def __init__(self, policy: str) -> None:
@@ -96,7 +93,7 @@ def _fullest(left: Ints, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
 
 
 Spot = tuple[int, tuple[int, ...]]
-"""The row of the chosen node, and the chosen cards of that node."""
+"""The row of the chosen node in the NodeBoard, and the positions of the chosen cards on the node."""
 
 Place = Callable[[Shape], Spot | None]
 """Chooses the node and the cards of a pod. It is called for every pod in the order of arrival, and returns None if the
@@ -119,7 +116,7 @@ class PolicyInput:
 
 
 def _random(given: PolicyInput) -> Place:
-    """Return a policy that chooses a random node that the pod fits, and random cards among those that the pod fits."""
+    """Return a policy that chooses a random one of the nodes that the pod fits, and random cards that the pod fits."""
     fit = Fullness("binpack")
 
     def place(pod: Shape) -> Spot | None:
@@ -146,9 +143,9 @@ def _best(given: PolicyInput, chooser: Chooser) -> Place:
 
 
 def _fragmentation(given: PolicyInput) -> Place:
-    """Return the policy that learns from the pods that have arrived which pods to expect, as mgpu's scheduler does.
+    """Return the policy that expects future pods to be like those that have arrived, as mgpu's scheduler does.
 
-    It also learns from the pods that fit no node.
+    It also learns from pods that fit no node.
     """
     learner, nodes = Learner(), Counter(given.trace.nodes)
     best: Place
@@ -164,14 +161,14 @@ def _fragmentation(given: PolicyInput) -> Place:
 
 
 def _fragmentation_known(given: PolicyInput) -> Place:
-    """Return `fragmentation`, but with knowledge from the start of how frequent each pod is in the trace, like FGD."""
+    """Return the policy `fragmentation`, here with the frequencies of pods in the trace in place of learned ones."""
     counts = sorted(Counter(given.trace.pods).items())
     known = tuple((shape, UNIT * number) for shape, number in counts)
     return _best(given, Fragmentation(known, Counter(given.trace.nodes)))
 
 
 def _fgd(given: PolicyInput) -> Place:
-    """Return FGD, which knows from the start how frequent each pod is in the trace, as in its publication."""
+    """Return FGD. As in its publication, it knows the frequencies of pods in the trace from the start."""
     return _best(given, Fgd(typical_pods(Counter(given.trace.pods))))
 
 

@@ -1,7 +1,4 @@
-"""The command line of `mgpu simulate openb` and its output.
-
-`simulate_command` runs `command`. bench/openb.py uses `mean_curves`.
-"""
+"""The command line of `mgpu simulate openb` and its output. `simulate_command` runs `command`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +28,6 @@ _MOST_LOAD = 100
 
 
 def _load(_: click.Context, __: click.Parameter, load: float) -> float:
-    """Return the value of `--load`. Raises BadParameter if it is out of range."""
     if not 0 < load <= _MOST_LOAD:  # rejects NaN too, which FloatRange accepts
         raise click.BadParameter(f"{load} is not a number above 0 and up to {_MOST_LOAD}")
     return load
@@ -67,9 +63,9 @@ def command(
 ) -> None:
     """Let the pods of a trace arrive at its nodes, and report how much of the GPUs each policy allocates.
 
-    The pods arrive in random order, then are drawn with replacement until they request --load of the GPUs; no
-    pod ends, and none is tried twice. --policy may be given several times; `-o json` prints one object for one policy
-    and seed, otherwise a list. The same seed gives the same result.
+    The pods arrive in random order, followed by pods that are drawn with replacement, until they request --load
+    times the GPUs. No pod ends, and none is tried twice. --policy may be given several times. `-o json` prints one
+    object for one policy and seed, otherwise a list. The same seed gives the same result.
     """
     if picture:
         curve_plot.check(picture)
@@ -101,7 +97,7 @@ def run_json(run: Run) -> dict[str, Any]:
 
 
 def mean_curves(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """Return the mean curve of each policy, with the percentages for which all runs of the policy have a value."""
+    """Return the mean curve of each policy. It has the percentages that the curves of all runs of the policy have."""
     curves: dict[str, list[Mapping[int, float]]] = {}
     for run in runs:
         curves.setdefault(run.policy, []).append(run.curve)
@@ -114,13 +110,12 @@ def mean_curves(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
 
 
 def _seeds(runs: Sequence[Run]) -> str:
-    """Return the seeds of the runs in words."""
     first, last = min(run.seed for run in runs), max(run.seed for run in runs)
     return f"seed {first}" if first == last else f"means over the seeds {first} to {last}"
 
 
 def _table(runs: Sequence[Run]) -> Table:
-    """Return a table with a row for each policy, which has the means over its seeds."""
+    """Return a table with the means over the seeds for each policy."""
     title = f"% of the GPUs allocated when pods have requested so many %; {_seeds(runs)}"
     shown = Table(title=title, title_justify="left")
     shown.add_column("policy")

@@ -1,7 +1,4 @@
-"""Reads the CSV files of the openb trace: a list of nodes and a list of pods.
-
-`openb_command` and the benchmark of openb call `read_trace`. `experiment` calls `demand`.
-"""
+"""Reads the CSV files of the openb trace: a list of nodes and a list of pods."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +12,7 @@ from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
 T = TypeVar("T")
 
 _MIB = 1 << 20
-_MOST = 10**9  # the limit of cpu_milli and memory_mib: no machine has that much, and sums stay far below 2^63
+_MOST = 10**9  # the limit of cpu_milli and memory_mib; no machine has that much, and no sum overflows int64
 _MOST_CARDS = 256
 _NODE_COLUMNS = ("cpu_milli", "memory_mib", "gpu", "model")
 _POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -35,7 +32,7 @@ class Trace:
 
 
 def read_trace(nodes: Path, pods: Path) -> Trace:
-    """Return the trace in a file of nodes and a file of pods.
+    """Return the trace that a file of nodes and a file of pods contain.
 
     The columns may be in any order, and unknown columns are ignored.
 

@@ -192,7 +192,7 @@ def test_mtgpupods_disabled_in_the_settings_wait(monkeypatch: pytest.MonkeyPatch
 def test_mtgpupods_exit_codes_follow_input_and_pending() -> None:
     twice = run("-", objects=[served(), mtgpupod(), mtgpupod()])
     assert (twice.exit_code, twice.stderr.count("\n")) == (2, 1)
-    assert "an MtgpuPod named default/m is there already" in twice.stderr
+    assert "an MtgpuPod named default/m exists already" in twice.stderr
     away = run("-", objects=[served(), mtgpupod(node="n9")])
     assert (away.exit_code, "no node is named 'n9'" in away.stderr) == (2, True)
     waits = (served(count=1), mtgpupod("a"), mtgpupod("b", "other"))

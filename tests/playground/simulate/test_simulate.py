@@ -236,7 +236,7 @@ DEVICE = {"kind": "Device", "metadata": {"name": "n1"}, "spec": {"devices": []}}
 @pytest.mark.parametrize(
     ("objects", "line"),
     [
-        ([share("p"), share("p")], "<stdin>: document 2: metadata.name: a pod named default/p is there already"),
+        ([share("p"), share("p")], "<stdin>: document 2: metadata.name: a pod named default/p exists already"),
         ([DEVICE], "<stdin>: document 1: metadata.name: a Device needs a Node"),
         (
             [served(), DEVICE],
@@ -247,7 +247,7 @@ DEVICE = {"kind": "Device", "metadata": {"name": "n1"}, "spec": {"devices": []}}
             [served(cards="{")],
             "<stdin>: document 1: metadata.annotations[mgpu.io/cards]: is not JSON",
         ),
-        ([node(), node()], "<stdin>: document 2: metadata.name: a node named n1 is there already"),
+        ([node(), node()], "<stdin>: document 2: metadata.name: a node named n1 exists already"),
         ([{"kind": "Pod"}], "<stdin>: document 1: metadata: is missing"),
         (["text"], "<stdin>: document 1: must be a Kubernetes object, not str"),
         ([pod("p", container("c", core="x", env=3))], "<stdin>: document 1: spec.containers[0].env: must be a list"),
