@@ -1,17 +1,16 @@
-"""Makes kube-scheduler retry pods when cards come free by a change that it does not observe.
+"""Makes kube-scheduler retry rejected pods when cards come free without a change that kube-scheduler observes.
 
-kube-scheduler retries a pod that an extender rejected when an object of a core kind changes (schedule_one.go files the
-pod under ExtenderName; framework.go, defaultEnqueueExtension, registers that for all events), and otherwise only after
-five minutes. A Device is not of a core kind. Of a Node, changes of allocatable, labels, taints, conditions and
-annotations count (events.go, NodeSchedulingPropertiesChange), so `Announcements` changes an annotation that has no
-other meaning.
+kube-scheduler retries a pod that an extender has rejected as soon as an object of a core kind changes (schedule_one.go
+records the plugin ExtenderName; defaultEnqueueExtension in framework.go registers this plugin for all events). If
+nothing changes, it retries the pod after five minutes. A Device is not of a core kind. Of a Node, only changes of
+allocatable, labels, taints, conditions and annotations count (events.go, NodeSchedulingPropertiesChange). So
+`Announcements` changes an annotation of a Node that has no other meaning.
 
-kube-scheduler may also observe a change (a pod ends, a label changes) before this process does. Then it retries the
-pod at once, gets an answer from the old state, and does not retry again. `Announcements` covers this race too.
+There is also a race: kube-scheduler may observe a change (a pod ends, a label changes) before this process does. Then
+it retries the pod at once, gets an answer from the old state, and does not retry again. `Announcements` covers this
+case too.
 
-`scheduler.runtime` runs the thread, subscribes `cards_freed` and `node_may_fit` to the cache's events, and calls
-`announce` when this replica begins to decide; the extender calls `pod_rejected`. Announcements must stay rare, because
-kube-scheduler retries all rejected pods after each of them.
+Announcements must stay rare, because kube-scheduler retries all rejected pods after each of them.
 """
 
 import logging
@@ -31,19 +30,23 @@ ANNOTATION = "mgpu.io/cards-changed"
 NODE_PAUSE_SECONDS = 5.0
 """The pause between two announcements of one node, and before an announcement that failed is repeated."""
 WATCH_LAG_SECONDS = 10.0
-"""The time by which this process may observe a change later than kube-scheduler, for example after a broken watch."""
+"""How much later than kube-scheduler this process may observe a change, for example after a broken watch."""
 RACE_PAUSE_SECONDS = 1.0
-"""The pause between two announcements that cover only the race, even if they are of different nodes. No call of the
-extender takes longer."""
+"""The pause before an announcement that covers only the race, after an announcement of any node.
+
+A filter call is also expected to take at most this time: a change that was observed this long before a rejection may
+have come too late for the answer.
+"""
 
 
 class Announcements:
-    """Announces nodes in the thread that calls `run`. The other methods except `work` return at once.
+    """Announces nodes in the thread that calls `run`, which calls `work`.
 
-    Any thread may call these methods. `_changed` guards the times of the announcements.
+    Any thread may call the other methods, which return at once. `_changed` guards `_due`, `_announced` and
+    `_last_announced`.
 
     Args:
-        may_decide: Raises RetryLater while this replica must not write. It then announces nothing, because the replica
+        may_decide: Raises RetryLater while this replica must not decide. Changes are then ignored, because the replica
             that decides observes the same changes.
     """
 
@@ -53,32 +56,38 @@ class Announcements:
         self._clock = clock
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}  # By node, when to announce it.
-        self._announced: dict[str, float] = {}  # By node, when it was announced, for the length of its pause.
+        self._announced: dict[str, float] = {}  # By node, when it was announced; dropped after NODE_PAUSE_SECONDS.
         self._last_announced = -WATCH_LAG_SECONDS
         self._last_rejection = -WATCH_LAG_SECONDS
         # The node of the last NodeMayFit event, and the time of that event.
         self._last_change: tuple[str, float] = ("", -WATCH_LAG_SECONDS)
 
     def cards_freed(self, event: CardsFreed) -> None:
-        """Announce the node: kube-scheduler cannot know that cards came free there."""
+        """Announce the node, because kube-scheduler does not observe that cards came free there."""
         self.announce(event.node)
 
     def node_may_fit(self, event: NodeMayFit) -> None:
-        """Announce the node if a pod was rejected shortly before, perhaps after kube-scheduler observed the change."""
+        """Announce the node if a pod was rejected shortly before.
+
+        kube-scheduler may have observed the change earlier, and retried the pod before this process knew of the change.
+        """
         now = self._clock()
         self._last_change = (event.node, now)
         if now < self._last_rejection + WATCH_LAG_SECONDS:
             self._announce_for_race(event.node)
 
     def pod_rejected(self) -> None:
-        """Note that a pod fits on no node. Announce the last change if it happened while the filter ran."""
+        """Note that a pod fits on no node. Announce the last change if the filter may have been too early for it."""
         self._last_rejection = self._clock()
         node, changed_at = self._last_change
         if self._last_rejection < changed_at + RACE_PAUSE_SECONDS:
             self._announce_for_race(node)
 
     def _announce_for_race(self, node: str) -> None:
-        """Announce this node, unless another node is due by then, whose announcement has the same effect."""
+        """Announce the node after RACE_PAUSE_SECONDS, unless a node is announced by then anyway.
+
+        The announcement of any node makes kube-scheduler retry all rejected pods.
+        """
         if not self._decides():
             return
         with self._changed:
@@ -88,7 +97,7 @@ class Announcements:
                 self._changed.notify()
 
     def announce(self, node: str) -> None:
-        """Announce the node as soon as the pause after its last announcement is over."""
+        """Announce the node as soon as the pause after its last announcement is over, if this replica decides."""
         if not self._decides():
             return
         with self._changed:

@@ -1,8 +1,8 @@
 """Paces long work with short sleeps, so that other threads get the GIL in between.
 
-The engine's long calls (`decisions.effort_budgets`), the web page, the metrics and gpushare's `/inspect` call a `Pace`
-between the steps of their work. Without it, work such as rendering the page would hold the interpreter for its whole
-time slice again and again while calls of kube-scheduler wait.
+Mainly long searches (`decisions.effort_budgets`) and the web page call a `Pace` between the steps of their work.
+Without it, such work would hold the GIL for a whole switch interval again and again, while calls of kube-scheduler
+wait.
 """
 
 import time
@@ -11,7 +11,7 @@ from collections.abc import Callable
 _WORK_SECONDS = 0.002
 """The time for which work runs before a pause."""
 _MAX_WORK_SECONDS = 0.005
-"""The longest work that counts for the length of a pause. A step that took longer has waited for the CPU or the GIL."""
+"""The longest work that counts for the length of a pause. A longer step has probably waited for the CPU or the GIL."""
 
 
 class Pace:

@@ -1,8 +1,8 @@
 """Runs `mgpu explain`, which explains why a pod waits, node by node and card by card, or which cards it has.
 
-`mgpu.cli` finds `command` by its entry point. The command reads the cluster with the user's rights into a
-`ClusterCache` and runs the scheduler's own code (`decisions.explanation`). It writes nothing and needs no running
-scheduler. It prints text, or JSON whose keys must not change, since scripts rely on them (docs/kubectl.md).
+The command reads the cluster with the user's rights into a `ClusterCache` and runs the scheduler's own code
+(`decisions.explanation`). It writes nothing and needs no running scheduler. The keys of its JSON must not change,
+because scripts rely on them (docs/kubectl.md).
 """
 
 import re
@@ -38,8 +38,8 @@ _KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtg
 _SIMPLE = re.compile(r"[-a-z0-9.]*")
 """Matches the names that need no escaping in a field selector. All valid names of nodes are among them."""
 _MAX_DETAILED_NODES = 8
-"""The cards of all nodes are listed if at most this many nodes have cards."""
-# The most holders of a card, names of nodes and different reasons that the text names.
+"""If at most this many nodes have cards, the cards of all nodes are listed."""
+# The most holders of one card, nodes of one kind, and different reasons that the text lists.
 _MOST_HOLDERS = 2
 _MOST_NAMES = 4
 _MOST_REASONS = 12
@@ -113,8 +113,8 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
 def _nodes_to_read(kind: str, raw: Raw, settings: Settings, selected: Sequence[str]) -> Sequence[str]:
     """Return the nodes to read: the object's own node, or else those that the user selects. () means all nodes.
 
-    All nodes are read if other nodes affect the answer. They do if the pod belongs to groups, whose pods may be on
-    other nodes, and if the node policy learns from all pods. All nodes are also read if a name would need escaping.
+    All nodes are read for a pod that belongs to groups, because their pods may be on other nodes, and for a node policy
+    that learns from all pods. All nodes are also read for an MtgpuPod without a node, and if a name needs escaping.
     """
     own = raw["spec"].get("nodeName")
     nodes = [str(own)] if own else list(dict.fromkeys(selected))
@@ -130,8 +130,8 @@ def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[C
     """Return a cache that is filled as the scheduler fills its own, and the sorted names of the nodes.
 
     Args:
-        nodes: The names of the nodes to read, together with the pods on them and the pods without a node. If it is
-            empty, all nodes and pods are read.
+        nodes: The names of the nodes to read. Besides them, the pods on them and the pods without a node are read. If
+            there are no names, all nodes and pods are read.
     """
     state = ClusterCache(settings)
     names = []
@@ -154,7 +154,7 @@ def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[C
 def _explain(
     state: ClusterCache, settings: Settings, kind: str, raw: Raw, selected: Sequence[str], names: Sequence[str]
 ) -> Explanation:
-    """Explain the object.
+    """Explain the object. Raises ClickException if a selected node does not exist or the pod was deleted meanwhile.
 
     Args:
         selected: The names of the nodes that the user selects, if any.

@@ -1,10 +1,8 @@
 """Directs calls to the leader by a label, and finds out which replica should lead if each runs a kube-scheduler.
 
-`scheduler.runtime` uses both classes. `LeaderLabel` labels the pod of the replica that decides, and the Service selects
-that label. So all replicas can be ready, as Deployments, PodDisruptionBudgets and alerts expect. If each replica has a
-kube-scheduler in its pod, `OwnKubeScheduler` finds out whether the one in another pod leads. Safety depends on neither
-class: only the holder of the Lease (`mgpu.kube.leader`) decides, and any other replica answers 503, whatever the label
-of its pod.
+`LeaderLabel` labels the pod of the replica that decides, and the Service selects that label. So all replicas can be
+ready, as Deployments, PodDisruptionBudgets and alerts expect. Safety does not depend on the label: only the holder of
+the Lease (`mgpu.kube.leader`) decides, and any other replica answers 503.
 """
 
 import logging
@@ -23,7 +21,7 @@ REPLICAS = "app.kubernetes.io/name=mgpu,app.kubernetes.io/component=scheduler"
 _ROUND_SECONDS = 0.2
 _RETRY_SECONDS = 2.0
 _REPEAT_SECONDS = 15.0
-"""How often the labels are checked. Users may edit them, and a former leader's last write may arrive late."""
+"""The interval at which the labels are checked. Users may edit them, and a former leader's last write may be late."""
 
 
 class LeaderLabel:
@@ -35,7 +33,7 @@ class LeaderLabel:
         not_deciding_reason: Returns why this process does not decide now, or None.
 
     Attributes:
-        written: Whether this process decides and its pod alone had the label at the last round.
+        written: Whether this process decides and its pod alone had the label at the last check.
     """
 
     def __init__(
@@ -57,10 +55,10 @@ class LeaderLabel:
         self._logged_error: str | None = None
 
     def run(self, stop: threading.Event, wait_for_release: Callable[[], object]) -> None:
-        """Keep the label until `stop` is set, then remove it.
+        """Keep the label until `stop` is set and `wait_for_release` has returned, then remove it.
 
         Args:
-            wait_for_release: Blocks until another replica may lead. The label is removed after it has returned.
+            wait_for_release: Blocks until another replica may lead.
         """
         while not stop.wait(_ROUND_SECONDS):
             self.round()
@@ -77,7 +75,7 @@ class LeaderLabel:
             self._due = self._clock() + (_REPEAT_SECONDS if self.written else _RETRY_SECONDS)
 
     def end(self) -> None:
-        """Remove the label from the pod of this process, which no longer decides. API errors are only logged."""
+        """Remove the label from the pod of this process. API errors are only logged."""
         self.written = False
         name = self._name
         if name is not None:
@@ -86,7 +84,7 @@ class LeaderLabel:
     def _label(self) -> None:
         """Remove the label from the other pods, then add it to this one.
 
-        The order matters: if the process dies halfway, it is better that no pod is labelled than that a follower's is.
+        The order matters if the process dies halfway: no labelled pod is better than a labelled follower.
         """
         replicas = [pod["metadata"] for pod in self._api.list(self._path, labelSelector=REPLICAS)[0]]
         own = next((meta for meta in replicas if meta["uid"] == self._uid), None)
@@ -108,7 +106,8 @@ class LeaderLabel:
 
         Args:
             value: The value of the label, or None to remove it.
-            preconditions: The UID, so that a new pod of the same name is not changed, and perhaps the resourceVersion.
+            preconditions: The UID, so that a new pod of the same name is not changed, and for some calls the
+                resourceVersion.
         """
         try:
             self._api.patch(f"{self._path}/{name}", {"metadata": {**preconditions, "labels": {LABEL: value}}})
@@ -155,9 +154,9 @@ class OwnKubeScheduler:
     def elsewhere(self, leads: bool) -> bool:
         """Return whether a replica in another pod should lead.
 
-        Returns False if that is unknown, or if the Lease has expired: cards must be decided even if no kube-scheduler
-        runs. If the Lease was just released, a kube-scheduler is about to acquire it. Until then a replica that leads
-        continues to lead, and a replica that does not lead waits.
+        Returns False if the Lease cannot be read or has expired, because cards must be decided even if no
+        kube-scheduler runs. If the Lease was just released, a kube-scheduler is about to acquire it. Until then a
+        replica that leads continues to lead, and a replica that does not lead waits.
 
         Args:
             leads: Whether this replica leads.
@@ -177,7 +176,7 @@ class OwnKubeScheduler:
         now = self._clock()
         if version != self._observed[0]:
             self._observed = (version, now)
-        # Renewals are timed by this process's own clock, since the clocks of other machines may differ.
+        # The age of the last renewal is measured by this process's own clock, because clocks of machines may differ.
         if now >= self._observed[1] + LEASE_SECONDS:
             return False
         holder = str((lease.get("spec") or {}).get("holderIdentity") or "")

@@ -1,7 +1,6 @@
 """Runs `mgpu scheduler`: reads the settings, connects to the API server, prepares certificates and starts gunicorn.
 
-`mgpu.cli` finds `command` by its entry point. This module alone reads the environment and flags of the process. Threads
-start only in `start`, after gunicorn's fork.
+Threads must not start before gunicorn's fork, because they would not exist in the worker. So `start` starts them.
 """
 
 import os
@@ -77,8 +76,8 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         stack: Receives the resources that must be released afterwards.
     """
     own = settings.scheduler
-    # The thread that renews the certificate has an API client of its own, because the connection pool of this client
-    # must not be used before the fork.
+    # This client must not send a request before the fork, because two processes would share the connection. So the
+    # certificate is prepared with an API client of its own.
     api = Api.connect(kubeconfig)
     records = make_record_verifier(settings, signing=True)
     process = Process(settings, api, f"{socket.gethostname()}-{os.getpid()}", records)

@@ -1,8 +1,7 @@
 """Counts events in the scheduler, such as decisions and rejections, as Prometheus metrics.
 
-The modules in which the events happen use these metrics directly; `scheduler.api.app` serves `REGISTRY` at `/metrics`.
-Metrics of the cluster's current state are in `scheduler.api.collector`. docs/metrics.md lists names, labels and help
-texts, and a test compares it with this module.
+`scheduler.api.app` serves `REGISTRY` at `/metrics`. Metrics of the cluster's current state are in
+`scheduler.api.collector`. docs/metrics.md repeats the names, labels and help texts, so change both together.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -66,7 +65,7 @@ EVENTS = Counter(
     registry=REGISTRY,
 )
 
-# Initialized to 0, so that Prometheus sees the first event of each as an increase.
+# Each series starts at 0, so that Prometheus sees its first event as an increase.
 for _verb in ("filter", "prioritize", "preempt", "bind"):
     EXTENDER.labels(_verb)
 for _reason in ("gone", "busy", "rationed"):

@@ -1,9 +1,7 @@
 """Composes the parts of the scheduler process, without its HTTP side, and runs their threads.
 
-`scheduler.main` creates `Process` and calls `start`, `end` and `stop`; `scheduler.api` uses its parts, and asks it
-whether this replica may answer and decide now. The order of the steps in `_supervise` and `end` matters. A replica
-decides only while it leads and after it has observed what the last leader wrote, and it releases the Lease only after
-its own writes have arrived.
+The order of the steps in `_supervise` and `end` matters. A replica decides only while it leads and after it has
+observed what the last leader wrote. It releases the Lease only after its own writes have arrived.
 """
 
 import gc
@@ -56,15 +54,17 @@ log = logging.getLogger(__name__)
 
 _LEASE = "mgpu-scheduler"
 _SILENT_SECONDS = 30.0
-"""How long a watch may be broken until this replica is not ready."""
+"""How long a watch may be broken before this replica is not ready."""
 _WATCH_SECONDS = 30
-"""The duration of a watch request. A half-open connection delivers no more events until its request ends, and the
-scheduler must not decide on outdated objects for long. The agents, of which there are thousands, use longer requests,
-because they ask the API server again before they hand out cards."""
+"""The duration of a watch request.
+
+A half-open connection delivers no events until its request ends, and the scheduler must not decide on outdated objects
+for long.
+"""
 _ROUND_SECONDS = 0.1
 """The interval at which the supervisor checks the term and the overdue reservations."""
 _REFRESH_SECONDS = 120.0
-"""The longest wait for a new list at the beginning of a term."""
+"""The longest wait for a new list at the beginning of a term, that is, after this replica has become the leader."""
 _LEARN_SECONDS = 1.0
 """The shortest interval at which learned policies and the arrays of nodes are updated."""
 _LEARN_FRACTION = 0.05
@@ -74,15 +74,17 @@ _END_SECONDS = 10.0
 """How long `end` waits for the Lease to be released and the label to be removed."""
 
 SWITCH_SECONDS = 0.001
-"""The interval after which Python switches threads. A decision waits this long for the GIL while a filter holds it.
-Python's default of 5 ms is as long as a whole decision."""
+"""The interval after which Python switches threads (`sys.setswitchinterval`).
+
+While a filter holds the GIL, a decision waits this long for it. Python's default of 5 ms is as long as a decision.
+"""
 
 
 class Process:
     """One replica of the scheduler.
 
-    The constructor has no side effects. `start` begins the watches and threads; it must be called after the fork, in
-    the process that serves.
+    The constructor starts no threads and sends no requests. `start` must be called after the fork, in the process that
+    serves.
 
     Args:
         identity: The name of this replica in the Lease and in Events.
@@ -121,8 +123,8 @@ class Process:
         self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.not_deciding_reason) if own.pod_uid else None
         self._subscribe()
         self._watches = self._required_watches()
-        # This replica answers without waiting for these watches. Without the permission to read budgets, pods are
-        # evicted as if there were no budgets. A ConfigMap is read again before it is written.
+        # This replica answers without waiting for these watches. Without PodDisruptionBudgets, victims are chosen as if
+        # there were none. A ConfigMap is read again before it is written.
         watch = partial(Reflector, watch_seconds=_WATCH_SECONDS, optional=True)
         configs = self.planning.configs
         self._optional_watches = {
@@ -152,7 +154,6 @@ class Process:
         return watches
 
     def _subscribe(self) -> None:
-        """Register for each event of the cache the part that acts on it."""
         self.state.subscribe(CardsFreed, self.announcements.cards_freed)
         self.state.subscribe(NodeMayFit, self.announcements.node_may_fit)
         self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
@@ -161,7 +162,7 @@ class Process:
         self.state.subscribe(ObjectWarning, lambda event: self._warn(event.regarding, event.reason, event.message))
 
     def start(self) -> None:
-        """Start the watches and threads."""
+        """Start the threads. One of them starts the watches."""
         warn_if_unsealed(self.state.records)
         sys.setswitchinterval(SWITCH_SECONDS)
         self._recorder = Recorder(self.api, "mgpu-scheduler", self._identity)
@@ -175,10 +176,9 @@ class Process:
             self._writers.append(self._run("planning", lambda: self.planning.run(self._stop)))
 
     def end(self) -> None:
-        """Stop deciding, and return once the writes have arrived and another replica may lead.
+        """Stop deciding, and wait until the writes have arrived and another replica may lead, at most `_END_SECONDS`.
 
-        It returns after 10 seconds at the latest. Until `stop` is called, this replica answers as one that does not
-        lead.
+        Until `stop` is called, this replica answers as one that does not lead.
         """
         self.state.close()
         self._stop.set()
@@ -198,7 +198,7 @@ class Process:
             thread.join(2)
 
     def not_ready_reason(self) -> str | None:
-        """Return why this replica cannot answer yet, or None. A replica that is ready decides as soon as it leads."""
+        """Return why this replica is not ready, or None. A replica need not lead to be ready."""
         for name, watch in self._awaited_watches():
             if not watch.synced:
                 return f"not in sync yet: {name}"
@@ -219,7 +219,7 @@ class Process:
 
     @property
     def leading(self) -> bool:
-        """Whether this replica leads, or leader election is off."""
+        """Whether this replica leads, or leader election is off. False once the process ends."""
         return not self._stop.is_set() and (self._leader is None or self._leader.leading)
 
     @property
@@ -228,7 +228,7 @@ class Process:
         return self._label is not None and self._label.written
 
     def watches(self) -> Mapping[str, Reflector]:
-        """Return all watches by a short name, as the metrics show them."""
+        """Return all watches by the names under which the metrics show them."""
         return {**self._watches, **self._optional_watches}
 
     def may_answer(self) -> None:
@@ -238,14 +238,14 @@ class Process:
                 raise RetryLater(f"not in sync yet: {name}")
 
     def may_decide(self) -> None:
-        """Raise RetryLater while this replica must not decide. Broken watches do not matter, unlike for readiness."""
+        """Raise RetryLater while this replica must not decide. Unlike for readiness, a watch may be broken."""
         self.may_answer()
         reason = self._not_leading_reason()
         if reason is not None:
             raise RetryLater(reason)
 
     def _check_fence(self) -> None:
-        """Raise Unreachable if another replica may lead already: the decision that is to be written may be outdated."""
+        """Raise Unreachable if another replica may lead already, because a decision may then be outdated."""
         if self._leader is not None and not self._leader.may_write:
             raise Unreachable("not sent: this replica does not lead any more")
 
@@ -282,10 +282,13 @@ class Process:
         )
 
     def _wait_for_writes(self) -> None:
-        """Return once all decisions and writes of this replica have arrived, at the latest after WRITE_SECONDS."""
+        """Return once all decisions and writes of this replica have arrived, at the latest after WRITE_SECONDS.
+
+        If the process continues, that is not checked: the call always takes WRITE_SECONDS.
+        """
         until = time.monotonic() + WRITE_SECONDS
         if not self._stop.wait(WRITE_SECONDS):
-            return  # The process continues. Writes that began while it led have arrived by now.
+            return  # The process continues. A write takes at most WRITE_SECONDS.
         for thread in self._writers:
             thread.join(max(0.0, until - time.monotonic()))
         while self.state.has_unobserved_reservations(WRITE_SECONDS) and time.monotonic() < until:
@@ -303,7 +306,7 @@ class Process:
         while not all(watch.wait_synced(_ROUND_SECONDS) for _, watch in self._awaited_watches()):
             if self._stop.is_set():
                 return
-        self._learn()  # All nodes are new, so the first call would otherwise have to wait for this.
+        self._learn()  # Otherwise the first call of kube-scheduler would have to wait for this.
         self._run("learning", self._keep_learning)
         gc.collect()
         gc.freeze()  # Otherwise each full garbage collection visits every pod of the cluster while all threads wait.
@@ -339,16 +342,16 @@ class Process:
             took = time.monotonic() - began
 
     def _learn(self) -> None:
-        """Update learned policies and the arrays of nodes, so that no call has to."""
+        """Update learned policies and the arrays of nodes, so that calls of kube-scheduler need not do it."""
         for refresh in (self.state.forecast.refresh, self.filter.refresh):
             try:
                 refresh()
             except Exception:
-                # This is the outermost handler of the thread. What was learned before stays in force.
+                # This is the outermost handler of the thread. What was learned before stays in use.
                 log.exception("cannot update what policies have learned")
 
     def _catch_up(self) -> None:
-        """Begin a term with new lists: the last leader may have written what the watches have not delivered yet."""
+        """Begin a term after new lists, because the watches may not have delivered all that the last leader wrote."""
         term = self._term()
         writable = ("nodes", "mtgpupods", "pods")
         if all(watch.refresh(_REFRESH_SECONDS) for name, watch in self._awaited_watches() if name in writable):
@@ -362,9 +365,9 @@ class Process:
         self.mtgpus.begin()
         for uid in self.state.undecided_pods():
             self.late.add(uid)
-        # No replica has announced the cards that came free between two terms, and pods that wait for slices are known
-        # only to the replica whose filter has rejected them. One announcement suffices, because kube-scheduler retries
-        # all pods after a change of any Node.
+        # No replica has announced the cards that came free between two terms. Pods that wait for slices are known only
+        # to the replica whose filter has rejected them, so they must be filtered again. One announcement suffices,
+        # because kube-scheduler retries all rejected pods after a change of any Node.
         for node in sorted({*self.state.partitions.nodes(), *self.state.nodes_with_cards()})[:1]:
             self.announcements.announce(node)
 

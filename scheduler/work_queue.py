@@ -1,7 +1,6 @@
 """Provides the work queue of a controller: names to reconcile, with growing pauses for those that failed.
 
-`decisions.late_binding` queues the UIDs of pods, with their namespaces as groups, and `scheduler.mtgpupods` the names
-of nodes, without groups. The queue must stay fair between groups, so that one tenant cannot delay others by many names.
+The queue must stay fair between groups, such as namespaces, so that one tenant cannot delay others by many names.
 """
 
 import heapq
@@ -16,11 +15,10 @@ _FIRST_PAUSE = 0.2
 
 
 class Queue:
-    """A queue for one consumer thread. Any thread may call `add`, which returns at once.
+    """A queue for one consumer thread. Any thread may call `add` and `wake`, which return at once.
 
-    Each name is in the queue at most once. `next` takes turns between the groups that have names due, so a tenant that
-    adds a thousand names delays another tenant by one turn. `_changed` guards the names and their times; the pauses
-    belong to the consumer thread.
+    Each name is in the queue at most once. `next` takes turns between the groups that have names due. `_changed` guards
+    the names and their times. Only the consumer thread uses the pauses.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +30,7 @@ class Queue:
         self._pauses: dict[str, float] = {}
 
     def add(self, name: str, after: float = 0.0, group: str = "") -> None:
-        """Queue the name for `after` seconds from now, or leave it if it is queued for an earlier time."""
+        """Queue the name for `after` seconds from now, unless it is queued for an earlier time."""
         with self._changed:
             due = self._clock() + after
             if due < self._due.get(name, float("inf")):
@@ -41,7 +39,7 @@ class Queue:
                 self._changed.notify()
 
     def add_again(self, name: str, group: str = "") -> None:
-        """Retry a name that failed, after a pause that doubles each time until the name is `done`."""
+        """Queue a name that failed again, after a pause that doubles each time, to at most MAX_PAUSE, until `done`."""
         pause = self._pauses[name] = min(2 * self._pauses.get(name, _FIRST_PAUSE / 2), MAX_PAUSE)
         self.add(name, pause, group)
 
@@ -50,7 +48,7 @@ class Queue:
         self._pauses.pop(name, None)
 
     def next(self) -> str | None:
-        """Return the name that has been due longest in the group whose turn it is, or None if no name is due."""
+        """Remove and return the oldest due name of the group whose turn it is; None if no name is due."""
         with self._changed:
             while self._heap and self._heap[0][0] <= self._clock():
                 due, name, group = heapq.heappop(self._heap)

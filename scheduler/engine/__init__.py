@@ -1,8 +1,7 @@
-"""The engine: pure functions over `mgpu.model` that decide which cards a pod gets, and on which node.
+"""The engine, which decides whether a pod fits on a node, which cards it gets there, and how good the node is for it.
 
-`place` chooses cards, `node_score` scores nodes, and `POLICIES` and `NODE_POLICIES` contain the policies. The modules
-of this package must use neither a clock nor the API server, so that the scheduler process, `mgpu simulate` and the
-benchmarks decide alike.
+The modules of this package must use neither a clock nor the API server, so that the scheduler process and
+`mgpu simulate` decide alike.
 """
 
 from scheduler.engine.card_policy import Policy

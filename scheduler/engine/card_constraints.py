@@ -1,7 +1,6 @@
-"""Applies a pod's constraints to the cards of a node, and checks whether an earlier placement still holds.
+"""Applies a pod's constraints to the cards of a node, and checks whether an earlier placement still fits.
 
-`place`, the rejections and the evictions call `exclusions`. The arrays, `scheduler.cluster` and `scheduler.decisions`
-use the other functions and the types. An excluded card must never be given to the pod, whatever is free on it.
+A card that `exclusions` excludes must never be given to the pod, whatever is free on it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from scheduler.engine.node_fit import HIGHEST
 Score = TypeVar("Score", int, npt.NDArray[np.int64])
 
 _FRESH = HIGHEST // 2
-"""The lowest score of a node on which the pod shares no card with its spread group. All other nodes score less."""
+"""The lowest score of a node on which the pod shares no card with its spread group. Other nodes score less."""
 
 
 class Exclusion(NamedTuple):
@@ -36,8 +35,9 @@ IN_USE_BY_MTGPUPODS = Exclusion("in use by MtgpuPods", RejectionKind.MTGPUPODS)
 def exclusions(request: GpuRequest, cards: Sequence[CardState]) -> list[Exclusion | None]:
     """Return for each card why it is excluded for this pod, or None if it is not.
 
-    A card is excluded if MtgpuPods use it (it has a GPUID), or if the pod's constraints do not allow it. No pod
-    is evicted to free a card with a GPUID: the MtgpuPod controller would create the pods of the GPUID on it again.
+    A card is excluded if MtgpuPods use it (it has a GPUID), if the pod's constraints do not allow it, or if the pod's
+    same-card group is on another card of the node. Preemption does not free cards with a GPUID, because the MtgpuPod
+    controller would create the pods of the GPUID there again.
     """
     in_use = [IN_USE_BY_MTGPUPODS if state.gpuid else None for state in cards]
     constraints = request.constraints
@@ -66,12 +66,12 @@ def same_card_group_rejection(
 ) -> Rejection | None:
     """Return the rejection of a node if the request's same-card group is only on other nodes, or None.
 
-    No eviction helps here. No decision of mgpu puts a group on several cards. If a group is on several cards anyway, it
-    stays there, and its pods may take any of these cards and no other. If it is not known which card of a node the
-    group holds, the pods of the group wait.
+    Evicting pods from the node cannot help. mgpu does not put a group on several cards. If a group is on several cards
+    for another reason, its pods may take any of these cards.
 
     Args:
-        group_cards: The cards of the group, on any node. If there are none, the first pod may take any card.
+        cards: The cards of the node.
+        group_cards: The cards of the group, on any node. If there are none, the pod may take any card.
     """
     group = request.constraints.same_card
     if group is None or not group_cards or any(group in state.groups for state in cards):
@@ -80,7 +80,7 @@ def same_card_group_rejection(
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
-    """Return the score of a node, changed so that nodes on which the pod shares no card with its spread group win."""
+    """Return the score, changed so that nodes score highest on which the pod shares no card with its spread group."""
     if request.constraints.spread is None:
         return score
     if shares_card_with_group(request, placement, cards):
@@ -108,11 +108,12 @@ def score_beside_group(score: Score) -> Score:
 def still_fits(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardState]) -> bool:
     """Return whether the shares of an earlier placement still fit.
 
-    They fit if the cards exist, are healthy, are not excluded, and have enough free.
+    They fit if the cards exist, are healthy, are not excluded, and have enough free. A share of a whole card fits only
+    on an idle card.
 
     Args:
         cards: The node's devices of all types, without what the pod itself holds. A slice may be in use although no
-            pod holds it, because the node may have given it to a pod by itself.
+            holding contains it, because the node reports which slices it has given to pods.
     """
     gpus = states_of_type(cards)
     usable: dict[tuple[str, object], CardState] = {(s.card.type, s.card.index): s for s in cards if s.card.healthy}

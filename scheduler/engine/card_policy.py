@@ -1,9 +1,7 @@
 """The interface of a card policy: how it rates cards and nodes, and whether it learns.
 
-Each module in `scheduler/engine/policies/` provides a `CardPolicy`. `placement.place` chooses cards by the policy,
-`node_score` scores nodes by it, and `scheduler.cluster.forecast` creates the judge of a policy that learns.
-Ratings of cards must be exact integers: with rounding differences, equal nodes could get different placements on
-different machines.
+Each module in `scheduler/engine/policies/` provides a `CardPolicy`. Ratings of cards must be exact integers. With
+rounding differences, equal nodes could get different placements on different machines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +12,7 @@ from scheduler.engine.learning.node_board import Judge
 from scheduler.engine.learning.shapes import NodeClass, Shape
 
 CardScore = Callable[[int, int, int], int]
-"""Returns the worth of a card; a higher worth is better.
+"""Returns the worth of a card once the pod is on it; a higher worth is better.
 
 The arguments are the position of the card among the cards of the node, and the most core (in thousandths of a card) and
 memory (in bytes) that the pod needs of it at any time. Both amounts are 0 for a card that the pod does not use.
@@ -42,9 +40,9 @@ class CardPolicy:
     """One card policy.
 
     Attributes:
-        scoring: Rates cards. The best placement has the highest total worth of all cards of the node. If the worth of a
-            card depends on the rest of the node, it is the worth of the node with only this card changed. That is exact
-            for pods on one card.
+        scoring: Rates cards. The best placement has the highest total worth of all cards of the node. A policy for
+            which the worth of a card depends on the other cards returns the worth of the node with only this card
+            changed. For a pod on several cards, the total is then an approximation.
         node_scoring: The node policy of the same name; None if there is none.
         learn: Creates the judge of a learning policy; None if the policy does not learn. A learning policy uses
             `scoring` and `node_scoring` until it has learnt.
@@ -71,5 +69,5 @@ class Policy:
     steps: int = 0
 
     def scores(self, cards: Sequence[CardState]) -> CardScore:
-        """Return the rating of these cards, which are all cards of a node."""
+        """Return the function that rates these cards, which must be all cards of a node."""
         return self.scoring(cards, self.weight_of_core)

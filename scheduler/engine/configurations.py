@@ -1,12 +1,11 @@
 """Enumerates which containers of a pod can be on one card together.
 
-`placement` and `evictions` call `kinds_of` and `configurations` to set up the exact search of `solver`; `first_fit`
-builds configurations with `grow`, one container at a time.
+`placement` and `evictions` call `kinds_of` and `configurations` to set up the exact search of `solver`.
 
 Equal containers that start one after the other are one kind, because only their number on a card matters. A
 configuration is a number of containers of each kind, packed into an integer with a field for each kind. It must be
-built in start order. What the containers need together is the peak of what runs at the same time
-(`mgpu.model.gpu_requests.peak`), and init containers end before the others start.
+built in start order: an init container ends before the containers after it start, and what the containers need
+together is the peak of what runs at the same time (`mgpu.model.gpu_requests.peak`).
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from scheduler.engine.effort import Budget, Exhausted
 _NOTHING = Amount()
 
 _PERCENT = 100
-"""The resolution of `Configuration.held`. With a finer one, the search has many more placements to compare."""
+"""The resolution of `Configuration.held`. With a finer resolution, the search compares many more placements."""
 
 _GROW_STEPS = 16
 """Steps to add one container to a configuration and to check whether it fits."""
@@ -31,7 +30,7 @@ _GROW_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Equal containers, which are interchangeable.
+    """Equal containers that start one after the other.
 
     Attributes:
         container: One of these containers.
@@ -88,8 +87,8 @@ class Configuration(NamedTuple):
     def held(self, largest: Amount) -> int:
         """Return how much of a card the pod holds: percent of core plus percent of memory, rounded up.
 
-        The percentages refer to the largest card, so that no size of card is preferred. A whole card of any size counts
-        as the whole largest card.
+        The percentages refer to the largest card of the node, so that the result does not depend on the card. A whole
+        card of any size counts as the whole largest card.
 
         Args:
             largest: The result of `largest_of`.
@@ -121,13 +120,13 @@ def kinds_of(request: GpuRequest) -> tuple[Kind, ...]:
 
 
 def largest_of(request: GpuRequest, cards: Sequence[CardState]) -> Amount | None:
-    """Return the core and memory of the largest card, to measure what the pod holds (`Configuration.held`).
+    """Return the most core and memory that a card has, to measure what the pod holds (`Configuration.held`).
 
     Returns None if the pod holds the same in every placement, because it has a single container or no init containers.
 
     For as long as a pod exists, it holds of each card the peak of its containers there. A ResourceQuota and the kubelet
-    count the peak of the whole pod. So a pod whose init containers have cards of their own would hold more than is
-    counted.
+    count the peak of the whole pod. So a pod whose init containers had cards of their own would hold more than they
+    count.
     """
     if len(request.containers) == 1 or all(c.stage is not Stage.INIT for c in request.containers):
         return None
@@ -139,8 +138,8 @@ def configurations(
 ) -> list[Configuration]:
     """Return every configuration that may fit one of `states`, which are cards of one size. The first one is empty.
 
-    Raises Exhausted if there are more than `limit` configurations, or if the attempts take more than the budget. Many
-    kinds of which few fit together have few configurations but need many attempts.
+    Raises Exhausted if there are more than `limit` configurations, or if the attempts take more than the budget. A
+    request with many kinds can have few configurations that fit and still need many attempts.
     """
     card = states[0].card
     shares = max_shares - min(s.shares for s in states) if max_shares else sum(len(k.members) for k in kinds)

@@ -1,9 +1,9 @@
 """Finds pods that request GPUs in a vocabulary that the settings disable.
 
 `scheduler.decisions.filter` rejects such a pod on nodes that do not have the resource from another device plugin.
-Otherwise the pod would run without cards of its own, and a CUDA image would see all cards of the node. The reason is
-that kube-scheduler does not count resources that its extender manages (`ignoredByScheduler`), and that the kubelet
-drops requests for resources that its node does not have (docs/design/kubernetes.md, "Device manager").
+kube-scheduler does not count resources that its extender manages (`ignoredByScheduler`), and the kubelet drops requests
+for resources that its node does not have (docs/design/kubernetes.md, "Device manager"). So the pod would otherwise run
+without cards of its own, and a CUDA image would see all cards of the node.
 """
 
 from mgpu import dialects

@@ -1,11 +1,11 @@
 """Limits the work of the engine, counted in steps.
 
-`scheduler.decisions.effort_budgets` creates an `Effort` for each call and chooses the `Limits`, and every search of the
-engine charges a `Budget`. The benchmarks and `mgpu simulate` create budgets too. The engine has no clock. It counts
-elementary work, so that the same pod on the same cards gets the same answer on every machine and every replica, however
-busy they are. A step takes a quarter to half a microsecond on one core of a current server. The costs that the modules
-charge are measured (`python -m bench.hard`) and rounded up. They must also cover the setup of a search, which takes
-most of the time for a pod of many different containers.
+`scheduler.decisions.effort_budgets` creates an `Effort` for each call and chooses the `Limits`. The engine has no
+clock. It counts elementary work, so that the same pod on the same cards gets the same answer on every machine and every
+replica, however busy they are. A step takes a quarter to half a microsecond on one core of a current server.
+
+The steps that the modules charge are measured (`python -m bench.hard`) and rounded up. They must also cover the setup
+of a search, which takes most of the time for a pod of many different containers.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,10 @@ _UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most steps of one call of `place`, except for work that is linear in containers × cards.
+    """The limits of one call of `place`, in steps.
+
+    `place` may repeat a search with lower limits. These searches, and work that is linear in containers × cards, are
+    not limited by this object.
 
     Attributes:
         search: The most steps of the exact search.
@@ -35,7 +38,7 @@ FULL = Limits(600_000, 200_000)
 """About 0.2 s. Eight containers on 16 cards take 1,000 to 200,000 steps."""
 
 SHORT = Limits(80_000, 80_000)
-"""About 40 ms. A search that ends within these limits has the same result as with FULL."""
+"""About 40 ms. A result that is proven within these limits is also the result of a search with FULL."""
 
 BRIEF = Limits(10_000, 10_000)
 """About 5 ms, for work under a lock or for many searches in a row."""
@@ -48,7 +51,7 @@ LEAST = Limits(2_000, 2_000)
 
 
 class Exhausted(Exception):
-    """A search has used up its budget. `place` and `assess` never raise it, but some functions for slices do."""
+    """A search has used up its budget or reached another limit. `place` and `assess` never raise this error."""
 
 
 def _continue(_spent: int) -> None:
@@ -59,9 +62,8 @@ class Effort:
     """The steps of all searches of one caller. Not thread-safe.
 
     Args:
-        checkpoint: A function that is called about once a millisecond with the steps spent so far. It may pause, so
-            that other threads run, or raise an exception to end the work. It must not change the result of a search
-            that continues.
+        checkpoint: A function that is called about once a millisecond with the steps spent so far. It may sleep, so
+            that other threads run, or raise an exception to end the work.
     """
 
     __slots__ = ("_checkpoint", "_next_checkpoint", "spent")
@@ -80,11 +82,7 @@ class Effort:
 
 
 class Budget:
-    """The steps that one search may take of a caller's effort.
-
-    Attributes:
-        left: The number of steps that are left.
-    """
+    """The steps that one search may take. They also count as the effort of the caller."""
 
     __slots__ = ("effort", "left")
 
@@ -93,7 +91,7 @@ class Budget:
         self.left = steps
 
     def take(self, steps: int) -> None:
-        """Charge steps, before the work is done. Raises Exhausted if fewer are left."""
+        """Charge steps before the work is done. If fewer are left, raise Exhausted and leave none."""
         if steps > self.left:
             self.left = 0
             raise Exhausted
@@ -101,11 +99,11 @@ class Budget:
         self.effort.spend(steps)
 
     def beyond(self) -> "Budget":
-        """Return a budget without a limit, for work that must be done. Its steps also count as the caller's effort."""
+        """Return a budget without a limit, for work that must be done."""
         return Budget(self.effort, _UNBOUNDED)
 
     def part(self, steps: int) -> "Budget":
-        """Move steps into a new budget. `give_back` returns the steps that are not used."""
+        """Move at most this many steps into a new budget. `give_back` returns those that are not used."""
         steps = min(steps, self.left)
         self.left -= steps
         return Budget(self.effort, steps)

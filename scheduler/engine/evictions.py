@@ -1,15 +1,15 @@
 """Chooses the pods to evict from a node so that a pod fits on its cards: as few and as unimportant ones as possible.
 
-`scheduler.decisions.preemption` calls `choose_victims`; `scheduler.cluster` uses `without_usage`. Sets of pods are
-compared as kube-scheduler compares nodes (pickOneNodeForPreemption). The best set has the fewest violations of
-disruption budgets, then the lowest highest priority, then the smallest sum of priorities, then the fewest pods, and
-then the pods that started last. kube-scheduler itself only spares pods one by one, the most important first. So it
-often evicts pods from several cards although one card would suffice. docs/preemption.md promises the best set, or, if
-the search ends early, a set without a pod that could stay.
+`scheduler.decisions.preemption` calls `choose_victims`. Sets of pods are compared as kube-scheduler compares nodes
+(pickOneNodeForPreemption). The best set has the fewest violations of disruption budgets, then the lowest highest
+priority, then the smallest sum of priorities, then the fewest pods, and then the pods that started last. kube-scheduler
+itself only spares pods one by one, the most important first. So it often evicts pods from several cards although one
+card would suffice. docs/preemption.md promises the best set, or, if the search ends early, a set without a pod that
+could stay.
 
 Why the result is best
-    1. The highest priority is tried in ascending order. The rest of the order is one integer cost for each pod, whose
-       sums compare as the order says (`_costs`).
+    1. The priorities of the pods are tried in ascending order as the highest priority of the set. The other criteria
+       are combined into one integer cost for each pod, so that the best set has the lowest sum (`_costs`).
     2. For one card, `_cheapest_on_card` finds the cheapest pods whose eviction frees enough for a configuration. It is
        a dynamic program over what is still needed, pod by pod, so it is exact.
     3. If every pod were on one card only, the costs of the cards would add up, and `solver` finds the best choice of a
@@ -18,8 +18,8 @@ Why the result is best
     4. If the true cost of that result is higher, a pod on several cards was only partly paid. Branch and bound decides
        the most expensive such pod: it is evicted, or it stays. Branches whose lower bound is no better than the best
        set so far are left out.
-    5. The argument `fits`, which calls `place`, confirms every result. Pods that need not be evicted are spared
-       (`_necessary`).
+    5. The caller's function `fits` confirms every result. If a set is not proven to be best, the pods that need not be
+       evicted are removed from it (`_necessary`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +38,8 @@ _SOLVER_STEPS = 100_000  # the most steps of one search over the cards
 _STATE_STEPS = 8  # steps for one pod and one state of the dynamic program
 _COMPARE_STEPS = 2  # steps to compare two states
 _MAX_CONFIGURATIONS = 500  # the most configurations for each size of cards
-_MAX_STATES = 2_000  # the most states of the dynamic program after those that others equal or better are removed
-_PRUNE_ABOVE = 64  # with more states than this, such states are removed
+_MAX_STATES = 2_000  # the most states of the dynamic program once `_undominated` has removed useless ones
+_PRUNE_ABOVE = 64  # with more states than this, `_undominated` is called
 
 LOWEST_PRIORITY = -(1 << 31)
 """The lowest priority that a pod can have."""
@@ -68,12 +68,12 @@ class EvictablePod:
 
 
 def by_importance(pods: Sequence[EvictablePod]) -> list[EvictablePod]:
-    """Sort pods as kube-scheduler does, the most important first: by priority, then by the time since their start."""
+    """Sort pods as kube-scheduler does: first those with the highest priority, then those that started first."""
     return sorted(pods, key=lambda pod: (-pod.priority, not pod.started, pod.started, pod.uid))
 
 
 def without_pods(cards: Sequence[CardState], evicted: Sequence[EvictablePod]) -> list[CardState]:
-    """Return the cards without the evicted pods.
+    """Return the cards without what the evicted pods hold.
 
     The cards keep their groups, because no pod is evicted to move a group to another card.
     """
@@ -81,7 +81,7 @@ def without_pods(cards: Sequence[CardState], evicted: Sequence[EvictablePod]) ->
 
 
 def without_usage(state: CardState, usages: Sequence[Mapping[int, Amount]]) -> CardState:
-    """Return the card without what these usages take of it. Each usage has amounts by card index."""
+    """Return the card without these usages, each of which is an amount by card index."""
     amounts = [uses[state.card.index] for uses in usages if state.card.index in uses]
     if not amounts:
         return state
@@ -103,13 +103,14 @@ def choose_victims(
 ) -> tuple[list[EvictablePod], bool] | None:
     """Return the pods to evict, the most important first, and whether that set is proven best; None if no set suffices.
 
-    Raises Exhausted if finding any set takes more than `budget`.
+    The set includes the pods that are being deleted already and whose cards the pod needs. Raises Exhausted if finding
+    any set takes more than `budget`.
 
     Args:
         cards: The cards of the node, with everything that pods hold of them.
-        highest: The highest priority of the pods that are evicted in any case.
-        exact: The budget of the search for the best set. If it ends early, the pod fits without the returned pods, the
-            highest priority among them is the lowest possible, and none of them could stay.
+        highest: The highest priority of the pods that the caller evicts in any case. They are not in `pods`.
+        exact: The budget of the search for the best set. If it ends early, the returned set suffices, and none of its
+            pods could stay.
         budget: The budget of everything else; `fits` charges it too.
     """
     leaving = [pod for pod in pods if pod.leaving]
@@ -185,9 +186,10 @@ def _necessary(
     fits: Fits,
     budget: Budget,
 ) -> list[EvictablePod]:
-    """Return the certain pods, and those of the chosen pods that must be evicted too, the most important first.
+    """Return the certain pods, and those chosen pods that must be evicted too, the most important first.
 
-    Pods whose eviction violates a disruption budget are spared first, then the most important.
+    The function tries to spare the chosen pods one by one: first those whose eviction violates a disruption budget,
+    then the most important ones.
     """
     needed = sorted(by_importance(chosen), key=lambda pod: not pod.violates)
     for pod in tuple(needed):
@@ -198,7 +200,7 @@ def _necessary(
 
 
 class _Evictions(NamedTuple):
-    """Pods and the cost of their eviction. In a lower bound it is the sum of the parts that the cards have paid."""
+    """Pods and the cost of their eviction. In a lower bound, the cost is the sum of the parts that the cards pay."""
 
     cost: int
     uids: frozenset[str]
@@ -210,7 +212,8 @@ class _BranchAndBound:
     Args:
         uses: By UID, what each pod that may be evicted holds, by card index.
         costs: By UID, the cost of each pod, which is above 0.
-        budget: The budget of all searches together. The constructor and `run` raise Exhausted if it ends.
+        budget: The budget of all searches together. If it ends, the constructor raises Exhausted, and so does `run` if
+            it has not found a set yet.
     """
 
     def __init__(
@@ -287,7 +290,7 @@ class _BranchAndBound:
     def _options(self, i: int, evicted: frozenset[str], kept: frozenset[str]) -> dict[int, _Evictions]:
         """Return, by the code of each configuration that can be on a card, the cheapest evictions that make it fit.
 
-        The pods that are evicted or kept already are not among these evictions.
+        These evictions contain neither the evicted nor the kept pods.
         """
         options = self._options_cache.get((i, evicted, kept))
         if options is None:
@@ -343,9 +346,9 @@ def _missing(state: CardState, configuration: Configuration, max_shares: int) ->
 
 
 def _cheapest_on_card(missing: Amount, pods: Sequence[tuple[int, Amount, str]], budget: Budget) -> _Evictions:
-    """Return the cheapest of these pods that together free what is missing. All of them together must free it.
+    """Return the cheapest set of these pods that frees what is missing. All of them together must free it.
 
-    Pod by pod, the dynamic program keeps the cheapest way to each amount that is still missing.
+    Pod by pod, the dynamic program keeps the cheapest set for each amount that is still missing.
 
     Args:
         pods: The cost of each pod, what its eviction frees, and its UID.
@@ -371,7 +374,10 @@ def _cheapest_on_card(missing: Amount, pods: Sequence[tuple[int, Amount, str]], 
 def _undominated(
     ways: Mapping[Amount, tuple[int, tuple[str, ...]]], budget: Budget
 ) -> dict[Amount, tuple[int, tuple[str, ...]]]:
-    """Remove each way for which another way costs at most as much and leaves at most as much missing."""
+    """Remove the ways that are useless because another way costs at most as much and leaves at most as much missing.
+
+    Raises Exhausted if more than _MAX_STATES ways remain.
+    """
     kept: dict[Amount, tuple[int, tuple[str, ...]]] = {}
     for remainder, way in sorted(ways.items(), key=lambda row: (row[1], row[0])):
         budget.take(1 + _COMPARE_STEPS * len(kept))

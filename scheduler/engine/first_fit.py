@@ -1,6 +1,4 @@
-"""Finds any placement of a pod that is too large for the exact search of `solver`.
-
-`placement` calls `first_fit` when the exact search has used up its budget without a result.
+"""Finds any placement of a pod, for `placement`, if the exact search of `solver` has ended without a result.
 
 Five greedy passes come first. Each puts one container after the other onto cards and takes none back, so a pass costs
 containers × cards at most. All passes place the containers that need most first, as best-fit decreasing does for bin
@@ -10,12 +8,12 @@ until the budget is used up.
 
 Why the results are right. A placement is checked container by container with `grow` and `Configuration.fits`, so what
 is returned fits. None is returned only if all choices were tried, or if the containers need more than all cards have
-free (`_exceeds_free`). The depth-first search skips a state that has failed before; equal cards are interchangeable, so
-a state is the multiset of the contents of the cards. In all other cases Exhausted is raised, and it is not known
+free (`_exceeds_free`). The depth-first search skips states that have failed before. Equal cards are interchangeable, so
+a state is the multiset of the contents of the cards. If the budget ends first, Exhausted is raised, and it is not known
 whether the pod fits.
 
 Whether a placement is found may depend on the policy, which prefers cards in the first pass and in the depth-first
-search. Callers that must agree on whether a pod fits have to use the same policy (`scheduler.decisions.decider`).
+search. Callers that must agree on whether a pod fits must use the same policy.
 """
 
 from bisect import bisect_right, insort
@@ -47,7 +45,7 @@ _Turn = tuple[int, int]
 
 
 class CardContent:
-    """The containers of the pod on a card. Equal cards with equal containers share one object.
+    """The containers of the pod on a card. Cards in an equal state with equal containers share one object.
 
     Attributes:
         number: The number that identifies the object.
@@ -76,7 +74,7 @@ class Packing:
         score: The policy's rating of the cards.
         avoided: For each card, whether a pod of the request's spread group is on it.
         largest: The result of `configurations.largest_of`.
-        budget: The steps that may be taken.
+        budget: The budget of the search. `rank` and the functions of this module raise Exhausted if it ends.
     """
 
     def __init__(
@@ -122,8 +120,8 @@ class Packing:
             return None
         held = list(content.held)
         insort(held, k)
-        # If all containers start at the same time, what they need does not depend on their order. Otherwise the new
-        # container may start before others, so the configuration is built again in start order.
+        # What app containers need does not depend on their order, because they run at the same time. With other
+        # containers, the configuration must be built again in start order.
         added = [k] if self._apps_only else held
         self.budget.take(_GROW_STEPS * len(added) + len(held))
         configuration: Configuration | None = content.configuration if self._apps_only else Configuration()
@@ -134,7 +132,7 @@ class Packing:
         return self._content(i, tuple(held), configuration)
 
     def by_policy(self, i: int, before: CardContent, after: CardContent) -> tuple[int, ...]:
-        """Prefer the card whose score increases most; the cards of the pod's spread group come last."""
+        """Prefer the card whose score increases most. Cards of the spread group come last until the pod is on them."""
         return self._avoided[i] and not before.held, self._worth(i, before) - self._worth(i, after)
 
     def _worth(self, i: int, content: CardContent) -> int:
@@ -153,8 +151,7 @@ class Packing:
     ) -> tuple[list[int], dict[int, CardContent]]:
         """Return the cards on which one more container of kind `k` fits, best first, and their contents with it.
 
-        The cards on which the container adds least to what the pod holds come first. Among equal ones the preferred
-        cards come first.
+        The best cards are those on which the container adds least to what the pod holds, then the preferred ones.
         """
         keys: list[tuple[tuple[int, ...], int]] = []
         grown: dict[int, CardContent] = {}
@@ -206,7 +203,7 @@ def _greedy_pass(packing: Packing, order: Sequence[_Turn], preference: Preferenc
 
 
 def _depth_first(packing: Packing, order: Sequence[_Turn], preference: Preference) -> list[CardPositions] | None:
-    """Try all choices of cards, the best first, without trying a state twice. Return None if all have failed."""
+    """Try all choices of cards, the best first, until one succeeds. Return None if all have failed."""
     contents = packing.empty
     seen: set[tuple[int, ...]] = set()
     path: list[CardPositions] = []
@@ -248,9 +245,10 @@ def _in_request_order(order: Sequence[_Turn], path: Sequence[CardPositions]) -> 
 
 
 def _orders(kinds: Sequence[Kind], cards: Sequence[CardState]) -> tuple[list[_Turn], list[_Turn], list[_Turn]]:
-    """Return three orders of the containers: by the larger part of a card, by memory, and by core, the largest first.
+    """Return three orders of the containers, the largest first: by core or memory, by memory, and by core.
 
-    In each order, containers that request whole cards come first.
+    The first order takes the larger of the two, as parts of the largest card. In each order, containers that request
+    whole cards come first.
     """
     core, memory = (max(1, *sizes) for sizes in zip(*((s.card.core, s.card.memory) for s in cards), strict=True))
 
@@ -282,18 +280,15 @@ def _emptiest(_i: int, _before: CardContent, after: CardContent) -> tuple[int, .
 
 
 def _memory(kind: Kind, cards: Sequence[CardState]) -> int:
-    """Return the memory that a container takes of a card, to compare containers.
-
-    A request in percent is converted to bytes of the first card.
-    """
+    """Return the memory of a container in bytes. A request in percent is converted for the first card."""
     return kind.container.memory or (kind.container.ratio or 0) * cards[0].card.memory // 100
 
 
 def _exceeds_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> bool:
     """Return whether the containers that run at the same time surely need more than all cards have free.
 
-    That is certain if the sum of their requests exceeds the sum of what is free. It is also certain if there are more
-    containers than the sum, over all cards, of how many of the smallest containers fit on the card.
+    That is certain if the sum of their shares exceeds the sum of what is free. It is also certain if there are more
+    shares than fit when every card is filled with the smallest ones.
     """
     running = [kind for kind in kinds if kind.container.stage is not Stage.INIT]
     healthy = [state for state in cards if state.card.healthy]

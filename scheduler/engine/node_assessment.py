@@ -1,8 +1,7 @@
 """Decides about one pod on one node: whether it fits and on which cards, the node's score, and the allocation record.
 
-Most modules of `scheduler.decisions`, the nominations in `scheduler.cluster`, `mgpu explain` and `mgpu simulate` call
-`assess`, so that all of them agree. A policy that has learnt may change which cards a pod gets, but never whether it
-fits.
+Mainly `scheduler.decisions` calls these functions. All callers must use `assess`, so that filter, preemption and
+binding agree. A policy that has learnt may change which cards a pod gets, but not whether the pod is proven to fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from scheduler.engine.learning.shapes import NodeClass, class_of, free_milli, fr
 
 
 def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
-    """Return the scoring of a learning policy. The worth of a card is that of the node with only this card changed.
+    """Return the scoring of a policy that has learnt. It rates a card by the node with only this card changed.
 
     Args:
         node: The class of the node.
@@ -36,7 +35,7 @@ def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: Cpu
     def scoring(cards: Sequence[CardState], _weight_of_core: int) -> CardScore:
         cached: dict[tuple[int, int], list[int]] = {}
         now = free_milli(cards)
-        # Sorted, so that equal cards have equal values to the last bit.
+        # Sorted, so that equal cards get exactly equal values.
         before = node_rows(node, room, [sorted(now)])
 
         def score(position: int, core: int, memory: int) -> int:
@@ -55,7 +54,7 @@ def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: Cpu
 _CAPPED_STEPS = 10_000
 """The steps of the exact search for a pod with more containers than `MGPUMaxContainersNumPolicyValid`."""
 _FORESIGHT_STEPS = 400
-"""The steps that a judge takes to rate all cards for one more amount."""
+"""The steps that a judge takes to rate all cards for one pair of core and memory (`Policy.steps`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def _with_other_devices(
     limits: Limits,
     effort: Effort | None,
 ) -> Placement | Rejection:
-    """Add the devices of other types that the pod requests, for each type those with the lowest minors."""
+    """Add the devices of other types that the pod requests: of each type, those with the lowest minors that fit."""
     for type in dict.fromkeys(c.type for c in request.others):
         devices = states_of_type(cards, type)
         if not devices:
@@ -168,7 +167,7 @@ def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState],
 def record(
     pod: Pod, request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings, now_ns: int
 ) -> dict[str, str]:
-    """Return the annotations that store the placement.
+    """Return the annotations that store the placement (the allocation record, without its seal).
 
     Args:
         cards: The devices of the node, of all types.

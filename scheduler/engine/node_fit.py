@@ -1,8 +1,4 @@
-"""Defines the answer to the question whether a pod fits on one node.
-
-`partitioning.slice_choice` and the filters in `scheduler.decisions` return it, and `mgpu simulate` reads it. Other
-modules of the engine use the limit of scores.
-"""
+"""Defines the answer to the question whether a pod fits on one node, and the highest score of a node."""
 
 from typing import NamedTuple
 
@@ -31,5 +27,5 @@ class NodeFit(NamedTuple):
 
     @property
     def proven(self) -> bool:
-        """Whether a search with higher limits would answer the same."""
+        """Whether a search with higher limits would also say that the pod fits, or that it does not."""
         return self.rejection is None or self.rejection.proven

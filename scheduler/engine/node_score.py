@@ -1,8 +1,7 @@
 """Scores a node for a pod, 0 to 10, as the extender protocol of kube-scheduler requires.
 
-`scheduler.engine.node_assessment.score` calls it for a placement on one node, and `arrays.array_scores` scores many
-nodes at once. Both must give the same scores, so both use `score_by_fullness`, which is exact because it computes with
-integers.
+`node_score` scores one placement on one node, and `arrays.array_scores` scores many nodes at once. Both must give the
+same scores. So `array_scores` calls `score_by_fullness` where the rounding of floats could matter.
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ def node_score(
 def score_by_fullness(
     core_used: int, memory_used: int, core: int, memory: int, node_policy: str, weight_of_core: int
 ) -> int:
-    """Score a node, given the sums of what is used of its cards and the sums of their sizes."""
+    """Score a node exactly, in integers, given the sums of what is used of its cards and the sums of their sizes."""
     used = weight_of_core * core_used * memory + (100 - weight_of_core) * memory_used * core
     capacity = 100 * core * memory
     return NODE_POLICIES[node_policy](min(used, capacity), capacity)

@@ -1,10 +1,8 @@
 """Handles nodes on which the NVIDIA device plugin serves `nvidia.com/gpu`, according to a label of the Node.
 
-`scheduler.cluster`, `scheduler.decisions`, `scheduler.mtgpupods`, the web page and `mgpu simulate` call the functions.
-On such a node, the plugin chooses the cards of pods that request `nvidia.com/gpu`. So mgpu does not choose the cards of
-such a pod. It holds every card of the node for the pod until the node reports which cards the pod got, and shares none
-of these cards. For the same reason such a pod must not go to a node where mgpu has given a card to other pods, because
-the plugin could allocate that card.
+On such a node the plugin, and not mgpu, chooses the cards of pods that request `nvidia.com/gpu`. In the ledger such a
+pod holds every card of the node until the node reports which cards the pod got. Such a pod must not be placed on a node
+on which mgpu has given cards to other pods, because the plugin could allocate the same cards.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,10 +24,7 @@ def is_on_node(node: Node | None) -> bool:
 
 
 def holding_rules(node: Node | None) -> tuple[bool, str | None]:
-    """Return the properties of the node on which the holdings of its pods depend.
-
-    If they change, the holdings are derived again.
-    """
+    """Return the properties of the node on which the holdings of its pods depend, so that changes can be detected."""
     return is_on_node(node), node.labels.get(LABEL) if node else None
 
 
@@ -60,7 +55,11 @@ def indexes_used_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: st
     """Return the indexes of the node's GPUs that mgpu has given to pods and that the plugin could allocate too.
 
     A card of MtgpuPods does not count if it was allocated to their occupy pod, because the plugin cannot allocate it
-    again. MtgpuPods that have been admitted, but whose card is not known yet, are on no card.
+    again. It does not count either if the MtgpuPods are admitted, but their card is not known yet.
+
+    Args:
+        without: The UID of a pod whose holding does not count; "" for none.
+        gpuid: If MtgpuPods with this GPUID have a known card on the node, no card of MtgpuPods counts.
 
     Args:
         without: The UID of a pod that does not count.
@@ -94,7 +93,6 @@ class CardsUsedByMgpu:
         self._cached.pop(node, None)
 
     def on(self, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
-        """Return `indexes_used_by_mgpu` of the node."""
         own = self._ledger.holding(without)
         if gpuid or (own is not None and own.node == node):
             return indexes_used_by_mgpu(self._ledger, node, without, gpuid)
@@ -106,10 +104,10 @@ class CardsUsedByMgpu:
 def rejection(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:
     """Return why a pod whose cards the NVIDIA device plugin chooses must not be placed on this node, or None.
 
-    The function does not check whether enough cards are free, because the kubelet does.
+    Whether enough cards are free is not checked here, because the kubelet checks it.
 
     Args:
-        ours: The indexes of the cards that mgpu has given to other pods.
+        ours: The result of `indexes_used_by_mgpu`.
     """
     unmet = request.unmet_requirement(node)
     if unmet is not None:

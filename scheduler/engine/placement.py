@@ -1,9 +1,9 @@
 """Places a pod on the cards of a node: `place` returns the best placement, or why there is none.
 
-`scheduler.engine.node_assessment` calls it for one node. The result must depend only on the arguments, and a search
-with higher limits must find a placement if one with lower limits does.
+The result must depend only on the arguments, and a search with higher limits must find a placement if one with lower
+limits does.
 
-For a single container the cards are sorted, because each card gains or loses by itself. The containers of a pod in a
+For a single container the cards are sorted, because the scores of the cards are added up. The containers of a pod in a
 same-card group must be on one card, so the cards are tried one by one. Otherwise the kinds of containers and the
 configurations that fit each card are a problem for the exact `solver`, in which the policy defines the worth of an
 option. Some criteria come before the policy. They are subtracted from the worth as penalties, whose unit is larger than
@@ -53,18 +53,20 @@ def place(
 ) -> Placement | Rejection:
     """Return the best placement of a request on the cards of a node, or why there is none.
 
-    The best of all placements that fit holds the least, because init containers use the cards of other containers
-    (`largest_of`); then it uses the fewest cards with other pods of its spread group; then it has the highest sum of
-    the policy's scores over all cards; then it has the lowest card indexes, container by container in the order of the
-    request. If finding it takes more steps than `limits` allows, the result is the best placement found, with
-    `proven=False`.
+    These criteria decide which placement is best, the first one first:
 
-    A Rejection that says that the pod does not fit is always proven. If a search ended without a result, the Rejection
-    says so and has `proven=False`.
+    1. The pod holds the least of the cards: init containers use the cards of other containers (`largest_of`).
+    2. The pod uses the fewest cards on which other pods of its spread group are.
+    3. The sum of the policy's scores over all cards of the node is highest.
+    4. The card indexes are lowest, container by container in the order of the request.
+
+    If the search takes more steps than `limits` allows, the placement may not be the best one; it then has
+    `proven=False`. If the search ends without a result, the Rejection has `proven=False`. Every other Rejection is
+    proven.
 
     Args:
         cards: All cards of the node, in any order.
-        effort: Counts the steps, and may end the work.
+        effort: Counts the steps. Its checkpoint may end the search by an exception.
     """
     effort = effort or Effort()
     cards = sorted(cards, key=attrgetter("card.index"))
@@ -122,7 +124,10 @@ def _without_excluded(request: GpuRequest, cards: Sequence[CardState]) -> Sequen
 def _place_one(
     container: ContainerRequest, cards: Sequence[CardState], max_shares: int, score: CardScore, avoided: Sequence[bool]
 ) -> CardPositions | None:
-    """Return the best cards for a single container, which are those that lose the least score."""
+    """Return the best cards for a single container, or None if too few fit.
+
+    Cards without a pod of the spread group come first, then those whose score decreases least.
+    """
     losses: list[tuple[bool, int, int]] = []
     for i, state in enumerate(cards):
         usable = state.card.healthy and not (container.whole and state.shares)
@@ -141,7 +146,7 @@ def _place_one(
 def _place_on_one_card(
     request: GpuRequest, cards: Sequence[CardState], score: CardScore, avoided: Sequence[bool], effort: Effort
 ) -> Sequence[CardPositions] | None:
-    """Return the best card on which all containers fit together, for each of the containers."""
+    """Return the best card on which all containers fit together, once for each container; None if there is none."""
     kinds = kinds_of(request)
     losses: list[tuple[bool, int, int]] = []
     for i, state in enumerate(cards):
@@ -167,8 +172,8 @@ class _Search:
     def run(self, limits: Limits) -> tuple[Sequence[CardPositions] | None, bool]:
         """Return the positions of each container's cards, or None if they do not fit, and whether that is proven.
 
-        Raises Exhausted. A search with lower limits may find a placement that one with higher limits does not find,
-        because its narrow search keeps other states. So lower limits are tried too.
+        Raises Exhausted if it is not known whether they fit. The narrow search of `solver` keeps other states under
+        lower limits, and may find a placement that it does not find under higher ones. So lower limits are tried too.
         """
         kinds, largest = kinds_of(self.request), largest_of(self.request, self.cards)
         lower = (min(limits.search, less.search) for less in (SHORT, LEAST))
@@ -235,10 +240,10 @@ class _Search:
 
 
 def _penalize(options: Sequence[Sequence[Option]], penalties: Sequence[Sequence[int]]) -> list[list[Option]]:
-    """Return the options with their penalties subtracted, so that fewer penalties always win over a higher worth.
+    """Return the options with their penalties subtracted, so that a smaller sum of penalties beats any sum of worth.
 
-    The unit of a penalty is larger than all differences of worth together. The greatest common divisor is divided out
-    first, which keeps the numbers small.
+    The unit of a penalty is larger than all differences of worth together. To keep the numbers small, the penalties are
+    divided by their greatest common divisor first.
     """
     values = [[worth for worth, _ in of_card] or [0] for of_card in options]
     divisor = gcd(*(penalty for of_card in penalties for penalty in of_card)) or 1

@@ -1,8 +1,6 @@
 """Creates the rejections of a node: a reason for each card, and whether evicting pods could help.
 
-`scheduler.engine.placement` calls the functions for one node, `scheduler.engine.arrays` for many nodes, and
-`scheduler.mtgpupods.card_assignment` for single cards. `_reason` must check in the same order as
-`arrays.array_rejections._brief_reasons`, so change both together.
+`_reason` must check in the same order as `arrays.array_rejections._brief_reasons`, so change both together.
 """
 
 from collections.abc import Sequence
@@ -71,7 +69,7 @@ def _reason(
 def _short(core: int, memory: int, ratio: int) -> str:
     """Return the text for what a card lacks. It is cached, because a filter needs it for tens of thousands of cards.
 
-    The text has no percent sign, because kube-scheduler passes it to Sprintf, and its Event would contain
+    The text has no percent sign, because kube-scheduler passes it to Sprintf as a format, and the Event would contain
     `50%!s(MISSING)hort`.
     """
     parts = [f"core {core / 10:g} percent short"] if core else []
@@ -93,7 +91,7 @@ def _kind_of_shortage(core: bool, memory: bool) -> RejectionKind:
 
 
 def impossible_request(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
-    """Return the rejection of a request that no state of these cards could satisfy, or None."""
+    """Return the rejection of a request for more cards than the node has or a same-card group allows, or None."""
     if not cards:
         return Rejection(RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True)
     for container in request.containers:

@@ -1,7 +1,4 @@
-"""Lets groups take turns, so that no group can delay the others.
-
-`scheduler.mtgpupods.fairness` and `scheduler.partitioning.waiting_pods` order their work by namespace with it.
-"""
+"""Lets groups, such as namespaces, take turns, so that no group can delay the others by many items."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +9,6 @@ T = TypeVar("T")
 
 def by_turns(items: Iterable[T], group: Callable[[T], str], rank: Callable[[str], Any]) -> Iterator[T]:
     """Yield the items, one from each group in turn. The items of a group keep their order.
-
-    So even a group with a thousand items adds only one item to each turn.
 
     Args:
         group: The function that returns the group of an item.

@@ -1,7 +1,5 @@
 """The exact solver. It decides which containers go onto which cards so that the total worth of the cards is highest.
 
-`placement` and `evictions` call `solve` for the best placements and `lowest` for the first of them.
-
 Problem
     Each card has options: the configurations (numbers of each kind of container) that fit it, each with a worth.
     Choose one option per card so that every kind gets exactly its units, the number of cards that its containers need,
@@ -30,13 +28,13 @@ Why it is exact
        fixes the cards of one container after the other. It always takes the lowest cards that some kept placement
        allows.
 
-All values are integers, except where prices are sought and table entries are rounded down. Steps are charged to a
-budget, and the number of states is bounded, so no pod costs unbounded time or memory. If the budget ends, a narrow
-search follows, which keeps only the states with the least loss. It finds a good placement without proof.
+All values are exact integers, except for floats in the search for prices, and table entries, which are rounded down.
+Steps are charged to a budget, and the number of states is bounded, so no pod costs unbounded time or memory. If the
+budget ends, a narrow search follows, which keeps only the states with the least loss. It may find a good placement, but
+proves nothing.
 
 You may change the order of the two methods (dictionaries of reached states, tables of all states), their thresholds,
-and the way in which prices are found. Points 1 to 4 must hold. tests/scheduler/engine/test_solver.py compares each
-method with an exhaustive search.
+and the way in which prices are found. Points 1 to 4 must hold.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,14 +66,14 @@ _Floor = Callable[[int, int], int]
 
 _Floats = NDArray[np.float64]
 
-# Steps and thresholds were measured on the corpus of bench/corpus.py. The unit is a transition between two states.
+# Steps and thresholds were measured on the corpus of bench/corpus.py. A step is one transition between two states.
 _MAX_PLAIN = 4000  # a search of at most this many steps costs less than finding prices
 _ROW_STEPS, _CELLS_PER_STEP = 16, 64  # the table takes _ROW_STEPS per option, and a step for each _CELLS_PER_STEP cells
 _FLOOR_STEPS = 12  # steps to look up a lower bound
 _CHARGE_EVERY = 1000  # the number of transitions that are charged at once
 _EDGE_STEPS = 4  # steps for an edge that is kept, so that the budget also limits the memory for edges
 EDGE = 4
-"""The steps of `lowest` for one edge and one number of cards that a container may already have before the edge."""
+"""The steps of `lowest` for one edge and each number of cards that a container may already have before the edge."""
 
 _FIRST_LIMIT = 512  # the first limit on the loss is the largest loss of an option, divided by this
 _BITS = 40  # losses in tables are rounded down to 2^-40 of the largest loss, so that they fit machine integers
@@ -92,11 +90,11 @@ class _Problem:
     Attributes:
         options: For each card, the loss and the code of each option, the least loss first.
         equal: For each card, whether it has the same options as the card before it.
-        caps: For each card, the most that it and the cards after it can take. After the last card, nothing can be
-            taken, and the last entry says so.
+        caps: For each card, the most that it and the cards after it can take, packed like a state. A last entry stands
+            for no card.
         start: The state before the first card.
         goal: The state in which all containers are placed.
-        most_lost: The loss that no placement exceeds. It is negative if there is no placement.
+        most_lost: The loss that no placement exceeds. If it is negative, there is no placement.
     """
 
     kinds: tuple[Kind, ...]
@@ -111,9 +109,8 @@ class _Problem:
 def solve(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Budget) -> tuple[list[list[Edge]], bool]:
     """Return the options of each card that the best placements use, as edges, and whether the result is proven.
 
-    If there are no edges and the result is proven, there is no placement. If there are no edges and the result is not
-    proven, no placement was found. The last quarter of the budget is for a narrow search, which finds a good placement
-    without proof.
+    No edges mean that there is no placement if the result is proven, and otherwise that none was found. A quarter of
+    the budget is for the narrow search.
     """
     narrow = Budget(budget.effort, budget.left // 4)
     exact = Budget(budget.effort, budget.left - narrow.left)
@@ -130,7 +127,7 @@ def solve(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Bu
 
 
 def _priced(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Budget) -> tuple[_Problem, bool]:
-    """Return the problem at good prices, and whether it is so small that prices are not needed. Raises Exhausted."""
+    """Return the problem at good prices, and whether it is so small that all prices are 0. Raises Exhausted."""
     options = sum(map(len, cards))
     budget.take(options * (2 + len(kinds)))
     plain = prod(kind.units + 1 for kind in kinds) * options <= min(_MAX_PLAIN, budget.left)
@@ -200,7 +197,7 @@ def _exact(p: _Problem, budget: Budget, *, plain: bool) -> list[list[Edge]] | No
 
 
 def _narrow(p: _Problem, budget: Budget) -> tuple[list[list[Edge]], bool]:
-    """Find a good placement without proof, keeping only as many states per card as the budget allows."""
+    """Return the edges of a good placement, or none. Only as many states are kept per card as the budget allows."""
     try:
         layers = _reach(p, p.most_lost, budget, width=1 + budget.left // (2 * sum(map(len, p.options))))
         steps = _edges(p, layers, budget) if layers and p.goal in layers[-1] else []
@@ -324,9 +321,9 @@ _ITERATION_STEPS, _STEPS_PER_CELL, _MULTIPLICATIONS_PER_STEP = 400, 0.12, 2_000
 def _prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]], budget: Budget) -> list[int]:
     """Return the price of each kind, in the unit of the options' worth.
 
-    The prices minimize the dual, which is the sum over the cards of their best gain (point 1) plus Σ price × units.
-    Newton's method is used on a softmax smoothing that becomes ever sharper. All prices are 0 if the matrices would be
-    too large. Once a third of the budget is used up, the best prices so far are returned.
+    The prices minimize the dual approximately: the sum over the cards of their best gain (point 1) plus Σ price ×
+    units. Newton's method is used on a softmax smoothing of the dual, with falling temperatures. All prices are 0 if
+    the matrices would be too large. Once a third of the budget is used up, the best prices so far are returned.
     """
     codes = sorted({code for options in cards for _, code in options})
     if len(codes) * max(len(cards), len(kinds)) > _MOST_PRICE_CELLS:
@@ -390,7 +387,8 @@ def _minimize_dual(values: _Floats, counts: _Floats, units: _Floats, budget: Bud
 def _edges(p: _Problem, layers: _Layers, budget: Budget) -> list[list[Edge]]:
     """Return, for each card, the edges of the placements with the least loss. Raises Exhausted.
 
-    The codes of consecutive equal cards do not increase, because any other order comes later in `lowest`.
+    Of placements that differ only in the order of equal cards, only the one is kept that `lowest` would choose: along
+    consecutive equal cards, the codes do not increase.
     """
     alive: set[Node] = {(p.goal, 0)}
     found: list[list[Edge]] = []
@@ -413,7 +411,7 @@ def _edges(p: _Problem, layers: _Layers, budget: Budget) -> list[list[Edge]]:
 
 
 def any_path(steps: list[list[Edge]]) -> list[list[Edge]]:
-    """Return the edges of one placement, for callers whose budget does not suffice to compare all placements.
+    """Return the edges of one placement, for callers whose budget does not suffice for `lowest` with all edges.
 
     Every edge leads to the goal, so no choice has to be taken back.
     """
@@ -429,11 +427,11 @@ def any_path(steps: list[list[Edge]]) -> list[list[Edge]]:
 def lowest(
     kinds: Sequence[Kind], order: Sequence[int], steps: list[list[Edge]], budget: Budget
 ) -> list[tuple[int, ...]]:
-    """Return the first of all placements along these edges, as the positions of the cards of each container.
+    """Return the placement along these edges with the lowest cards, as the positions of each container's cards.
 
-    One container after the other takes the lowest cards. That is right, because the other containers of its kind can
-    share what is left, unless a card is left with more containers of the kind than are still to come. The edges of such
-    a choice are dropped. Raises Exhausted.
+    One container after the other takes the lowest cards. The other containers of its kind then share what is left on
+    the cards. That is impossible only if a card is left with more containers of the kind than are still to come. The
+    edges of such a choice are dropped. Raises Exhausted.
 
     Args:
         order: The position of the card of each step.
@@ -460,8 +458,8 @@ def _lowest_for(kind: Kind, others: int, already: Sequence[int], bit_of: Sequenc
     """Return the cards of one container as bits. The lowest card has the highest bit, so the largest number is best.
 
     Args:
-        others: The number of containers of its kind that come after it.
-        already: For each card, the number of containers of its kind that come before it.
+        others: The number of containers of the kind that choose their cards later.
+        already: For each card, the number of containers of the kind that have chosen it.
     """
     best = {(steps[0][0][0], 0): 0}
     for i, here in enumerate(steps):

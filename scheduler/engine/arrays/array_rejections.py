@@ -1,11 +1,12 @@
-"""Gives thousands of nodes their rejections, computing each only once for all nodes with an equal rejection.
+"""Creates the rejections of thousands of nodes, with one computation for each group of nodes that lack the same.
 
 `scheduler.decisions.array_filter` calls `reject_nodes` for the nodes that `node_fits` has rejected. The texts come from
-`scheduler.engine.rejections`, which is called for one node of each group of equal nodes.
+`scheduler.engine.rejections`, which is called for one node of each group.
 
 kube-scheduler counts how many nodes gave which reason and writes all reasons into the pod's condition without a limit
-(handleSchedulingFailure; only the Event is cut, at 1,024 bytes). 5,000 nodes with different amounts would exceed the
-1.5 MiB that etcd accepts. So beyond MAX_REASONS different reasons, amounts are left out ("brief").
+(handleSchedulingFailure; only the Event is cut, at 1,024 bytes). The reasons of 5,000 nodes with different amounts
+could exceed the 1.5 MiB that etcd accepts. So if there are too many different reasons, they are brief: amounts are left
+out.
 """
 
 from collections.abc import Iterator
@@ -32,11 +33,12 @@ from scheduler.engine.arrays.node_table import (
 from scheduler.engine.rejections import container_rejection, impossible_request
 
 MAX_REASONS = 50
-"""The most different reasons of a call before amounts are left out."""
+"""The most groups of nodes for one container. If there were more, the reasons of all these nodes are brief."""
 _LARGEST_CODE = 1 << 61
+"""The codes of `_number_by_brief_reasons` stay below this number, so that twice a code fits 64 bits."""
 
 _ABSENT, _FITS, _CORE, _MEMORY, _CORE_AND_MEMORY, _SHARES, _IN_USE, _UNHEALTHY, _EXCLUDED = range(9)
-"""The brief reason of a card. The number of an exclusion is its key in `NodeArrays.exclusions` plus _EXCLUDED."""
+"""The brief reasons of a card. An exclusion is _EXCLUDED plus its key in `NodeArrays.exclusions`."""
 
 
 Reasons = npt.NDArray[np.int32]
@@ -60,8 +62,8 @@ def reject_nodes(
     """Yield the rejected nodes in groups, by their positions in `row_numbers`.
 
     Args:
-        row_numbers: The rows of the nodes of the call.
-        verdicts: The verdicts on these nodes.
+        row_numbers: The row of each node of the filter call.
+        verdicts: The verdicts on these nodes, in the same order.
     """
     too_few = np.flatnonzero(verdicts.too_few)
     for group in _group(rows.totals[COUNT].take(row_numbers[too_few])):
@@ -77,10 +79,10 @@ def reject_nodes(
 def _reject_container(
     rows: NodeArrays, places: Places, request: GpuRequest, container: ContainerRequest
 ) -> Iterator[RejectedNodes]:
-    """Yield the rejections of nodes on which this is the first container that fits no card even alone."""
+    """Yield the rejections of nodes on which this is the first container for which too few cards have capacity."""
     reasons = _brief_reasons(rows, request, container).take(places, axis=0)
     without_hope = hopeless_nodes(rows, request).take(places)
-    # If there are too many different reasons, the first nodes mostly have too many already.
+    # To save time, the first nodes come first: if there are too many reasons, they mostly have too many already.
     few = _number_by_amounts(rows, places[: 4 * MAX_REASONS], container, reasons) is not None
     exact = _number_by_amounts(rows, places, container, reasons) if few else None
     numbers = _number_by_brief_reasons(reasons) if exact is None else exact
@@ -117,12 +119,12 @@ def _brief_reasons(rows: NodeArrays, request: GpuRequest, container: ContainerRe
 
 
 def _number_by_amounts(rows: NodeArrays, places: Places, container: ContainerRequest, reasons: Reasons) -> Ints | None:
-    """Return a number for each node, which is equal for nodes that lack equal amounts.
+    """Return a number for each node, which is equal for nodes whose cards lack the same amounts in the same order.
 
     Returns None if there would be more than MAX_REASONS different numbers.
 
     Args:
-        reasons: The brief reasons of these nodes. It may have more rows, which are ignored.
+        reasons: The brief reasons of these nodes. Further rows are ignored.
     """
     reasons, data = reasons[: len(places)], rows.data.take(places, axis=1)
     short = (reasons >= _CORE) & (reasons <= _CORE_AND_MEMORY)

@@ -1,7 +1,7 @@
-"""Scores many nodes at once if all placements on a node score the same.
+"""Scores many nodes at once, for `scheduler.decisions.array_filter`.
 
-`scheduler.decisions.array_filter` calls the functions for these nodes, and `node_assessment.score` for each other node.
-The scores must be exactly those of `scheduler.engine.node_score`.
+That works for nodes on which the pod has the same score on any cards. `node_assessment.score` scores the other nodes
+one by one. The scores must be exactly those of `scheduler.engine.node_score`.
 """
 
 from functools import lru_cache
@@ -26,11 +26,11 @@ from scheduler.engine.node_score import score_by_fullness
 from scheduler.engine.policies import NODE_POLICIES
 
 _DOUBT = 1e-9
-"""A score that is this close to a whole number is computed again in integers. Floats are exact to about 1e-15."""
+"""A score that is this close to a whole number is computed again in integers. The errors of floats are about 1e-15."""
 
 
 def same_on_any_cards(rows: NodeArrays, request: GpuRequest) -> Mask:
-    """Return on which nodes every placement takes the same sum of all cards, [n]."""
+    """Return on which nodes every placement takes the same total amounts, [n]."""
     if len(request.containers) > 1 and any(c.whole or c.stage is Stage.INIT for c in request.containers):
         return np.zeros(len(rows), np.bool_)
     by_size = any(c.whole or (c.ratio and not c.memory) for c in request.containers)

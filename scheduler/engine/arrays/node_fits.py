@@ -1,8 +1,8 @@
 """Decides for thousands of nodes at once whether a request fits.
 
 `scheduler.decisions.array_filter` calls `evaluate` first. The engine then evaluates only the undecided nodes, one by
-one. A verdict must agree with the result of `scheduler.engine.node_assessment.assess` for the same node;
-tests/scheduler/engine/arrays compares the two. An undecided node only costs time.
+one. A verdict must agree with `scheduler.engine.placement.place` for the same node. If it is not certain, the node must
+stay undecided, which only costs time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,8 +38,8 @@ class NodeVerdicts(NamedTuple):
     Attributes:
         fits: [n], whether the request fits.
         too_few: [n], whether a container requests more cards than the node has.
-        failing_container: [n], the position of the first container for which too few cards have capacity even if it is
-            alone; -1 if there is none.
+        failing_container: [n], the position of the first container for which too few cards have capacity, even without
+            the pod's other containers; -1 if there is none.
     """
 
     fits: Mask
@@ -51,7 +51,7 @@ class NodeVerdicts(NamedTuple):
         return NodeVerdicts(self.fits.take(places), self.too_few.take(places), self.failing_container.take(places))
 
     def without(self, nodes: Mask) -> "NodeVerdicts":
-        """Return the same verdicts without those on these nodes."""
+        """Return the verdicts with these nodes undecided."""
         return NodeVerdicts(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.failing_container))
 
     @property
@@ -84,7 +84,8 @@ def evaluate(rows: NodeArrays, request: GpuRequest) -> NodeVerdicts:
 def _is_supported(request: GpuRequest) -> bool:
     """Return whether the arrays can evaluate the request.
 
-    They cannot evaluate several containers that must be on one card, nor amounts that floats cannot represent.
+    They cannot evaluate a request for several cards or containers that must be on one card, nor amounts that floats
+    cannot represent exactly.
     """
     if request.constraints.same_card and (len(request.containers) > 1 or request.containers[0].cards > 1):
         return False
@@ -111,7 +112,7 @@ def usable_cards(rows: NodeArrays) -> Mask:
 def fitting_cards(rows: NodeArrays, container: ContainerRequest, request: GpuRequest, shares: int = 1) -> Mask:
     """Return which cards have enough free for the container and for `shares` shares, [n, cards].
 
-    These are the cards for which `rejections.card_refusal` returns None.
+    With one share, these must be the cards for which `rejections.card_refusal` returns None.
     """
     core, memory, ratio = taken_amounts(rows.data, container)
     fitting = usable_cards(rows) & (rows.data[CORE_FREE] >= core) & (rows.data[MEMORY_FREE] >= memory)
@@ -139,7 +140,7 @@ def _fit_apart(numbers: Sequence[Ints], request: GpuRequest) -> Mask:
     """Return on which nodes each container can surely have cards of its own, [n].
 
     The containers choose one after the other, those with the fewest fitting cards first. A container surely finds its
-    cards if as many cards fit it as it and all containers before it take.
+    cards if the number of cards that fit is at least the number that this container and all before it take.
 
     Args:
         numbers: For each container, [n], how many cards of the node can take it alone.
@@ -153,8 +154,8 @@ def _fit_apart(numbers: Sequence[Ints], request: GpuRequest) -> Mask:
 def _fit_together(rows: NodeArrays, request: GpuRequest) -> Mask | bool:
     """Return on which nodes all containers surely fit on the same cards, [n].
 
-    They do if enough cards could each take all containers at once. Enough is the number of cards of the container that
-    requests the most cards.
+    They do if each of enough cards could take all containers at once. As many cards are needed as the container with
+    the most cards requests.
     """
     if len(request.containers) == 1:
         return True
@@ -167,10 +168,7 @@ def _fit_together(rows: NodeArrays, request: GpuRequest) -> Mask | bool:
 
 
 def can_tell_spread(request: GpuRequest) -> bool:
-    """Return whether `only_beside_group` supports the request.
-
-    It supports a single container without a same-card group, for which any of the fitting cards will do.
-    """
+    """Return whether `only_beside_group` supports the request: a single container without a same-card group."""
     return len(request.containers) == 1 and request.constraints.same_card is None
 
 

@@ -1,10 +1,11 @@
 """Stores nodes as arrays: one row for each node, and one column for each of its cards.
 
-`scheduler.cluster` keeps the arrays up to date and returns a `NodeTable` for each call; the other modules of this
-package evaluate it for `scheduler.decisions.array_filter`. The arrays of a table never change. A node that the arrays
-cannot represent exactly is called odd. It has no cards in the arrays, and the engine evaluates it by itself.
+`scheduler.cluster.arrays` keeps the arrays up to date and creates a `NodeTable` for each call. The arrays of a table
+never change. A node that the arrays cannot represent exactly is called odd. It has no cards in the arrays, and the
+engine evaluates it by itself.
 
-Shapes: n is the number of nodes, `cards` the number of columns, `fields` the number of constants such as CORE_FREE.
+In the shapes of arrays, n is the number of nodes, `cards` the number of columns, and `fields` the number of constants
+such as CORE_FREE.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +25,20 @@ Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
 CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY, RATIO_FREE = FIELDS = range(7)
-"""The fields of a card. The value of HEALTH is UNHEALTHY or HEALTHY, or 0 for a column without a card."""
+"""The fields of a card, in the units of `CardState`.
+
+The value of HEALTH is UNHEALTHY or HEALTHY, or 0 for a column without a card.
+"""
 UNHEALTHY, HEALTHY = 1, 2
 
 ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY, COUNT = TOTALS = range(5)
-"""The fields of a node: sums over its cards, and their number."""
+"""The fields of a node: sums over its cards, and the number of cards."""
 
 WIDTH = 16
 """The largest number of columns. A node with more cards is odd.
 
-All rows are equally wide, so one wide node would multiply the memory and the time that every other node costs."""
+All rows are equally wide, so one node with many cards would multiply the memory and the time that all nodes cost.
+"""
 
 EXACT = 1 << 53
 """Calculations with amounts below this number are exact even with floats. No card has 8 PiB of memory."""
@@ -67,12 +72,15 @@ class NodeArrays:
         return np.asarray((np.logical_and(*equal) | (self.data[HEALTH] == 0)).all(axis=1))
 
     def key(self, position: int) -> bytes:
-        """Return a key. Nodes with equal keys get the same placement, unless groups matter."""
+        """Return a key of the row. Unless groups matter, the filter has one answer for all nodes with equal keys."""
         excluded = b"" if self.exclusion is None else self.exclusion[position].tobytes()
         return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + excluded
 
     def cards(self, position: int) -> list[CardState]:
-        """Return the cards of a node that is not odd, without their names, groups and GPUIDs."""
+        """Return the cards of a node that is not odd, as far as the arrays contain them.
+
+        The index of a card is its column. UUID, model, NUMA node, minor, groups and GPUID are missing.
+        """
         of_cards = self.data[:, position, : self.totals[COUNT, position]].T.tolist()
         return [
             CardState(
@@ -103,7 +111,7 @@ class NodeArrays:
 
 
 class NodeTable(NamedTuple):
-    """The rows of all nodes, the objects that they were made from, and the rows of the nodes of one call.
+    """The rows of all nodes, the objects from which they were made, and the rows of the nodes of one call.
 
     Attributes:
         rows: The arrays of all nodes.

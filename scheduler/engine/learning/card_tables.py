@@ -1,14 +1,12 @@
 """Computes what free parts of cards are worth to the expected pods, for the policy `fragmentation`.
 
 `PodTypes` contains the weighted types of pods as arrays. `CardTables` contains, for every free amount of every kind of
-card, its value and what fits into it. `scheduler.engine.policies.fragmentation` creates both and reads the tables by
-index.
+card, its value and what fits into it.
 
 Why the values are right. Distributing cards among the expected pods is the cutting-stock problem: divide cards of 1000
 milli into the requested shares with as few cards as possible. The dual solution of its linear program gives each share
 a price, which is the part of a card that one more such share costs. The value of a free amount is the highest total
-price of shares that fit into it together (an unbounded knapsack). So 190 milli are worth little if no pod requests
-less.
+price of shares that fit into it together (an unbounded knapsack). So 190 milli are worthless if all pods request more.
 The values are superadditive: two free parts are never worth more than one part of the same total size
 (docs/design/fragmentation.md, "The algorithm", step 4).
 """
@@ -40,7 +38,7 @@ A resolution of 1 takes ten times as long, and the shares of the traces are whol
 
 _GRAINS = CARD // GRAIN
 _MAX_ROUNDS = 1000  # the most rounds of column generation; the shares of the traces need 30 to 60
-_TINY = 1e-9
+_TINY = 1e-9  # smaller differences are rounding errors
 
 
 def grains(milli: int) -> int:
@@ -52,7 +50,7 @@ def grains(milli: int) -> int:
 
 
 def card_values(demand: Mapping[int, float]) -> Floats:
-    """Return, for each number of free grains, what a card is worth, [101]. The unit is the worth of an empty card.
+    """Return the worth of a card for each number of free grains, [101]. The unit is a whole card.
 
     Args:
         demand: The number of requested shares by their size in grains.
@@ -69,11 +67,12 @@ def share_prices(sizes: list[int], demand: list[float]) -> list[float]:
     """Return how much one more share of each size adds to the number of cards that the demand needs.
 
     These are the duals of the cutting-stock problem, computed by column generation (Gilmore and Gomory 1961). A filling
-    is a way to divide a card into shares. A basis of fillings, one for each size, serves the demand. At the prices at
-    which each filling of the basis costs one card, the knapsack finds the most expensive filling. This filling replaces
-    the filling of the basis that is used up first, and the next round begins, until no filling costs more than a card.
-    Each round also gives a lower bound on the number of cards. After the last round the prices of the best bound are
-    returned. With approximations of the prices, the policy loses 0.05 to 0.3 points on the traces.
+    is a way to divide a card into shares. A basis, which has as many fillings as there are sizes, serves the demand.
+    Each round sets the prices so that every filling of the basis costs one card. Then the knapsack finds the most
+    expensive filling, which replaces the filling of the basis that is used up first. The last round is the one in which
+    no filling costs more than a card. Each round also gives a lower bound on the number of cards. The prices of the
+    best bound are returned. With approximate prices, the policy loses 0.05 to 0.3 points on the traces
+    (`expected_pods`).
     """
     wanted, basis = np.array(demand), np.diag([float(_GRAINS // size) for size in sizes])
     best, best_bound = np.array(sizes) / _GRAINS, 0.0
@@ -93,7 +92,10 @@ def share_prices(sizes: list[int], demand: list[float]) -> list[float]:
 
 
 def _best_filling(sizes: list[int], price: list[float]) -> tuple[list[float], Floats]:
-    """Return the highest total price of shares that fit into each free amount, [101], and the best filling."""
+    """Return the highest total price of shares that fit into each free amount, [101], and the best filling of a card.
+
+    The filling is the number of shares of each size.
+    """
     worth, last = [0.0] * (_GRAINS + 1), [-1] * (_GRAINS + 1)
     for i, (size, value) in enumerate(zip(sizes, price, strict=True)):
         for free in range(size, _GRAINS + 1):
@@ -115,7 +117,7 @@ Weights of 10 to 40 give similar results on the traces.
 
 
 class PodTypes:
-    """The weighted types of pods as T columns. Types that differ only in their card models share a column.
+    """The weighted types of pods as T columns. Types that differ only in the allowed card models share a column.
 
     There are S different sizes of a share, and P different pairs of a size and a number of cards.
 
@@ -216,7 +218,7 @@ class CardTables:
 
 
 def empty_card_tables(types: PodTypes) -> CardTables:
-    """Return tables without a block."""
+    """Return tables without kinds of cards."""
     return CardTables({}, np.zeros((0, 3 * len(types.sizes)), np.float32), np.zeros(0, np.int64))
 
 

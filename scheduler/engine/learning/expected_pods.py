@@ -1,10 +1,10 @@
 """Counts the pods that arrive, and gives weights to the types of pods that are therefore expected.
 
-`scheduler.cluster.forecast` and the openb experiment report pods to a `Learner` and give its counts to the learning
-policies. `weigh_types` computes the weight of each type for the policy `fragmentation`. The constants were tuned on the
-traces of docs/design/fragmentation.md. A "point" below is one percent of the GPUs of a trace, and a percentage such as
-"at 90 %" says how much of the GPUs all pods that have arrived request. The result must depend only on the pods and
-their order: not on the time, on chance or on the order of dictionaries.
+Mainly `scheduler.cluster.forecast` reports pods to a `Learner` and gives its counts to the learning policies. The
+results must depend only on the pods and their order: not on the time, on chance or on the order of dictionaries.
+
+The constants were tuned on the traces of docs/design/fragmentation.md. A "point" below is one percent of the GPUs of a
+trace. A percentage such as "at 90 %" means the time at which the pods that have arrived request that part of the GPUs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _MEMORY = 4000
 2,000 to 100,000 pods give similar results on the traces, where the mix of pods does not change.
 """
 _MAX_SHAPES = 4096
-"""The most shapes. They are more than `weigh_types` uses, so that rare shapes of a large cluster are not forgotten."""
+"""The most shapes that are stored: more than `weigh_types` uses, so that rare shapes are not forgotten."""
 _FREQUENT_UNTIL = 1000
 """Until this number of pods, the intervals between new tables are shorter, because the first placements matter most."""
 _INTERVAL = 500
@@ -31,8 +31,7 @@ _INTERVAL = 500
 class Learner:
     """Counts the shapes of pods. Every pod that arrives reduces the earlier counts by 1/4,000. Not thread-safe.
 
-    Counts fade with the number of pods rather than with time, so that the same pods in the same order give the same
-    result. At most `_MAX_SHAPES` shapes are stored, because tenants decide how many different ones arrive.
+    At most `_MAX_SHAPES` shapes are stored, because tenants decide how many different ones arrive.
     """
 
     def __init__(self) -> None:
@@ -50,7 +49,7 @@ class Learner:
             self._weight = {kept: self._weight[kept] for kept in heaviest}
 
     def due(self) -> bool:
-        """Return whether enough pods have arrived since the last True to compute new tables. At first, few suffice."""
+        """Return whether enough pods have arrived to compute new tables since the last call that returned True."""
         if self._seen < self._next_due:
             return False
         self._next_due = self._seen + (_INTERVAL if self._seen >= _FREQUENT_UNTIL else max(1, self._seen // 2))
@@ -67,22 +66,25 @@ class Learner:
 
 
 ONE = 1 << 30
-"""The unit of weights and values, per card. They are whole numbers, so that sums do not depend on the order."""
+"""The number that stands for 1 in weights and values.
+
+`card_tables` rounds them to whole numbers, so that sums do not depend on the order.
+"""
 
 _MAX_TYPES = 256
 """The most types. The traces have 151. With 96, half a point is lost where many pods require certain card models."""
 _DEVIATIONS = 2.0
-"""By how many standard deviations the expected number of pods exceeds the count.
+"""The number of standard deviations by which the expected number of pods exceeds the count.
 
 0 loses 0.6 points at 90 % on the trace gpushare40, where pods with 8 cards arrive rarely and late.
 """
 _SMOOTHING = 50.0
-"""A number that is added to the number of cards that a type could use; 20 to 100 give similar results.
+"""Added to the number of cards that a type could use. 20 to 100 give similar results.
 
 With 0, a type that fits only one node would outweigh all others.
 """
 _UNSEEN_PODS = 15.0
-"""How many pods that request a whole node are expected at first. 0 loses 0.15 points at 90 % on the default trace."""
+"""The expected number of pods that request a whole node at first. 0 loses 0.15 points at 90 % on the default trace."""
 _UNSEEN_UNTIL = 1000.0
 """The number of pods after which no such pods are expected. Expecting them forever loses 0.15 points at 130 %."""
 
@@ -114,12 +116,12 @@ def pods_per_empty_node(shape: Shape, node: NodeClass) -> int:
 
 
 def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> tuple[WeightedType, ...]:
-    """Return the types of pods that count most, heaviest first.
+    """Return the types of pods with the highest copy weights, the highest first.
 
-    The weight of a type is the expected number of its pods, divided by the number of cards that the type could use if
-    all nodes were empty, times the size of its pods. If only the number counted, pods that fit every node would crowd
-    out pods that fit few nodes. The expected number is two standard deviations above the count, because otherwise a
-    type that is rare by chance would be crowded out.
+    The fit weight of a type is proportional to the expected number of its pods, divided by the number of cards that the
+    type could use if all nodes were empty. If only the number of pods counted, pods that fit every node would crowd out
+    pods that fit few nodes. The copy weight is also proportional to the cards of one pod. The expected number is two
+    standard deviations above the count, so that a type that is rare by chance is not crowded out.
 
     Args:
         counts: The result of `Learner.counts`.
@@ -146,9 +148,10 @@ def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass,
 
 
 def _unseen(seen: float, classes: Mapping[NodeClass, int]) -> list[tuple[Shape, float]]:
-    """Return how many pods that request a whole node of the largest class are expected, until enough pods were seen.
+    """Return a shape that requests a whole node of the largest class, and the expected number of its pods.
 
-    Otherwise the first pods of a new cluster would be spread over nodes that later pods need as a whole.
+    Without it, the first pods of a new cluster would be spread over nodes that later pods need as a whole. Returns an
+    empty list once enough pods were seen.
     """
     number = _UNSEEN_PODS * (1 - seen / _UNSEEN_UNTIL)
     if number <= 0 or not classes:
@@ -158,7 +161,7 @@ def _unseen(seen: float, classes: Mapping[NodeClass, int]) -> list[tuple[Shape, 
 
 
 def _fraction_of_card(shape: Shape, classes: Mapping[NodeClass, int]) -> float:
-    """Return the fraction of a card that the shape takes on most of the nodes that may run it."""
+    """Return the fraction of a card that the shape takes on the largest number of nodes that may run it."""
     nodes_by_milli: dict[int, int] = {}
     for node, number in classes.items():
         if milli := milli_per_card(shape, node):

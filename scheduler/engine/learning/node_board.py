@@ -1,10 +1,8 @@
 """Stores as columns what is free on every node, and rates the nodes for a pod. Only changed nodes are rated again.
 
-`NodeBoard` identifies nodes by row number, and the openb experiment uses it. `BoardByName` identifies nodes by name.
-`scheduler.decisions.scores` uses it, and converts the ratings to kube-scheduler's scores with `extender_scores`. The
-ratings come from a `Chooser` or a `Judge`. The policies `fragmentation` and `fgd` implement `Judge`, and the experiment
-implements `Chooser`. They must rate each row independently of the others, because a rating is cached until its own row
-changes.
+`NodeBoard` identifies nodes by row number, and `BoardByName`, which `scheduler.decisions.scores` uses, by name. The
+ratings come from a `Chooser`, mainly the judges of the policies `fragmentation` and `fgd`. A chooser must rate each row
+independently of the others, because a rating is cached until its own row changes.
 """
 
 from collections import OrderedDict
@@ -24,7 +22,10 @@ UNFIT = -(2**62)
 
 _MAX_SHAPES = 256  # the most shapes whose keys are cached; with 5,000 nodes each takes 40 kB
 _SPARE_CLASSES = 64
-"""How many classes beyond two per row are stored before unused ones are dropped. Agents could invent any number."""
+"""How many classes beyond two per row are stored before unused ones are dropped.
+
+The classes come from the agents, so their number must be limited.
+"""
 _ROWS_PER_CALL = 512  # the most rows of a call of a judge; its intermediate arrays then stay in the processor's cache
 
 
@@ -42,10 +43,7 @@ class Judge(Chooser, Protocol):
     """A chooser that can also rate any change of a node."""
 
     def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
-        """Rate the changes of the only node in `before` to each of the states in `after`, [B]; higher is better.
-
-        `keys` rates a node by the highest of these ratings among the choices of cards for the pod.
-        """
+        """Rate the changes of the only node in `before` to each of the states in `after`, [B]; higher is better."""
 
 
 _NO_NODE = -1
@@ -84,7 +82,6 @@ class NodeBoard:
         self._touch(row)
 
     def drop(self, row: int) -> None:
-        """Remove the node in `row`."""
         self._class[row] = _NO_NODE
         self._touch(row)
 
@@ -116,7 +113,7 @@ class NodeBoard:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shapes for which `keys` was called, the latest last."""
+        """The shapes whose keys are cached, the latest last."""
         return tuple(self._keys)
 
     def copy(self) -> "NodeBoard":
@@ -129,7 +126,10 @@ class NodeBoard:
         return other
 
     def adopt(self, other: "NodeBoard") -> None:
-        """Take over the keys of a copy of this board; rows that have changed since the copy are rated again."""
+        """Take over the keys of a copy of this board. Rows that have changed since the copy are rated again.
+
+        So the keys of a new judge can be computed on the copy, without the lock of this board.
+        """
         self._judge = other._judge
         self._keys = other._keys
 
@@ -162,9 +162,10 @@ class NodeBoard:
 _HIGHEST_OF_OTHERS = 4
 """The highest score of any node except the best one, which gets 10.
 
-With the recommended weight of 5, a difference of 6 points is 300 points in kube-scheduler. That is more than its scores
-for the fullness and the balance of CPU and memory together (100 each), but less than its scores for affinity, taints
-and topology spread constraints, which users specify."""
+With the recommended weight of 5, a difference of 6 is 300 points in kube-scheduler. That is more than its scores for
+the fullness and the balance of CPU and memory together (100 each). It is less than the scores for affinity, taints and
+topology spread constraints together, which users specify.
+"""
 
 DEMOTION = 2**61
 """Subtracted from the key of a node to rank it after all others, but before nodes that do not fit."""
@@ -190,12 +191,7 @@ class BoardByName:
         self._unused: list[int] = []
 
     def put(self, node: Node, cards: Sequence[CardState], free_resources: CpuMemory) -> None:
-        """Add or update the node.
-
-        Args:
-            cards: The cards of the node.
-            free_resources: The free CPU and memory of the node.
-        """
+        """Add or update a node with these cards, and with this much free CPU and memory."""
         if not 0 < len(cards) <= WIDTH:
             self.drop(node.name)
             if cards:
@@ -208,7 +204,7 @@ class BoardByName:
         self.board.put(row, class_of(node, cards), *free_resources, free_milli(cards))
 
     def drop(self, name: str) -> None:
-        """Remove the node, if it is there."""
+        """Remove the node if it is there."""
         self.wide.discard(name)
         row = self._row.pop(name, None)
         if row is not None:

@@ -1,13 +1,9 @@
 """Defines what the learning policies know of pods and nodes: the shape of a pod, the class of a node, and what is free.
 
-`scheduler.cluster.forecast`, `scheduler.decisions.scores`, `node_assessment` and the openb experiment
-(`playground.simulate.openb`) translate pods and nodes into these types. `node_board` and the judges of the policies
-`fragmentation` and `fgd` compute with them, and do not use other objects of a cluster.
-
-Arrays have one row for each node (B rows in all); their dimensions are given in brackets. A card has a single free
-amount in thousandths ("milli"): the smaller one of its free core and its free memory. Amounts are integers. Both the
-free memory of a card and the memory that a pod takes are rounded down to milli, so a pod that fits by these numbers may
-need up to one milli more memory than is free.
+The dimensions of arrays are given in brackets; B is the number of rows, which are nodes or states of a node. A card has
+a single free amount in thousandths ("milli"): the smaller one of its free core and its free memory. Amounts are
+integers. Both the free memory of a card and the memory that a pod takes are rounded down to milli, so a pod that fits
+by these numbers may need up to one milli more memory than is free.
 """
 
 from collections import Counter
@@ -35,9 +31,9 @@ class Shape(NamedTuple):
         cpu: CPU of the node, in thousandths of a core.
         memory: Memory of the node, in bytes.
         cards: The number of cards.
-        core: Compute of each card, in milli.
-        card_memory: Memory of each card, in bytes.
-        models: The card models that the pod may run on, sorted; empty if it may run on any.
+        core: The core that the pod requests of each card, in milli.
+        card_memory: The memory that the pod requests of each card, in bytes.
+        models: The card models on which the pod may run, sorted; empty if it may run on any.
     """
 
     cpu: int
@@ -54,7 +50,7 @@ class NodeClass(NamedTuple):
     Attributes:
         cpu: CPU of the node, in thousandths of a core.
         memory: Memory of the node, in bytes.
-        cards: The number of its cards, which are all equal.
+        cards: The number of its cards, which count as equal (`class_of`).
         model: The model of the cards.
         card_memory: Memory of each card, in bytes.
     """
@@ -69,7 +65,8 @@ class NodeClass(NamedTuple):
 def milli_per_card(shape: Shape, node: NodeClass) -> int | None:
     """Return how many milli of each of its cards the pod takes on such a node.
 
-    Returns 0 if the pod requests no cards, and None if it does not fit on such a node even if the node is empty.
+    Returns 0 if the pod requests no cards, and None if the cards of an empty node do not suffice or have a model that
+    the pod excludes. The CPU and memory of the node do not matter.
     """
     if not shape.cards:
         return 0
@@ -92,7 +89,7 @@ NEVER = CARD + 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeRows:
-    """What is free on B nodes, as arrays with one row per node.
+    """What is free on B nodes, or on a node in B states.
 
     Attributes:
         classes: The classes of the nodes.
@@ -130,7 +127,7 @@ def _needed(classes: tuple[NodeClass, ...], shape: Shape) -> Ints:
 
 
 def fitting_rows(rows: NodeRows, shape: Shape, need: Ints) -> Ints:
-    """Return the positions of the rows that the pod fits now.
+    """Return the positions of the rows on which the pod fits now.
 
     Args:
         need: The result of `needed_milli`.
@@ -153,9 +150,9 @@ def fullest_cards(free: Ints, fitting: Bools, cards: int) -> Bools:
 def card_choices(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
     """Return the possible choices of cards for a pod on rows on which it fits.
 
-    Choices are sorted by row and then by card. A pod that requests one card has a choice for each card of which enough
-    is free. Among cards with the same free amount only the first one is a choice, because the others would score the
-    same. A pod that requests several cards always takes the fullest ones, so it has one choice in each row.
+    Choices are sorted by row and then by card. A pod that requests one card can choose each card of which enough is
+    free. Among cards with the same free amount only the first one is a choice, because the others would score the same.
+    A pod that requests several cards, or none, has one choice in each row: the fullest cards.
 
     Args:
         free: [B, cards of the node], the free milli of the cards.
@@ -180,11 +177,12 @@ def shape_of(request: GpuRequest, node_resources: CpuMemory, models: Collection[
     """Return the shape of a pod with this request.
 
     A pod of several containers counts as if it requested equal cards: as many as its containers use at the same time,
-    each with the largest share that any container requests. If containers share a card, that is more than they use.
+    and of each card the largest share that any container requests. If containers share a card, the shape is larger than
+    what they use.
 
     Args:
         node_resources: The CPU and memory that the pod requests.
-        models: The models of the cluster's cards, of which the pod's constraints select some.
+        models: The models of all cards of the cluster.
     """
     cpu, node_memory = node_resources
     if not request.containers:
@@ -197,7 +195,7 @@ def shape_of(request: GpuRequest, node_resources: CpuMemory, models: Collection[
 
 
 def _allowed_models(request: GpuRequest, models: Collection[str]) -> tuple[str, ...]:
-    """Return the models that the pod may run on; () if it may run on all, and a name that no card has if on none."""
+    """Return the models on which the pod may run; () for all models, and a name that no card has for none."""
     if not (request.constraints.models or request.constraints.excluded_models):
         return ()
     allowed = tuple(sorted(model for model in models if request.constraints.allows_model(model)))
@@ -209,27 +207,28 @@ def _allowed_models(request: GpuRequest, models: Collection[str]) -> tuple[str, 
 def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
     """Return the class of a node with at least one card.
 
-    If its cards differ, the most frequent model and size count, and among equally frequent ones the first. The node's
-    memory is rounded down to whole GiB, since equal machines report amounts that differ by a few KiB.
+    If its cards differ, all cards count as having the most frequent model and size (the first of equally frequent
+    ones). The memory of the node is rounded down to whole GiB, because equal machines report amounts that differ by a
+    few KiB.
     """
     kinds = Counter((state.card.model, state.card.memory) for state in cards)
-    model, memory = max(kinds, key=lambda class_index: kinds[class_index])
+    model, memory = max(kinds, key=lambda kind: kinds[kind])
     return NodeClass(node.allocatable.cpu, node.allocatable.memory // _GIB * _GIB, len(cards), model, memory)
 
 
 def node_rows(node: NodeClass, free_resources: CpuMemory, free: Sequence[Sequence[int]]) -> NodeRows:
-    """Return rows for one node in several states, which differ only in the free milli of the cards."""
+    """Return a row for each of these states of a node. They differ only in the free milli of the cards."""
     cpu, memory = (np.full(len(free), amount, np.int64) for amount in free_resources)
     return NodeRows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))
 
 
 def free_milli(cards: Sequence[CardState]) -> list[int]:
-    """Return the free milli of each card, which are 0 for an unhealthy card."""
+    """Return the free milli of each card; 0 for an unhealthy card."""
     return [free_milli_of_card(state) for state in cards]
 
 
 def free_milli_of_card(state: CardState, core: int = 0, memory: int = 0) -> int:
-    """Return the free milli of a card once this much more core and memory of it is taken."""
+    """Return the free milli of a card once a pod takes this much core and memory of it; 0 for an unhealthy card."""
     if not state.card.healthy:
         return 0
     return max(0, min(state.core_free - core, CARD * (state.memory_free - memory) // state.card.memory))

@@ -1,16 +1,15 @@
 """Chooses the MIG instances of one card, given those that are in use.
 
-`partition_plan` creates a `MigCard` for each card, and `slice_allocation` asks it what it could offer and how it would
-be partitioned; `mps_shares.MpsCard` has the same interface for MPS. The other modules of this package also use the
-types and the functions for counts of slices.
+`slice_allocation` asks a `MigCard` which slices it could offer and how it would be partitioned. `mps_shares.MpsCard`
+has the same interface for MPS.
 
-The choice is exact, because it compares all geometries (docs/design/slices.md, "Choosing a geometry"). There are few:
-the largest layout has eight memory slices, and 239 geometries to which no instance can be added. A set of instances is
-an integer with a bit for each instance that the card could have, which is a profile at a start. So a geometry is tested
-with a few operations on integers. Only the geometries of the settings are compared or, if there are none, those to
-which no instance can be added: with fewer slices a request could fail that would have been served otherwise. Two things
-must hold: an instance in use is part of every result, and results depend only on the arguments, because they are
-cached.
+The choice is exact, because it compares all geometries (docs/design/slices.md, "Choosing a geometry"). If the settings
+list geometries for the card, only these are compared. Otherwise only geometries to which no instance can be added are
+compared, because a smaller one could not serve more requests. There are few: at most 239 for a layout.
+
+An instance is a profile at a start. A set of instances is an integer with a bit for each instance that the card could
+have, so a geometry is tested with a few operations on integers. Two things must hold: an instance in use is part of
+every result, and results depend only on the arguments, because they are cached.
 """
 
 import re
@@ -30,7 +29,7 @@ _PARTITION_STEPS = 6_000
 """The steps to choose a geometry, for which all geometries are compared."""
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
-"""By model, the only geometries that cards of the model may have (`matches_model`).
+"""By model, the only geometries that cards of matching models may have (`matches_model`).
 
 A geometry is the number of instances by profile.
 """
@@ -48,10 +47,7 @@ def counts_of(rows: Iterable[tuple[str, int]]) -> Counts:
 
 
 def largest_vectors(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
-    """Return the vectors, those with the largest sum first, without those that another vector equals or exceeds.
-
-    A vector exceeds another one if it is at least as large in every element.
-    """
+    """Return the vectors that no other vector equals or exceeds in every element, those with the largest sum first."""
     largest: list[Vector] = []
     for vector in sorted(vectors, key=lambda vector: (-sum(vector), vector)):
         if not any(all(map(ge, other, vector)) for other in largest):
@@ -74,7 +70,6 @@ def _gigabytes(name: str) -> int:
 
 
 def add_counts(*counts: Counts) -> Counts:
-    """Return the sum of the counts."""
     total = Counter[str]()
     for rows in counts:
         total.update(dict(rows))
@@ -86,7 +81,7 @@ class CardPartition:
     """The slices of a card under a plan.
 
     Attributes:
-        slices: All slices of the card in ascending order.
+        slices: The slices of the card in ascending order.
         served: How many slices of the extra requests are free in addition to the requested ones.
         touched: Whether the plan changes the card.
         destroyed: How many free slices the plan destroys.
@@ -103,11 +98,11 @@ class CardPartition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeometryTable:
-    """All geometries of the cards of a model, as sets of bits. Bit i stands for instances[i].
+    """The geometries of the cards of a model, as sets of bits. Bit i stands for instances[i].
 
     Attributes:
         layout: The MIG layout of the model.
-        instances: All instances that such a card could have, one for each bit.
+        instances: The instances that such a card could have, one for each bit.
         clashes: For each instance, the set of instances that cannot exist beside it.
         profile_bits: By profile, the set of its instances.
         bit: By place, the set that contains only the instance at this place.
@@ -131,7 +126,7 @@ class GeometryTable:
         return blocked
 
     def creatable(self, existing: int) -> int:
-        """Return how many (profile, start) pairs can be created beside these instances."""
+        """Return how many instances (profile and start) can each be created beside these instances."""
         return len(self.instances) - self.blocked(existing).bit_count()
 
     def places(self, existing: int) -> tuple[Instance, ...]:
@@ -140,7 +135,7 @@ class GeometryTable:
 
 
 def bits_of(instances: int) -> Iterator[int]:
-    """Yield the positions of the bits that are set."""
+    """Yield the positions of the bits that are set, in ascending order."""
     while instances:
         lowest = instances & -instances
         yield lowest.bit_length() - 1
@@ -206,9 +201,9 @@ def mig_card(table: GeometryTable, used: Iterable[Place], free: Iterable[Place])
     """Return the card with these instances, or the reason why it cannot be partitioned.
 
     Args:
-        used: The instances that are in use according to the allocation records. Some may not exist, for example after a
-            reboot.
-        free: The other instances. Those that cannot exist beside the instances in use are ignored.
+        used: The instances that are in use. Some may not exist, for example after a reboot.
+        free: The other instances. An instance that cannot exist beside those in use, or beside an earlier one, is
+            ignored.
     """
     in_use = blocked = 0
     for place in used:
@@ -233,9 +228,9 @@ class MigCard:
         table: The geometries of the card's model.
         used: The set of instances in use.
         free: The set of other instances. All instances of the card can exist together.
-        options_base: The set on which the options of the card depend. With configured geometries these are the
-            instances in use. Otherwise these are the instances that they block, so that more cards share cached
-            options.
+        options_base: The set on which the options of the card depend: with configured geometries the instances in use,
+            otherwise these and the instances that they block. The second set is the same for more cards, so more cards
+            share cached options.
     """
 
     table: GeometryTable
@@ -245,7 +240,7 @@ class MigCard:
 
     @property
     def is_whole(self) -> bool:
-        """Whether pods that request a whole card could use the card now. This is never so for a card in MIG mode."""
+        """Whether pods that request a whole card could use the card now. A card in MIG mode is never whole."""
         return False
 
     def count_free(self, name: str) -> int:
@@ -263,7 +258,7 @@ class MigCard:
         """
         names, counts = tuple(name for name, _ in requested), tuple(count for _, count in requested)
         options = {tuple(map(min, counts, option)) for option in self._options(names, budget)}
-        # The card may have more free instances now than in any configured geometry that has the instances in use.
+        # The card may have more free instances now than any configured geometry that contains the instances in use.
         if self.table.is_configured:
             options.add(tuple(map(min, counts, map(self.count_free, names))))
         return largest_vectors(options)
@@ -279,7 +274,7 @@ class MigCard:
         return cached[0]
 
     def has_all_options(self, _requested: Counts) -> bool:
-        """Return whether `options` returns all options, which is always so for MIG, because there are few."""
+        """Return whether `options` returns all options. For MIG it does, because there are few."""
         return True
 
     @property
@@ -293,7 +288,7 @@ class MigCard:
         return (*map(max, zip(*options, strict=True)), max(gigabytes_of(names, option) for option in options))
 
     def unchanged(self, requested: Counts) -> CardPartition:
-        """Return the card as it is. The requested slices must be among the free ones."""
+        """Return the card without changes. The requested slices must be among the free ones."""
         existing = self.used | self.free
         return CardPartition(self.table.places(existing), creatable=_creatable_beside(self, existing, requested))
 
@@ -312,7 +307,6 @@ class MigCard:
         return cached[0]
 
     def emptied(self) -> "MigCard":
-        """Return the card without instances."""
         return MigCard(self.table, 0, 0, 0)
 
     def no_room_reason(self, name: str) -> str:
@@ -328,7 +322,7 @@ class MigCard:
         return f"{places}: no room for {name}"
 
 
-# The caches contain lists that `_options` and `partition` fill, so that only computed results charge steps.
+# The caches contain lists that `_options` and `partition` fill, so that the steps of a computation are charged once.
 
 
 @lru_cache(maxsize=50_000)
@@ -380,9 +374,9 @@ def _find_partition(card: MigCard, requested: Counts, extra: Counts) -> CardPart
 
 
 def _creatable_beside(card: MigCard, geometry: int, requested: Counts) -> int:
-    """Return how many (profile, start) pairs can be created beside the instances in use and the requested ones.
+    """Return how many instances (profile and start) can be created beside those in use and the requested ones.
 
-    The request is served by those instances of the geometry that leave the most pairs. The geometry's other free
+    The pod gets those instances of the geometry that leave the most possible instances. The geometry's other free
     instances do not count, because they can be destroyed.
     """
     table, free = card.table, geometry & ~card.used

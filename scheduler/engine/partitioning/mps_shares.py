@@ -1,10 +1,9 @@
 """Chooses the MPS shares of one card, given those that are in use (docs/design/slices.md, "MPS").
 
-`partition_plan` creates an `MpsCard` for each card, and `slice_allocation` asks it what it could offer and how it would
-be partitioned; `geometry.MigCard` has the same interface for MIG. The shares ("slices") of a card are numbered and may
-have any size in GiB. Together they have at most the card's memory, and there are at most MAX_MPS_CLIENTS of them. So a
-request fits if and only if enough memory and enough slots for its slices are free, and no search is needed. A slice in
-use always keeps its number.
+`slice_allocation` asks an `MpsCard` which shares it could offer and how it would be partitioned. `geometry.MigCard` has
+the same interface for MIG. The shares ("slices") of a card are numbered and may have any size in GiB. Together they
+have at most the memory of the card, and there are at most MAX_MPS_CLIENTS of them. So a request fits if and only if
+enough memory and enough slots for its slices are free, and no search is needed. A slice in use must keep its number.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -21,10 +20,9 @@ from scheduler.engine.partitioning.geometry import CardPartition, Counts, Place,
 
 _GIB = 1 << 30
 _PARTITION_STEPS = 100
-"""The steps to partition a card, without those for each requested name."""
+"""The steps to partition a card, besides those for each requested size."""
 _MAX_OPTIONS = 500
-"""The most options. A card has more for dozens of slices of many sizes; then only the one with the largest slices is
-considered."""
+"""The most options. Dozens of slices of many sizes have more; then only the option with the largest slices is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +87,21 @@ class MpsCard:
         return (*(min(count, self.max_free(name)) for name, count in requested), max(0, self.available))
 
     def unchanged(self, requested: Counts) -> CardPartition:
-        """Return the card as it is. The requested slices must be among the free ones."""
+        """Return the card without changes. The requested slices must be among the free ones."""
         return CardPartition(tuple(sorted(self.used + self.free)), creatable=self.creatable_beside(requested))
 
     def partition(self, requested: Counts, extra: Counts = (), budget: Budget | None = None) -> CardPartition | None:
         """Partition the card so that all requested slices are free, and as many of the extra ones as possible.
 
-        Among the extra slices, the smallest sizes are served first. A free slice that nothing requests is destroyed if
-        its memory is needed. A free slice that only an extra request needs is destroyed if a requested slice needs its
-        memory. Returns None if the requested slices do not fit.
+        Among the extra slices, those that are free already are served first, then the smallest. A free slice that
+        nothing requests is destroyed if its memory or slot is needed. A free slice that only an extra request needs is
+        destroyed if a requested slice needs its memory or slot. Returns None if the requested slices do not fit.
         """
         if budget is not None:
             budget.take(_PARTITION_STEPS + 10 * (len(requested) + len(extra)))
         return _partition(self, requested, extra)
 
     def emptied(self) -> "MpsCard":
-        """Return the card without slices."""
         return MpsCard(self.memory, (), ())
 
     def no_room_reason(self, name: str) -> str:
@@ -118,7 +115,7 @@ class MpsCard:
     def creatable_beside(self, requested: Counts) -> int:
         """Return the square of the memory in GiB that is left beside the slices in use and the requested ones.
 
-        Because of the square, the fuller one of two cards is partitioned, and the free memory of the node stays
+        Because of the square, a fuller card is preferred to an emptier one, and the free memory of the node stays
         together.
         """
         left = self.available - sum(gigabytes(name) * count for name, count in requested)
@@ -126,7 +123,6 @@ class MpsCard:
 
 
 def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCard:
-    """Return the card with these slices."""
     return MpsCard(card.memory // _GIB, tuple(sorted(used)), tuple(sorted(free)))
 
 

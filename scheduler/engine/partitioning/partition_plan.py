@@ -1,8 +1,8 @@
 """Plans the slices of one node's cards, so that a pod finds the slices that it requests.
 
-`partitionable_node` calls `partitionable_cards` for each state of a node, `can_offer` in a filter over many nodes, and
-`plan_cards` for the plan itself. `can_offer` must be True exactly where `plan_cards` returns no Rejection, and a plan
-must keep every slice in use at its place. Source: docs/design/slices.md, "Scheduling".
+`partitionable_node` calls these functions. With a sufficient budget, `can_offer` must be True exactly where
+`plan_cards` returns a plan. A plan must keep every slice in use at its place. Source: docs/design/slices.md,
+"Scheduling".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,8 +42,8 @@ class PartitionableCards:
         mode: MIG or MPS; "" if the node's cards are not partitioned.
         cards: The index of each card that can be partitioned, and the card, in ascending order.
         refusals: The reasons why the other cards cannot be partitioned.
-        blocked_by_pods: The other cards that could be partitioned if no pods used them.
-        kept: The slices on the other cards.
+        blocked_by_pods: The cards that could be partitioned if the caller had not excluded them.
+        kept: The slices on all cards that are not in `cards`.
     """
 
     mode: str
@@ -65,10 +65,10 @@ def partitionable_cards(
     Args:
         gpus: All GPUs of the node.
         observed: What the node reports about its slices.
-        used: The slices that are in use according to the ledger or to the node's status.
+        used: The slices that are in use according to the ledger or to the node's report.
         geometries: The geometries that the settings allow.
-        unavailable: By index, the reasons why the caller excludes cards, for example because pods of other vocabularies
-            hold shares of them. Unhealthy cards and cards that are not in MIG mode need not be listed.
+        unavailable: By index, the reasons why the caller excludes cards because of the pods that use them. Unhealthy
+            cards and cards that are not in MIG mode need not be listed.
     """
     used_places, free_places = _places_by_card(used, observed)
     table: GeometryTable | None = None
@@ -126,8 +126,8 @@ def _state_reason(gpu: Card, observed: NodeSlices) -> str | None:
 def can_offer(node: PartitionableCards, request: Mapping[str, int], budget: Budget | None = None) -> bool:
     """Return whether the node has, or can be partitioned to have, free slices for this whole request.
 
-    The function is fast enough for a filter over thousands of nodes. It raises Exhausted if the budget ends before the
-    answer is known. A request for a single kind of slice needs no budget.
+    Raises Exhausted if the budget ends before the answer is known. A request for a single kind of slice needs no
+    budget.
 
     Args:
         request: The number of slices by name.
@@ -148,11 +148,11 @@ def can_offer(node: PartitionableCards, request: Mapping[str, int], budget: Budg
 def plan_cards(
     node: PartitionableCards, requests: Sequence[Mapping[str, int]], budget: Budget | None = None
 ) -> tuple[Slice, ...] | Rejection:
-    """Return all slices that the node should have, in ascending order; slices in use stay at their places.
+    """Return all slices that the node should have, in ascending order. Slices in use stay at their places.
 
-    The first pod gets all that it requests; slices that are free already count. The requests of the other pods are
-    served too as far as possible, card by card. A Rejection is unproven if the budget ended before the answer was
-    known.
+    The first pod gets all that it requests, or a Rejection is returned. Slices that exist and are free count. The
+    requests of the other pods are served as far as possible, card by card. The Rejection is unproven if the budget
+    ended before the answer was known.
 
     Args:
         requests: The number of slices by name that each pod requests, the most important pod first.
@@ -173,7 +173,7 @@ def _plan(
     shares = find_best_allocation(cards, need, budget) if can_offer(node, first, budget) else None
     if shares is None:
         return _rejection(node, need, budget)
-    # The other pods have a budget of their own, because the first pod may be hard to serve and be of another namespace.
+    # The other pods may be of other namespaces. They have a budget of their own, which the first pod cannot use up.
     for_others = Budget(Effort(), SHORT.search)
     extra = add_counts(*(counts_of(request.items()) for request in others if _is_servable(node, request, for_others)))
     partitions = _serve_extra(node, shares, extra, budget.beyond())
@@ -201,7 +201,8 @@ def _serve_extra(
 ) -> list[CardPartition]:
     """Return the partitions of the cards with as many extra slices as possible.
 
-    Slices that are free already are used first, then cards that the plan changes anyway, then other cards.
+    Free slices on cards that the plan does not change are used first. Then come cards that the plan changes anyway, and
+    then the other cards, whole ones last.
     """
     missing = dict(extra)
     requested = [share.requested for share in shares]

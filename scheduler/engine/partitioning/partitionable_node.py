@@ -1,8 +1,8 @@
 """The state of a node whose cards can be partitioned.
 
-`scheduler.cluster` creates a `PartitionableNode` for each state of a node; `mgpu simulate` creates its own. The filter
-asks which slices are free now (`fits`), and the partition controller which slices there could be (`plan_node`). A
-`PartitionableNode` is immutable. A plan that is made from it is written only if `version` is still current.
+`scheduler.cluster.partitionable_nodes` creates a `PartitionableNode` for each state of a node. Mainly the filter asks
+which slices are free now (`fits`), and the partition controller which slices there could be (`plan_node`). A
+`PartitionableNode` is immutable. A plan that is made from it must be dropped if `version` is no longer current.
 """
 
 from collections import Counter
@@ -33,14 +33,15 @@ class PartitionableNode:
         gpus: All GPUs of the node.
         observed: What the node reports about its slices.
         used: The places that pods hold, including reservations, or that the node reports as used.
-        missing: The places on healthy cards that bound pods hold although no slice exists there.
+        missing: The places that bound pods hold although no slice exists there. Only cards that are healthy and, under
+            MIG, in MIG mode are considered.
         unavailable: By index, the reasons why cards must not be partitioned.
         free: The places that a pod can have now, in the order in which they are given to pods.
         memory_used: The GPU memory in use, in bytes.
         cards: The cards that can be partitioned.
         free_resources: The free CPU and memory of the node.
-        named_resources: The sums that the pods of the node request of the resources that the settings name.
-        problem: The reason why the report of the node could not be read, or None.
+        named_resources: For each extended resource that the settings name, the sum that the pods of the node request.
+        problem: The reason why the node's report of its slices cannot be read, or None.
     """
 
     node: Node
@@ -87,15 +88,15 @@ def make_partitionable_node(
     version: int = 0,
     problem: str | None = None,
 ) -> PartitionableNode:
-    """Return the partitionable node with this state. The other arguments become the attributes of their meaning.
+    """Return the partitionable node with this state. `node`, `observed`, `version` and `problem` become its attributes.
 
     Args:
         gpus: All GPUs of the node.
         states: The whole cards and the slices of the node, with what pods hold of them.
         holdings: The holdings of the pods on the node.
         geometries: The geometries that the settings allow.
-        room: The free CPU and memory of the node.
-        named: The sums that the pods of the node request of the resources that the settings name.
+        room: The attribute `free_resources`.
+        named: The attribute `named_resources`.
     """
     states, holdings = tuple(states), tuple(holdings)
     held = [(h.bound, place) for h in holdings for share in h.shares if (place := slice_of_share(share))]
@@ -106,7 +107,7 @@ def make_partitionable_node(
     used |= {place for place, state in devices_of if place and not state.idle}
     unavailable = {place.card: _OTHER_MODE for _, place in held if mode_of(place.name) != observed.mode}
     unavailable |= {state.card.index: _HELD for place, state in devices_of if not place and not state.idle}
-    # An MtgpuPod holds its card even if a decision about the card was made without it.
+    # The card of an MtgpuPod is unavailable even if `states` does not contain the MtgpuPod.
     of_mtgpupods = [share for h in holdings if h.gpuid for share in h.shares]
     unavailable |= {gpu.index: _HELD for gpu in gpus if any(share.is_on(gpu) for share in of_mtgpupods)}
     memory_used = sum(state.memory_used for place, state in devices_of if not place)
@@ -168,7 +169,7 @@ def slice_of_device(card: Card) -> Slice | None:
 
 
 def requested_slices(request: GpuRequest) -> dict[str, int]:
-    """Return how many slices of each name a pod with this request holds at its busiest moment."""
+    """Return, by name, the most slices that a pod with this request holds at the same time."""
     counts: dict[str, int] = {}
     for type_ in dict.fromkeys(c.type for c in request.others):
         name = slice_of_resource(RESOURCE_PREFIX + type_)
@@ -178,10 +179,7 @@ def requested_slices(request: GpuRequest) -> dict[str, int]:
 
 
 def can_be_partitioned_for(target: PartitionableNode, request: Mapping[str, int], budget: Budget | None = None) -> bool:
-    """Return whether the node could be partitioned so that a pod has these slices.
-
-    Raises Exhausted like `can_offer`.
-    """
+    """Return whether the node could be partitioned so that a pod gets these slices. Raises Exhausted."""
     return can_offer(target.cards, request, budget)
 
 
@@ -190,8 +188,8 @@ def plan_node(
 ) -> tuple[Slice, ...] | Rejection:
     """Return all slices that the node should have for pods with these requests, as `plan_cards` does.
 
-    Slices in use stay at their places, and are created again if they are missing. A card that cannot be partitioned
-    now, for example a lost one, stays as the node reports it.
+    Slices in use stay at their places, and are created again if they are missing. A card that is not healthy, or not in
+    MIG mode on a MIG node, keeps the slices that the node reports.
     """
     planned = plan_cards(target.cards, requests, budget)
     if isinstance(planned, Rejection):
@@ -209,7 +207,7 @@ def _partitionable_indexes(observed: NodeSlices, gpus: Iterable[Card]) -> frozen
 def find_served_pods(
     slices: Iterable[Slice], used: Iterable[Slice], requests: Sequence[Mapping[str, int]]
 ) -> Iterator[bool]:
-    """Yield for each pod, in order, whether the free slices of a node serve its request after those before it.
+    """Yield for each pod, in order, whether a node has free slices for it once the pods before it have theirs.
 
     Args:
         slices: All slices of the node.
@@ -225,7 +223,7 @@ def find_served_pods(
 
 
 def memory_of_slices(target: PartitionableNode, request: Mapping[str, int]) -> int:
-    """Return the memory of the requested slices in bytes, each on the card of the node on which it is largest."""
+    """Return the memory of the requested slices in bytes, each with the largest size that it has on any card."""
     total, kinds = 0, tuple({(gpu.model, gpu.memory): gpu for gpu in target.gpus}.values())
     for name, count in request.items():
         on_all_kinds = tuple(Slice(gpu.index, 0, name) for gpu in kinds)

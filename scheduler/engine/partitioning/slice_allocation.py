@@ -1,19 +1,15 @@
 """Decides which card of a node gives how many of the slices that one pod requests.
 
-`partition_plan` calls `find_allocation` to learn whether there is an allocation at all, and `find_best_allocation` for
-the best one.
-
 `find_allocation` is a depth-first search over the cards. What a card gives to the pod is called its gift. On each card
 the search tries the largest vectors of slices that the card can give, those with the most memory first. The search is
 complete: every allocation can be changed so that each card gives a largest vector of what the cards before it have left
 over. A pair of a card and remaining slices that has failed is not tried again, and upper bounds on what the remaining
-cards can give end hopeless branches early. `find_best_allocation` is a dynamic program. For each remaining vector it
-keeps the best allocation over the cards so far, which is exact because the costs of cards add up.
+cards can give end hopeless branches early. `find_best_allocation` is a dynamic program. For each vector of remaining
+slices it keeps the best allocation over the cards so far, which is exact because the costs of cards add up.
 
 The time depends on the request. It can be hours for dozens of slices of many sizes, so every step is charged to a
-budget (`scheduler.engine.effort`). A search that has too few steps has no answer and raises Exhausted; it never reports
-"no allocation" without proof. Answers are cached, because the nodes of a cluster are often equal. A cache saves steps
-and changes no answer.
+budget (`scheduler.engine.effort`). A search that has too few steps has no answer and raises Exhausted. It must never
+report "no allocation" without proof. Answers are cached, because the nodes of a cluster are often equal.
 """
 
 from collections.abc import Hashable, Iterator
@@ -36,11 +32,11 @@ Gifts = tuple[Vector, ...]
 _MAX_VECTORS = 400
 """The most vectors of remaining slices. If there are more, the pod gets the first allocation instead of the best."""
 _MAX_COMPARISONS = 600_000
-"""The same limit on the number of pairs of such vectors, over all cards."""
+"""The most pairs of such vectors, multiplied by the number of cards. It is a limit of the same kind."""
 
 _TRY_STEPS = 6  # steps to try one gift of one card
 _SORT_STEPS = 4  # steps to sort one gift
-_COMPARE_STEPS = 2  # steps to compare one gift with one row
+_COMPARE_STEPS = 2  # steps to combine one gift with one `_Row`
 _NO_BUDGET_SUFFICES = 1 << 62
 
 
@@ -58,7 +54,7 @@ class _Cached:
     Attributes:
         is_answered: Whether the answer is known. `gifts` is the answer then.
         gifts: The allocation, or None if there is none.
-        failed_steps: The most steps with which a search ended without an answer; -1 if no search has.
+        failed_steps: The most steps with which a search ended without an answer; -1 if none did.
     """
 
     is_answered: bool = False
@@ -74,8 +70,8 @@ def _cached(_cards: Cards, _need: Counts) -> _Cached:
 def find_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> Gifts | None:
     """Return how many of each slice each card could give so that the sum is `need`, or None if that is impossible.
 
-    Raises Exhausted if the budget ends before the answer is known. A search that has ended without an answer is not
-    repeated with the same number of steps or fewer.
+    Raises Exhausted if the answer is not found. A search that has ended without an answer is not repeated with the same
+    number of steps or fewer.
     """
     budget = full_budget() if budget is None else budget
     cached = _cached(cards, need)
@@ -100,7 +96,7 @@ class _Search:
     """One depth-first search.
 
     Attributes:
-        is_complete: Whether all options of the cards were tried, so that there is no allocation if none was found.
+        is_complete: Whether the search considered all options of the cards. If so, "no allocation" is proven.
     """
 
     def __init__(self, cards: Cards, need: Counts, budget: Budget) -> None:
@@ -133,7 +129,7 @@ class _Search:
         return None
 
     def _is_too_much(self, i: int, remaining: Vector) -> bool:
-        """Return whether the cards from this one on can surely not give what remains."""
+        """Return whether the upper bounds show that the cards from number `i` on cannot give what remains."""
         if not self._failed:
             return False  # the first attempt mostly succeeds, and it costs less than the bounds
         if not self._upper_bounds:
@@ -156,7 +152,7 @@ class _Search:
 
 
 class _Row(NamedTuple):
-    """The best allocation over the first cards that leaves one remaining vector.
+    """The best allocation over the cards so far that leaves a certain vector of remaining slices.
 
     Attributes:
         cost: The sum of the costs of the cards. The lowest is best.
@@ -173,10 +169,10 @@ class _Row(NamedTuple):
 def find_best_allocation(cards: Cards, need: Counts, budget: Budget | None = None) -> tuple[CardShare, ...] | None:
     """Return the best allocation of `need`, card by card, or None if there is none.
 
-    The best allocation changes the fewest cards; then it partitions the fewest whole cards; then it uses the fewest
-    cards; then it destroys the fewest free slices; then it lets the most slices be created (`CardPartition.creatable`);
-    then it has the most slices; then the first cards give most. If comparing the allocations takes too many steps, the
-    result is the allocation of `find_allocation`. Raises Exhausted if `find_allocation` does.
+    The best allocation changes the fewest cards, then partitions the fewest whole cards, then uses the fewest cards,
+    then destroys the fewest free slices, then has the highest sum of `CardPartition.creatable`, then has the most
+    slices. Among equal ones the first cards give most. If comparing the allocations takes too many steps, the result is
+    the allocation of `find_allocation`. Raises Exhausted if `find_allocation` does.
     """
     budget = full_budget() if budget is None else budget
     gifts = find_allocation(cards, need, budget)

@@ -1,7 +1,6 @@
 """Decides whether a pod finds its slices on a partitionable node, and ranks the nodes that can be partitioned for it.
 
-`scheduler.decisions.slice_filter` and `scheduler.decisions.preemption` call `assess_slices`; the partition controller
-calls `rank_partitionable_nodes` to choose the node of a plan; `mgpu simulate` calls both. The functions are pure.
+Mainly the filter calls `assess_slices`, and the partition controller `rank_partitionable_nodes`.
 """
 
 import sys
@@ -29,7 +28,7 @@ def _rejected(text: str, *, fits_repartitioned: bool = False) -> NodeFit:
 def rejection_of_slices(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> NodeFit:
     """Return why the node's cards cannot be partitioned for the pod.
 
-    If a plan is found nevertheless, the answer says that the pod fits after repartitioning.
+    If a plan is found after all, the answer says that the pod fits once the cards are partitioned again.
     """
     planned = plan_node(target, [request], budget)
     if not isinstance(planned, Rejection):
@@ -84,8 +83,8 @@ def rank_partitionable_nodes(
 
     Args:
         request: The number of slices by name.
-        next_budget: The function that returns the budget for the next node. A node for which the budget does not
-            suffice is left out.
+        next_budget: The function that returns the budget for the next search. Each node needs one or two. A node is
+            left out if its first budget does not suffice.
     """
     scored = [
         (-score_for_slices(target, request, pod, settings), target.node.name, target)
@@ -112,7 +111,7 @@ def _is_known_to_offer(target: PartitionableNode, request: Mapping[str, int], bu
 
 
 def _count_destroyed(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> int:
-    """Return how many free slices a plan for this pod alone destroys; `sys.maxsize` if the budget ends before."""
+    """Return how many free slices a plan for this pod alone destroys; `sys.maxsize` if the budget ends first."""
     planned = plan_node(target, [request], budget)
     if isinstance(planned, Rejection):
         return 0 if planned.proven else sys.maxsize

@@ -1,10 +1,8 @@
 """Scores a node for a pod that requests slices, with the weights of the settings.
 
-`scheduler.decisions.slice_filter`, `slice_choice.rank_partitionable_nodes` and `mgpu simulate` call `score_for_slices`.
 Besides CPU, memory and the memory of the cards, the settings can give weights to extended resources by name.
-`NamedResourceUsage` tracks what the pods of each node request of these resources; `scheduler.cluster` and
-`mgpu simulate` report the pods to it. Scores are computed exactly, in integers. docs/design/slices.md, "Scheduling",
-describes the formula.
+`NamedResourceUsage` tracks what the pods of each node request of these resources. Scores are computed exactly, in
+integers. docs/design/slices.md, "Scheduling", describes the formula.
 """
 
 from collections import Counter
@@ -20,9 +18,9 @@ from scheduler.engine.partitioning.partitionable_node import PartitionableNode, 
 
 
 def requested_resources(pod: Pod, names: Collection[str]) -> dict[str, int]:
-    """Return what a pod requests of these extended resources at its busiest moment, by name.
+    """Return, by name, the most that a pod uses of these extended resources at the same time.
 
-    The API server admits only whole numbers; anything else counts as nothing.
+    The API server admits only whole numbers. A resource with any other amount is left out.
     """
     requested = {}
     for name in names:
@@ -40,8 +38,7 @@ def requested_resources(pod: Pod, names: Collection[str]) -> dict[str, int]:
 class NamedResourceUsage:
     """The sums that the pods of each node request of the named resources. Not thread-safe.
 
-    The sums depend only on the pods, and not on the order in which they are reported. Nothing is stored if no resource
-    is named.
+    The sums must not depend on the order in which the pods are reported. Nothing is stored if no resource is named.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -60,7 +57,7 @@ class NamedResourceUsage:
             self._on_node.setdefault(pod.node, Counter()).update(requested)
 
     def drop(self, uid: str) -> None:
-        """Remove a pod, if it is there."""
+        """Remove a pod if it is there."""
         node, requested = self._of_pod.pop(uid, ("", {}))
         if requested:
             self._on_node[node].subtract(requested)
@@ -73,7 +70,7 @@ class NamedResourceUsage:
 
 
 _BUILT_IN = ("cpu", "memory", "gpu")
-"""The resources that every node has. The settings name the others."""
+"""The names in the weights of the settings that are not extended resources."""
 
 
 def named_resources(settings: SlicesSettings) -> frozenset[str]:
@@ -82,7 +79,7 @@ def named_resources(settings: SlicesSettings) -> frozenset[str]:
 
 
 def score_for_slices(target: PartitionableNode, request: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> int:
-    """Return the score, 0 to 10, of a node as if the pod had the requested slices there."""
+    """Return the score, 0 to 10, that the node has once the pod has the requested slices there."""
     node, names = target.node, named_resources(settings)
     capacity = {
         **_extended_capacity(node, names),

@@ -1,8 +1,7 @@
-"""The card policies. Each has a module with a `POLICY`, named as in the registry `mgpu.model.card_policies`.
+"""The card policies. Each has a module of its name, with a `POLICY`.
 
-`scheduler.engine` exports the tables. The engine, `scheduler.cluster.forecast` and the openb experiment look policies
-up by name. The settings and the webhook validate policy names and must not import the scheduler, so the names are in
-`mgpu.model`. The modules are imported by these names, so there is no second list.
+The names are in `mgpu.model.card_policies`, because the settings and the webhook validate them and must not import the
+scheduler.
 """
 
 from collections.abc import Mapping

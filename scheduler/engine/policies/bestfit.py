@@ -1,6 +1,6 @@
 """Card policy `bestfit`: leave the least memory free on the cards that are used.
 
-It is the default of the gpushare dialect. The registry (`scheduler.engine.policies`) loads `POLICY`.
+It is the default of the gpushare dialect.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Card and node policy `binpack`: use cards and nodes that are in use already, so that large free parts stay free.
 
-The registry (`scheduler.engine.policies`) loads `POLICY`. `spread` reverses the ratings of cards, and the learning
-policies `fragmentation` and `fgd` use the ratings until they have learnt. So a change here changes four policies.
+The policy `spread` reverses the ratings of cards, and the policies `fragmentation` and `fgd` use them until they have
+learnt. So a change here changes four policies.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from scheduler.engine.node_fit import HIGHEST
 def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
     """Rate cards by Σ w·c² + (100 − w)·m² over all cards, including unhealthy ones.
 
-    w is the weight of core in percent. c and m are the fractions of core and memory that are free on a card afterwards.
-    Because of the squares, few large free parts are better than many small ones. The fractions have one common
-    denominator and are not divided, so that equal ratings compare equal; the constant divisor 100·n is left out.
-    Source: docs/design/mgpu.md, "Allocate".
+    w is the weight of core in percent. c and m are the fractions of core and memory that are free on a card once the
+    pod is there. Because of the squares, few large free parts are better than many small ones. To compare exactly, the
+    fractions are multiplied by a common denominator. Source: docs/design/mgpu.md, "Allocate".
     """
     all_core, all_memory = lcm(*[s.card.core for s in cards]), lcm(*[s.card.memory for s in cards])
     of_core, of_memory = weight_of_core * all_memory**2, (100 - weight_of_core) * all_core**2

@@ -1,10 +1,8 @@
 """Card and node policy `fgd`: fragmentation gradient descent as published, for comparison with `fragmentation`.
 
 Source: Weng et al., "Beware of Fragmentation" (USENIX ATC'23); docs/design/fragmentation.md, "FGD as published". The
-registry (`scheduler.engine.policies`) loads `POLICY`, so settings and annotations can select it; the openb experiment
-uses `Fgd` with the counts of a whole trace. The policy must stay as published, even where `fragmentation` is better.
-All sums add integers that are stored as floats, and stay below 2^53. So they are exact, and the same on every machine
-and in any order.
+policy must stay as published, even where `fragmentation` is better. All sums add integers that are stored as floats,
+and stay below 2^53. So they are exact, and the same on every machine and in any order.
 """
 
 from collections.abc import Mapping
@@ -35,7 +33,7 @@ Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
 _MAX_TYPES = 256
-"""The maximum number of typical pods, as in the policy `fragmentation`. In the openb traces it is 151."""
+"""The maximum number of typical pods, as in the policy `fragmentation`. The openb traces have 151."""
 _SCORE_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
 """The thresholds of the score: int(100 · sigmoid(x / 1000)) is the number of thresholds that are at most x."""
 
@@ -51,8 +49,8 @@ class TypicalPod:
 def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -> tuple[TypicalPod, ...]:
     """Return the most frequent shapes that together make up `percent` of all pods.
 
-    Of equally frequent shapes the larger comes first. There are at most `_MAX_TYPES`: the work for each pod and node
-    grows with their number, and a tenant decides how many different shapes there are.
+    Of equally frequent shapes the larger comes first. There are at most `_MAX_TYPES`, because the work for each pod and
+    node grows with their number, and tenants decide how many different shapes there are.
     """
     merged: dict[Shape, int] = {}
     for shape, number in counts.items():

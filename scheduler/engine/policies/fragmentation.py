@@ -1,7 +1,6 @@
 """Card and node policy `fragmentation`: take as little as possible from the pods that are likely to come.
 
-The registry (`scheduler.engine.policies`) loads `POLICY`; `scheduler.cluster.forecast` creates a new judge whenever
-enough pods have arrived. The idea and its measurements: docs/design/fragmentation.md, "The algorithm".
+docs/design/fragmentation.md, "The algorithm", describes the idea and the measurements.
 
 Every state of a node has a worth, and a pod is placed where it lowers the worth the least. The worth of a node is the
 sum of
@@ -11,9 +10,11 @@ sum of
 - for every expected type, the number of pods of the type for which there is capacity, times the type's copy weight.
 
 Types that fit few nodes have the largest weights (`expected_pods`). If only the number of pods counted, pods that fit
-every node would crowd these types out. Two things must hold. Taking something from a node never raises its worth,
-because every summand grows with what is free. The sums are exact, because they add whole numbers below 2^53 that are
-stored as floats. So they are the same on every machine, in any order and for any number of nodes.
+every node would crowd these types out.
+
+Two things must hold. Taking something from a node never raises its worth, because no summand grows when less is free.
+The sums are exact, because they add whole numbers below 2^53 that are stored as floats. So they are the same on every
+machine, in any order and for any number of nodes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +40,7 @@ from scheduler.engine.learning.shapes import (
 from scheduler.engine.policies.binpack import binpack, fullness
 
 _LOSS_STEP = ONE // 100
-"""Losses in the same step of this size count as equal, and the node with the least left is chosen.
+"""Losses in the same step of this size count as equal. Among such nodes, the one with the least free milli is chosen.
 
 On the traces, 1/200 to 1/25 of `ONE` give similar results."""
 

@@ -1,6 +1,6 @@
 """Card policy `minor`: use the cards with the lowest device minors that fit.
 
-It is the default of Koordinator's dialect and of slices. The registry (`scheduler.engine.policies`) loads `POLICY`.
+It is the default of Koordinator's dialect and of slices.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from scheduler.engine.card_policy import CardPolicy, CardScore
 
 
 def minor(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa: ARG001
-    """Rate a card that the pod uses by its minor.
+    """Rate a card that the pod uses by its minor; lower is better.
 
-    If the indexes are in the order of the minors, all placements rate equally, and `place` takes the first.
+    If the indexes are in the order of the minors, all cards rate equally, and `place` takes the lowest indexes.
     """
     minors = [state.card.index if state.card.minor is None else state.card.minor for state in cards]
     if minors == sorted(minors):

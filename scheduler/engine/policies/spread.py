@@ -1,7 +1,4 @@
-"""Card and node policy `spread`, the opposite of `binpack`: it distributes load evenly over cards and nodes.
-
-The registry (`scheduler.engine.policies`) loads `POLICY`.
-"""
+"""Card and node policy `spread`, the opposite of `binpack`: it distributes load evenly over cards and nodes."""
 
 from collections.abc import Sequence
 
