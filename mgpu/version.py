@@ -1,8 +1,8 @@
-"""Defines how the processes report their versions, and agents their nodes, in the API.
+"""Defines how the processes report their versions in the API, and what agents report about their nodes.
 
-The leader annotates its Lease, an agent its Node (`deviceplugin.inventory`), and the manifests label the Pods of
-Deployments. `mgpu doctor` compares them. Agents of other versions read and write the same annotation, so fields may be
-added to the report but not removed.
+The leader annotates its Lease, an agent annotates its Node, and the manifests label the Pods of Deployments. `mgpu
+doctor` compares the versions. A cluster may run several versions at once, so fields may be added to an agent's report
+but not removed.
 """
 
 import json
@@ -21,7 +21,7 @@ AGENT_ANNOTATION = "mgpu.io/agent"
 
 @cache
 def own_version() -> str:
-    """Return the installed version. Raises PackageNotFoundError if mgpu is not installed as a package."""
+    """Return the installed version of mgpu. Raises PackageNotFoundError if mgpu is not installed as a package."""
     return version("mgpu")
 
 
@@ -31,9 +31,9 @@ class AgentReport(NamedTuple):
     Attributes:
         cdi: whether the container runtime supports CDI; None if unknown.
         cards: the number of GPUs.
-        whole_cards: which device plugin serves `nvidia.com/gpu`, `mgpu` or `nvidia`.
+        whole_cards: whose device plugin serves `nvidia.com/gpu`: `mgpu` or `nvidia`.
         toolkit: how NVIDIA's container toolkit is configured; None if unknown.
-        mps_unbounded: whether MPS folders that containers can write to are on the node's own file system.
+        mps_unbounded: whether containers can write to MPS folders that are on the node's own file system.
     """
 
     version: str
@@ -48,8 +48,8 @@ class Toolkit(NamedTuple):
     """How unprivileged containers can request GPUs from NVIDIA's container toolkit.
 
     Attributes:
-        variable: by NVIDIA_VISIBLE_DEVICES.
-        mounts: by mounts below /var/run/nvidia-container-devices.
+        variable: whether they can do so by the variable NVIDIA_VISIBLE_DEVICES.
+        mounts: whether they can do so by mounts below /var/run/nvidia-container-devices.
     """
 
     variable: bool
@@ -57,7 +57,6 @@ class Toolkit(NamedTuple):
 
 
 def write_agent_report(report: AgentReport) -> str:
-    """Return the value of the annotation `AGENT_ANNOTATION`."""
     row: dict[str, Any] = {
         "version": report.version,
         "cdi": report.cdi,

@@ -1,7 +1,7 @@
 """Prepares the serving certificate when `mgpu webhook` or `mgpu scheduler` starts.
 
-The certificate is mounted (`certDir`), or the process creates it and signs it with the CA of the installation. The
-process must never write a webhook configuration: with that right it could make the API server send every pod of the
+The certificate is mounted (`certDir`), or the process creates and signs it with a certificate authority (CA). The
+process must never write a webhook configuration. With that right it could make the API server send every pod of the
 cluster to another server.
 """
 
@@ -32,24 +32,24 @@ def prepare_certificate(
 ) -> tuple[tuple[Path, Path], CertificateRenewer | None]:
     """Return the paths of the certificate chain and the key, and the CertificateRenewer, which is None with `certDir`.
 
-    In a cluster the CA is in a Secret of the installation. Outside of a cluster the process creates a CA in
-    `selfSignedDir`, and the user gives the CA to the clients.
+    In a cluster, a Secret of the installation contains the CA. Outside of a cluster, the process creates a CA in
+    `selfSignedDir` or in a temporary directory, and the user gives that CA to the clients.
 
     Args:
         own: the settings of the process.
         kubeconfig: the path of the kubeconfig file; "" if there is none.
-        stack: the stack on which a callback is registered that removes the temporary directory, if there is one.
+        stack: the stack that removes the temporary directory when it is closed.
 
     Raises:
-        BadObject: if a setting or a file is invalid.
-        ClickException: if the cluster does not provide a CA.
+        BadObject: if a setting or a file is invalid, or if the certificate cannot be stored.
+        ClickException: if the Secret has no CA, or if it cannot be read or written.
     """
     if own.cert_dir:
         return find_mounted_certificate(Path(own.cert_dir)), None
     folder = CertificateFolder(Path(own.self_signed_dir or create_private_folder(stack, "mgpu-")))
     api = Api.connect("") if runs_in_cluster(kubeconfig) else None
     if kubeconfig:
-        Api.connect(kubeconfig).close()  # Report an invalid file now, and not when a worker connects.
+        Api.connect(kubeconfig).close()  # Report an invalid file now, before a worker connects.
     name = f"{own.service}-tls"
     store = SecretStore(api, own.namespace, name) if api else None
     renewer = CertificateRenewer(folder, _names(own), store, REMEDY)

@@ -1,7 +1,7 @@
 """Lists the API objects that describe cards and holdings, page by page.
 
-All commands that read a cluster call these functions, so that they handle missing kinds and missing rights in the same
-way. Each function that lists objects raises ApiError and Unreachable if the list fails for another reason.
+The commands that read a cluster call these functions. Each function that lists objects raises ApiError or Unreachable
+if the list fails, with the exceptions that its docstring names.
 """
 
 import gc
@@ -31,7 +31,7 @@ def nodes(api: Api, fields: str = "") -> Iterator[Raw]:
 def devices(api: Api, fields: str = "") -> Iterator[Raw]:
     """Yield the Devices; none if the CRD is missing.
 
-    It is missing in a cluster with nodes of gpushare's own device plugin, which report their cards in the node status.
+    A cluster with gpushare's own device plugin may lack the CRD, because that plugin reports cards in the node status.
 
     Args:
         fields: a field selector; "" selects all.
@@ -57,10 +57,10 @@ def whole_pods(api: Api, fields: str = "") -> Iterator[Raw]:
 
 
 def mtgpupods(api: Api) -> Iterator[Raw]:
-    """Yield the MtgpuPods.
+    """Yield the MtgpuPods; none if the CRD is missing.
 
-    If the user may not list them, the function prints a warning and yields none. The Pods of MtgpuPods and the occupy
-    pods still show what is held.
+    If the user may not list MtgpuPods, the function prints a warning and yields none. The Pods of MtgpuPods and the
+    occupy pods still show which cards are held.
     """
     try:
         yield from _list(api, mtgpu.COLLECTION, empty_status=404)
@@ -80,7 +80,7 @@ def _list(api: Api, path: str, *, fields: str = "", empty_status: int = 0) -> It
     """Yield the objects of a collection, page by page.
 
     Args:
-        empty_status: the HTTP status of the API server that means that there are no objects.
+        empty_status: the HTTP status of an error for which the function yields nothing.
     """
     try:
         for page, _ in api.pages(path, fieldSelector=fields):
@@ -92,7 +92,10 @@ def _list(api: Api, path: str, *, fields: str = "", empty_status: int = 0) -> It
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection while a whole cluster is read, since each run would visit all objects again."""
+    """Disable garbage collection while a whole cluster is read, since each run would visit all objects again.
+
+    The garbage collector then ignores the objects that exist at the end.
+    """
     gc.disable()
     try:
         yield

@@ -1,7 +1,6 @@
-"""Connects a command to the cluster that kubectl would use, and reads the settings of the installation there.
+"""Options and error messages of the commands that read a cluster, and the settings of the installation there.
 
-Every command that reads a cluster uses it. A problem with the cluster must be reported in one line, without a
-traceback.
+A problem with the cluster must be reported in one line, without a traceback.
 """
 
 import os
@@ -42,11 +41,11 @@ def report_api_errors() -> Iterator[None]:
 
 
 def current_namespace(kubeconfig: str, context: str) -> str:
-    """Return the namespace that kubectl would use."""
+    """Return the namespace of a context of the kubeconfig; `default` if the context has none."""
     try:
         contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]
     except config.ConfigException:
-        return "default"  # in a cluster there is no kubeconfig
+        return "default"  # there may be no kubeconfig in a cluster
     chosen = next((row for row in contexts if row["name"] == context), active)
     return str((chosen.get("context") or {}).get("namespace") or "default")
 
@@ -54,13 +53,14 @@ def current_namespace(kubeconfig: str, context: str) -> str:
 def read_installed_settings(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tuple[Settings, str]:
     """Return the settings, and the name of their source for messages.
 
-    The source is the file `config`, or else the ConfigMap that the scheduler's Deployment mounts. The defaults apply if
-    the ConfigMap does not exist or the user may not read it. Flags and environment variables of the installation's
-    processes are not considered.
+    The source is the file `config`, or else the ConfigMap that the scheduler's Deployment mounts. If the Deployment or
+    the ConfigMap does not exist or the user may not read it, the source is the defaults. The environment variables of
+    this command override the source. Flags and environment variables of the installation's processes are not
+    considered.
 
     Raises:
         BadObject: if the settings are invalid.
-        ApiError: if the API server answers with another error than 403 or 404.
+        ApiError: if the API server answers with an error other than 403 and 404.
         Unreachable: if the API server does not answer.
     """
     if config:
@@ -77,7 +77,7 @@ def read_installed_settings(api: Api, config: Path | None, namespace: str = NAME
 
 
 def _config_map_name(deployment: Mapping[str, Any]) -> str:
-    """Return the name of the ConfigMap that the Deployment mounts. kustomize appends a hash to the name."""
+    """Return the name of the ConfigMap with the settings. kustomize appends a hash to its name in the Deployment."""
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
     names = (str((volume.get("configMap") or {}).get("name") or "") for volume in volumes)
     return next((name for name in names if name.startswith(_CONFIGMAP)), _CONFIGMAP)

@@ -1,6 +1,6 @@
 """The command `mgpu inspect`: shows the cards of a cluster and the pods that hold them.
 
-`mgpu top` uses `read_cluster` too. Scripts read the JSON, so its keys must not change, but the picture may change.
+Scripts read the JSON, so its keys must not change. The table may change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -68,7 +68,12 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
 
 
 def read_cluster(kubeconfig: str, context: str, config: Path | None) -> Overview:
-    """Return a snapshot of the cluster. Raises ClickException if it does not answer."""
+    """Return a snapshot of the cluster.
+
+    Raises:
+        ClickException: if the API server does not answer, or answers with an error.
+        BadObject: if the kubeconfig or the settings are invalid.
+    """
     with report_api_errors(), cluster_objects.paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context)
         settings, _ = read_installed_settings(api, config)
@@ -109,7 +114,7 @@ def _json(cluster: Overview) -> dict[str, Any]:
 
 
 def render_overview(cluster: Overview) -> Group:
-    """Return the card map, and below it the waiting pods, the groups and the problems."""
+    """Return the card map, and below it the table of GPUIDs, the waiting pods, the groups and the problems."""
     parts: list[RenderableType] = [card_map(cluster.nodes) if cluster.nodes else Text("There are no nodes.")]
     accounts = account_nodes(cluster.nodes)
     if cluster.mtgpupods or any(account.gpuids for account in accounts):
@@ -131,7 +136,7 @@ def render_overview(cluster: Overview) -> Group:
 
 
 def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
-    """Yield the first lines, and a line with the number of the others."""
+    """Yield at most `_MOST_PODS` lines, and one more line with the number of the others, if any."""
     lines = list(texts)
     yield from (Text(one_line(line), style=style) for line in lines[:_MOST_PODS])
     if len(lines) > _MOST_PODS:

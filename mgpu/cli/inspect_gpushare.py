@@ -1,7 +1,7 @@
 """The command `kubectl inspect gpushare`: shows GPU memory by node and card, in units of `aliyun.com/gpu-mem`.
 
-It replaces gpushare's own kubectl plugin for the users of that plugin and their scripts, so the output must not change.
-It counts the pods of all vocabularies.
+The command replaces gpushare's own kubectl plugin. The scripts of that plugin's users read the output, so it must not
+change. The command counts the pods of all vocabularies.
 """
 
 import os
@@ -30,7 +30,7 @@ from mgpu.settings import Settings
 Raw = Mapping[str, Any]
 
 _MOST_GIB = 1024
-"""The most GiB of one card. If a node reports more units for each card, its unit is MiB."""
+"""The most GiB that a card can have. If a node reports more units per card, the unit of gpu-mem must be MiB."""
 
 EXAMPLES = """
 \b
@@ -83,7 +83,7 @@ def main(
 
 
 def unit_of_nodes(nodes: Iterable[Raw]) -> str | None:
-    """Return the unit in which the nodes report `gpu-mem`, or None if no node reports it."""
+    """Return the unit in which the nodes probably report `gpu-mem`; None if no node has `gpu-mem` and `gpu-count`."""
     per_card = [units[1] for raw in nodes if (units := gpushare.card_units(read_node(raw)))]
     if not per_card:
         return None
@@ -108,10 +108,7 @@ def node_rows(
     """Return the rows of the nodes with GPUs, sorted by name.
 
     Args:
-        nodes: the Nodes of the cluster.
-        devices: the Devices of the cluster.
         raws: the Pods of the cluster.
-        mtgpupods: the MtgpuPods of the cluster.
     """
     cluster = make_overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
     addresses = {str(raw["metadata"]["name"]): _address(raw) for raw in nodes}
@@ -129,7 +126,8 @@ def _node_row(view: NodeView, address: str, requested: Mapping[str, int], unit: 
     """Return the row of a node.
 
     Args:
-        requested: the bytes that each pod on the node requests whose cards are not all known, by `namespace/name`.
+        requested: the pods on the node whose cards are not all known, by `namespace/name`, each with the bytes that it
+            requests.
         unit: the bytes of one unit.
     """
     held: dict[str, dict[int, int]] = {}
@@ -154,7 +152,10 @@ def _node_row(view: NodeView, address: str, requested: Mapping[str, int], unit: 
 
 
 def _requested_memory(pod: Pod, settings: Settings) -> int:
-    """Return the bytes of GPU memory that the pod requests, without whole cards; 0 if its request cannot be read."""
+    """Return the GPU memory that the pod requests in bytes.
+
+    Whole cards and amounts in percent count as 0. The result is 0 if the request cannot be read.
+    """
     request = read_request(pod, settings)
     if not isinstance(request, GpuRequest):
         return 0
@@ -162,7 +163,7 @@ def _requested_memory(pod: Pod, settings: Settings) -> int:
 
 
 def _address(raw: Raw) -> str:
-    """Return the first internal address of a node, or else its first address."""
+    """Return the first internal address of a node, or else another address or `unknown`."""
     rows = (raw.get("status") or {}).get("addresses") or []
     by_type = {row.get("type"): str(row.get("address")) for row in reversed(rows)}
     return one_line(by_type.get("InternalIP") or next(iter(reversed(by_type.values())), "unknown"))

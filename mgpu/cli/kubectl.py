@@ -1,7 +1,7 @@
 """The kubectl plugin `kubectl mgpu`, with the commands of `mgpu` that only read a cluster.
 
-kubectl finds the program `kubectl-mgpu`, which `pyproject.toml` installs, on the PATH. To add a command, add its name
-to `NAMES`.
+`pyproject.toml` installs it as the program `kubectl-mgpu`, which kubectl finds on the PATH. To add a command of `mgpu`
+to the plugin, add its name to `NAMES`.
 """
 
 import click
@@ -12,8 +12,6 @@ NAMES = ("inspect", "explain", "top", "doctor")
 
 
 class Plugin(Commands):
-    """The group of the commands in `NAMES`."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if name in NAMES]
 
@@ -36,7 +34,6 @@ def plugin() -> None:
 
 
 def main() -> None:
-    """Run the program `kubectl-mgpu`, which kubectl finds on the PATH."""
     plugin(prog_name="kubectl mgpu")
 
 

@@ -1,6 +1,6 @@
 """The command `mgpu`, whose subcommands are the entry points of the group `mgpu.commands` (`pyproject.toml`).
 
-A subcommand is imported only when it runs, so that `mgpu --help` is fast and no process imports the libraries of
+A subcommand is imported only when it is called, so that `mgpu --help` is fast and no process imports the libraries of
 another process. This module must not import the packages of the processes, so it finds the commands by their entry
 points.
 """
@@ -27,12 +27,12 @@ SUMMARIES = {
     "top": "Show how full the cards are, and which pods hold the most.",
     "doctor": "Check an installation, and show how to repair it.",
 }
-"""The summary of each subcommand, in the order of `mgpu --help`. It is here because reading it from the commands would
-import them."""
+"""The summary of each subcommand, in the order of `mgpu --help`. The summaries are not read from the commands, because
+that would import the commands."""
 
 
 class BadInput(click.ClickException):
-    """The input of a command is invalid. click prints the message on one line and exits with code 2."""
+    """The input of a command is invalid. click prints the message in one line and exits with code 2."""
 
     exit_code = 2
 
@@ -63,7 +63,7 @@ class Commands(click.Group):
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    """Return the commands whose packages are installed: the production image has no `playground`."""
+    """Return the commands whose packages are installed. The production image has no `playground`."""
     found = entry_points(group=GROUP)
     present = {package for package in {_package(entry) for entry in found} if find_spec(package) is not None}
     return {entry.name: entry for entry in found if _package(entry) in present}
@@ -82,9 +82,9 @@ def _load(entry: EntryPoint) -> click.Command:
 
 
 def _report_missing(entry: EntryPoint, error: ModuleNotFoundError) -> NoReturn:
-    """Report in one line that a library of the extra `playground` is missing.
+    """Report in one line that a library is missing, which the extra `playground` would install.
 
-    If a module of mgpu itself is missing, that is a bug, and the error is raised again.
+    If a module of mgpu itself is missing, that is a bug, and the error is raised again with its traceback.
     """
     if (error.name or "").split(".")[0] in {"mgpu", entry.module.split(".")[0]}:
         raise error

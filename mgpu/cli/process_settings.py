@@ -1,7 +1,6 @@
 """Reads the settings of a process from its file, its environment and its flags.
 
-The commands of the three processes, the commands of the playground, and the commands that read a cluster call
-`read_settings` first. Flags must override the environment, and the environment must override the file.
+Flags override the environment, and the environment overrides the file.
 """
 
 from collections.abc import Mapping
@@ -14,22 +13,20 @@ from mgpu.settings import Settings, load_settings
 UNITS = ("GiB", "MiB")
 _TOP_LEVEL = ("card_policy", "node_policy")
 _ELSEWHERE = {"memory_unit": "dialects.gpushare.memoryUnit"}
-"""For some flags, the path of the setting, which is neither at the top level nor in the block of the command."""
+"""The path of the setting for each flag whose setting is neither at the top level nor in the block of the command."""
 
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], block: str = "") -> Settings:
     """Return the settings from a file, the environment and the flags.
 
     Args:
-        file: the settings file; None if there is none.
-        environ: the environment variables.
         flags: the values of the flags, by the names that click gives them (`cert_dir`). The value of a flag that is not
             set is None.
-        block: the block of the settings to which the flags belong, such as `webhook`; "" for the top level. It does not
-            apply to the flags for policies and for the unit of gpu-mem.
+        block: the block of the settings to which the flags belong, such as `webhook`; "" for the top level. The flags
+            for policies and for the unit of gpu-mem do not belong to a block.
 
     Raises:
-        BadObject: with the path of every invalid setting.
+        BadObject: with the path of every invalid setting, or with the path of a file that cannot be read.
     """
     try:
         text = file.read_text() if file else ""

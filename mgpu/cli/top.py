@@ -1,7 +1,6 @@
 """The command `mgpu top`: shows how full the cards are, by node and model, and which pods hold the most.
 
-`mgpu.presentation.utilization` computes the figures and the JSON, and this module prints tables. Scripts read the JSON,
-so its keys must not change.
+`mgpu.presentation.utilization` computes the figures. Scripts read the JSON, so its keys must not change.
 """
 
 from collections.abc import Sequence
@@ -38,10 +37,14 @@ _BAR_WIDTH = 8
     type=click.Choice(sorted(SORTS)),
     default="core",
     show_default=True,
-    help="The column to sort by; the highest value is first.",
+    help="The column to sort by; numbers are descending, names ascending.",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most rows of a table; JSON has all."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="The most rows of a table. JSON has all rows.",
 )
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
@@ -49,8 +52,9 @@ _BAR_WIDTH = 8
 def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
-    Core is in percent of one card, so two cards have 200%. "Used" is what pods hold according to their allocation
-    records, and not what their processes use at this moment. The exit code is 1 if the cluster does not answer.
+    Core is in percent of one card, so two cards have 200%. The figures show what pods hold according to their
+    allocation records, and not what their processes use at this moment. The exit code is 1 if the cluster does not
+    answer.
     """
     cluster = read_cluster(kubeconfig, context, config)
     if output == "json":
@@ -106,7 +110,7 @@ def _summary(total: Figures, pending: int) -> list[str]:
 
 
 def free_line(found: Fragmentation) -> str:
-    """Return one line that states the free capacity, and how much of it pods can use."""
+    """Return a line with the free capacity, and with how much of it pods cannot use."""
     parts = [f"{found.idle:,} idle card{_s(found.idle)}"] if found.idle else []
     if found.part:
         most = f"at most {_core(found.most_core)} and {_bytes(found.most_memory)} on one"
@@ -174,7 +178,7 @@ def _core(milli: int) -> str:
 
 
 def _bytes(amount: int) -> str:
-    """Return an amount such as `64.0 GiB` or `1,140.0 GiB`, and from 10 TiB on such as `3,125.0 TiB`."""
+    """Return a text such as `64.0 GiB` or `1,140.0 GiB`; from 10 TiB on, the unit is TiB."""
     if amount >= 10 << 40:
         return f"{amount / (1 << 40):,.1f} TiB"
     return f"{amount / (1 << 30):,.1f} GiB" if amount >= 1 << 40 else format_bytes(amount)

@@ -1,8 +1,8 @@
 """Reads requests and allocation records of pods, whatever vocabulary they use.
 
-All processes, the command line and the playground call these functions, which choose the dialect. So they need not
-import a dialect by name, except for what gpushare's own tools show. The module of each vocabulary has the members of
-`mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry` lists these modules. All functions are pure.
+The functions choose the dialect, so that their callers need not import one. The module of each vocabulary has the
+members of `mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry` lists these modules. Only MtgpuPods have no
+`Dialect` (`mgpu.dialects.mtgpu`). All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,16 +68,17 @@ __all__ = [
 _READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS))
 """The annotations that mgpu reads, except those of allocation records."""
 _MAX_TEXT = 16_384
-"""The most characters of an annotation that are stored. The longest constraint has 100 entries of 128 characters."""
+"""The most characters of an annotation that are kept. The longest valid one is a constraint with 100 entries of 128
+characters."""
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
     """Return the pod's request in the first enabled vocabulary that it uses, with its constraints.
 
-    Returns None for a pod without GPUs. A pod that has cards keeps them. So constraints are not checked once the cards
-    are decided. A pod that was admitted under other settings (with a dialect that is disabled now, or with a smaller
-    minimum) is read under those settings. Amounts of 0 in a bound pod are ignored, since the pod may be older than the
-    installation.
+    Returns None for a pod without GPUs. A bound pod with an allocation record keeps its cards, so its constraints are
+    not checked. Such a pod may have been admitted under other settings. If its dialect is disabled now, or the minimum
+    is larger now, its request is read regardless of the settings. Amounts of 0 in a bound pod are ignored, since the
+    pod may be older than the installation.
 
     Raises:
         BadObject: with every broken rule.
@@ -123,7 +124,7 @@ _WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0, "min_gpu_m
 
 
 def _read_as_admitted(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """Return the request of a bound pod with a readable record, regardless of the settings, or None."""
+    """Return the request regardless of the settings; None unless the pod is bound and has a readable record."""
     if not pod.node or not any(map(is_placement_annotation, pod.annotations)):
         return None
     blocks = {
@@ -192,8 +193,8 @@ def card_policy(request: GpuRequest, settings: Settings) -> str:
 def carrier(container: Container, settings: Settings) -> str | None:
     """Return the resource whose Allocate call is answered with the container's cards, or None if there is none.
 
-    The result is the first resource that the container requests and that the agent serves as device ids. The order is
-    that of the dialects and of their resources; `SHARE` is the last.
+    The result is one of the resources that the container requests and that agents serve as device ids. It is the first
+    one in the order of the dialects and of the resources of each dialect. `SHARE` comes last.
     """
     served: list[str] = []
     for dialect in enabled(settings):
@@ -206,7 +207,7 @@ def carrier(container: Container, settings: Settings) -> str | None:
 
 
 def is_read_annotation(key: str) -> bool:
-    """Return whether mgpu reads an annotation: that of a request, a constraint, an MtgpuPod or an allocation record."""
+    """Return whether an annotation is part of a request, a constraint, an MtgpuPod or an allocation record."""
     return key in _READ or is_placement_annotation(key)
 
 
@@ -214,8 +215,8 @@ def drop_unread_annotations(pod: Pod, *also: str) -> Pod:
     """Return the pod without the annotations that neither mgpu nor the caller reads.
 
     Other annotations may take 256 KiB of every pod. A text that is too long to be valid is truncated, and remains
-    invalid. Records are never truncated. Of unknown annotations with the prefix of MtgpuPods, the first is preserved,
-    so that the pod is still known to use that vocabulary.
+    invalid. Allocation records are never truncated. At most one unknown annotation with the prefix of MtgpuPods is
+    kept, which suffices to show that the pod uses that vocabulary.
 
     Args:
         also: the names of further annotations that the caller reads.
@@ -234,21 +235,19 @@ def drop_unread_annotations(pod: Pod, *also: str) -> Pod:
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     """Return the shares in the pod's allocation record, or None if the pod has no record.
 
-    The record names the cards of each container, and the request determines the amounts. Raises BadObject if the record
-    cannot be read, has other amounts, or names cards for a container that requests none.
+    Raises BadObject if the record cannot be read, contradicts the amounts of the request, or names cards for a
+    container that requests none.
     """
     return by_name(request.dialect).read_placement(pod, request)
 
 
 def acknowledgement(pod: Pod, request: GpuRequest) -> dict[str, str]:
-    """Return the annotations that the node adds once the pod has its cards; {} if none are missing."""
+    """Return the missing annotations that the node adds once the pod has its cards."""
     return by_name(request.dialect).acknowledgement(pod)
 
 
 def device_requests(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
-    """Return the requests for cards and slices, which the agent makes visible to containers.
-
-    The agent ignores the requests for other devices.
+    """Return the requests for cards and slices. The agent makes no other devices visible to containers.
 
     Args:
         container: the container whose requests are returned; None returns the requests of all containers.
@@ -263,10 +262,12 @@ def device_containers(request: GpuRequest) -> frozenset[str]:
 
 
 def has_run(pod: Pod, request: GpuRequest | None) -> bool:
-    """Return whether a container that requests cards or slices has ever run, so that they cannot be decided any more.
+    """Return whether a container that requests cards or slices has ever run. Its cards must then not change.
+
+    In a pod without such containers, those that request other devices count.
 
     Args:
-        request: the pod's request. If it is None, because the request cannot be read, any container counts.
+        request: the pod's request. If it is None, because it cannot be read, all containers count.
     """
     return (
         pod.started
@@ -285,10 +286,10 @@ def environment_of(
 ) -> dict[str, str]:
     """Return the environment variables of a container; {} if it requests neither cards nor slices.
 
-    `MGPU_MEMORY_BYTES` is the memory that the container has on the card or slice where it has the least.
+    `MGPU_MEMORY_BYTES` is the least memory that the container has on any of its cards or slices.
 
     Args:
-        devices: the container's cards or slices, by type and index.
+        devices: the container's cards or slices, sorted by type and index.
         gpus: all GPUs of the node.
     """
     requests = device_requests(request, container)
@@ -306,8 +307,7 @@ def environment_of(
 def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
     """Return the cards that the capacity of a node describes; () if it describes none.
 
-    Callers use this for a node without a Device object. Disabled vocabularies count too, since the cards exist
-    nevertheless.
+    Call it only for a node without a Device object. Disabled vocabularies count too, since the cards exist anyway.
     """
     return next(filter(None, (dialect.cards_from_capacity(node, settings) for dialect in ALL)), ())
 
@@ -318,10 +318,7 @@ def unhealthy_card_lists(settings: Settings) -> tuple[UnhealthyCardLists, ...]:
 
 
 def unhealthy_list_of(raw: Mapping[str, Any]) -> tuple[str, UnhealthyCardLists] | None:
-    """Return the node whose unhealthy cards a ConfigMap lists, and the format of the list.
-
-    Returns None for any other ConfigMap.
-    """
+    """Return the node whose unhealthy cards a ConfigMap lists, and the format; None for any other ConfigMap."""
     for dialect in ALL:
         lists = dialect.UNHEALTHY_CARD_LISTS
         if lists and (node := lists.node_of(raw)) is not None:

@@ -1,9 +1,8 @@
 """The dialect of Aliyun gpushare: memory of one card per container (docs/design/gpushare.md).
 
-The registry lists it. The routes of the scheduler for gpushare's tools (`scheduler.api.gpushare_compat`) and `kubectl
-inspect gpushare` call it too. The resource `aliyun.com/gpu-mem`, the annotations and the environment state memory in
-the unit of the setting `memoryUnit`. gpushare's own scheduler extender and device plugin read the same names and
-formats, so these must not change.
+The resource `aliyun.com/gpu-mem`, the annotations and the environment variables state memory in the unit of the setting
+`memoryUnit`. gpushare's own scheduler extender and device plugin read the same names and formats, so these must not
+change.
 """
 
 import json
@@ -36,12 +35,14 @@ OF_CONTAINER = PREFIX + "CONTAINER"
 ASSUME_TIME = PREFIX + "ASSUME_TIME"
 ASSIGNED = PREFIX + "ASSIGNED"
 UNIT = PREFIX + "UNIT"
-"""The unit of a record. mgpu adds it so that a change of `memoryUnit` does not change the bytes of running pods."""
+"""The annotation with the unit of a record. mgpu adds it so that a change of `memoryUnit` does not change the bytes of
+running pods."""
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 _RECORD = frozenset((INDEX, OF_CARD, OF_POD, ASSUME_TIME, ASSIGNED, UNIT, ALLOCATION))
 
 _MAX_MEMORY = MAX_QUANTITY // 1000
-"""The most bytes of one container, chosen so that sums over containers stay below 2^63. No card has nearly as many."""
+"""The most bytes that a container may request. Sums over the containers of a pod stay below 2^63, and no card has
+nearly as many bytes."""
 
 _CARD = re.compile(r"\d{1,9}", re.ASCII)
 _UNITS = re.compile(r"\d{1,19}", re.ASCII)
@@ -74,7 +75,7 @@ def unit_bytes(settings: Settings) -> int:
 
 
 def _unit_of(pod: Pod, settings: Settings) -> int:
-    """Return the bytes of one `gpu-mem` of this pod, whose cards may have been decided under another setting."""
+    """Return the bytes of one `gpu-mem` of this pod. A bound pod keeps the unit that its record names."""
     recorded = UNITS.get(pod.annotations.get(UNIT, "")) if pod.node else None
     return recorded or unit_bytes(settings)
 
@@ -101,8 +102,8 @@ def write_placement(
 ) -> dict[str, str]:
     units = _units(pod)
     chosen = {c.container: placement.cards(c.container)[0] for c in request.containers}
-    # gpushare's own tools read one card per pod. The first container that is not an init container determines it,
-    # because init containers end early.
+    # gpushare's own tools read one card per pod. The first container that runs after the init containers determines
+    # it, because init containers end early. If there is no such container, the first init container determines it.
     longest = max(request.containers, key=lambda c: c.stage is not Stage.INIT).container
     return {
         INDEX: str(chosen[longest]),
@@ -129,7 +130,7 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
         raise BadObject([Problem(annotation_path(INDEX), text)])
     shares = []
     for one in request.containers:
-        # Other writers record one card for the pod, or only the cards of the app containers.
+        # Other writers record only one card for the pod, or only the cards of the app containers.
         card = recorded.get(one.container, index if one.stage is not Stage.APP or not recorded else None)
         if card is None:
             problems.append(Problem(annotation_path(ALLOCATION), f"names no card for container {one.container!r}"))
@@ -144,9 +145,9 @@ def owns_annotation(key: str) -> bool:
 
 
 def acknowledgement(pod: Pod) -> dict[str, str]:
-    """Return the annotation that acknowledges the record; {} if there is no record, or if the pod has the annotation.
+    """Return the annotation that acknowledges the record; {} if there is no record, or if it is acknowledged.
 
-    gpushare's own tools count pods without it as pending.
+    gpushare's own tools count pods without an acknowledgement as pending.
     """
     is_missing = INDEX in pod.annotations and pod.annotations.get(ASSIGNED) != "true"
     return {ASSIGNED: "true"} if is_missing else {}
@@ -166,9 +167,9 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def card_units(node: Node) -> tuple[int, int] | None:
-    """Return how many cards a node has according to its `gpu-count`, and the units of each according to its `gpu-mem`.
+    """Return the number of cards of a node and the units of each card, according to its `gpu-count` and `gpu-mem`.
 
-    Returns None if one of the two is missing or not usable.
+    Returns None if one of these resources is missing, or if the two cannot describe equal cards.
     """
     try:
         units = whole_number(node.capacity.get(MEMORY, "0"))
@@ -179,7 +180,7 @@ def card_units(node: Node) -> tuple[int, int] | None:
 
 
 def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
-    """Return equal cards with invented UUIDs, since gpushare's own device plugin reports only two numbers."""
+    """Return equal cards with invented UUIDs, since gpushare's own device plugin reports only numbers."""
     count, units = card_units(node) or (0, 0)
     memory = units * unit_bytes(settings)
     return tuple(Card(i, f"GPU-{node.name}-{i}", "", memory) for i in range(count)) if memory <= _MAX_MEMORY else ()
@@ -209,11 +210,12 @@ def held_units(held: int, card: Card, of_one: int) -> int:
 
 
 def _read_units(container: Container, least: int, of_one: int, problems: list[Problem]) -> int | None:
-    """Return the units that a container requests, or None; append a problem for each broken rule.
+    """Return the units that a container requests; None if it requests none or an invalid amount.
 
     Args:
         least: the smallest allowed share in bytes.
         of_one: the bytes of one unit.
+        problems: the list to which a problem is appended for each broken rule.
     """
     memory = container.requested(MEMORY)
     count = container.requested(COUNT)
@@ -234,18 +236,18 @@ def _read_units(container: Container, least: int, of_one: int, problems: list[Pr
 
 
 def _units(pod: Pod) -> dict[str, int]:
-    """Return the units of each container that requests some. Call it after the request was read successfully."""
+    """Return the units of each container that requests some. The request must be valid."""
     return {c.name: whole_number(amount.text) for c in pod.containers if (amount := c.requested(MEMORY))}
 
 
 def _peak_units(pod: Pod) -> int:
-    """Return the most units that the pod needs at any time. Without init containers it is the sum over containers."""
+    """Return the most units that the pod needs at any time. Without init containers, this is the sum of all."""
     units = _units(pod)
     return peak((c.stage, Amount(memory=units[c.name])) for c in pod.containers if c.name in units).memory
 
 
 def _unparsable(pod: Pod) -> list[Problem]:
-    """Return a problem for each annotation of the record that is not a number; then no part of the record is used."""
+    """Return a problem for each annotation that must be a number and is not."""
     return [
         Problem(annotation_path(key), f"must be {what}, not {pod.annotations[key][:40]!r}")
         for key, form, what in (
@@ -278,12 +280,13 @@ def _unequal(pod: Pod) -> list[Problem]:
 
 
 def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
-    """Return the card of each container in the annotation `ALLOCATION`; {} if the pod does not have the annotation.
+    """Return the card of each container in the annotation `ALLOCATION`; {} if it is missing or not a JSON object.
 
-    mgpu identifies containers in it by their names, and other writers by their positions in `spec.containers`.
+    mgpu identifies containers in the annotation by their names, and other writers by their positions in
+    `spec.containers`.
 
     Args:
-        problems: the list to which a problem is appended for each invalid entry.
+        problems: the list to which problems with the annotation are appended.
     """
     text = pod.annotations.get(ALLOCATION)
     if text is None:

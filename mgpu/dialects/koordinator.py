@@ -1,9 +1,9 @@
 """The dialect of Koordinator's fine-grained device scheduling (docs/design/koordinator.md).
 
-The registry lists it, and `koordinator_record` reads and writes its record. Pods request GPUs in percent of cards
-(`gpu`, `gpu-core`, `gpu-memory-ratio`) and in bytes (`gpu-memory`), in total over a container's cards. They request
-whole cards as `nvidia.com/gpu`. The amount of any other `koordinator.sh/<type>` is in percent of devices of that type.
-A type can have any name, except names that begin with `gpu` and names of MIG instances. Names and rules are
+`koordinator_record` reads and writes the allocation record. Pods request GPUs in percent of cards (`gpu`, `gpu-core`,
+`gpu-memory-ratio`) and in bytes (`gpu-memory`). These amounts are totals over a container's cards. The amount of
+`nvidia.com/gpu` is a number of whole cards. The amount of any other `koordinator.sh/<type>` is in percent of devices of
+that type. A type can have any name, except names that begin with `gpu` and names of MIG instances. Names and rules are
 Koordinator's and must not change.
 """
 
@@ -44,11 +44,12 @@ SHARED = PREFIX + "gpu.shared"
 NVIDIA = "nvidia.com/gpu"
 
 _LONGEST = 2 * len(RATIO)
-"""The most characters of a misspelt name for which a similar name is suggested."""
+"""The most characters of a misspelt name for which a similar name is sought. A longer name is never similar enough."""
 MIB = 1 << 20
 MAX_DEVICES = 1024
+"""The most devices of one type that a container may request. No node has more."""
 MAX_MEMORY = MAX_QUANTITY // 1000
-"""The most bytes of one container; no node has more."""
+"""The most bytes of GPU memory that a container may request. No node has more."""
 _COMBINATIONS = (
     (NVIDIA,),
     (GPU,),
@@ -75,7 +76,7 @@ UNHEALTHY_CARD_LISTS = None
 
 acknowledgement = nothing_to_acknowledge
 cards_from_capacity = no_cards_from_capacity
-environment = no_variables  # Koordinator sets only NVIDIA_VISIBLE_DEVICES, which is a common variable
+environment = no_variables  # Koordinator sets only NVIDIA_VISIBLE_DEVICES, which mgpu sets for every dialect.
 
 
 def enabled(settings: Settings) -> bool:
@@ -130,7 +131,7 @@ def write_placement(
 
 
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
-    """Return the shares in mgpu's record of each container, or else those in Koordinator's record of the whole pod."""
+    """Return the shares in mgpu's record of each container, or else those in the record of the whole pod."""
     text = pod.annotations.get(ALLOCATED)
     per_container = pod.annotations.get(PER_CONTAINER)
     if text is None:
@@ -151,7 +152,6 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Return the resources of a node. `nvidia.com/gpu`, `gpu-core` and `gpu-memory-ratio` are served as device ids."""
     if not enabled(settings):
         return ()
     gpus = [card for card in cards if card.type == GPU_TYPE]
@@ -168,7 +168,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def normalized(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-    """Replace `koordinator.sh/gpu` by core and ratio, as Koordinator's webhook does.
+    """Replace `koordinator.sh/gpu` by `gpu-core` and `gpu-memory-ratio`, as Koordinator's webhook does.
 
     Invalid amounts stay unchanged, so that the validation rejects them.
     """
@@ -192,7 +192,8 @@ def _container_requests(container: Container, own: KoordinatorSettings, hints: i
     """Return the requests of one container, one for each type of devices. Raises BadObject with every broken rule.
 
     Args:
-        hints: the most misspelt names for which a similar name is suggested. Each suggestion takes 50 µs.
+        hints: the most misspelt names for which a similar name is suggested. The number is limited because each
+            suggestion takes 50 µs.
     """
     names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
     amounts = {name: amount for name in names if (amount := container.requested(name))}
@@ -213,12 +214,11 @@ def _container_requests(container: Container, own: KoordinatorSettings, hints: i
 
 
 def _is_strange(name: str) -> bool:
-    """Return whether a resource is neither for GPUs nor for a possible device type."""
+    """Return whether the name is neither that of a GPU resource nor valid for another device type."""
     return name not in _OF_GPU and not _TYPE.fullmatch(name.removeprefix(PREFIX))
 
 
 def _similar(name: str) -> str:
-    """Return a suggestion for a misspelt name, or an empty text."""
     close = get_close_matches(name, _OF_GPU, n=1, cutoff=0.8) if len(name) <= _LONGEST else []
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -269,7 +269,7 @@ def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tupl
 def _too_little(numbers: Mapping[str, int], own: KoordinatorSettings) -> Iterator[tuple[str, str]]:
     """Yield (resource, message) for each amount below the minimum in the settings.
 
-    A card of which a pod holds even a tiny share is not available to pods that request whole cards. Because of the
+    The minimum exists because even a tiny share makes a card unavailable to pods that request whole cards. With the
     minimum, a ResourceQuota also limits the number of cards that a namespace can use (docs/quotas.md).
     """
     if not {GPU, MEMORY, RATIO} & numbers.keys():

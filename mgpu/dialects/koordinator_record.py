@@ -1,9 +1,8 @@
 """Reads and writes Koordinator's allocation record, the annotation `device-allocated`, and mgpu's supplement to it.
 
-docs/design/koordinator.md, "Annotations", describes the formats. Only `mgpu.dialects.koordinator` calls this module.
-Koordinator records how much of each device the pod as a whole has. If several containers request devices, mgpu also
-records the devices of each container. No part of an invalid record is used, and a record must never give a container
-more than it requests.
+docs/design/koordinator.md, "Annotations", describes the formats. Koordinator records how much of each device the pod as
+a whole has. If several containers request devices, mgpu also records the devices of each container. No part of an
+invalid record is used, and a record must never give a pod more than the pod requests.
 """
 
 import json
@@ -24,7 +23,7 @@ PER_CONTAINER = "mgpu.io/container-devices"
 """The annotation with the minors of each container: `{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`."""
 _PREFIX = "koordinator.sh/"
 _PREFIXES = (_PREFIX, "kubernetes.io/")
-"""The prefixes of resource names in the record. The second one is of an older format, which is read as well."""
+"""The prefixes of resource names in the record. The second prefix belongs to an older format of Koordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,7 @@ class DeviceAllocation:
 
 
 def write_allocations(devices: Iterable[DeviceAllocation]) -> str:
-    """Return the value of the annotation `ALLOCATED`, sorted by type and minor. As in Koordinator, amounts of 0 are
-    omitted.
-    """
+    """Return the value of the annotation `ALLOCATED`, sorted by type and minor. Amounts of 0 are omitted."""
     by_type: dict[str, list[dict[str, Any]]] = {}
     for device in sorted(devices, key=lambda d: (d.type, d.minor)):
         amounts = [
@@ -118,8 +115,9 @@ def recorded_shares(
 def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation]) -> Iterator[Share]:
     """Yield the shares in a record that Koordinator itself wrote for the whole pod. Raises BadObject.
 
-    Every container that requests a type may use all of the pod's devices of that type, and it is unknown how much each
-    container uses. The request determines the amounts, and the record determines the devices.
+    The record determines the devices of each type. If a single container requests the type, its request determines the
+    amounts. If several containers request the type, each of them may use all these devices, and it is unknown how much
+    each one uses (`_joint_shares`).
     """
     for type in dict.fromkeys([*(r.type for r in requests), *(d.type for d in devices)]):
         of_type = [r for r in requests if r.type == type]
@@ -145,9 +143,10 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
 
 
 def _joint_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAllocation]) -> Iterator[Share]:
-    """Yield the shares of several containers. The first one holds the amounts of all, and the others hold 0.
+    """Yield the shares of several containers that have the same devices.
 
-    Memory is in the unit that the containers request. The other unit is computed from the card (`amount_of`).
+    The first container holds the recorded amounts of all, and the others hold 0. Memory is in the unit that the
+    containers request, bytes or percent. `mgpu.model.gpu_requests.amount_of` computes the other unit from the card.
     """
     first, *others = requests
     in_bytes = any(request.memory for request in requests)
@@ -166,8 +165,9 @@ def _joint_shares(requests: Sequence[ContainerRequest], devices: Sequence[Device
 def _refuse_unequal(what: str, devices: Sequence[DeviceAllocation], requests: Sequence[ContainerRequest]) -> None:
     """Raise BadObject unless the total of the devices is the most that the containers need at any time.
 
-    Memory is compared in the unit that all containers use, since the other unit depends on the card. Memory that cannot
-    be divided evenly among cards may be rounded up or down on each card.
+    Memory is compared in the unit that all containers use, since the other unit depends on the card. If they use
+    different units, memory is not compared. Bytes that cannot be divided evenly among cards may be rounded up or down
+    on each card.
     """
     busiest = peak((request.stage, _total(request)) for request in requests)
     core, memory, ratio = (sum(getattr(d, name) for d in devices) for name in ("core", "memory", "ratio"))
@@ -182,7 +182,7 @@ def _refuse_unequal(what: str, devices: Sequence[DeviceAllocation], requests: Se
 
 
 def _total(request: ContainerRequest) -> Amount:
-    """Return the request of a container in total over its cards, in the units that do not depend on the cards."""
+    """Return the total of a container's request over its cards, in the units in which it is requested."""
     ratio = WHOLE_RATIO if request.whole else request.ratio or 0
     return Amount(request.cards * request.core, request.cards * request.memory, 0, request.cards * ratio)
 
@@ -217,7 +217,7 @@ def _amount(resources: Mapping[str, object], name: str, *, in_bytes: bool) -> in
 
 
 def _names(type: str) -> Mapping[str, str]:
-    """Return the resource names for the amounts of a device of this type, without prefix."""
+    """Return the resource name, without prefix, of each amount that a device of this type has."""
     return {"core": "gpu-core", "memory": "gpu-memory", "ratio": "gpu-memory-ratio"} if type == GPU else {"core": type}
 
 

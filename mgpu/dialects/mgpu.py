@@ -1,9 +1,9 @@
 """The dialect of Volcano mGPU: percent of compute and MiB of memory (docs/design/mgpu.md).
 
-The registry lists it. The amounts, core in percent and memory in MiB, are totals over a container's cards. A "multiple"
-pod has the annotation `container-multiple-gpu` with the number of cards of each app container. In any other pod, a
-"normal" pod, a container gets a share of one card, or whole cards if its core is a multiple of 100. Names and formats
-are Volcano's and must not change.
+The amounts, core in percent and memory in MiB, are totals over a container's cards. A "multiple" pod has the annotation
+`container-multiple-gpu` with the number of cards of each app container. Any other pod is a "normal" pod. In a normal
+pod, a container gets a share of one card, or whole cards if its core is a multiple of 100. The rules of normal pods
+also apply to the init containers of multiple pods. Names and formats are Volcano's and must not change.
 """
 
 import re
@@ -41,9 +41,9 @@ NATIVE_BURST_SHARE = "native-burst-share"
 COMPUTE_POLICIES = (FIXED_SHARE, "guaranteed-burst-share", NATIVE_BURST_SHARE)
 MAX_CARDS = 16
 NORMAL = -1
-"""The number of cards of a container to which the rules of normal pods apply."""
+"""A value in place of a number of cards: the rules of normal pods apply to the container."""
 MAX_NAME = 63 - len("gpu-index-container-")
-"""The most characters of a container's name, which is part of the name of an annotation (at most 63 characters)."""
+"""The most characters of a container's name. The name is part of the name of an annotation, which can have 63."""
 MIB = 1 << 20
 
 _NOT_REQUESTED = "gives cards to a container that does not request any"
@@ -111,7 +111,7 @@ def write_placement(
     written = {ASSUMED: "true"}
     for container in request.containers:
         chosen = placement.cards(container.container)
-        # Write the index instead of a UUID that `read_placement` would reject. NVML never reports such a UUID, but a
+        # Write the index in place of a UUID that `read_placement` would reject. NVML never reports such a UUID, but a
         # list of simulated cards may contain one.
         names = [known[i].uuid if by_id and _CARD.fullmatch(known[i].uuid) else str(i) for i in chosen]
         written[INDEX_PREFIX + container.container] = ",".join(names)
@@ -157,12 +157,12 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
-    """Return the valid entries of `container-multiple-gpu` by position of the app container, and all problems."""
+    """Return the valid entries of `container-multiple-gpu`, by the position of the app container, and all problems."""
     text = pod.annotations.get(MULTIPLE)
     if text is None:
         return {}, []
     containers = pod.app_containers
-    # Split off one entry more than there are containers, since a text of 256 KiB may have 130,000 entries.
+    # Split off only one entry more than there are containers, since a text of 256 KiB may have 130,000 entries.
     parts = [part.strip() for part in text.split(",", len(containers) + 1)]
     more = text.count(",") + 1 - len(parts)
     entries = {i: int(part) for i, part in enumerate(parts) if re.fullmatch(r"\d{1,9}", part, re.ASCII)}
@@ -184,8 +184,8 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
     """Return the request of one container, if any. Raises BadObject.
 
     Args:
-        cards: the container's entry in a multiple pod, or `NORMAL`. None means that the entry is invalid; only the
-            amounts are checked then.
+        cards: the container's entry in a multiple pod, or `NORMAL`. None means that the entry is missing or invalid.
+            The function then checks the rules that do not depend on the entry, and returns no request.
     """
     core = container.requested(CORE)
     memory = container.requested(MEMORY)
@@ -281,7 +281,7 @@ def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -
 
 
 def _record_key(annotations: Collection[str], container: str, position: str | None, names: Collection[str]) -> str:
-    """Return the annotation with a container's cards, which contains the name or the position of the container.
+    """Return the key of the annotation with a container's cards, which ends with the container's name or position.
 
     Volcano's own plugin writes positions. A position that is also the name of a container counts as the name.
     """

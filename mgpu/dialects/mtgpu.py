@@ -1,10 +1,10 @@
 """The vocabulary of MtgpuPods, which are a kind of their own (docs/design/mtgpu.md).
 
 In annotations of an MtgpuPod, a user names a card of a node by a GPUID and requests a part of that card. The controller
-(`scheduler.mtgpupods`) creates the Pod that runs. This Pod requests no GPU from the kubelet; an occupy pod, which
-requests `nvidia.com/gpu: 1`, keeps the card. So this module is not a `Dialect`, and the processes, the command line and
-the playground import it by name (CONTRIBUTING.md, "Adding a dialect"). Users and other programs rely on the
-annotations, kinds and names, so these must not change.
+(`scheduler.mtgpupods`) creates the Pod that runs. This Pod requests no GPU from the kubelet. Another pod, the occupy
+pod, requests `nvidia.com/gpu: 1` and so keeps the card. Therefore this module is not a `Dialect`, and its users import
+it by name (CONTRIBUTING.md, "Adding a dialect"). Users and other programs rely on the annotations, kinds and names, so
+these must not change.
 """
 
 import re
@@ -45,13 +45,14 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 CARDS = "MGPU_CARDS"
 
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-"""A DNS subdomain (RFC 1123), as every node's name is."""
+"""The name of a node, which is a DNS subdomain (RFC 1123)."""
 _DECIMAL = re.compile(r"(0|[1-9]\d{0,3})(?:\.(\d{1,3}))?", re.ASCII)
 _BYTES = re.compile(r"[1-9]\d{0,18}", re.ASCII)
 _GPUID = re.compile(r"[a-z0-9]{1,63}", re.ASCII)
 _LONGEST_NAME = 253
 _NO_NODE = Problem("spec.nodeName", "is missing; the user of an MtgpuPod chooses its node", Rule.MTGPU_INCOMPLETE)
 MAX_MEMORY = MAX_QUANTITY // 1000
+"""The most bytes that an MtgpuPod may request. No card has nearly as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class MtgpuPod:
     """An MtgpuPod.
 
     Attributes:
-        request: the requested core, in milli of its card.
-        limit: the limit of the core, in milli of its card.
+        request: the requested core, in thousandths of its card.
+        limit: the limit of the core, in thousandths of its card.
         memory: the requested memory, in bytes.
         created: the creationTimestamp.
         card_uuid: the UUID of its card (`status.BoundDeviceID`); None before it has one.
@@ -88,7 +89,7 @@ class MtgpuPod:
 
     @property
     def placement_key(self) -> tuple[str, str, str, int, int, int]:
-        """The immutable fields on which the choice of its card depends."""
+        """The immutable fields on which the choice of the card depends."""
         return self.uid, self.node, self.gpuid, self.request, self.limit, self.memory
 
     @property
@@ -106,10 +107,10 @@ def enabled(settings: Settings) -> bool:
 
 
 def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
-    """Return the MtgpuPod in `raw`. Raises BadObject with every broken rule, in the order of the fields.
+    """Return the MtgpuPod in `raw`. Raises BadObject with every broken rule.
 
-    Of an MtgpuPod that has a card already, only the fields that describe its holding are checked. So neither a rule
-    that became stricter nor an annotation that was added makes mgpu forget the holding.
+    If the MtgpuPod has a card already, only its share and its node are checked. So mgpu does not forget the holding
+    when the rules for other fields become stricter, or when someone adds an annotation.
     """
     pod = read_pod(raw)
     status = raw.get("status") or {}
@@ -132,7 +133,7 @@ def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
 
 
 def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
-    """Return request and limit (milli of the card) and memory (bytes) from the annotations of an MtgpuPod or its Pod.
+    """Return request and limit (thousandths of the card) and memory (bytes) from annotations of an MtgpuPod or its Pod.
 
     Raises BadObject with every broken rule.
     """
@@ -141,7 +142,7 @@ def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def parse_milli(text: str) -> int | None:
-    """Return the exact thousandths of a decimal such as `0.25`; None unless it has at most three places."""
+    """Return the exact thousandths of a decimal such as `0.25`; None for a text that is not from 0 to 9999.999."""
     match = _DECIMAL.fullmatch(text)
     return int(match[1]) * 1000 + int((match[2] or "").ljust(3, "0")) if match else None
 
@@ -221,7 +222,7 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
 
     Args:
         card: the UUID or the index of its card. If it is None, the card is unknown, and the MtgpuPod holds every card.
-        bound: whether the API server has stored the binding.
+        bound: whether the status of the MtgpuPod in the API has the card. If not, the holding is a reservation.
     """
     share = Share("", card, whole=True) if card is None else Share("", card, pod.request, pod.memory)
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, NAME, (share,), bound=bound, gpuid=pod.gpuid)
@@ -238,8 +239,8 @@ def controlling_mtgpupod(raw: Mapping[str, Any]) -> str | None:
 def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
     """Return the UID of the MtgpuPod that a Pod names as its controller, or else the UID in its seal, or None.
 
-    Users who may change Pods may remove the owner of a Pod that keeps running on its card. They cannot remove the seal,
-    so the card stays held. The caller verifies the seal (`RecordVerifier.finding_of_mtgpu`).
+    Users who may change Pods may remove the owner of a Pod, which keeps running on its card. Admission does not let
+    them remove the seal, so the card stays held. The caller must verify the seal (`RecordVerifier.finding_of_mtgpu`).
     """
     annotations = annotations_of(raw)
     seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None
@@ -249,7 +250,8 @@ def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
 def visible_card(raw: Mapping[str, Any]) -> str | None:
     """Return the UUID of the card that the Pod of an MtgpuPod sees, or None.
 
-    The first container with the variable counts, since other webhooks may have added containers without it.
+    The value in the first container with the variable counts, since other webhooks may have added containers without
+    the variable.
     """
     containers = (raw.get("spec") or {}).get("containers") or ()
     rows = (row for container in containers for row in container.get("env") or ())
@@ -257,7 +259,9 @@ def visible_card(raw: Mapping[str, Any]) -> str | None:
 
 
 def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
-    """Return the holding of a Pod's MtgpuPod according to the Pod alone, or None if it is not the Pod of an MtgpuPod.
+    """Return the holding of a Pod's MtgpuPod according to the Pod alone.
+
+    Returns None if the Pod is not the Pod of an MtgpuPod, or if the Pod does not state its node, card and share.
 
     Args:
         pod: the Pod in `raw`.
@@ -325,7 +329,7 @@ def created(raw: Mapping[str, Any]) -> str:
 
 
 def sealed_content(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return the content that the seal of an MtgpuPod's Pod covers: its annotations of the vocabulary, and its card."""
+    """Return the content that the seal of an MtgpuPod's Pod covers: the vocabulary's annotations and the card."""
     own = {key: text for key, text in annotations_of(raw).items() if key.startswith(MTGPU_PREFIX)}
     return {**own, VISIBLE: visible_card(raw) or ""}
 

@@ -2,7 +2,7 @@
 
 The controller (`scheduler.mtgpupods`) creates the Pod. The webhook (`webhook.mtgpupod_rebuild`) builds the manifest
 again and replaces the one that was sent, so that the controller's account cannot create other Pods. Both must get equal
-manifests. `mgpu simulate` calls the module too.
+manifests.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> di
     Args:
         raw: the MtgpuPod as decoded JSON.
         pod: the MtgpuPod in `raw`.
-        uuid: the UUID of its card.
-        index: the index of its card.
+        uuid: the UUID of the MtgpuPod's card.
+        index: the index of the MtgpuPod's card.
     """
     meta, spec = raw["metadata"], raw["spec"]
     env = [{"name": name, "value": value} for name, value in environment(pod, uuid, index).items()]
@@ -45,9 +45,9 @@ def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> di
 
 
 def _with_environment(container: Mapping[str, Any], env: list[dict[str, str]]) -> dict[str, Any]:
-    """Return the container with `env` before its own variables, so that they can refer to the variables in `env`.
+    """Return the container with `env` before its own variables, so that these can refer to the variables in `env`.
 
-    A variable of the container that has the same name as one in `env` is removed.
+    The container's own variables with the names of variables in `env` are removed.
     """
     ours = {row["name"] for row in env}
     return {**container, "env": [*env, *(row for row in container.get("env") or () if row.get("name") not in ours)]}

@@ -1,8 +1,7 @@
 """Defines the protocol of dialects: the members that the module of each vocabulary has, and their types.
 
-The modules of the dialects implement the protocol, and the processes call them through `mgpu.dialects`. So a new
-vocabulary needs one module, and the processes do not change. A dialect assigns the functions at the end of this module
-to members that it does not need. All functions are pure.
+The processes call the dialects through `mgpu.dialects`, so a new vocabulary needs only one module. A dialect assigns
+the functions at the end of this module to members that it does not need.
 """
 
 import re
@@ -18,10 +17,11 @@ from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 
 SHARE = "mgpu.io/share"
-"""The resource that admission adds to a container without any resource served as device ids, so that the kubelet calls
-Allocate for the container."""
+"""The resource that admission adds to a GPU container if no other resource of the container is served as device ids.
+The kubelet calls Allocate only for resources that are served as device ids."""
 
 SHARES_PER_CARD = 16
+"""The number of device ids of `SHARE` for each card of a node."""
 
 Amounts = Mapping[str, str]
 """The requests or the limits of a container: quantities by the name of the resource."""
@@ -37,8 +37,8 @@ class NodeResource:
             number in the node's status, the sum over healthy cards, since the kubelet cannot handle very many device
             ids (docs/design/kubernetes.md, "Device manager").
         type: the type of the devices.
-        follows_settings: whether `as_ids` depends on the settings. A node changes such a resource only while no running
-            pod holds it.
+        follows_settings: whether `as_ids` depends on the settings. An agent applies a change of `as_ids` only while no
+            running pod holds the resource.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Dialect(Protocol):
 
     @property
     def RESOURCES_FOLLOW_CARDS(self) -> bool:  # noqa: N802
-        """Whether the resources of a node depend on how its cards are partitioned."""
+        """Whether the resources of a node depend on the partitioning of its cards."""
 
     @property
     def REQUEST_ANNOTATIONS(self) -> tuple[str, ...]:  # noqa: N802
@@ -130,9 +130,9 @@ class Dialect(Protocol):
         """
 
     def normalized(self, requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-        """Return the requests and limits with which admission replaces those of a container.
+        """Return the requests and limits of a container, with resources that no node has replaced by equivalent ones.
 
-        Resources that no node serves are replaced by equivalent resources.
+        Admission writes the result into the pod.
         """
 
     def read_request(self, pod: Pod, settings: Settings) -> GpuRequest | None:
@@ -161,7 +161,7 @@ class Dialect(Protocol):
         """Return whether `write_placement` or the node writes this annotation, so that users must not set it."""
 
     def acknowledgement(self, pod: Pod) -> dict[str, str]:
-        """Return the annotations that the node adds once the pod has its cards; {} if none are missing."""
+        """Return the missing annotations that the node adds once the pod has its cards."""
 
     def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
         """Return the resources of a node with these cards in this vocabulary."""
@@ -172,7 +172,7 @@ class Dialect(Protocol):
     def environment(
         self, pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]
     ) -> dict[str, str]:
-        """Return the variables of this vocabulary for a container. They override the common variables.
+        """Return the vocabulary's own variables for a container. They override the common variables.
 
         Args:
             request: the request of the container.
@@ -198,7 +198,7 @@ def unrequested_problems(
                 yield Problem(path, text)
 
 
-# A dialect that does not need a member assigns one of the following functions to it.
+# A dialect assigns the following functions to members that it does not need.
 
 
 def unchanged(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:

@@ -1,9 +1,9 @@
 """Decides which allocation records are valid.
 
-The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) call `RecordVerifier.judge` for every pod with
-a record, before anything else reads the record, and ignore invalid records. `mgpu doctor` reports records that would be
-invalid. A record is valid if it has a valid seal, if it is older than sealing in this cluster, or if it belongs to a
-vocabulary in the setting `records.peers`. docs/security.md describes the attacks that this prevents.
+The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) must call `RecordVerifier.judge` before they
+read a record, and ignore an invalid one. If records are sealed in the cluster, a record is valid in three cases: it has
+a valid seal, its pod was created before sealing began, or it has no seal and belongs to a vocabulary in the setting
+`records.peers`. docs/security.md describes the attacks that this prevents.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from mgpu.model.record_seals import SEAL, Keys, Subject
 
 _UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
 """The annotations that seals do not cover: the seal itself, and acknowledgements. The node writes acknowledgements
-later, and no decision depends on them."""
+after the record is sealed, and no decision depends on them."""
 _MAX_RECORD = 2 * MAX_CONTAINERS
 """The most annotations of a record. Each vocabulary writes at most one for each container and a few for the pod."""
 
@@ -33,7 +33,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The reason why a record is invalid. The message does not quote the annotations, whose number users choose."""
+    """The reason why a record is invalid. The message quotes no annotations, because a pod may have very many."""
 
     reason: Reason
     message: str
@@ -43,7 +43,7 @@ class Finding:
 class Verdict:
     """The result of a verification, and the input on which it depends.
 
-    With it, `RecordVerifier.judge` need not verify an equal record again.
+    A caller that passes it to `RecordVerifier.judge` saves the verification of an unchanged record.
 
     Attributes:
         subject: the pod and its node.
@@ -64,19 +64,20 @@ class RecordVerifier:
 
     Attributes:
         keys: the keys of valid seals; None if records are not sealed in this cluster.
-        peers: the vocabularies whose records are valid without a seal, since another scheduler writes them.
+        peers: the vocabularies whose records are valid without a seal, since another scheduler writes such records.
     """
 
     keys: Keys | None = None
     peers: frozenset[str] = frozenset()
 
     def judge(self, pod: Pod, before: Verdict | None = None) -> tuple[Pod, Verdict | None]:
-        """Return the pod, without its record if that is invalid, and the verdict.
+        """Return the pod, without its record if the record is invalid, and the verdict.
 
-        The verdict is None if there was nothing to verify.
+        The verdict is None if there is nothing to verify: the pod is not bound, it has no record, or records are not
+        sealed.
 
         Args:
-            before: the verdict when the pod was read the last time; None for a pod that is read the first time.
+            before: the verdict of the previous call for the pod; None in the first call.
         """
         if not pod.node or not pod.annotations:
             return pod, None
@@ -95,7 +96,7 @@ class RecordVerifier:
         return replace(pod, annotations=kept), judged
 
     def sealed(self, subject: Subject, record: Mapping[str, str]) -> dict[str, str]:
-        """Return the annotations of a decision, with a seal if records are sealed and there are annotations."""
+        """Return the annotations of a record, with a seal if records are sealed and there are annotations."""
         if self.keys is None or self.keys.signer is None or not record:
             return dict(record)
         return {**record, SEAL: str(self.keys.signer.sign(subject, _signed(record)))}
@@ -136,11 +137,11 @@ class RecordVerifier:
         return {SEAL: str(self.keys.signer.sign(mtgpu.subject(raw, owner), mtgpu.sealed_content(raw)))}
 
     def finding_of_mtgpu(self, raw: Mapping[str, object]) -> Finding | None:
-        """Return why a Pod that claims to be the Pod of an MtgpuPod is not.
+        """Return the reason why a Pod that claims to be the Pod of an MtgpuPod is not.
 
-        Returns None if the Pod is genuine, or if it makes no such claim. The subject of the seal is the MtgpuPod, since
-        the UID of a Pod is unknown before its creation. A Pod without an owner has lost it, and a Pod whose seal names
-        another owner was not created for its owner.
+        Returns None if the claim is accepted, if there is no claim, or if records are not sealed. The subject of the
+        seal is the MtgpuPod, since the UID of a Pod is unknown before its creation. The seal of a Pod that has lost its
+        owner stays valid. A seal that names an MtgpuPod other than the owner is not valid.
         """
         if self.keys is None:
             return None
@@ -168,20 +169,21 @@ class RecordVerifier:
 
 
 UNSEALED = RecordVerifier()
-"""The verifier for clusters in which records are not sealed: every readable record is valid."""
+"""The verifier for clusters in which records are not sealed. All records of at most `_MAX_RECORD` annotations are
+valid."""
 
 
 def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
     """Return whether an object is older than sealing and has no seal of a known key.
 
-    The API server's times have the same order as their texts. A seal of an unknown key is from an earlier installation,
-    whose pods may still run. It is ignored, since an attacker who could write it could also omit it.
+    The times of the API server can be compared as texts. A seal of an unknown key is from an earlier installation,
+    whose pods may still run. Such a seal is ignored, since an attacker who could write it could also omit it.
     """
     return bool(created) and created < keys.since and (seal is None or not keys.names_known_key(seal))
 
 
 def _digest(record: Mapping[str, str]) -> bytes:
-    """Return the digest of a record. The length before each text ensures that different records differ in content."""
+    """Return the digest of a record. The length before each text makes the input of different records different."""
     digest = sha256()
     for row in sorted(record.items()):
         for text in row:

@@ -1,8 +1,7 @@
 """The registry of the dialects.
 
-`mgpu.dialects`, the webhook, the scheduler and the agent use it to find the dialect of a resource or annotation. To add
-a dialect, write its module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the order
-in which dialects read a pod, and in which `mgpu.dialects.carrier` considers their resources.
+To add a dialect, write its module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the
+order in which dialects read a pod, and in which `mgpu.dialects.carrier` considers their resources.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +18,8 @@ ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
 REQUEST_ANNOTATIONS = frozenset(key for dialect in ALL for key in dialect.REQUEST_ANNOTATIONS)
 """The annotations that are part of a pod's request in any vocabulary."""
 MTGPU_PREFIX = "lsalab.nthu/"
-"""The prefix of the annotations of MtgpuPods and their Pods. MtgpuPods are a kind of their own and have no `Dialect`,
-but a Pod with such an annotation must not use another vocabulary either."""
+"""The prefix of the annotations of MtgpuPods and their Pods. MtgpuPods have no `Dialect`, but a Pod with such an
+annotation must not use another vocabulary."""
 
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 _RECORD_KEYS = (SEAL, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
@@ -40,8 +39,8 @@ def enabled(settings: Settings) -> Iterator[Dialect]:
 def vocabulary_of(resource: str) -> str | None:
     """Return the name of the dialect that a resource belongs to, or None if it is not a GPU resource.
 
-    Disabled vocabularies count too, so that admission denies pods that mix them. The result is not cached, since users
-    could fill a cache with long names.
+    Disabled vocabularies count too, so that admission denies pods that mix vocabularies. The result is not cached,
+    since users could fill a cache with long names.
     """
     if not resource.startswith(_RESOURCE_PREFIXES):
         return None
@@ -63,7 +62,7 @@ def vocabularies(pod: Pod) -> dict[str, str]:
 
 
 def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
-    """Return a problem at the first use of each further vocabulary of a pod that uses several."""
+    """Return a problem at the first use of each vocabulary of a pod except the first vocabulary."""
     (first, _), *others = list(vocabularies(pod).items()) or [("", "")]
     return [
         Problem(
@@ -78,7 +77,7 @@ def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
 def is_placement_annotation(key: str) -> bool:
     """Return whether an annotation is part of an allocation record or its seal, so that users must not write it.
 
-    Disabled vocabularies count too, since a vocabulary may be enabled while the pod exists. A pod may have 20,000
-    annotations, and this function is called for each, so it first compares prefixes, which settles nearly all of them.
+    Disabled vocabularies count too, since a vocabulary may be enabled while the pod exists. The function first compares
+    prefixes, because a pod may have 20,000 annotations and nearly all of them have none of the prefixes.
     """
     return key.startswith(_RECORD_KEYS) and (key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL))

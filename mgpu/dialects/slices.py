@@ -1,9 +1,9 @@
 """The dialect of slices: MIG instances and MPS shares (docs/design/slices.md).
 
-The registry lists it. `nvidia.com/mig-2g.20gb: n` requests n MIG instances, and `nvidia.com/gpu-4gb: 1` requests one
-MPS share. The scheduler partitions cards when a pod needs slices. Each kind of slice is a device type of its own
-(`mgpu.model.slice_names`). The record must contain positions on cards, and not UUIDs, because the UUIDs of MIG devices
-change with a reboot.
+`nvidia.com/mig-2g.20gb: n` requests n MIG instances, and `nvidia.com/gpu-4gb: 1` requests one MPS share. If a pod needs
+slices that do not exist, the scheduler plans them and the agent creates them. Each kind of slice is a device type of
+its own (`mgpu.model.slice_names`). The allocation record must contain positions on cards, and not UUIDs, because a
+reboot changes the UUIDs of MIG devices.
 """
 
 import json
@@ -43,15 +43,15 @@ NAME = "slices"
 DEFAULT_CARD_POLICY = "minor"
 
 GIVEN = "mgpu.io/slices-given"
-"""The annotation with the allocation record, which has the positions (card:start) of the slices by container and type:
+"""The annotation with the allocation record: the positions (card:start) of the slices by container and type, such as
 `{"a":{"mig-2g.20gb":["0:4"]}}`."""
 
 MAX_INSTANCES = 1024
-"""The most instances of one container; no node has more."""
+"""The most slices of one kind that a container may request. No node has more."""
 
 _PATH = annotation_path(GIVEN)
 _RESOURCE = re.compile(r"nvidia\.com/(gpu-\d+[A-Za-z]*|mig-.+)", re.ASCII)
-"""The names of this vocabulary, including misspelt ones, so that `read_request` can reject them."""
+"""The names of this vocabulary, including misspelt names, so that `read_request` can reject these."""
 _PLACE = re.compile(r"(\d{1,3}):(\d{1,2})", re.ASCII)
 _EXAMPLES = "nvidia.com/mig-2g.20gb, nvidia.com/mig-1g.10gb.me (MIG) or nvidia.com/gpu-4gb (MPS, whole GiB)"
 
@@ -72,7 +72,7 @@ def enabled(settings: Settings) -> bool:
 
 
 def card_policy(settings: Settings) -> str | None:  # noqa: ARG001
-    """Return the policy for slices, which the settings cannot change: slices are taken in the order of their minors."""
+    """Return the policy for slices, which takes slices in the order of their minors. No setting changes it."""
     return DEFAULT_CARD_POLICY
 
 
@@ -81,7 +81,7 @@ def owns_resource(name: str) -> bool:
 
 
 def _amounts(container: Container) -> dict[str, RequestedAmount]:
-    """Return the slice resources that a container requests, by name, ascending."""
+    """Return the amounts of the slice resources that a container requests, sorted by name."""
     names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
     return {name: amount for name in names if (amount := container.requested(name))}
 
@@ -142,7 +142,7 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Return a resource for each kind of slice that exists on the node now."""
+    """Return a resource for each kind of slice that the node has now."""
     if not enabled(settings):
         return ()
     slices: dict[str, list[int]] = {}
@@ -159,7 +159,8 @@ def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus
     """Return the variables for slices.
 
     A container with MIG instances sees the instances, and a container with an MPS share sees the card of the share.
-    `MGPU_CARDS` lists the cards of the slices, and `MGPU_CORE_PERCENT` is the compute of the smallest slice.
+    `MGPU_CARDS` lists the indexes of the cards of the slices. `MGPU_CORE_PERCENT` is the compute of the slice with the
+    least compute.
     """
     parents = {gpu.index: gpu.uuid for gpu in gpus}
     on = sorted({place_of(card.index)[0] for card in cards})
@@ -208,7 +209,7 @@ def _misnamed(resource: str) -> str | None:
 
 
 def _mixed_modes(pod: Pod) -> Iterator[Problem]:
-    """Yield a problem at the first slice of a second partitioning mode. No node has both MIG and MPS."""
+    """Yield a problem at the first slice of a second partitioning mode, since no node has both MIG and MPS slices."""
     first: str | None = None
     for container in pod.containers:
         for resource, amount in _amounts(container).items():
@@ -223,7 +224,7 @@ def _mixed_modes(pod: Pod) -> Iterator[Problem]:
 
 
 def _indexes(places: object, count: int) -> list[int] | str:
-    """Return the indexes of the devices at these positions, or the problem with the list."""
+    """Return the indexes of the slices at these positions, or the problem with the list."""
     if not isinstance(places, list):
         return "is missing"
     found: list[int] = []

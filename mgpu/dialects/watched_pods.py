@@ -1,14 +1,15 @@
 """Limits the work and memory that the pods from a watch cost.
 
-Admission checks the size of new pods, but not that of updated ones, and a user may change labels, images and
-annotations hundreds of times a second, to any size. The scheduler (`scheduler.cluster`) and the agents
-(`deviceplugin.pods`) read the pod of each event on a single thread, and store all pods. For each event they call:
+Admission checks the size of new pods, but not that of updated pods. A user may change labels, images and annotations
+hundreds of times a second, up to the size that the API server accepts. The scheduler (`scheduler.cluster`) and the
+agents (`deviceplugin.pods`) read the pods of all events on a single thread, and store the pods that they watch. For an
+event they call:
 
 - `fingerprint`, to ignore an event in which nothing that they read has changed;
-- `limit_containers`, to drop most containers of a pod that is too large for any node;
+- `limit_containers`, to drop most containers of a pod that has too many;
 - `stored_pod`, to drop the fields that are not needed once the request has been read.
 
-All functions are pure. tests/fuzz limits their cost for hostile objects.
+All functions are pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,15 +47,16 @@ accepts 105,000 short labels, which need 14 MiB once they are decoded."""
 
 MAX_TEXT = 2048
 """The most characters of any other stored text. The longest valid text has a number for each of 256 containers, but the
-API server accepts a `spec.schedulerName` of 1.3 MiB. Records are stored whole, since users cannot write them."""
+API server accepts a `spec.schedulerName` of 1.3 MiB. Allocation records are stored whole, since users cannot write
+them."""
 _TEXTS = ("scheduler", "nominated_node", "phase", "start_time")
 
 
 def fingerprint(raw: Raw, *also: str) -> bytes:
-    """Return a digest of the fields of a pod that mgpu reads, except its labels.
+    """Return a digest of the fields of a pod that mgpu reads, except most labels.
 
     Under the same settings, pods with equal fingerprints lead to the same result. Labels change most often and are not
-    part of a request, so the caller updates them separately.
+    part of a request, so the caller updates them separately. Only the label of occupy pods is part of the digest.
 
     Args:
         raw: the pod as decoded JSON.
@@ -80,10 +82,10 @@ def fingerprint(raw: Raw, *also: str) -> bytes:
 
 
 def limit_containers(raw: Raw) -> Raw:
-    """Return the pod, but with only a few containers if it has too many.
+    """Return the pod, but with only a few containers if it has too many containers or resources (`mgpu.model.budget`).
 
-    The result has the first container of each vocabulary and the first container that has run. The cpu and memory of
-    the other containers are not counted, since no node runs a pod of more than 256 containers.
+    The result has the first container of each vocabulary and the first container that has run. So the cpu and memory of
+    the other containers are not counted.
     """
     if not budget.excess_of_containers(raw):
         return raw
@@ -98,7 +100,7 @@ _RAN = "ran"
 
 
 def _select(rows: Iterable[Any], features: set[str], ran: frozenset[str]) -> Iterator[Any]:
-    """Yield each container that has a feature which no earlier container has. A feature is a vocabulary, or `_RAN`.
+    """Yield each container with a feature that no earlier container has. A feature is a vocabulary, or `_RAN`.
 
     Args:
         features: the features of earlier containers, to which those of the yielded containers are added.
@@ -113,7 +115,6 @@ def _select(rows: Iterable[Any], features: set[str], ran: frozenset[str]) -> Ite
 
 
 def _vocabularies(row: Any) -> Iterator[str]:
-    """Yield the vocabularies of the resources that a container requests."""
     limits = table_at(row, "resources", "limits")
     requests = table_at(row, "resources", "requests")
     for name, amount in (*limits.items(), *requests.items()):
@@ -140,7 +141,7 @@ def _values(table: Raw, keys: Iterable[str]) -> list[Any]:
 
 
 def stored_pod(pod: Pod, *, record: bool) -> Pod:
-    """Return the fields of a pod that are still needed once its request has been read.
+    """Return the pod without the fields that are not needed once its request has been read.
 
     By then, the constraints are part of the request, and the resources outside the vocabularies have been counted.
 
@@ -161,8 +162,8 @@ def stored_pod(pod: Pod, *, record: bool) -> Pod:
 def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return all labels of a pod, or none if they are too many or too long.
 
-    The labels are stored for PodDisruptionBudgets, none of which counts a pod without labels. A part of the labels
-    would be worse than none, since a selector with `DoesNotExist` would match a pod whose label was omitted.
+    The labels are stored for PodDisruptionBudgets. A part of the labels would be worse than none, since a selector with
+    `DoesNotExist` would match a pod whose label was omitted. A pod without labels counts for no budget.
     """
     if len(labels) > budget.MAX_LABELS or sum(map(len, labels)) + sum(map(len, labels.values())) > MAX_LABEL_TEXT:
         return {}
@@ -196,5 +197,5 @@ def _gpu_amounts(amounts: Mapping[str, str]) -> Mapping[str, str]:
 
 @lru_cache(maxsize=4096)
 def _shared(amounts: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    """Return the same table for all containers with equal amounts, of which a pod may have 256."""
+    """Return the same table for all containers with equal amounts, to save memory."""
     return dict(amounts)

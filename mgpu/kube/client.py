@@ -1,7 +1,6 @@
 """Sends requests to the API server: create, read, update, delete, paged lists and watches.
 
-The processes, the commands and the playground use `Api`. If the server answers with an error, an ApiError is raised. If
-there is no complete answer, an Unreachable is raised, and it is not known whether the request took effect.
+If the server answers with an error, an ApiError is raised. If there is no complete answer, an Unreachable is raised.
 """
 
 import contextlib
@@ -27,8 +26,9 @@ PAGE = 500
 """The most objects of a page of a list."""
 PAGE_BYTES = 4 << 20
 """The most bytes of a page with more than one object. A decoded page needs up to 25 times as much memory. A page of
-ordinary pods is half as large, but users can create objects of more than 1 MiB."""
-_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # not every system has all of these options
+`PAGE` ordinary pods is half as large, but users can create objects of more than 1 MiB."""
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""After 30 s of silence, up to 3 probes are sent at intervals of 10 s. Not every system has all these options."""
 _SOCKET = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -37,12 +37,13 @@ _SOCKET = [
 """TCP keep-alive, so that a watch fails within a minute if the server or a load balancer vanishes without closing."""
 _SILENCE_SECONDS = 150.0
 """The longest silence of a watch before its connection counts as dead. Keep-alive is not enough: a proxy that
-terminates TCP answers the probes even if its own connection to the server is dead. kube-apiserver sends a bookmark to
-each watch every minute, beginning after two minutes, so watches of a healthy server are never silent for so long."""
+terminates TCP answers the probes even if its own connection to the server is dead. kube-apiserver sends the first
+bookmark to each watch after two minutes, and then one every minute, so a watch of a healthy server is never silent for
+so long."""
 _GRACE_SECONDS = 5.0
-"""The time for which a watch may continue after the requested time, before its connection counts as dead."""
+"""The time after the requested end of a watch at which a silent connection counts as dead."""
 _loading = threading.Lock()
-"""Guards the kubernetes package's global state while a configuration is loaded."""
+"""Guards the global state of the kubernetes package while a configuration is loaded."""
 
 
 class ApiError(Exception):
@@ -62,18 +63,18 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):
-    """There was no complete answer, so it is not known whether the request took effect.
+    """There was no complete answer. The request may or may not have taken effect.
 
     Answers with the status 429 or 5xx are complete, so they raise ApiError instead.
     """
 
 
 class _TooLong(Exception):
-    """The answer is longer than its limit."""
+    """A page has more than `PAGE_BYTES`."""
 
 
 class WatchSilent(Unreachable):
-    """A watch was silent for so long that its connection counts as dead. Watch again from the last version."""
+    """A watch was silent for so long that its connection counts as dead. The caller can watch from the last version."""
 
 
 class Api:
@@ -83,7 +84,8 @@ class Api:
     the server answers with an error, and Unreachable if there is no complete answer in time.
 
     Args:
-        timeout: The time in seconds that a request other than a watch may take.
+        timeout: The most seconds until the server begins to answer a request, and then between two parts of the answer.
+            In a watch, it limits only the time to connect.
         pool: The most connections that are kept open.
     """
 
@@ -101,10 +103,10 @@ class Api:
         """Return an `Api` with the configuration of a kubeconfig file or of the cluster. No request is sent.
 
         Args:
-            kubeconfig: The path of the file. "" means the default file or, if it does not exist, the in-cluster
-                configuration.
+            kubeconfig: The path of the file. "" means the default file or, if that file does not exist and `context` is
+                "", the in-cluster configuration.
             context: A context of the kubeconfig; "" means the current context.
-            timeout: The time in seconds that a request other than a watch may take.
+            timeout: See the class.
 
         Raises:
             BadObject: There is no usable configuration.
@@ -112,8 +114,8 @@ class Api:
         configuration = client.Configuration()
         with _loading:
             try:
-                # `config.load_config` prints a warning in a cluster, and pathlib fails for users without a home
-                # directory, so neither is used.
+                # `config.load_config` is not used, because it prints a warning in a cluster. pathlib is not used,
+                # because it fails for users without a home directory.
                 default = os.path.expanduser(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
                 if kubeconfig or context or os.path.exists(default):
                     config.load_kube_config(  # type: ignore[no-untyped-call]
@@ -164,8 +166,8 @@ class Api:
     def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
         """Yield the pages of a list, each with the resourceVersion of the whole list.
 
-        A page of more than `PAGE_BYTES` is requested again with fewer objects, so that memory is limited both for large
-        clusters and for large objects.
+        A page of more than `PAGE_BYTES` is requested again with fewer objects, so that neither many nor large objects
+        take too much memory.
         """
         token, limit = "", PAGE
         while True:
@@ -186,9 +188,10 @@ class Api:
                 return
 
     def watch(self, path: str, resource_version: str, *, seconds: int = 300, **query: Any) -> "Watch":
-        """Watch for changes after `resource_version` until the server ends the watch, at most for `seconds`.
+        """Return a watch for changes after `resource_version`. The server ends the watch after at most `seconds`.
 
-        Iterating raises WatchSilent if nothing arrives for `_SILENCE_SECONDS`, or for `seconds` and a few more.
+        Iterating raises WatchSilent if nothing arrives for `_SILENCE_SECONDS`, or for `seconds + _GRACE_SECONDS` if
+        that is shorter.
         """
         parameters = {
             **query,
@@ -269,9 +272,9 @@ class Api:
             raise Unreachable(f"{method} {path}: {error}") from error
         return response
 
-    # This is the last method, because `list` in the class body is no longer the type after it.
+    # This is the last method, because after it the name `list` in the class body means the method and not the type.
     def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
-        """Return all items and the resourceVersion to watch from."""
+        """Return all items, and the resourceVersion from which to watch."""
         items: list[dict[str, Any]] = []
         version = ""
         for page, version in self.pages(path, **query):  # noqa: B007
@@ -282,8 +285,9 @@ class Api:
 class Watch:
     """An iterable of events. Each is a type (`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`) and an object.
 
-    Iterating raises an ApiError with the status 410 if the version is too old and a new list is needed, WatchSilent if
-    the connection is silent for too long, and Unreachable if the stream breaks in another way.
+    Iterating raises ApiError if the server reports an error, WatchSilent if the connection is silent for too long, and
+    Unreachable if the stream breaks in another way. The status 410 of an ApiError means that the version is too old and
+    that a new list is needed.
     """
 
     def __init__(self, path: str, response: urllib3.BaseHTTPResponse) -> None:
@@ -303,12 +307,12 @@ class Watch:
             raise Unreachable(f"watch of {self._path}: {error}") from error
 
     def close(self) -> None:
-        """Close the connection. Only the thread that iterates may call this."""
+        """Close the connection. Only the thread that iterates may call this method."""
         self._response.close()
         self._response.release_conn()
 
     def end(self) -> None:
-        """End the iteration. Any thread may call this."""
+        """End the iteration. Any thread may call this method."""
         with contextlib.suppress(ValueError, RuntimeError, OSError):  # the watch has ended already
             self._response.shutdown()
 

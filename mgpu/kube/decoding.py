@@ -1,8 +1,7 @@
 """Decodes the JSON of the API server, even if objects of users are nested too deeply or are not UTF-8.
 
-`mgpu.kube.client` calls `decode` for every answer. A list or a watch contains the objects of all users, so an object
-that cannot be decoded must not hide the others. Otherwise each replica and agent would list again forever, and no pod
-would be placed.
+A list or a watch contains the objects of all users, so an object that cannot be decoded must not hide the others.
+Otherwise each replica and agent would list again forever, and no pod would be placed.
 """
 
 import re
@@ -11,10 +10,10 @@ from typing import Any
 import orjson
 
 DEEPEST = 128
-"""The number of levels that are kept of a text that is nested too deeply. Objects that mgpu reads have fewer than 20.
+"""The number of levels that are kept of a text that is nested too deeply. Fields that mgpu reads have fewer than 20.
 
-The API server accepts 10,000 levels, for example in `metadata.managedFields` of a Pod. The decoder accepts 1,024 levels
-and the encoder 254.
+The API server accepts 10,000 levels, for example in `metadata.managedFields` of a Pod. The decoder of orjson accepts
+1,024 levels, and its encoder accepts 254.
 """
 
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
@@ -24,8 +23,8 @@ _OPENING, _CLOSING, _QUOTE = b"{[", b"}]", b'"'
 def decode(text: bytes) -> Any:
     """Return the decoded text. Raises orjson.JSONDecodeError, a ValueError, if the text is not JSON.
 
-    If the text is nested too deeply, values below `DEEPEST` levels are replaced by null. Bytes that are not UTF-8 are
-    replaced by U+FFFD.
+    If orjson rejects the text, values below `DEEPEST` levels are replaced by null, bytes that are not UTF-8 are
+    replaced by U+FFFD, and the text is decoded again.
     """
     try:
         return orjson.loads(text)
@@ -38,7 +37,7 @@ def _flat(text: bytes) -> bytes:
 
     A text of 1 MiB must take only about 20 ms, because a user can create many such objects.
     """
-    import numpy as np  # imported here, because the webhook and the agents need numpy only in this rare case
+    import numpy as np  # The import is here, because the webhook and the agents need numpy only in this rare case.
 
     signs = np.frombuffer(_ESCAPE.sub(b"__", text), np.uint8)
     within = np.logical_xor.accumulate(signs == ord(_QUOTE))

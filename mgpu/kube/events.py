@@ -1,7 +1,6 @@
 """Posts Events on a background thread, so that callers never wait for the API server.
 
-The scheduler, the agents and the playground's kubelets and scheduler create one `Recorder` each. Other modules use the
-functions that make references. An Event may be dropped, so nothing may depend on it.
+An Event may be dropped, so nothing may depend on it.
 """
 
 import contextlib
@@ -18,19 +17,19 @@ from mgpu.kube.client import Api, ApiError, Unreachable
 log = logging.getLogger(__name__)
 
 _QUEUE = 1000
-"""The most Events that wait to be posted. Further ones are dropped."""
+"""The most Events that wait to be posted. Further Events are dropped."""
 _REPEAT_SECONDS = 60.0
 """The time for which an equal Event on the same object is not posted again."""
 
 
 class Recorder:
-    """Posts core/v1 Events for `component`. An equal Event on the same object is posted at most once a minute.
+    """Posts core/v1 Events. An equal Event on the same object is posted at most once a minute.
 
     Thread-safe. The lock guards `_recent`.
 
     Args:
-        component: The source of the Events.
-        host: The node of the source, or "".
+        component: The component that is the source of the Events.
+        host: The node of the source; "" if it has none.
     """
 
     def __init__(self, api: Api, component: str, host: str = "") -> None:
@@ -46,7 +45,7 @@ class Recorder:
         self.record(regarding, reason, message, "Warning")
 
     def record(self, regarding: dict[str, Any], reason: str, message: str, kind: str = "Normal") -> None:
-        """Queue an Event to be posted, and return at once.
+        """Queue an Event to be posted. The Event is dropped if the queue is full.
 
         Args:
             regarding: The object of the Event, such as the result of `pod_reference` or `node_reference`.
@@ -80,7 +79,7 @@ class Recorder:
     def stop(self) -> None:
         """Let the thread post the queued Events and end. Return without waiting for it. Later Events may be dropped."""
         self._stopped = True
-        with contextlib.suppress(queue.Full):  # if the queue is full, the thread ends after it has posted all Events
+        with contextlib.suppress(queue.Full):  # If the queue is full, the thread ends when the queue is empty.
             self._queue.put_nowait(None)
 
     def _is_repeated(self, key: tuple[str, str, str]) -> bool:
@@ -111,5 +110,5 @@ def pod_reference(namespace: str, name: str, uid: str) -> dict[str, Any]:
 
 
 def node_reference(name: str, uid: str = "") -> dict[str, Any]:
-    # The kubelet uses the name of the node as the uid in its Events, and `kubectl describe node` selects Events by it.
+    # The kubelet uses the name of the node as the uid in its Events, and `kubectl describe node` selects by it.
     return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid or name}

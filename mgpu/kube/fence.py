@@ -1,8 +1,8 @@
 """Prevents writes of a process that no longer leads.
 
-`scheduler.runtime` wraps its `Api` in a `FencedApi`. A process can be suspended at any moment (SIGSTOP, a suspended
-machine, a blocked disk), and can continue after another replica has become the leader. Its earlier decisions may be
-wrong then. So leadership must be checked immediately before each write, and not only before each decision.
+A process can be suspended at any moment (SIGSTOP, a suspended machine, a blocked disk), and can continue after another
+replica has become the leader. Its earlier decisions may be wrong then. So leadership must be checked immediately before
+each write, and not only before each decision.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +15,8 @@ class FencedApi(Api):
     """An Api that calls `fence` before each write.
 
     Args:
-        fence: A function that raises Unreachable if this process must not write. Callers then retry later, as they do
-            after any Unreachable.
+        fence: A function that raises Unreachable if this process must not write. Callers can then retry later, as after
+            any Unreachable.
     """
 
     def __init__(self, api: Api, fence: Callable[[], None]) -> None:

@@ -1,8 +1,7 @@
 """Implements leader election with a Lease (coordination.k8s.io/v1), as client-go does.
 
-`scheduler.runtime` creates one `Leader`. `scheduler.leadership` and `mgpu doctor` use the constants. A `Leader` must
-not trust the times and durations in the Lease, because an attacker with a stolen token could write a Lease of 68 years.
-It measures with its own clock for how long the Lease has not changed.
+A `Leader` must not trust the times and durations in the Lease, because an attacker with a stolen token could write a
+Lease of 68 years. A `Leader` measures with its own clock for how long the Lease has not changed.
 """
 
 import logging
@@ -24,24 +23,26 @@ LEASE_SECONDS = 15
 LABEL = "mgpu.io/leads"
 """The label of the leader's Pod, with the value `true`."""
 WRITE_SECONDS = 5.0
-"""The time within which a write must arrive at the API server after it was sent, before another replica may lead."""
+"""The time that a write may take to arrive at the API server. A leader that cannot renew its Lease stops writing
+this long before another candidate may acquire the Lease."""
 _FENCE_SECONDS = LEASE_SECONDS - WRITE_SECONDS
-"""A leader that has not renewed its Lease for this time stops deciding."""
+"""The time after its last renewal of the Lease at which a leader stops deciding and writing."""
 _ROUND_SECONDS = 2.0
 """The interval at which the leader renews the Lease."""
 _TRANSITIONS = 1 << 31
 """The number at which leaseTransitions wraps around. It is an int32, and the API server rejects larger values."""
 _SEEK_SECONDS = 0.5
-"""The interval at which a follower reads the Lease. After its release, no replica leads for about this time."""
+"""The interval at which a follower reads the Lease. After the leader has released the Lease, no replica leads for up to
+about this time."""
 
 
 def boot_time() -> float:
-    """Return the seconds since this machine started, including suspensions.
+    """Return the seconds since this machine started. On Linux they include suspensions.
 
-    CLOCK_MONOTONIC does not count suspensions, so a leader would continue after a suspension although its Lease has
-    expired.
+    With CLOCK_MONOTONIC, which does not count suspensions, a leader would continue after a suspension although its
+    Lease has expired.
     """
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Only Linux has CLOCK_BOOTTIME.
     return time.clock_gettime(clock)
 
 
@@ -55,8 +56,8 @@ class Leader:
         clock: A clock in seconds that is never set back and that counts suspensions.
         should_yield: A function that gets whether this replica leads, and returns whether another replica should lead.
             If so, this replica releases the Lease or does not try to acquire it.
-        wait_for_writes: A function that returns when all writes that began while leading have arrived, or after
-            WRITE_SECONDS.
+        wait_for_writes: A function that returns when all writes that began while this replica led have arrived, at the
+            latest after WRITE_SECONDS.
     """
 
     def __init__(
@@ -90,10 +91,10 @@ class Leader:
 
     @property
     def may_write(self) -> bool:
-        """Whether writes that began while leading may still be sent.
+        """Whether writes that began while this candidate led may still be sent.
 
-        While the Lease is being released, this is still true although `leading` is not, because the release waits for
-        the writes.
+        While the Lease is being released, `may_write` is still true although `leading` is false, because the release
+        waits for the writes.
         """
         return self._clock() < self._may_write_until
 
@@ -110,7 +111,10 @@ class Leader:
         self.release()
 
     def round(self) -> None:
-        """Try once to acquire or renew the Lease, or release it if another replica should lead. Never raises."""
+        """Try once to acquire or renew the Lease, or release it if another replica should lead.
+
+        Errors of the API server are logged.
+        """
         was_leading = self.leading
         started = self._clock()
         try:
@@ -127,7 +131,7 @@ class Leader:
             return
         self._last_error = ""
         if held:
-            if not self.leading:  # a round may also have taken so long that this candidate stopped leading
+            if not self.leading:  # Not leading before, or the round has taken so long that this candidate stopped.
                 self._term += 1
                 log.info("leading", extra={"identity": self._identity, "term": self._term})
             self._renewed = started
@@ -137,7 +141,7 @@ class Leader:
             self._may_write_until = -math.inf
 
     def release(self) -> None:
-        """Stop leading, and release the Lease once all writes have arrived."""
+        """Stop leading, wait until all writes have arrived, and release the Lease."""
         if not self.leading:
             return
         self._renewed = None
@@ -154,12 +158,10 @@ class Leader:
     def _acquire(self, now: float, *, seek: bool) -> bool:
         """Try to acquire or renew the Lease, and return whether this candidate holds it now.
 
-        A conflict means that another candidate was faster.
-
         Args:
             now: The current time of the clock.
-            seek: Whether to acquire the Lease. If not, the Lease is only read, so that it is known later for how long
-                it has not changed.
+            seek: Whether to acquire the Lease. If not, the Lease is only read, in order to know later for how long it
+                has not changed.
         """
         try:
             lease = self._api.get(f"{self._path}/{self._name}")
@@ -180,7 +182,7 @@ class Leader:
         try:
             write()
         except ApiError as error:
-            if error.status == 409:
+            if error.status == 409:  # Another candidate was faster.
                 return False
             raise
         return True

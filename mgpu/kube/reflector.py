@@ -1,8 +1,6 @@
-"""Lists and watches one kind of object and reports every change, as client-go's reflector and informer do.
+"""Lists and watches one kind of object and reports changes, as client-go's reflector and informer do.
 
-The scheduler, the node agent and the playground create a `Reflector` for each kind that they watch. The `informer` of
-the kubernetes package does not compare a new list with the old one, so it misses deletions while the watch is broken.
-It also does not return the objects as JSON.
+The `informer` of the kubernetes package is not used, because it stores all objects whole and lists them without pages.
 """
 
 import logging
@@ -19,7 +17,8 @@ log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
 _MIN_PAUSE, _MAX_PAUSE = 0.1, 10.0
-"""The shortest and the longest pause, in seconds, before the objects are listed again after a failure."""
+"""The first and the longest pause, in seconds, before the objects are listed again after a failure. The pause doubles
+with each failure, and varies at random by up to a half."""
 _Name = tuple[str, str]
 """The namespace and the name of an object."""
 
@@ -27,23 +26,25 @@ _Name = tuple[str, str]
 class Reflector:
     """Calls `changed(object)` for each new or changed object and `gone(object)` for each deleted one.
 
-    Both are called on the reflector's thread in the order of the changes. After a list, `changed` is called for objects
-    with a new resourceVersion, and then `gone` for objects that no longer exist. `gone` gets the deleted object, or
-    only the metadata that identifies it (`_identity`). If an object was deleted and created again with the same name,
-    `gone` is called before `changed`. An exception of a callback is logged and does not stop the watch.
+    Both are called on the reflector's thread. A watch reports the changes in their order. A list reports objects with a
+    new resourceVersion to `changed`, and then objects that do not exist any more to `gone`. So several changes of an
+    object between two lists are reported as one. `gone` gets the deleted object, or only the metadata that identifies
+    it (`_identity`). If an object was deleted and created again with the same name, `gone` is called before `changed`.
+    An exception of a callback is logged and does not stop the watch.
 
-    Any thread may call the other methods. The lock of `_lists` guards the numbers of lists.
+    Any thread may call the methods. The lock of `_lists` guards the numbers of lists.
 
     Args:
         path: The path of the collection, such as `/api/v1/pods`.
-        query: A labelSelector and a fieldSelector, or one of them.
-        optional: Whether the API server may lack the kind. The kind then counts as empty, and is listed again
-            repeatedly.
-        watch_seconds: The time after which the server ends each watch, and a new one continues. A half-open connection
-            is noticed then, or after a silence of 150 s (`mgpu.kube.client`).
+        query: A labelSelector, a fieldSelector, or both.
+        optional: Whether the API server may lack the kind. A missing kind counts as empty, and is listed again after
+            pauses of up to 15 seconds.
+        watch_seconds: The time after which the server ends each watch. The reflector then begins a new watch where the
+            last one ended. A half-open connection is noticed at that time, or earlier after a silence of 150 s
+            (`mgpu.kube.client`).
 
     Attributes:
-        restarts: The number of times that the watch broke and all objects were listed again.
+        restarts: The number of times that a list or the watch failed. All objects are listed again after each failure.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class Reflector:
         self._known: dict[_Name, Raw] = {}
         self._stop = threading.Event()
         self._lists = threading.Condition()
-        # Lists are numbered. These are the last list that has begun, the last one that has finished, and the last one
-        # that `refresh` has requested.
+        # Lists are numbered. These are the numbers of the last list that has begun, of the last list that has finished,
+        # and of the last list that `refresh` has requested.
         self._begun = 0
         self._finished = 0
         self._requested = 0
@@ -95,13 +96,13 @@ class Reflector:
 
     @property
     def broken_for(self) -> float:
-        """The number of seconds since the watch broke, or 0 if it is not broken."""
+        """The number of seconds since the first failure after the last complete list; 0 if there was no failure."""
         since = self._broken_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def forbidden(self) -> bool:
-        """Whether the watch is broken and the API server answered 403 when it broke."""
+        """Whether the watch is broken, and the last failure was an answer with the status 403."""
         return self._forbidden
 
     def wait_synced(self, timeout: float) -> bool:
@@ -112,7 +113,7 @@ class Reflector:
     def refresh(self, timeout: float) -> bool:
         """List again now, and wait until the callbacks have been called for all changes before this call.
 
-        Returns False if that takes more than `timeout` seconds.
+        Returns False if they have not been called within `timeout` seconds.
         """
         with self._lists:
             requested = self._begun + 1
@@ -146,12 +147,12 @@ class Reflector:
                     last_error = str(error)
                     log.warning("watch of %s broke, listing again: %s", self._path, error)
             except Exception:
-                # This is the outermost loop of the thread, which an unexpected answer must not end.
+                # An unexpected answer must not end this loop, which is the outermost loop of the thread.
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
             # The pause is reset only after a watch that lasted for some time. Otherwise a process that may list but not
-            # watch would list all the time.
+            # watch would list without long pauses.
             if time.monotonic() - self._followed > _MAX_PAUSE:
                 pause = _MIN_PAUSE
                 last_error = ""
@@ -194,12 +195,12 @@ class Reflector:
         return version
 
     def _follow(self, version: str) -> None:
-        """Watch until a watch fails or a list is due. Each watch continues where the last one ended."""
+        """Watch until a watch fails or a list is requested. Each watch continues where the last one ended."""
         while not (self._stop.is_set() or self._refresh_due()):
             started = time.monotonic()
             self._watch = watch = self._api.watch(self._path, version, seconds=self._watch_seconds, **self._query)
             try:
-                if self._stop.is_set() or self._refresh_due():  # requested before there was a watch to interrupt
+                if self._stop.is_set() or self._refresh_due():  # `_interrupt` may have found no watch to end.
                     return
                 for kind, item in watch:
                     if self._stop.is_set():
@@ -211,13 +212,13 @@ class Reflector:
                     elif kind != "BOOKMARK":
                         self._take(item)
             except WatchSilent as error:
-                # Perhaps only the connection is half-open. The next watch delivers the changes that were missed.
+                # Perhaps only the connection is half-open. The next watch delivers the missed changes.
                 log.info("%s; watching again", error)
             finally:
                 self._watch = None
                 watch.close()
             if time.monotonic() - started < 1 and not self._refresh_due():
-                self._stop.wait(0.1)  # a server that ends every watch at once must not be called in a tight loop
+                self._stop.wait(0.1)  # A server that ends every watch at once must not be called in a tight loop.
 
     def _take(self, item: Raw) -> None:
         name, new = _name(item), _identity(item)
@@ -242,9 +243,6 @@ def _name(item: Raw) -> _Name:
 
 
 def _identity(item: Raw) -> Raw:
-    """Return the part of an object that is stored to report its deletion.
-
-    Storing whole pods would need much memory.
-    """
+    """Return the part of an object that is stored to report its deletion. Whole pods would need much memory."""
     meta = item["metadata"]
     return {"metadata": {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in meta}}

@@ -1,7 +1,6 @@
-"""Stores files that replicas share in a Secret.
+"""Stores files in a Secret, so that replicas share the files.
 
-The webhook and the scheduler store their serving certificates in a Secret, each in its own (`mgpu.cli.certificate`),
-and `mgpu doctor` reads these Secrets.
+The webhook and the scheduler each store their serving certificate in a Secret of their own (`mgpu.cli.certificate`).
 """
 
 import base64
@@ -14,8 +13,9 @@ from mgpu.kube.client import Api, ApiError
 class SecretStore:
     """A Secret that the installation has created. Methods raise ApiError and Unreachable as `Api` does.
 
-    mgpu must not have the permission to create Secrets, because it cannot be limited to a name. A Secret of the type
-    kubernetes.io/service-account-token contains a token of any service account in the namespace.
+    mgpu must not have the permission to create Secrets, because RBAC cannot limit that permission to a name. Whoever
+    can create a Secret of the type kubernetes.io/service-account-token gets a token of any service account in the
+    namespace.
     """
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
@@ -24,7 +24,7 @@ class SecretStore:
         self._found: Mapping[str, Any] = {}
 
     def read(self) -> tuple[Mapping[str, bytes], str]:
-        """Return the files by name and the resourceVersion. Return no files and "" if the Secret does not exist."""
+        """Return the files by name, and the resourceVersion. If the Secret does not exist, return no files and ""."""
         try:
             secret = self._api.get(self._path)
         except ApiError as error:
@@ -38,7 +38,7 @@ class SecretStore:
     def write(self, files: Mapping[str, bytes], version: str) -> bool:
         """Replace the files. Return False if the Secret has another version or does not exist.
 
-        Call `read` before: the other fields of the Secret are written as they were read.
+        Call `read` before, because the other fields of the Secret are written as `read` has found them.
 
         Args:
             version: The resourceVersion that `read` returned.

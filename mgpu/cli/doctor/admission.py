@@ -1,7 +1,7 @@
 """Checks that the API server reaches and trusts the webhooks for pods and bindings.
 
-`command.diagnose` calls `check_admission`, and then `check_bindings` with the names of the failed checks. The functions
-are pure. A fault that several observations show must be reported once.
+`check_admission` must run before `check_bindings`, which gets the names of the failed checks. A fault that several
+observations show must be reported once.
 """
 
 import base64
@@ -26,13 +26,13 @@ _FIRST_PREFIX = "0-"
 """The prefix of the name of the configuration whose webhooks must be called first. The API server calls webhooks in the
 order of the names of their configurations."""
 _FORBIDDEN = "cannot create resource"
-_PUBLISH_CA = "manifests/certificates.sh puts the CA in (make deploy does too)"
-_TRY_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
-_TRY_OTHER = "doctor --try-in another namespace"
+_PUBLISH_CA = "run manifests/certificates.sh (make deploy does), which writes the CA into the configurations"
+_TRY_ALLOWED = "run doctor --try-in with a namespace where you may; it is a dry run"
+_TRY_OTHER = "run doctor --try-in with another namespace"
 
 
 def check_admission(installation: Installation) -> list[Finding]:
-    """Check that the webhook is reachable, and check its certificates and CA bundles."""
+    """Check that the API server reaches the webhook for pods, and check all certificates and CA bundles."""
     found = [*_check_dates(installation), *_check_bundles(installation)]
     failed = {finding.check for finding in found if finding.level is Level.FAILED}
     found += (finding for finding in _check_dry_run(installation) if finding.check not in failed)
@@ -47,7 +47,7 @@ def check_admission(installation: Installation) -> list[Finding]:
 
 
 def _passed(installation: Installation, check: str) -> Finding:
-    """Return the finding of a check that passed. The message says what proves it: certificates, or the dry run."""
+    """Return the finding of a check that passed. The message names the proof: the certificates, or the dry run."""
     if check == REACHABLE:
         return Finding(check, Level.OK, "the webhook denied a Pod that uses two vocabularies, as it must")
     certificates = {service: _chain(secret.files.get(CHAIN, b"")) for service, secret in installation.secrets.items()}
@@ -62,7 +62,7 @@ def _passed(installation: Installation, check: str) -> Finding:
 
 
 def _check_dry_run(installation: Installation) -> Iterator[Finding]:
-    """Report the reason why mgpu did not deny the dry run of a Pod, unless it did."""
+    """Report missing webhook configurations, or else the reason why mgpu did not deny the dry run of a Pod."""
     message = installation.pod_dry_run.message
     missing = [
         f"{kind.removesuffix('s')} {name}"
@@ -83,7 +83,8 @@ def check_bindings(installation: Installation, failed: Collection[str]) -> Itera
     """Check that Bindings reach mgpu. If they do not, the API server admits them all, because failurePolicy is Ignore.
 
     Args:
-        failed: the names of the checks that have failed. If one of them is the cause, nothing more is reported.
+        failed: the names of the checks that have failed. If one of them explains why Bindings do not reach mgpu, the
+            function reports nothing.
     """
     status, message = installation.binding_dry_run.status, installation.binding_dry_run.message
     own = installation.settings.scheduler
@@ -111,9 +112,9 @@ def _expected_configurations(installation: Installation) -> Iterator[tuple[str, 
 
 
 def _failed_call(installation: Installation, message: str) -> Finding:
-    """Return the finding about a failed call of the webhook, which depends on the message of the failure.
+    """Return the finding about a failed call of the webhook, which depends on the error message.
 
-    The message comes from Go's TLS library, or in the playground from OpenSSL.
+    The error message comes from Go's TLS library or, in the playground, from OpenSSL.
     """
     cause = message.partition("failed to call webhook: ")[2] or message
     lower = cause.lower()
@@ -144,7 +145,7 @@ def _not_called(status: int, message: str) -> Finding:
 
 
 def _check_dates(installation: Installation) -> Iterator[Finding]:
-    """Check that the certificates are valid and do not expire soon."""
+    """Check that the served certificates are valid, and that they do not expire within `_SOON`."""
     for service, secret in sorted(installation.secrets.items()):
         remedy = f"{installation.kubectl} logs deployment/{service} shows why it is not renewed"
         if not secret.is_renewed_by_mgpu:
@@ -162,7 +163,7 @@ def _check_dates(installation: Installation) -> Iterator[Finding]:
 
 
 def _check_bundles(installation: Installation) -> Iterator[Finding]:
-    """Check that each CA bundle contains the issuer of the certificate that is served."""
+    """Check that each CA bundle contains a certificate of the served chain, or the issuer of one."""
     own = installation.settings
     for service, configuration in (
         (own.webhook.service, own.webhook.configuration),

@@ -1,7 +1,7 @@
 """Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins.
 
-`command.diagnose` calls `check_nodes`, which is pure. The agent reports its node's configuration in an annotation
-(`mgpu.version.AgentReport`). Of a node without a report, only the missing agent is reported.
+Each agent reports the configuration of its node in an annotation (`mgpu.version.AgentReport`). If a node has no report,
+the only finding is that it has no agent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _DAEMON_SET = "mgpu-deviceplugin"
 
 
 def check_nodes(installation: Installation) -> Iterator[Finding]:
-    """Check all nodes with GPUs, except for nodes that are not Ready."""
+    """Check all nodes that have GPUs and are Ready. There is no finding if the user may not list nodes."""
     if "nodes" in installation.hidden:
         return
     nodes = [node for node in installation.nodes if _is_ready(node) and _has_gpus(installation, node)]
@@ -46,7 +46,7 @@ def check_nodes(installation: Installation) -> Iterator[Finding]:
 
 
 def _check_agents(installation: Installation, missing: Mapping[str, str], count: int) -> Iterator[Finding]:
-    """Report the nodes without an agent.
+    """Report the nodes that no agent serves.
 
     Args:
         missing: the reason why no agent serves a node, by the name of the node.
@@ -63,9 +63,10 @@ def _check_agents(installation: Installation, missing: Mapping[str, str], count:
 
 
 def _not_served_reason(installation: Installation, node: Raw) -> str | None:
-    """Return the reason why no agent serves the node, or None.
+    """Return the reason why no agent serves the node, or None if an agent serves it.
 
-    If there is no DaemonSet, the agent may have been started by hand, and only its report counts.
+    If there is no DaemonSet, the agent may have been started by hand. Then, or if the user may not list Pods, only the
+    agent's report counts.
     """
     if _DAEMON_SET in installation.workloads and "pods" not in installation.hidden:
         pods = [pod for pod in installation.pods_of(AGENT) if pod["spec"].get("nodeName") == _name(node)]
@@ -99,14 +100,15 @@ def _check_resources(installation: Installation, reports: Sequence[tuple[Raw, Ag
         if lacking:
             problems.setdefault(f"no {join_names(lacking)} in its status", []).append(name)
     for problem, names in sorted(problems.items()):
-        remedy = f"{installation.kubectl} logs of the agent's Pod there: check its registration, and disabled dialects"
+        logs = f"{installation.kubectl} logs of the agent's Pod there"
+        remedy = f"{logs}: check whether it has registered with the kubelet; check which dialects are disabled"
         yield Finding(check, Level.FAILED, f"{join_names(sorted(names))}: {problem}", remedy)
     if not problems:
         yield Finding(check, Level.OK, "each node has the resources of its cards in its status")
 
 
 def _expected_resources(installation: Installation, node: Raw, cards: Sequence[Card], agent: AgentReport) -> list[str]:
-    """Return the names of the resources that the node must have; [] if all of its healthy cards are partitioned."""
+    """Return the names of the resources that the node must have; [] if no healthy card is unpartitioned."""
     gpus = [card for card in cards if card.type == GPU]
     partitions, _ = read_partitioning(read_node(node), cards)
     whole = [card for card in unpartitioned_cards(partitions.slices, gpus) if card.healthy]
@@ -125,7 +127,7 @@ def _check_cdi(installation: Installation, reports: Sequence[tuple[Raw, AgentRep
     is_required = installation.settings.deviceplugin.cdi
     without = sorted(_name(node) for node, agent in reports if agent.cdi is False)
     unknown = sorted(_name(node) for node, agent in reports if agent.cdi is None)
-    enable = "containerd: enable_cdi = true of its CRI plugin, and restart it; or deviceplugin.cdi: false"
+    enable = "set enable_cdi = true of containerd's CRI plugin and restart containerd, or set deviceplugin.cdi: false"
     if without and is_required:
         text = f"CDI is off in the container runtime of {join_names(without)}: containers with GPUs do not start there"
         yield Finding(check, Level.FAILED, text, enable)
@@ -141,7 +143,7 @@ def _check_cdi(installation: Installation, reports: Sequence[tuple[Raw, AgentRep
 
 
 def _check_isolation(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Check that NVIDIA's toolkit shows each container its own cards only.
+    """Check that NVIDIA's container toolkit shows each container only the container's own cards.
 
     Nodes whose agent cannot read the toolkit's configuration are left out.
     """
@@ -175,7 +177,7 @@ def _check_mps(installation: Installation, reports: Sequence[tuple[Raw, AgentRep
 
 
 def _check_nvidia_plugin(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Check that NVIDIA's device plugin runs only on nodes where it serves whole cards."""
+    """Check that mgpu and NVIDIA's device plugin do not both serve the whole cards of a node."""
     check = "nvidia plugin"
     running = {pod["spec"].get("nodeName") for pod in installation.pods if is_nvidia_plugin(pod) and _is_running(pod)}
     own = [(node, agent) for node, agent in reports if agent.whole_cards == "mgpu"]
@@ -216,7 +218,7 @@ def _has_gpus(installation: Installation, node: Raw) -> bool:
 
 
 def _is_ready(node: Raw) -> bool:
-    """Return whether the node is Ready. On a node that is not Ready, no agent can be expected."""
+    """Return whether the node is Ready, or has no condition `Ready`. A node that is not Ready may lack its agent."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return not any(row.get("type") == "Ready" and row.get("status") != "True" for row in conditions)
 

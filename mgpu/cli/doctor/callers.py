@@ -1,7 +1,6 @@
-"""Checks that only the API server may call the admission endpoints (docs/security.md). The functions are pure.
+"""Checks that only the API server may call the admission endpoints (docs/security.md).
 
-`command.diagnose` calls `check_callers`; `collection` reads the environment variables that `environment_variables`
-names.
+`collection` reads the environment variables that `environment_variables` names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from mgpu.settings import SchedulerSettings, Settings, WebhookSettings, load_set
 
 CALLERS = "callers"
 ENDPOINTS: Mapping[str, str] = {"webhook": "mgpu-webhook", "scheduler": "mgpu-scheduler"}
-"""The settings block of each process with an admission endpoint, and its Deployment."""
+"""For each process with an admission endpoint, the name of its settings block and the name of its Deployment."""
 _OVERRIDES = ("APISERVERS", "CLIENTCA")
 
 
@@ -61,7 +60,8 @@ def _check_endpoint(installation: Installation, key: str) -> Iterator[Finding]:
 def _configured_callers(installation: Installation, key: str) -> Callers | None:
     """Return the callers that the settings allow; None if client certificates authenticate them instead.
 
-    The environment of the Deployment takes precedence over the settings. Raises BadObject if it is not valid.
+    The environment of the Deployment takes precedence over the settings. Raises BadObject if the environment is not
+    valid.
     """
     given = {
         name: installation.environment[name] for name in environment_variables(key) if name in installation.environment
@@ -95,7 +95,7 @@ def _pod_blocks(installation: Installation) -> Iterator[tuple[Block, str]]:
 def _overlaps(pods: Block, endpoint: tuple[Block, ...]) -> bool:
     """Return whether a block of the endpoint overlaps with the addresses of pods.
 
-    Single addresses are ignored, since they can be the addresses of nodes.
+    Blocks of a single address are ignored, since it can be the address of a node.
     """
     ranges = [block for block in endpoint if block.num_addresses > 1]
     return any(block.version == pods.version and block.overlaps(pods) for block in ranges)

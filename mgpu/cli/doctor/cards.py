@@ -1,7 +1,4 @@
-"""Checks that no card is over its capacity and that all holdings are known.
-
-`command.diagnose` calls `check_capacity`, which is pure.
-"""
+"""Checks that no card is over its capacity and that all holdings are known."""
 
 from collections.abc import Iterator
 
@@ -18,9 +15,9 @@ _COLUMNS = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,N
 def check_capacity(installation: Installation) -> Iterator[Finding]:
     """Check that no card is over its capacity, and that the cards of all pods are known.
 
-    A second scheduler with a ledger of its own would allocate cards that are already allocated. If the user may not
-    read Nodes, Pods or Devices, there is no finding: without Devices, every allocation record would seem to name a
-    missing card.
+    A second scheduler with a ledger of its own would allocate cards that are already allocated. There is no finding if
+    the user may not read Nodes, Pods or Devices. Without Devices, for example, every allocation record would seem to
+    name a missing card.
     """
     if {"nodes", "pods", "devices"} & installation.hidden.keys():
         return
@@ -31,8 +28,10 @@ def check_capacity(installation: Installation) -> Iterator[Finding]:
         if (text := _excess(card))
     ]
     if exceeded:
-        text = f"cards are over their capacity, so two schedulers allocate them: {join_names(exceeded)}"
-        remedy = f"delete all but one of the pods; to see their schedulers: kubectl get pods -A {_COLUMNS}"
+        text = (
+            f"cards are over their capacity, probably because several schedulers allocate them: {join_names(exceeded)}"
+        )
+        remedy = f"delete pods until the cards suffice; to see the pods' schedulers: kubectl get pods -A {_COLUMNS}"
         yield Finding(_CHECK, Level.FAILED, text, remedy)
     unclear = installation.overview.unclear
     if unclear:
@@ -44,11 +43,11 @@ def check_capacity(installation: Installation) -> Iterator[Finding]:
 
 
 def _excess(card: CardView) -> str | None:
-    """Return what pods hold of a card that is over its capacity, as a text; None for other cards.
+    """Return a text with what pods hold of a card that is over its capacity; None for other cards.
 
-    A card that NVIDIA's device plugin alone has allocated is exempt, since that plugin may use time-slicing, which the
-    check `nvidia plugin` reports. A partitioned card is over its capacity if a slice has two holders. The memory in the
-    names of its slices is not compared, because it can add up to more than the card has.
+    A card that NVIDIA's device plugin alone has allocated is exempt, since that plugin may use time-slicing. A
+    partitioned card is over its capacity if a slice has several holders. The memory in the names of its slices is not
+    compared, because it can add up to more than the card has.
     """
     uses = [use for use in card.uses if use.certain]
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)

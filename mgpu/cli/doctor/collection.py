@@ -1,7 +1,7 @@
-"""Reads the Installation for the checks of `mgpu doctor`. `mgpu.cli.doctor.command` calls it.
+"""Reads the Installation for the checks of `mgpu doctor`.
 
-It must not write anything, so objects are created only as dry runs. The command must not fail because of an object that
-the user may not read.
+The command must not write anything, so objects are created only as dry runs. The command must not fail because of an
+object that the user may not read.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,14 +31,15 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 _WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}
 _DRY_RUN_NAME = "mgpu-doctor"
 _BINDING_ATTEMPTS = 3
-"""The most dry runs of a Binding. The webhook has one second to answer, and a timeout proves nothing."""
+"""The most dry runs of a Binding. The webhook has only one second to answer, and a timeout proves nothing."""
 _TWO_VOCABULARIES = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 
 
 def read_installation(api: Api, namespace: str, settings: Settings, try_in: str) -> Installation:
     """Return a snapshot of the installation.
 
-    Kinds of objects that the user may not read (403) are listed in `hidden`. Objects that do not exist (404) are empty.
+    What the user may not read (403) is listed in `hidden`, except for MtgpuPods and gpushare's lists of unhealthy
+    cards. Such objects, and objects that do not exist (404), are left out.
 
     Args:
         namespace: the namespace of the installation.
@@ -118,7 +119,7 @@ def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealin
 def _environment(
     api: Api, namespace: str, workload: Raw, wanted: Collection[str], read_if_allowed: Any
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each of these variables in a Deployment, including values from a ConfigMap."""
+    """Yield the names and values of the `wanted` variables in a Deployment, including values from ConfigMaps."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
         for variable in container.get("env") or ():
@@ -137,8 +138,8 @@ def _environment(
 def try_pod(api: Api, namespace: str) -> DryRun:
     """Create, as a dry run, a Pod that uses two vocabularies, and return the answer.
 
-    mgpu denies such a Pod under all settings. The Pod meets the restricted Pod Security Standard, so that Pod Security
-    admission does not deny it first.
+    mgpu denies such a Pod under all settings. The Pod meets the Pod Security Standard `restricted`, so that Pod
+    Security admission does not deny it first.
     """
     amounts = dict.fromkeys(_TWO_VOCABULARIES, "1")
     container = {
@@ -202,7 +203,7 @@ def _is_own(pod: Raw, namespace: str) -> bool:
 
 
 def _secret(api: Api, namespace: str, service: str, workload: Raw, read_if_allowed: Any) -> Secret:
-    """Return the Secret that the Deployment mounts, or the one in which the process stores its certificate."""
+    """Return the first Secret that the Deployment mounts, or else that in which the process stores its certificate."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     mounted = [
         str(v["secret"]["secretName"]) for v in pod.get("volumes") or () if v.get("secret", {}).get("secretName")

@@ -1,7 +1,6 @@
-"""The command `mgpu doctor`: checks an installation, and prints a line with a remedy for each finding.
+"""The command `mgpu doctor`: checks an installation, and prints each finding with its remedy.
 
-Scripts read the names of the checks, the levels and the JSON, so these must not change. To add a check, call it in
-`diagnose`.
+Scripts read the names of the checks, the levels and the keys of the JSON, so these must not change.
 """
 
 import sys
@@ -46,7 +45,7 @@ Examples:
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
-    """Check an installation: one line for each finding, with the remedy.
+    """Check an installation, and print each finding with its remedy.
 
     Nothing is written: a Pod and a Binding that must be denied are created as dry runs, and everything else is read.
     What you may not read is reported, but is not a failure. The exit code is 1 if a check fails or the cluster does
@@ -82,7 +81,7 @@ def _read_settings(api: Api, config: Path | None, namespace: str) -> tuple[Setti
 
 
 def diagnose(installation: Installation) -> list[Finding]:
-    """Return all findings, at least one for each check that could be made."""
+    """Return the findings of all checks. If mgpu is not installed in the namespace, the other checks are left out."""
     found = list(check_installed(installation))
     if not found:
         found = [

@@ -1,7 +1,6 @@
 """Checks that all parts are installed and have one version, and that exactly one scheduler decides.
 
-`command.diagnose` calls the functions `check_…`, which are pure. It calls `check_installed` first, because the other
-checks make no sense if that fails.
+`check_installed` must run first, because the other checks make no sense if it fails.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ _POD_UID = "MGPU_SCHEDULER__PODUID"
 
 
 def check_installed(installation: Installation) -> Iterator[Finding]:
-    """Report a missing installation, or one in another namespace."""
+    """Report if mgpu is not installed, or is installed only in another namespace."""
     names = (installation.settings.webhook.configuration, installation.settings.scheduler.configuration)
     configurations = [
         raw for rows in installation.configurations.values() for raw in rows if raw["metadata"]["name"] in names
@@ -32,11 +31,11 @@ def check_installed(installation: Installation) -> Iterator[Finding]:
     elsewhere = sorted({str(service["namespace"]) for service in services if service} - {installation.namespace})
     all_read = not {"deployments", "daemonsets", *installation.configurations} & installation.hidden.keys()
     if all_read and not configurations and not installation.workloads:
-        remedy = f"docs/install.md; doctor -n NAMESPACE if its namespace is not {installation.namespace}"
+        remedy = f"see docs/install.md; if its namespace is not {installation.namespace}, run doctor -n NAMESPACE"
         yield Finding("installation", Level.FAILED, "mgpu is not installed in this cluster", remedy)
     elif elsewhere and not installation.workloads:
         text = f"namespace {installation.namespace} has no part of mgpu; the webhooks refer to {join_names(elsewhere)}"
-        yield Finding("installation", Level.FAILED, text, f"doctor -n {elsewhere[0]}")
+        yield Finding("installation", Level.FAILED, text, f"run doctor -n {elsewhere[0]}")
 
 
 def check_custom_resources(installation: Installation) -> Iterator[Finding]:
@@ -54,9 +53,9 @@ def check_custom_resources(installation: Installation) -> Iterator[Finding]:
 
 
 def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
-    """Check that exactly one scheduler decides.
+    """Check that exactly one scheduler decides, and that the Service selects it.
 
-    Two schedulers would allocate the same card twice, because each has a ledger of its own.
+    Several schedulers would allocate a card several times, because each has a ledger of its own.
     """
     problems = (
         list(_several_schedulers(installation)) or list(_no_scheduler(installation)) or list(_wrong_label(installation))
@@ -71,7 +70,7 @@ def check_single_scheduler(installation: Installation) -> Iterator[Finding]:
 
 
 def _no_scheduler(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Report that no scheduler decides.
+    """Report if no scheduler decides.
 
     If there is no Deployment, the scheduler may have been started by hand, and nothing is reported.
     """
@@ -85,9 +84,9 @@ def _no_scheduler(installation: Installation) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_label(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Report if the label by which the Service selects the leader is wrong.
+    """Report if not exactly one Pod has the label by which the Service selects the leader.
 
-    A wrong label delays decisions, but no decision is wrong.
+    A wrong label delays decisions, but makes no decision wrong.
     """
     if _DEPLOYMENT not in installation.workloads:
         return
@@ -96,12 +95,10 @@ def _wrong_label(installation: Installation) -> Iterator[tuple[str, str]]:
     labelled = sorted(meta["name"] for meta in pods if meta["labels"].get(LABEL) == "true")
     remedy = f"the leader corrects its label every few seconds: {installation.kubectl} logs deployment/{_DEPLOYMENT}"
     if len(labelled) > 1:
-        yield (
-            f"the Service selects {join_names(labelled)}: Bindings that reach a replica that does not lead wait",
-            remedy,
-        )
+        text = f"the Service selects {join_names(labelled)}: Bindings wait if they reach a replica that does not lead"
+        yield text, remedy
     elif not labelled and "pods" not in installation.hidden:
-        text = f"the Service selects no Pod: none has the label {LABEL}, so all Bindings are decided late"
+        text = f"the Service selects no Pod: none has the label {LABEL}, so cards are decided late"
         if _POD_UID in {variable["name"] for c in _containers(installation) for variable in c.get("env") or ()}:
             yield text, remedy
         else:
@@ -114,21 +111,20 @@ def _own_leases(installation: Installation) -> list[Raw]:
 
 
 def _several_schedulers(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Report that several schedulers decide."""
     namespaces = sorted(lease["metadata"]["namespace"] for lease in installation.held_leases())
     configurations = installation.configurations.get("mutatingwebhookconfigurations", ())
     deciding = sorted(raw["metadata"]["name"] for raw in configurations if any(map(_decides, webhooks_of(raw))))
     ready = sum(map(is_ready, installation.pods_of(SCHEDULER)))
     replicas = int((installation.workloads.get(_DEPLOYMENT, {}).get("spec") or {}).get("replicas", 1))
     if len(namespaces) > 1:
-        remedy = "only one installation per cluster: undeploy the other (make undeploy)"
-        yield f"two schedulers decide: one leads in each of the namespaces {join_names(namespaces)}", remedy
+        remedy = "a cluster can have only one installation: remove the others (make undeploy)"
+        yield f"several schedulers decide: one leads in each of the namespaces {join_names(namespaces)}", remedy
     elif len(deciding) > 1:
         names = " or ".join(deciding)
-        remedy = f"kubectl delete mutatingwebhookconfiguration {names}, the one that is not of this installation"
-        yield f"two schedulers decide: {join_names(deciding)} both answer bindings", remedy
+        remedy = f"delete what is not of this installation: kubectl delete mutatingwebhookconfiguration {names}"
+        yield f"several schedulers decide: {join_names(deciding)} all answer Bindings", remedy
     elif not _elects(installation) and max(replicas, ready) > 1:
-        text = f"two schedulers decide: leader election is off, and there are {max(replicas, ready)} replicas"
+        text = f"several schedulers decide: leader election is off, and there are {max(replicas, ready)} replicas"
         yield text, "remove scheduler.leaderElect: false (--no-leader-elect), or scale to one replica"
 
 
@@ -139,7 +135,7 @@ def _decides(hook: Raw) -> bool:
 
 
 def _containers(installation: Installation) -> list[Raw]:
-    """Return the containers of the Deployment.
+    """Return the containers of the scheduler's Deployment.
 
     Init containers are included, because mgpu can run as a sidecar container beside kube-scheduler. A sidecar container
     is an init container that keeps running.
@@ -166,7 +162,8 @@ def check_versions(installation: Installation) -> Iterator[Finding]:
         remedy = f"wait for the rollout ({installation.kubectl} get pods), or apply one version to all parts"
         yield Finding(check, Level.FAILED, f"parts have different versions: {'; '.join(rows)}", remedy)
     elif not parts:
-        yield Finding(check, Level.WARNING, "no part reports its version; versions before 0.1.0 do not", "upgrade them")
+        text = "no part reports its version; versions before 0.1.0 do not report theirs"
+        yield Finding(check, Level.WARNING, text, "upgrade all parts")
     elif installation.version not in parts:
         text = f"all parts have version {next(iter(parts))}, but this command has {installation.version}"
         yield Finding(check, Level.WARNING, text, "install the same version here")

@@ -1,7 +1,4 @@
-"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of the checks.
-
-`collection` reads an Installation from the API server, and the check modules return Findings. Everything here is pure.
-"""
+"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of the checks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +18,7 @@ SCHEDULER, AGENT = "scheduler", agent_pods.COMPONENT
 _PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
 _DISCOVERY = "gpu-feature-discovery"
 _LEASE_AGE = timedelta(minutes=1)
-"""The time after its last renewal for which a Lease counts as held. A leader renews it every few seconds, but the
+"""The age of the last renewal up to which a Lease counts as held. A leader renews its Lease every few seconds, but the
 clocks of two machines can differ."""
 
 
@@ -37,7 +34,7 @@ class Finding(NamedTuple):
     Attributes:
         check: the name of the check.
         message: what the check has found.
-        remedy: what the administrator can do; "" if there is nothing to do.
+        remedy: what the administrator can do about it; "" if there is nothing to do.
     """
 
     check: str
@@ -70,7 +67,7 @@ class Sealing:
 
     Attributes:
         records: the verifier with the installation's public keys.
-        unproven: the pods whose records it rejects, each with the reason.
+        unproven: the pods whose records do not count, each with the reason.
     """
 
     records: RecordVerifier
@@ -78,7 +75,13 @@ class Sealing:
 
 
 class Secret(NamedTuple):
-    """A Secret with a serving certificate. If mgpu does not renew the certificate, cert-manager might."""
+    """A Secret with a serving certificate.
+
+    Attributes:
+        files: the data of the Secret, by file name.
+        is_renewed_by_mgpu: whether the process itself renews the certificate. Otherwise the Deployment mounts the
+            Secret, and another program such as cert-manager renews it.
+    """
 
     name: str
     files: Mapping[str, bytes]
@@ -92,19 +95,21 @@ class Installation:
     Attributes:
         namespace: the namespace of the installation.
         now: the time of the snapshot.
-        version: the version of this command.
+        version: the version of the command `mgpu` that took the snapshot.
         pod_dry_run: the answer to the dry run of a Pod that uses two vocabularies.
         binding_dry_run: the answer to the dry run of a Binding of a Pod that does not exist.
         served: the names of the custom resources that the API server serves (`devices`, `mtgpupods`).
         configurations: the webhook configurations, by the plural name of their kind.
-        secrets: the Secret with the certificate of each Service, if the user may read it.
-        leases: the Leases of the schedulers in all namespaces.
+        secrets: the Secrets with the serving certificates, by the name of the Service. Secrets that the user may not
+            read are left out.
+        leases: the Leases of mgpu's schedulers in all namespaces.
         devices: the Devices, by the name of the node.
-        pods: the Pods of mgpu and of other device plugins.
+        pods: the Pods of mgpu and of NVIDIA's device plugin.
         overview: all cards and the pods that hold them.
         workloads: mgpu's Deployments and DaemonSets, by name.
-        hidden: the API server's message for each kind of object that the user may not read.
-        environment: the environment variables of the webhook and the scheduler that override their settings.
+        hidden: the API server's message for each object or kind of objects that the user may not read.
+        environment: the environment variables of the webhook and the scheduler that override the settings of their
+            callers (`callers.environment_variables`).
         sealing: the verification of the records; None if the installation has no record keys, and the error if the
             keys are invalid.
     """
@@ -130,14 +135,14 @@ class Installation:
 
     @property
     def kubectl(self) -> str:
-        """The beginning of kubectl commands in remedies."""
+        """The first words of the kubectl commands in remedies."""
         return f"kubectl -n {self.namespace}"
 
     def pods_of(self, component: str, *, include_deleted: bool = False) -> Iterator[Raw]:
         """Yield the Pods of a component.
 
         Args:
-            include_deleted: whether to yield the Pods that are being deleted too.
+            include_deleted: whether to include Pods that are being deleted.
         """
         for pod in self.pods:
             meta = pod["metadata"]
@@ -147,7 +152,7 @@ class Installation:
                 yield pod
 
     def held_leases(self) -> Iterator[Raw]:
-        """Yield the Leases that a holder renews."""
+        """Yield the Leases that have a holder and were renewed within `_LEASE_AGE`."""
         for lease in self.leases:
             spec = lease.get("spec") or {}
             renewed = parse_time(spec.get("renewTime"))
@@ -156,10 +161,7 @@ class Installation:
 
 
 def parse_time(text: object) -> datetime | None:
-    """Return the time that a text in the format of the API server states, or None for another text.
-
-    Fractions of a second are optional.
-    """
+    """Return the time in a text of the API server such as `2026-01-31T12:00:00Z`; None for any other text."""
     try:
         return datetime.fromisoformat(str(text)).astimezone(UTC)
     except ValueError:

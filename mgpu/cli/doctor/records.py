@@ -1,7 +1,4 @@
-"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md).
-
-`collection` calls `verify_records` with all pods, and `command.diagnose` calls `check_records`. Both are pure.
-"""
+"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -20,14 +17,13 @@ _MOST = 10
 
 
 def verify_records(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
-    """Verify the records of all pods."""
     return Sealing(records, tuple(sorted(_unproven(records, pods))))
 
 
 def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
     """Yield each pod that has not ended and whose record does not count, with the reason.
 
-    Pods that cannot be read are skipped.
+    Objects that cannot be read as pods are skipped.
     """
     for raw in pods:
         try:

@@ -48,7 +48,9 @@ def test_card_within_its_capacity_is_ok(uses: tuple[CardUse, ...]) -> None:
 )
 def test_card_above_its_capacity_is_reported(uses: tuple[CardUse, ...], amounts: str) -> None:
     (message,) = messages(*uses)
-    assert message.endswith(f"so two schedulers allocate them: card 0 of n1 ({amounts} of it: a/a, a/b)")
+    assert message.endswith(
+        f"probably because several schedulers allocate them: card 0 of n1 ({amounts} of it: a/a, a/b)"
+    )
 
 
 def test_slice_with_two_holders_is_reported() -> None:
