@@ -1,8 +1,8 @@
 """Builds the Flask app of the webhook: `/mutate`, `/rebuild`, `/validate`, `/healthz` and `/readyz`.
 
-`webhook.main` serves the app. The app must check the size of an object before anything else reads the object.
-manifests/base/webhook.yaml contains the paths, and users' programs may read the status codes and the structure of
-denials, so these must not change.
+The app must check the size of an object before anything else reads the object. The paths, the status codes and the
+structure of denials must not change: the webhook configurations in `manifests/` contain the paths, and users' programs
+may read the denials.
 """
 
 import logging
@@ -35,7 +35,8 @@ def make_app(
 
     Args:
         observe: the function that is called with every review and its reply, for the metrics.
-        find_mtgpupod: the function that reads an MtgpuPod. If it is None, new Pods of MtgpuPods are denied.
+        find_mtgpupod: the function that reads an MtgpuPod; None if there is no API server. Without it, new Pods of
+            MtgpuPods are denied.
     """
 
     def review_mutation(review: Review) -> Reply:
@@ -69,7 +70,7 @@ def make_app(
 
 
 def _new_pod(review: Review) -> dict[str, Any] | None:
-    """Return the Pod that is being created; None if the review is about anything else.
+    """Return the Pod that is being created, or None if the review is not about the creation of a Pod.
 
     Raises BadObject if the Pod is too large.
     """
@@ -101,7 +102,7 @@ def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
 
 
 def _problems_of_mtgpupod(review: Review, raw: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
-    """Return the rules that an MtgpuPod breaks. An update of its status cannot break a rule."""
+    """Return the rules that an MtgpuPod breaks. The rules do not concern its status, which is a subresource."""
     if review.operation == "CREATE":
         return validate_mtgpupod_create(raw, settings)
     if review.operation == "UPDATE" and review.old is not None and review.resource == "mtgpupods":

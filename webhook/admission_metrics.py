@@ -1,4 +1,4 @@
-"""The metrics of the webhook. Each worker process counts in files of a shared folder, and `page` returns the sums.
+"""The metrics of the webhook. Each worker process counts in files of a shared folder, and `page` adds them up.
 
 prometheus_client reads the environment variable that names the folder when it is imported. So `webhook.main` creates
 the folder before it imports this module, and no other module may import this module.
@@ -18,7 +18,7 @@ add_version_metric(REGISTRY, "webhook")
 
 
 def page(folder: str) -> bytes:
-    """Return the sums over all workers, including workers that have ended, in the Prometheus text format."""
+    """Return the metrics of all workers, including workers that have ended, in the Prometheus text format."""
     registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return metrics.render_metrics(registry)

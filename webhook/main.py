@@ -1,6 +1,6 @@
 """The command `mgpu webhook`: reads the settings, prepares the certificate and serves the app.
 
-It is the only module of the webhook that reads the environment and connects to the API server.
+No other module of the webhook reads the environment or creates a client of the API server.
 """
 
 import os
@@ -70,13 +70,13 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 
 
 def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
-    """Serve until SIGTERM. The caller unwinds `stack` afterwards, which removes temporary files."""
+    """Serve until SIGTERM. Afterwards the caller must close `stack`, which removes temporary files."""
     own = settings.webhook
     certificate, renewer = prepare_certificate(own, kubeconfig, stack)
     find = _finder(kubeconfig, stack)
     if own.metrics_port >= 0:
         folder = os.environ[_METRICS_FOLDER] = create_private_folder(stack, "mgpu-metrics-")
-        from webhook import admission_metrics  # Not before: prometheus_client reads the variable when it is imported.
+        from webhook import admission_metrics  # Only now, because prometheus_client reads the variable at its import.
 
         app = make_app(settings, observe=admission_metrics.ADMISSIONS, find_mtgpupod=find)
         metrics = new_app()
@@ -99,7 +99,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
 
 
 def _finder(kubeconfig: str, stack: ExitStack) -> FindMtgpuPod | None:
-    """Return the function that reads MtgpuPods, or None without an API server.
+    """Return the function that reads MtgpuPods, or None if there is no API server.
 
     Each worker process connects to the API server when it reads the first MtgpuPod.
     """

@@ -1,10 +1,10 @@
 """Replaces the content of a new Pod of an MtgpuPod by what mgpu builds from the MtgpuPod.
 
-`webhook.admission` calls it for `/rebuild`. The scheduler's account may create Pods in every namespace, so a stolen
-token could run any program as any service account. Therefore the content of such a Pod comes from the MtgpuPod, which
-only its tenant writes, and the webhook, which has an identity of its own, sets this content. It would not be enough to
-compare the Pod with the MtgpuPod: the API server and other admission plugins complete a Pod before this webhook, and
-their additions cannot be distinguished from those of an attacker.
+`webhook.admission` calls `rebuild` for `/rebuild`. The scheduler's account may create Pods in every namespace, so an
+attacker with its token could run any program as any service account. Therefore the webhook, which has an account of its
+own, sets the content of such a Pod, and takes it from the spec of the MtgpuPod, which the tenant has written. It would
+not be enough to compare the Pod with the MtgpuPod: the API server and other admission plugins complete a Pod before
+this webhook, and their additions cannot be distinguished from those of an attacker.
 """
 
 import re
@@ -25,7 +25,7 @@ from mgpu.settings import Settings
 FindMtgpuPod = Callable[[str, str], Mapping[str, Any] | None]
 """A function that returns the MtgpuPod with a namespace and a name, or None if it does not exist.
 
-It raises RetryLater if the MtgpuPod cannot be read.
+The function raises RetryLater if it cannot read the MtgpuPod.
 """
 SECONDS = 3.0
 """The timeout in seconds for reading an MtgpuPod. The API server waits 5 seconds for the review."""
@@ -51,17 +51,19 @@ def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
 def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -> Patch:
     """Return the JSON Patch that replaces a new Pod by the one that mgpu builds from its MtgpuPod.
 
-    Only the card, which must be the card of the MtgpuPod, and the seal are copied from the Pod.
+    Of the old content only the seal, the index of the card and its UUID stay. The UUID must be that of the MtgpuPod's
+    card.
 
     Args:
         find: the function that reads the MtgpuPod; None if this process has no API server.
 
     Raises:
-        BadObject: if the Pod names no existing MtgpuPod, or if mgpu would not create the Pod of the MtgpuPod now.
+        BadObject: if `find` is None, if the Pod names no existing and valid MtgpuPod, or if mgpu would not create the
+            Pod of the MtgpuPod now.
         RetryLater: if the MtgpuPod cannot be read.
     """
     if find is None:
-        text = f"names an {KIND}, which this webhook cannot read: start it in the cluster or with --kubeconfig"
+        text = f"names an {KIND}, which this webhook cannot read: start the webhook in the cluster or with --kubeconfig"
         raise BadObject([Problem(_OWNERS, text)])
     meta = table_at(raw, "metadata")
     name = str(meta.get("name") or "")
@@ -99,7 +101,7 @@ def _variable(raw: Mapping[str, Any], name: str) -> str:
 
 
 def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the operations that replace metadata and spec. In a JSON Patch, `add` replaces an existing member."""
+    """Yield the operations of `rebuild`. In a JSON Patch, `add` replaces an existing member."""
     meta = built["metadata"]
     annotations = dict(meta["annotations"])
     seal = Seal.read(str(table_at(sent, "annotations").get(SEAL, "")))
@@ -115,8 +117,6 @@ def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[M
 
 
 def make_finder(api: Api) -> FindMtgpuPod:
-    """Return the function that reads MtgpuPods from this API server."""
-
     def find(namespace: str, name: str) -> Mapping[str, Any] | None:
         path = f"namespaces/{quote(namespace, safe='')}/mtgpupods/{quote(name, safe='')}"
         try:

@@ -1,8 +1,7 @@
 """The admission rules for MtgpuPods, and for Pods that look like the Pods of MtgpuPods.
 
-`webhook.admission`, `webhook.pod_rules` and `mgpu simulate` call the functions, which are pure. `mgpu.dialects.mtgpu`
-defines what a valid MtgpuPod is. The rules here protect the fields that must not change, and limit who may create the
-Pods (docs/security.md).
+`mgpu.dialects.mtgpu` defines what a valid MtgpuPod is. The rules here protect the fields that must not change, and
+limit who may create the Pods of MtgpuPods (docs/security.md). The functions are pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +30,8 @@ def validate_mtgpupod_create(raw: Mapping[str, Any], settings: Settings) -> list
 def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], settings: Settings) -> list[Problem]:
     """Return the rules that an update of an MtgpuPod breaks.
 
-    The spec, from which the Pod is built, and the annotations that determine the card are immutable. Any other change
-    is allowed unless it breaks a rule that the old object did not break. So the finalizer of an invalid MtgpuPod can be
+    The spec, from which the Pod is built, and the annotations that determine the card are immutable. Other changes are
+    allowed unless they break a rule that the old object does not break. So the finalizer of an invalid MtgpuPod can be
     removed.
     """
     if not mtgpu.enabled(settings):
@@ -49,9 +48,9 @@ def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], set
 
 
 def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
-    """Yield a problem if a new Pod looks like the Pod of an MtgpuPod. Call this only if the user is not trusted.
+    """Yield the problems of a new Pod that looks like the Pod of an MtgpuPod, and whose user is not trusted.
 
-    Such a Pod would hold a card. The rule applies even if MtgpuPods are disabled, because the Pods of earlier MtgpuPods
+    Such a Pod would hold a card. The rules apply even if MtgpuPods are disabled, because the Pods of earlier MtgpuPods
     still hold their cards.
     """
     if mtgpu.enabled(settings):
@@ -69,11 +68,12 @@ def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> I
 def check_adoption(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem if an update makes an MtgpuPod the controller of a Pod.
 
-    Removing the owner is allowed: the garbage collector does so when an MtgpuPod is deleted with `--cascade=orphan`.
+    The removal of the owner is allowed, because the garbage collector removes it when an MtgpuPod is deleted with
+    `--cascade=orphan`.
     """
     if mtgpu.controlling_mtgpupod(raw) not in (None, mtgpu.controlling_mtgpupod(old)):
-        text = f"names an {mtgpu.KIND} as the controller of this Pod; mgpu sets it when it creates the Pod, and it"
-        yield Problem(_OWNERS, f"{text} cannot be added or changed afterwards")
+        text = f"names an {mtgpu.KIND} as the controller of this Pod; mgpu sets this owner when it creates the Pod"
+        yield Problem(_OWNERS, f"{text}, and the owner cannot be added or changed afterwards")
 
 
 def check_copied_annotations(changed: Iterable[str]) -> Iterator[Problem]:

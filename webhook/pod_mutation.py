@@ -1,8 +1,8 @@
 """Computes the changes that `/mutate` makes to a new Pod.
 
-`webhook.admission` and `mgpu simulate` call `mutate`, which is pure. It completes valid GPU pods so that the kubelet
-calls the node agent for their containers. It must not change the request of an invalid pod, because the message of the
-denial quotes what the user wrote.
+`mutate` completes valid GPU pods so that the kubelet calls the node agent for their containers. In an invalid pod it
+must not change an amount that the user wrote, because the message of the denial quotes it. The function is pure;
+`mgpu simulate` calls it too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +119,8 @@ def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> I
     missing = [path for path, item in listed.items() if not _runs_as_set(item)]
     if missing:
         text = (
-            "is not set; clients of CUDA MPS run as the user of its server, if that is not root. mgpu does not add it"
+            "is not set; clients of CUDA MPS must run as the same user as its server unless that runs as root. "
+            "mgpu does not add it"
         )
         yield f"{'spec' if len(missing) == len(listed) else missing[0]}.securityContext.runAsUser: {text}"
 
@@ -143,9 +144,9 @@ def _needs_scheduler_name(pod: Pod, settings: Settings) -> bool:
 
 
 def _completed(container: Container) -> tuple[Amounts, Amounts]:
-    """Return requests and limits, of which each has been completed with the GPU resources of the other.
+    """Return the requests and the limits. A GPU resource that only one of them names is copied to the other.
 
-    Extended resources need equal requests and limits (docs/design/kubernetes.md, "Pods").
+    Kubernetes demands equal requests and limits of extended resources (docs/design/kubernetes.md, "Pods").
     """
     requests = dict(container.requests)
     limits = dict(container.limits)
@@ -158,11 +159,13 @@ def _completed(container: Container) -> tuple[Amounts, Amounts]:
 def _with_share(
     container: Container, requests: Amounts, limits: Amounts, settings: Settings, *, needed: bool
 ) -> tuple[Amounts, Amounts]:
-    """Return the amounts with `mgpu.io/share: 1` where the container needs it, and without it otherwise.
+    """Return the amounts with `mgpu.io/share: 1` if the container needs it, and without it otherwise.
+
+    A container that gets cards or slices needs it unless it requests another resource that is served as device ids.
+    Otherwise the kubelet would not call the node agent for the container.
 
     Args:
-        needed: whether the container gets cards or slices. Unless it requests another resource that is served as device
-            ids, the kubelet would not call the node agent for it.
+        needed: whether the container gets cards or slices.
     """
     bare = replace(container, requests=_without_share(requests), limits=_without_share(limits))
     share = {SHARE: "1"} if needed and not dialects.carrier(bare, settings) else {}
@@ -188,8 +191,7 @@ def _remove_visible_devices(container: Container) -> Iterator[Operation]:
     """Yield the operations that remove the pod's own `NVIDIA_VISIBLE_DEVICES`, last position first.
 
     The pod's variable would override the variable from Allocate (docs/design/kubernetes.md, "Device manager"). Each
-    operation of a patch applies to the result of the previous operation, so removing the first variable first would
-    shift the positions of the others.
+    operation of a patch applies to the result of the previous one, and would shift the positions of later variables.
     """
     for i in reversed(container.visible):
         yield {"op": "remove", "path": _pointer(container, "env", i)}

@@ -1,7 +1,7 @@
 """The admission rules for Pods, according to which `/validate` denies a Pod or warns about it.
 
-`webhook.admission` and `mgpu simulate` call these functions, which are pure. The rules of one vocabulary are in its
-dialect. The rules here apply to all vocabularies, and protect placement annotations (docs/security.md).
+The rules of one vocabulary are in its dialect. The rules here apply to all vocabularies, and protect placement
+annotations (docs/security.md). The functions are pure; `mgpu simulate` calls them too.
 """
 
 import re
@@ -63,9 +63,9 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
 def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: str, settings: Settings) -> list[Problem]:
     """Return the rules that an update of a pod, or of its status, breaks.
 
-    Placement annotations are protected on every pod. The annotations of a request are immutable, as its resources are
-    in Kubernetes. Constraints apply when the cards are decided, so they can change until the pod has a node. Raises
-    BadObject as `validate_create` does.
+    Placement annotations are protected on every pod. The annotations of a request are immutable, like the resources of
+    a container in Kubernetes. Constraints apply when the cards are decided, so they can change until the pod has a
+    node. Raises BadObject as `validate_create` does.
     """
     pod = _read(raw)
     old = _read(old_raw)
@@ -88,8 +88,8 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
 def _read(raw: Mapping[str, Any]) -> Pod:
     """Return an existing pod, without its containers if it has more of them than any process reads.
 
-    Such a pod gets no cards, and its containers are immutable, so the annotations of its request have no meaning.
-    Reading 10,000 containers four times would take a worker process half a second.
+    Such a pod gets no cards, and its containers are immutable, so the annotations of its request have no meaning. With
+    10,000 containers an update would otherwise occupy a worker process for half a second.
     """
     if not budget.excess_of_containers(raw):
         return read_pod(raw)
@@ -192,7 +192,10 @@ def _constraint_changes(pod: Pod, old: Pod, changed: Iterable[str], settings: Se
 
 
 def _request(pod: Pod, settings: Settings) -> GpuRequest | tuple[Problem, ...] | None:
-    """Return the request, or the problems of an invalid request. Callers compare the results of two pods."""
+    """Return the request, or the problems of an invalid request, or None for a pod without GPUs.
+
+    Callers compare the results of two pods.
+    """
     try:
         return dialects.read_bare_request(pod, settings)
     except BadObject as error:

@@ -1,9 +1,9 @@
-"""Composes the HTTP side of the scheduler: which app is served on which address.
+"""Creates the HTTP apps of the scheduler and determines the address of each.
 
 `scheduler.main` passes the result of `listeners` to gunicorn. There are four apps: the admission of Bindings, the
-extender, metrics, and the web page. Each listens on its own address, because each has other callers. In particular,
-`/bind` of the extender is protected only by a loopback address or by client certificates (`extenderClientCa`). All apps
-must run in one process with one worker, because they share the reservations.
+extender, metrics, and the web page. Each has its own address, because each has other callers. In particular, `/bind` of
+the extender is protected only by a loopback address or by client certificates (`extenderClientCa`). All apps must run
+in one process with one worker, because they share the reservations.
 """
 
 from flask import Response
@@ -25,7 +25,7 @@ from scheduler.api.page.page_app import make_board
 from scheduler.api.replica import Replica
 
 _ADMISSION_SECONDS = 30.0
-"""The longest timeout that the API server allows for a webhook. A request may name a shorter one."""
+"""The longest timeout that Kubernetes allows for a webhook. A request may name a shorter one (`?timeout=1s`)."""
 
 
 def listeners(replica: Replica) -> list[Listen]:

@@ -1,8 +1,8 @@
 """Handles the admission of Bindings: the cards are decided in the same write that binds a pod to its node.
 
-`scheduler.api.app` serves it as `/bind-admission`. The API server calls it for every Binding of the cluster, because a
-Binding does not tell whether its pod requests GPUs (docs/design/kubernetes.md, "Binding"). If mgpu does not
-answer within one second, `failurePolicy: Ignore` lets the binding pass, and a late binding decision chooses the cards.
+The API server calls `/bind-admission` for every Binding of the cluster, because a Binding does not tell whether its pod
+requests GPUs (docs/design/kubernetes.md, "Binding"). If mgpu does not answer within one second, `failurePolicy: Ignore`
+lets the binding pass, and a late binding decision chooses the cards.
 
 With `scheduler.bindingUsers` only the named users may bind GPU pods (docs/design/koordinator.md, "Upgrade webhook").
 This is enforced only while the webhook is reachable.
@@ -23,19 +23,18 @@ from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 log = logging.getLogger(__name__)
 
 _REFUSED = 409
-"""The status of a denial. After a 409 the scheduler chooses a node again; client-go retries 429 and 5xx with the same
-node."""
+"""The status of a denial. After a 409 the scheduler chooses a node again. After 429 and 5xx client-go would retry with
+the same node."""
 _FORBIDDEN = 403
 _NO_SUCH_POD = 404
 
 
 class BindingAdmission:
-    """Decides the cards of the pod of a Binding and patches the allocation record into it.
+    """Decides the cards of the pod that a Binding names, and patches the allocation record into the Binding.
 
     Args:
-        may_decide: Raises RetryLater while this replica must not decide. `failurePolicy` then lets the binding pass,
-            and a late binding decision chooses the cards.
-        users: The users and groups that may bind GPU pods. If it is empty, everyone may.
+        may_decide: Raises RetryLater while this replica must not decide.
+        users: The users and groups that may bind GPU pods. If `users` is empty, everyone may.
         caller: Returns, for the current request, a function that returns whether the client has given up.
     """
 
@@ -52,11 +51,11 @@ class BindingAdmission:
         self._caller = caller
 
     def __call__(self, review: Review) -> Reply:
-        """Allow the Binding, with a patch if its pod requests GPUs, or deny it with the reason.
+        """Allow the Binding, with a patch if cards were decided, or deny it with the reason.
 
         Raises:
             BadRequest: The Binding is malformed.
-            RetryLater: This replica does not decide, the API does not answer, or the caller has given up.
+            RetryLater: No decision is possible now, for example because this replica does not lead.
         """
         binding = review.object
         if binding is None or review.operation != "CREATE" or review.resource not in ("pods/binding", "bindings"):
@@ -88,7 +87,7 @@ class BindingAdmission:
         try:
             decision = self._decider.decide(gpu_pod, node, reserve=not review.dry_run, gone=self._caller())
         except EffortExceeded as error:
-            # A 503 would make client-go retry with this node; after a denial the scheduler chooses a node again.
+            # After a 503 client-go would retry with this node. After a denial the scheduler chooses a node again.
             return deny(review, f"no cards for this pod on {node}: {error}", _REFUSED)
         if isinstance(decision, Rejection):
             log.info("binding rejected: %s", decision, extra={"pod": uid, "node": node})
@@ -113,7 +112,7 @@ def binding_users(own: SchedulerSettings) -> Collection[str]:
 def _forbidden_text(user: str) -> str:
     return (
         f"{user or 'an unnamed user'} may not bind GPU pods: the setting scheduler.bindingUsers names neither this "
-        "user nor one of its groups; let another scheduler bind the pod (schedulerName), or add this user to it"
+        "user nor one of its groups; let another scheduler bind the pod (schedulerName), or add this user to the list"
     )
 
 
@@ -132,7 +131,7 @@ def _text(table: dict[str, Any], key: str) -> str:
 
 
 def _patch(binding: dict[str, Any], uid: str, annotations: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the JSON Patch that adds the UID and the annotations, and removes all other placement annotations."""
+    """Return the JSON Patch that adds a missing UID and the annotations, and removes other placement annotations."""
     meta = binding.get("metadata")
     if not isinstance(meta, dict):
         return [{"op": "add", "path": "/metadata", "value": {"uid": uid, "annotations": annotations}}]

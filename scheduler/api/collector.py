@@ -1,9 +1,8 @@
 """Computes the metrics of the cluster's current state when Prometheus scrapes them.
 
-`scheduler.api.app` registers `ClusterCollector` for `/metrics`. Metrics of events (decisions, rejections) are counters
-in `scheduler.metrics`. A scrape must not delay decisions, so the collector reads one node at a time, pauses in between,
-and reads only the nodes that have changed since the last scrape. docs/metrics.md lists names, labels and help texts; a
-test compares it with this module.
+Metrics of events (decisions, rejections) are counters in `scheduler.metrics`. A scrape must not delay decisions, so the
+collector reads one node at a time, pauses in between, and reads only the nodes that have changed since the last scrape.
+docs/metrics.md repeats the names, labels and help texts.
 """
 
 import threading
@@ -29,9 +28,12 @@ _MILLI = 1000
 
 
 class Figure(Enum):
-    """A quantity that is summed over all nodes. Core is in milli and memory in bytes, so that the sums are exact."""
+    """A quantity that is summed over all nodes.
 
-    # These are counted by model of the card.
+    Core is in thousandths of a card and memory in bytes, so that the sums are exact.
+    """
+
+    # These are counted for each model of cards.
     HEALTHY = "healthy cards"
     UNHEALTHY = "unhealthy cards"
     IDLE = "idle cards"
@@ -39,7 +41,7 @@ class Figure(Enum):
     CORE_USED = "core used"
     MEMORY = "memory"
     MEMORY_USED = "memory used"
-    # These are counted by dialect of the pod.
+    # These are counted for each dialect of pods.
     PODS = "pods"
     HELD_CORE = "core held"
     HELD_MEMORY = "memory held"
@@ -90,7 +92,7 @@ class Totals:
     """The sums of the figures over all nodes. Thread-safe.
 
     Args:
-        pace: A function that is called after each node that was read. It may sleep.
+        pace: A function that is called after each node that was read, and may sleep.
     """
 
     def __init__(self, cache: ClusterCache, pace: Callable[[], object]) -> None:
@@ -127,7 +129,7 @@ class ClusterCollector(Collector):
         self._totals = Totals(replica.state, Pace(pause_ratio=1))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
+        """Yield the metrics, after reading the nodes that have changed."""
         sums = self._totals.sums()
         yield from _gauges(self._replica, sums)
         yield from _of_models(sums)
@@ -229,7 +231,8 @@ def _family(name: str, text: str, label: str, values: Mapping[str, float]) -> Me
 
 _PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 _CONDITIONS = 60
-"""The most label sets of conditions. mgpu writes fewer, but a user who may write a status can add any number."""
+"""The most series of `mgpu_mtgpupod_conditions`. mgpu causes fewer, but users who may write a status can add any number
+of conditions."""
 
 
 def _of_mtgpupods(items: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -1,7 +1,6 @@
 """Serves kube-scheduler's extender protocol: `/filter`, `/prioritize`, `/preempt` and `/bind`.
 
-`scheduler.api.app` creates `Extender` and its app, and `gpushare_compat` serves the same verbs on gpushare's paths. The
-module translates between JSON and `scheduler.decisions`, and decides nothing itself. The protocol is defined in
+The module translates between JSON and `scheduler.decisions`, and decides nothing itself. The protocol is defined in
 k8s.io/kube-scheduler/extender/v1 (docs/design/kubernetes.md, "kube-scheduler's extender"). Its Go types have no JSON
 tags, so requests may spell keys in any case, and replies must have capitalized keys.
 """
@@ -33,7 +32,7 @@ from scheduler.decisions.preemption import Victims
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _NODES_COUNTED = 500
-"""The most nodes whose reasons are counted. Of thousands of nodes, the first few hundred suffice."""
+"""The most nodes whose reasons are counted. That suffices to find a frequent reason."""
 
 Body = bytes | bytearray
 
@@ -67,7 +66,7 @@ class Extender:
         return {"Nodes": {"items": [nodes[name] for name in result.passed]}, **answer}
 
     def _follow_up(self, gpu_pod: GpuPod, result: Filtered) -> None:
-        """Report the result of a filter to the controllers that can help the pod. Returns at once."""
+        """Report the result to the parts of the scheduler that can help the pod. The method returns at once."""
         if gpu_pod.request and requested_slices(gpu_pod.request):
             self._replica.planning.request_plan(gpu_pod, result.repartitionable, result.passed)
         if not result.passed:
@@ -81,7 +80,7 @@ class Extender:
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
-        """Answer an ExtenderPreemptionArgs: choose victims on the nodes for which kube-scheduler has chosen some."""
+        """Answer an ExtenderPreemptionArgs: choose victims on the nodes on which kube-scheduler has chosen victims."""
         arguments = _arguments(body)
         proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
         gpu_pod = self._pod(arguments.get("pod"))
@@ -203,9 +202,9 @@ def posted(verb: Any, seconds: float) -> Any:
 
 
 def _count_rejection(result: Filtered) -> None:
-    """Count a pod that fits on no node, by the kind of the most frequent reason.
+    """Count a pod that fits on no node in the metric of rejections, by the kind of the most frequent reason.
 
-    If there are too many nodes to count, those on which evictions may help are preferred.
+    If there are more than `_NODES_COUNTED` nodes, those on which evictions may help are counted first.
     """
     reasons = Counter(islice(chain(result.failed.values(), result.hopeless.values()), _NODES_COUNTED))
     for reason, _ in reasons.most_common(1):
@@ -228,7 +227,7 @@ def _chosen(row: Mapping[str, Any]) -> Victims:
 
 
 def _folded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with keys in lower case, as Go's decoder compares them."""
+    """Return the row with keys in lower case, because Go's JSON decoder ignores the case of keys."""
     return {key.lower(): value for key, value in row.items()}
 
 

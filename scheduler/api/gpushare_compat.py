@@ -1,8 +1,7 @@
 """Serves the HTTP paths of gpushare's scheduler extender, so that its users need not change their configuration.
 
-`scheduler.api.app` adds the routes to the app of the extender. Their callers are a kube-scheduler that is configured
-for gpushare's extender, and tools that read `/inspect` (docs/design/gpushare.md, "Extender"). The paths and the format
-are gpushare's and must not change.
+The callers are kube-schedulers that are configured for gpushare's extender, and tools that read `/inspect`
+(docs/design/gpushare.md, "Extender"). gpushare has defined the paths and the format, so they must not change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,9 +61,9 @@ def _inspected(names: Iterable[str], state: ClusterCache, unit: int) -> Iterator
 
 
 def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...], unit: int) -> dict[str, Any]:
-    """Return a node in units of `gpu-mem`. The memory that a pod of any vocabulary holds is rounded up to whole units.
+    """Return a node in units of `gpu-mem`. The memory that pods of any vocabulary hold is rounded up to whole units.
 
-    A card with a GPUID counts as used up, since no pod that requests `gpu-mem` gets any of it.
+    All memory of a card with a GPUID counts as used, because no pod that requests `gpu-mem` gets any of it.
     """
     devices = [
         {

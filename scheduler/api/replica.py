@@ -1,7 +1,7 @@
 """The interface of the scheduler process to its HTTP side.
 
-`scheduler.runtime.Process` implements it, and `scheduler.main` passes the process to `scheduler.api.app.listeners`. The
-layers forbid `scheduler.api` to import `scheduler.runtime`. All members may be used from any thread.
+`scheduler.runtime.Process` implements the interface, which exists because the layers of the packages (CONTRIBUTING.md)
+forbid `scheduler.api` to import `scheduler.runtime`. All members may be used from any thread.
 """
 
 from collections.abc import Mapping
@@ -36,10 +36,10 @@ class Replica(Protocol):
     announcements: Announcements
 
     def not_ready_reason(self) -> str | None:
-        """Return why this replica cannot answer yet, or None."""
+        """Return why this replica is not ready (`/readyz`), or None if it is ready."""
 
     def not_deciding_reason(self) -> str | None:
-        """Return why this replica does not decide, or None."""
+        """Return why this replica does not decide, or None if it decides."""
 
     def may_answer(self) -> None:
         """Raise RetryLater while this replica must not answer from its cache."""
@@ -49,11 +49,11 @@ class Replica(Protocol):
 
     @property
     def leading(self) -> bool:
-        """Whether this replica leads, or leader election is off."""
+        """Whether this replica leads. Without leader election, each replica leads until it ends."""
 
     @property
     def labelled(self) -> bool:
-        """Whether this replica decides and its pod alone has the label that the Service selects."""
+        """Whether this replica decides, and its pod is the only one with the label that the Service selects."""
 
     def watches(self) -> Mapping[str, Watch]:
         """Return all watches by a short name."""

@@ -24,10 +24,10 @@ from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, NodeA
 UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (yet)", hopeless=True)
 """The rejection of a node that kube-scheduler knows and this process does not."""
 _MAX_REQUIREMENTS = 64
-"""The most different requirements whose results are stored."""
+"""The most combinations of requirements whose results are stored."""
 _NO_NODE = Node("")
 _NO_ROW = 0
-"""The row of all unknown names; its node is `_NO_NODE`."""
+"""The row of every unknown name; its node is `_NO_NODE`."""
 
 
 @dataclass(slots=True)
@@ -46,19 +46,19 @@ class _RowByName(dict[str, int]):
 class ClusterArrays:
     """The arrays of all nodes. Not thread-safe; the tables that it returns are immutable and may be read by any thread.
 
-    A node has a row, and each of its cards a column of that row. A row that is no longer used is given to another node.
+    Each node has a row, and each of its cards has a column in that row. The row of a deleted node is given to another.
     """
 
     def __init__(self) -> None:
         self._rows = _RowByName()
         self._names_since_compaction = 0
         self._free_rows: list[int] = []
-        self._temporary_rows: list[int] = []  # The rows that the last table had instead of those of its nodes.
+        self._temporary_rows: list[int] = []  # The rows in which the last `table` stored `instead`.
         self._nodes = [_NO_NODE]
         self._cards: list[tuple[CardState, ...]] = [()]
         self._data: Ints = np.zeros((len(FIELDS), 1, 1), np.int64)
         self._totals: Ints = np.zeros((len(TOTALS), 1), np.int64)
-        self._odd: Mask = np.zeros(1, np.bool_)  # Rows that arrays cannot describe.
+        self._odd: Mask = np.zeros(1, np.bool_)  # True for a row whose cards arrays cannot describe.
         self._results: OrderedDict[tuple[Requirement, ...], _RequirementResults] = OrderedDict()
         self._eligibility = Eligibility()
         self._eligibility.put(_NO_ROW, ())
@@ -77,7 +77,6 @@ class ClusterArrays:
                 self._check_requirements(requirements, results, row)
 
     def drop(self, name: str) -> None:
-        """Remove a node."""
         row = self._rows.pop(name, None)
         if row is not None:
             self._set(row, _NO_NODE, ())
@@ -86,10 +85,10 @@ class ClusterArrays:
     def table(
         self, names: Sequence[str], request: GpuRequest, instead: Mapping[str, tuple[CardState, ...]]
     ) -> NodeTable:
-        """Return a snapshot of these nodes for a request.
+        """Return a snapshot of these nodes.
 
         Args:
-            request: The request whose requirements and constraints exclude nodes and cards.
+            request: The request, whose requirements exclude nodes and whose constraints exclude cards.
             instead: By node, the cards that replace the stored ones in the snapshot.
         """
         if 2 * self._names_since_compaction > len(self._rows):
@@ -144,7 +143,7 @@ class ClusterArrays:
     def _compact_names(self) -> None:
         """Copy all names and row numbers one after the other, so that they are close to one another in memory.
 
-        Every call looks up all names, and this makes the look-up several times faster.
+        Each call of `table` looks up its names, and the copies make that several times faster.
         """
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows)).tolist()
         names = [name.encode().decode() for name in self._rows]
@@ -158,7 +157,7 @@ class ClusterArrays:
         self._temporary_rows.clear()
 
     def _exclusion_codes(self, constraints: Constraints) -> Ints | None:
-        """Return the exclusion codes in the shape of these arrays, or None if no card can be excluded."""
+        """Return the exclusion codes in the shape of the other arrays, or None if no card can be excluded."""
         codes = self._eligibility.exclusion_codes(constraints)
         if codes is None:
             return None

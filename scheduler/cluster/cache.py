@@ -1,16 +1,16 @@
 """Caches nodes, cards, GPU pods and their holdings, as the API server reports them and as this process decides them.
 
-`scheduler.runtime` creates the `ClusterCache` and connects its informers (`…_changed`, `…_gone`); `mgpu explain` fills
-one from lists. The other packages of the scheduler, except the engine, read from it, and `decisions.decider` makes
-reservations in it. MtgpuPods and partition plans have facades of their own (`mtgpupods`, `partitions`), which share its
-lock and its data.
+`scheduler.runtime` creates the `ClusterCache` and connects informers to its methods `…_changed` and `…_gone`;
+`mgpu explain` fills one from lists. MtgpuPods and partition plans have facades of their own (`mtgpupods`,
+`partitions`), which share the lock and the data of the cache.
 
 What must hold:
 
-- The API server is the source of all data: the same objects in any order give the same state. Only reservations,
-  admissions of MtgpuPods and partition plans that are not written yet originate here.
-- One lock guards all data, and no thread holds it during an API call. The data belongs to the parts that the
-  constructor creates. The parts are not thread-safe, and no caller gets a reference to them.
+- The API server is the source of the data: the same objects in any order give the same holdings. A restart loses only
+  what is not in these objects: reservations, admissions of MtgpuPods, partition plans that are not written yet, the
+  memory of deleted pods, and what the forecast has learned.
+- One lock guards all data except the forecast, and no thread holds it during an API call. The data belongs to the
+  parts that the constructor creates. The private parts are not thread-safe, and no caller gets a reference to them.
 - Changes are published as typed events (`scheduler.cluster.events`).
 """
 
@@ -64,12 +64,13 @@ E = TypeVar("E")
 
 
 class ClusterCache:
-    """The owner of the scheduler's data. Thread-safe.
+    """Owns the scheduler's data about the cluster.
+
+    All methods may be called from any thread, but `pod_changed` and `pod_gone` only from one thread at a time.
 
     Attributes:
         records: Verifies and seals allocation records.
-        forecast: The forecast of the next pods. It has its own lock, because its `refresh` takes longer than a decision
-            may wait.
+        forecast: The forecast of the next pods, which has a lock of its own.
         mtgpupods: The MtgpuPods, for their controller.
         partitions: The nodes that mgpu may partition, and their plans.
     """
@@ -131,7 +132,7 @@ class ClusterCache:
             self._set_cards(node.name)
             self._given_changed(node.name, given)
             if was_waiting and not self._slices.of(node.name).has_pending_plan:
-                # Pods were rejected because the node's agent had not yet carried out its partition plan.
+                # Pods may have been rejected because the node's agent had not yet applied its partition plan.
                 self._events.publish(CardsFreed(node.name))
             self._partitioner_changed(node.name, before)
             if before is not None and before.labels != node.labels:
@@ -217,7 +218,7 @@ class ClusterCache:
             self._publish_node_left(before, gpu_pod)
 
     def pod_gone(self, raw: Raw) -> None:
-        """Remove a Pod that was deleted. If its containers still run, its cards stay held."""
+        """Remove a Pod that was deleted. It goes on holding the cards that its node still reports for it."""
         meta = raw["metadata"]
         uid = meta["uid"]
         with self._lock:
@@ -238,12 +239,12 @@ class ClusterCache:
     # Pods.
 
     def uid_of(self, namespace: str, name: str) -> str | None:
-        """Return the UID of the pod with this name, whether it requests GPUs or not, or None if it is not cached."""
+        """Return the UID of the pod with this name, or None if no such pod is cached. The pod need not request GPUs."""
         with self._lock:
             return self._pods.uid_of(namespace, name)
 
     def gpu_pod(self, uid: str) -> GpuPod | None:
-        """Return the GPU pod with this UID, or None."""
+        """Return the GPU pod with this UID, or None if no GPU pod with this UID is cached."""
         with self._lock:
             return self._pods.get(uid)
 
@@ -253,19 +254,19 @@ class ClusterCache:
             return self._pods.all()
 
     def undecided_pods(self) -> tuple[str, ...]:
-        """Return the UIDs of the pods that are bound without cards and have not started, sorted by pod name."""
+        """Return the UIDs of the pods that need a late binding decision, sorted by namespace and name of the pod."""
         with self._lock:
             return self._holdings.undecided()
 
     def is_undecided(self, uid: str) -> bool:
-        """Return whether the pod is bound without cards and has not started."""
+        """Return whether the pod needs a late binding decision."""
         with self._lock:
             return self._holdings.is_undecided(uid)
 
     def remnant_problem(self, pod: Pod) -> str | None:
-        """Return the reason why the remnants of its namespace keep cards from this pod, or None.
+        """Return the reason why this pod gets no cards while remnants of its namespace run, or None if there are none.
 
-        An occupy pod always gets its card: it occupies the card for MtgpuPods of other namespaces, whose remnants their
+        The result is None for an occupy pod. It occupies its card for MtgpuPods of other namespaces, whose remnants the
         controller has checked. Otherwise one remnant in kube-system would hold up the MtgpuPods of all namespaces.
         """
         if mtgpu.occupy_target(pod) is not None:
@@ -276,7 +277,7 @@ class ClusterCache:
     # Nodes.
 
     def nodes(self, names: Iterable[str]) -> list[Node | None]:
-        """Return for each name the node, or None if there is none."""
+        """Return the node for each name, or None where no node has the name."""
         with self._lock:
             return list(map(self._nodes.get, names))
 
@@ -286,7 +287,7 @@ class ClusterCache:
             return tuple(sorted(name for name, cards in self._ledger.nodes().items() if cards))
 
     def agent_problems(self, names: Sequence[str]) -> dict[str, str]:
-        """Return those of the nodes whose mgpu agent cannot start containers now, each with the brief reason."""
+        """Return a brief reason for each of these nodes whose mgpu agent cannot start containers now."""
         with self._lock:
             silent = self._agents.silent
             return {name: brief_problem(silent[name]) for name in names if name in silent} if silent else {}
@@ -316,7 +317,7 @@ class ClusterCache:
             return self._snapshots.of(node, uid, gpuid)
 
     def node_snapshot_with_pods(self, node: str, uid: str) -> tuple[NodeSnapshot, tuple[tuple[Holding, GpuPod], ...]]:
-        """Return a snapshot of the node for a pod, and the holdings of the other GPU pods there with their pods."""
+        """Return a snapshot of the node for a pod, and the holdings of other GPU pods there with these pods."""
         with self._lock:
             held = (h for h in self._ledger.holdings(node) if h.uid != uid)
             pods = tuple((h, pod) for h in held if (pod := self._pods.get(h.uid)) is not None)
@@ -333,12 +334,12 @@ class ClusterCache:
             return (self._ledger.cards(node), self._ledger.holdings(node)) if node in self._nodes else None
 
     def node_versions(self) -> dict[str, int]:
-        """Return, for each node, a number that changes with its contents. Some of the nodes may have been deleted."""
+        """Return, for each node, a number that changes with its contents. The result may include deleted nodes."""
         with self._lock:
             return self._snapshots.versions()
 
     def take_changed_nodes(self) -> list[tuple[str, NodeSnapshot]]:
-        """Return the nodes whose cards or free resources have changed since the last call.
+        """Return the nodes whose cards or free resources have changed since the last call, each with a snapshot.
 
         The list is empty unless the settings choose a `nodePolicy` that learns.
         """
@@ -346,17 +347,17 @@ class ClusterCache:
             return self._snapshots.take_changed()
 
     def holdings(self, node: str | None = None) -> tuple[Holding, ...]:
-        """Return the holdings on a node, or all holdings."""
+        """Return the holdings on a node, or all holdings if `node` is None."""
         with self._lock:
             return self._ledger.holdings(node)
 
     def group_cards(self, request: GpuRequest, uid: str) -> tuple[GroupCard, ...]:
-        """Return the cards that other pods of the request's same-card group hold."""
+        """Return the cards that the request's same-card group holds, without those of the pod with this UID."""
         with self._lock:
             return self._ledger.group_cards(request.constraints.same_card, uid)
 
     def group_nodes(self, request: GpuRequest) -> frozenset[str]:
-        """Return the nodes that have a pod of one of the request's groups, or one nominated to them."""
+        """Return the nodes where a pod of one of the request's groups holds cards, or to which one is nominated."""
         groups = request.constraints.groups
         if not groups:
             return frozenset()
@@ -370,12 +371,15 @@ class ClusterCache:
             return self._snapshots.table(names, pod, request)
 
     def refresh(self) -> None:
-        """Update the arrays that `node_table` reads. This takes about 20 µs for each node that has changed."""
+        """Update the arrays that `node_table` reads, which takes about 20 µs for each node that has changed."""
         with self._lock:
             self._snapshots.refresh()
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> dict[str, Rejection | None]:
-        """Return the nodes where NVIDIA's plugin chooses the cards of this pod, each with its rejection or None."""
+        """Return those of the nodes whose whole cards NVIDIA's plugin serves, each with the rejection of the pod there.
+
+        The value is None for a node on which the pod may be placed.
+        """
         candidates: list[tuple[Node, tuple[CardState, ...], tuple[int, ...]]] = []
         with self._lock:
             for name in names:
@@ -388,7 +392,7 @@ class ClusterCache:
     # Reservations.
 
     def reservation(self, uid: str) -> Reservation | None:
-        """Return the pod's reservation, or None."""
+        """Return the pod's reservation, or None if it has none."""
         with self._lock:
             return self._reservations.get(uid)
 
@@ -415,7 +419,7 @@ class ClusterCache:
             return True
 
     def binding_problem(self, uid: str, node: str) -> str | None:
-        """Return the reason why this pod cannot be bound to this node regardless of free capacity, or None."""
+        """Return the reason why this pod cannot be bound to this node however much capacity is free, or None."""
         with self._lock:
             gpu_pod = self._pods.get(uid)
             if gpu_pod is None:
@@ -427,7 +431,10 @@ class ClusterCache:
             return f"the pod is bound to {pod.node} already" if pod.node else f"the pod has {pod.phase.lower()}"
 
     def renew(self, reservation: Reservation) -> bool:
-        """Restart the time of a reservation for another attempt to bind. Return False if it is no longer in force."""
+        """Restart the time of a reservation for another attempt to bind.
+
+        Return False if the reservation is no longer in force, or after `close`.
+        """
         with self._lock:
             if self._is_closed or self._reservations.get(reservation.uid) is not reservation:
                 return False
@@ -435,13 +442,14 @@ class ClusterCache:
             return True
 
     def keep(self, reservation: Reservation) -> None:
-        """Restart the full time of a reservation, if it is in force, because its pod is bound or may be bound."""
+        """Restart the full time of a reservation, if it is in force. Its pod is bound, or may be bound."""
         with self._lock:
             if not self._is_closed and self._reservations.get(reservation.uid) is reservation:
                 self._reservations.keep(reservation)
 
     def reservation_pause(self, uid: str) -> float:
-        """Return the seconds until cards may be reserved for the pod again after its bindings have failed too long."""
+        """Return the seconds until cards may be reserved again after failed bindings of the pod; 0 if they may be
+        now."""
         with self._lock:
             return self._reservations.pause(uid)
 
@@ -470,7 +478,7 @@ class ClusterCache:
             return self._reservations.made_within(seconds)
 
     def overdue_reservations(self) -> tuple[Reservation, ...]:
-        """Return the reservations whose pods have not appeared on their nodes in time, oldest first."""
+        """Return the reservations whose pods have not appeared on their nodes in time, the longest overdue first."""
         with self._lock:
             return self._reservations.overdue()
 
@@ -485,7 +493,7 @@ class ClusterCache:
             self.forecast.pod_placed(pod, gpu_pod.request)
         self._snapshots.mark(self._nominations.pod_changed(gpu_pod))
         finding = gpu_pod.finding
-        # One warning for each finding, instead of one for each event of its pod.
+        # There is one warning for each finding, and not one for each event of its pod.
         if finding is not None and not pod.ended and (before is None or before.finding != finding):
             reference = pod_reference(pod.namespace, pod.name, pod.uid)
             self._events.publish(ObjectWarning(reference, finding.reason, finding.message))
@@ -502,7 +510,7 @@ class ClusterCache:
             self._events.publish(NodeMayFit(node))
 
     def _count_usage(self, pod: Pod) -> None:
-        """Count what the pod reserves on its node; until it is bound, on the node where its cards are reserved."""
+        """Count the cpu and memory of the pod on its node, or until it is bound, on that of its reservation."""
         reservation = self._reservations.get(pod.uid)
         reserved = reservation.node if reservation is not None else ""
         self._snapshots.set_usage(pod.uid, "" if pod.ended else pod.node or reserved, pod.cpu_memory)
@@ -514,21 +522,21 @@ class ClusterCache:
         for uid in changed:
             self._holdings.given_changed(uid, node)
         if UNLISTED_PODS in changed:
-            self._holdings.settle_all_on(node)  # This entry is about all pods that the node does not list.
+            self._holdings.settle_all_on(node)  # This entry concerns all pods that the node does not list.
         if changed:
             self._events.publish(CardsFreed(node))
 
     def _partitioner_changed(self, name: str, before: Node | None) -> None:
-        """Update the holdings if another device plugin serves the node's cards, or mgpu's partitioning has changed."""
+        """Update the holdings if another device plugin serves the cards, or the partitioning label has changed."""
         was = nvidia_plugin.holding_rules(before)
         now = nvidia_plugin.holding_rules(self._nodes.get(name))
         if was != now:
             self._holdings.settle_all_on(name)
         if was[1] and not now[1]:
-            self._events.publish(PartitionsChanged(name))  # The partition controller forgets the node.
+            self._events.publish(PartitionsChanged(name))  # So the partition controller forgets the node.
 
     def _set_cards(self, name: str | None) -> None:
-        """Derive the cards of a node again; does nothing for None."""
+        """Derive the cards of a node again. For None, do nothing."""
         if name is None:
             return
         node = self._nodes.get(name)
@@ -543,7 +551,7 @@ class ClusterCache:
 
     def _holdings_changed(self, event: HoldingsChanged) -> None:
         if event.group is not None:
-            # What nominated pods of a same-card group take on other nodes depends on the card of the group.
+            # The card of a same-card group determines what its nominated pods take on other nodes.
             self._snapshots.mark(self._nominations.group_nodes((event.group,)))
         self._touch(event.node)
 

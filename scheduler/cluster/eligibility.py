@@ -1,8 +1,8 @@
 """Finds the cards that a pod must not use: those that MtgpuPods share, and those that its constraints exclude.
 
 `ClusterArrays` stores the cards here row by row, and adds the result to the tables that the filter evaluates. Models
-and UUIDs come from Devices and pods, which other clients can write. So everything that is no longer in use must be
-dropped.
+and UUIDs come from Devices and pods, and other clients can write any number of them. So what is no longer in use must
+be dropped.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from scheduler.engine.card_constraints import IN_USE_BY_MTGPUPODS, Exclusion
 Codes = npt.NDArray[np.int64]
 
 _MAX_EXCLUSIONS = 4096
-"""The most exclusions with a code. If there are more, a new mapping is started."""
+"""The number of exclusions above which the codes are forgotten and a new mapping is started."""
 _SPARE_MODELS = 64
 """Models are numbered again once the numbers without cards exceed the numbers in use by more than this."""
 
@@ -43,7 +43,7 @@ class Eligibility:
         self._models: list[str] = []
         self._model_number: dict[str, int] = {}  # The position of a model in _models.
         self._model_numbers: Codes = np.full((1, 0), -1)  # The number of each card's model; -1 for no card.
-        self._places: dict[str, set[tuple[int, int]]] = {}  # By UUID, the rows and columns.
+        self._places: dict[str, set[tuple[int, int]]] = {}  # By UUID, the rows and columns of its cards.
         self._has_gpuid = np.zeros((1, 0), np.bool_)
 
     def put(self, row: int, cards: Sequence[CardState]) -> None:
@@ -64,13 +64,12 @@ class Eligibility:
             self._renumber_models()
 
     def drop(self, row: int) -> None:
-        """Remove the cards of a row."""
         self.put(row, ())
 
     def exclusion_codes(self, constraints: Constraints) -> Codes | None:
         """Return the code of each card under these constraints, or None if no card can be excluded.
 
-        The array has at least all stored rows and columns.
+        The array has all stored rows and columns, and may have more.
         """
         has_gpuids = self._has_gpuid.any()
         if not constraints.limits_cards and not has_gpuids:

@@ -1,8 +1,8 @@
 """The typed events that the ClusterCache publishes when its data changes.
 
-`scheduler.runtime` subscribes the controllers to the public events; the parts of the cache exchange the internal ones.
-Controllers are level-triggered: an event only names an object, and the subscriber reads the current state of the object
-from the cache.
+`scheduler.runtime` subscribes the controllers to the public events. The parts of the cache exchange the internal
+events. Except for ObjectWarning, an event only names an object, and the subscriber reads the current state of the
+object from the cache (level-triggered).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ at once."""
 
 @dataclass(frozen=True, slots=True)
 class CardsFreed:
-    """Cards of this node became free by a change that kube-scheduler cannot observe, such as a change of a Device."""
+    """Cards of this node may be free after a change that kube-scheduler does not observe, such as one of a Device."""
 
     node: str
 
@@ -33,7 +33,7 @@ class NodeMayFit:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsChanged:
-    """The partitioned cards of this node or their holdings have changed, or mgpu no longer partitions the node."""
+    """The partitioned cards of this node or their holdings may have changed, or mgpu no longer partitions the node."""
 
     node: str
 
@@ -47,14 +47,14 @@ class MtgpuPodsAffected:
 
 @dataclass(frozen=True, slots=True)
 class PodUndecided:
-    """The pod with this UID is bound, has no cards and has not started, so it needs a late binding decision."""
+    """The pod with this UID is bound without cards and needs a late binding decision."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectWarning:
-    """A Kubernetes Event of type Warning is to be recorded for an object.
+    """The cache asks for a Kubernetes Event of type Warning for an object.
 
     Attributes:
         regarding: The reference to the object.
@@ -95,7 +95,7 @@ class Publisher:
     """Calls the subscribers of an event's type, in the order in which they subscribed.
 
     The cache publishes while it holds its lock, so events arrive in the order of the changes. A subscriber must return
-    at once: it may read from the cache, and usually adds a name to a queue.
+    at once. It may read from the cache; usually it adds a name to a queue.
     """
 
     def __init__(self) -> None:
@@ -106,6 +106,6 @@ class Publisher:
         self._subscribers.setdefault(kind, []).append(subscriber)
 
     def publish(self, event: object) -> None:
-        """Call all subscribers of this event. An event without subscribers is dropped."""
+        """Call all subscribers of the event's type, if there are any."""
         for subscriber in self._subscribers.get(type(event), ()):
             subscriber(event)

@@ -1,10 +1,9 @@
 """Forecasts the next pods from earlier pods, for the card policies and node policies that learn.
 
-`ClusterCache` reports pods and nodes to the `Forecast`, and a background thread of `scheduler.runtime` calls `refresh`.
-That makes a judge for each learning policy that is in use: an object that rates nodes and cards for the pods that are
-likely to come. `scheduler.decisions` uses the judges. `mgpu simulate` has a forecast of its own, and `mgpu explain` has
-one in its cache. Tenants choose the pods from which the forecast learns, so a namespace must not dominate it with pods
-that never get cards.
+`ClusterCache` reports pods and nodes to the `Forecast`, and a background thread of `scheduler.runtime` calls `refresh`,
+which makes a judge for each learning policy that is in use. A judge is an object that rates nodes and cards for the
+pods that are likely to come. Tenants choose the pods from which the forecast learns, so a namespace must not dominate
+it with pods that never get cards.
 """
 
 import logging
@@ -28,7 +27,7 @@ from scheduler.engine.policies import POLICIES
 log = logging.getLogger(__name__)
 
 Counts = tuple[tuple[Shape, int], ...]
-"""Shapes of pods, each with the number of pods that had it, in thousandths."""
+"""Shapes of pods, each with the number of pods that had it, in thousandths of a pod. Earlier pods count less."""
 
 _MAKE_JUDGE: Mapping[str, Learning] = MappingProxyType(
     {name: policy.learn for name, policy in POLICIES.items() if policy.learn}
@@ -42,11 +41,11 @@ user may create any number of pods that wait for ever, or that name a node and f
 
 
 class _Arrivals:
-    """Decides which pods count, that is, from which pods the forecast learns. Each counts at most once.
+    """Decides from which pods the forecast learns. These pods *count*; each counts at most once.
 
     A pod counts when it is created. If its namespace has used up its allowance (`MAX_WAITING_PODS`), the pod counts
-    once it has cards. A namespace regains its allowance through pods that get cards, and not through pods that are
-    deleted. Not thread-safe.
+    once it has cards. A namespace regains allowance when its pods get cards, and not when they are deleted. Not
+    thread-safe.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class _Arrivals:
         self._waiting: set[str] = set()
 
     def counts_now(self, pod: Pod) -> bool:
-        """Return whether a new pod counts before it has cards."""
+        """Return whether a new pod counts before it has cards. If so, it uses up allowance of its namespace."""
         if self._used[pod.namespace] >= MAX_WAITING_PODS:
             return False
         self._used[pod.namespace] += 1
@@ -62,7 +61,7 @@ class _Arrivals:
         return True
 
     def counts_when_placed(self, pod: Pod) -> bool:
-        """Return whether a pod that has got its cards counts now, because it did not count before."""
+        """Return whether a pod that has got its cards counts now, because it has not counted before."""
         self._used[pod.namespace] -= 1
         if self._used[pod.namespace] <= 0:
             del self._used[pod.namespace]
@@ -72,7 +71,7 @@ class _Arrivals:
         return False
 
     def drop(self, uid: str) -> None:
-        """Forget a pod that was deleted. Its namespace does not regain the allowance."""
+        """Forget a pod that was deleted."""
         self._waiting.discard(uid)
 
 
@@ -100,7 +99,10 @@ class Forecast:
         self._is_outdated = False
 
     def pod_added(self, pod: Pod, request: GpuRequest) -> None:
-        """Learn from a pod that did not exist before. Before the first `refresh`, pods may be added in any order."""
+        """Learn from a new pod, unless its namespace has used up its allowance.
+
+        Pods that request no GPU are ignored. Before the first `refresh`, pods may be added in any order.
+        """
         if not request.containers:
             return
         with self._lock:
@@ -114,7 +116,7 @@ class Forecast:
                 self._learn(pod, request)
 
     def pod_placed(self, pod: Pod, request: GpuRequest) -> None:
-        """Record that an added pod has got its cards."""
+        """Record that an added pod has got its cards, and learn from it if it has not counted before."""
         if not request.containers:
             return
         with self._lock:
@@ -129,7 +131,6 @@ class Forecast:
             self._arrivals.drop(uid)
 
     def shape(self, pod: Pod, request: GpuRequest) -> Shape:
-        """Return the shape of a pod for the judges."""
         with self._lock:
             return self._shape(pod, request)
 
@@ -149,7 +150,6 @@ class Forecast:
         self._learner.observe(self._shape(pod, request))
 
     def counts(self) -> Counts:
-        """Return how often pods of each shape have come, in thousandths."""
         with self._lock:
             return self._learner.counts()
 
@@ -204,7 +204,7 @@ class Forecast:
 
 
 def _fill_tables(judge: Judge, classes: Iterable[NodeClass]) -> None:
-    """Rate an empty node of each class, since a judge makes some of its tables only when it first needs them."""
+    """Rate an empty node of each class, so that the judge makes the tables that it makes at their first use."""
     for node in classes:
         empty = node_rows(node, CpuMemory(node.cpu, node.memory), [[CARD] * node.cards])
         judge.rate_changes(empty, empty)

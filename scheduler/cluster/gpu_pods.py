@@ -1,9 +1,8 @@
 """GPU pods as the scheduler reads them: their request, and the cards in their allocation record.
 
-`ClusterCache` reads the pods of its informer with `make_gpu_pod`, and stores what `trim` leaves of them. `decisions`
-and `mgpu explain` read other pods, such as those in calls of kube-scheduler, with `read_gpu_pod`. `mgpu simulate`
-creates GPU pods itself. Users choose the size of a pod, so `trim` must leave only what the filter, a decision or the
-web page reads.
+`ClusterCache` reads the pods of its informer with `make_gpu_pod`, and stores what `trim` leaves of them. Other pods,
+such as those in calls of kube-scheduler, are read with `read_gpu_pod`. Users choose the size of a pod, so `trim` must
+leave only what the filter, a decision or the web page reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +28,12 @@ class GpuPod:
 
     Attributes:
         pod: The pod. If its allocation record does not count, the record is left out.
-        request: The request, or None if it is malformed.
+        request: The request, or None if it is malformed or cannot be served.
         problems: The reasons why the request is malformed or cannot be served.
         version: The resourceVersion of the pod.
-        verdict: The result of the verification of the allocation record.
-        fingerprint: The digest of everything that was read of the pod (`mgpu.dialects.watched_pods`), or None if no
-            informer delivered it.
+        verdict: The result of the verification of the allocation record, or None if there was nothing to verify.
+        fingerprint: The digest of everything that was read of the pod (`mgpu.dialects.watched_pods`), or None if the
+            pod does not come from an informer.
     """
 
     pod: Pod
@@ -51,12 +50,12 @@ class GpuPod:
 
     @property
     def dialect(self) -> str:
-        """The dialect of the request; "" for a malformed request, which belongs to no dialect."""
+        """The dialect of the request; "" if `request` is None."""
         return self.request.dialect if self.request is not None else ""
 
     @property
     def constraints(self) -> Constraints:
-        """The constraints of the request; a malformed request has none."""
+        """The constraints of the request; none if `request` is None."""
         return self.request.constraints if self.request is not None else NO_CONSTRAINTS
 
 
@@ -104,8 +103,8 @@ def _is_ours(pod: Pod) -> bool:
 def trim(gpu_pod: GpuPod) -> GpuPod:
     """Return the part of a pod that the scheduler stores.
 
-    A pod that has ended holds nothing, so only the vocabulary of its request remains. By default, Kubernetes keeps up
-    to 12,500 pods that have ended.
+    Of the request of a pod that has ended only the vocabulary remains, because the pod holds nothing. By default,
+    Kubernetes keeps up to 12,500 such pods.
     """
     pod = gpu_pod.pod
     request = gpu_pod.request
@@ -134,7 +133,7 @@ def _rejected(pod: Pod, problems: Sequence[Problem], version: str, verdict: Verd
 def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) -> Iterator[Problem]:
     """Yield a problem for each container that would start without the node agent, and so without its cards.
 
-    Admission has not completed such a container, or has completed it under other settings.
+    Such a container has not passed mgpu's webhook, or it has passed the webhook under other settings.
     """
     served = dialects.device_containers(request)
     for container in pod.containers:
@@ -150,7 +149,7 @@ def occupied_gpuid(pod: Pod, node: str) -> str:
 
 
 def node_left(before: GpuPod | None, now: GpuPod | None) -> str | None:
-    """Return the node to which the pod was bound or nominated before but is not any more, or None."""
+    """Return the node that a pod has left, or None. A pod is on the node to which it is bound or else nominated."""
     place = _place(before)
     return place if place != _place(now) else None
 
@@ -164,7 +163,7 @@ def _place(gpu_pod: GpuPod | None) -> str | None:
 def recorded_shares(gpu_pod: GpuPod) -> tuple[Share, ...] | None:
     """Return the shares in the allocation record of a pod, or None if it has no record.
 
-    Raises BadObject if the record cannot be read.
+    Raises BadObject if the request or the record cannot be read.
     """
     if gpu_pod.request is None:
         raise BadObject(gpu_pod.problems)

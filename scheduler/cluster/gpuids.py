@@ -1,9 +1,8 @@
 """Counts the GPUIDs that each namespace uses at once. The settings can limit their number.
 
-`MtgpuPodHoldings` counts them for the whole cluster; `scheduler.mtgpupods` and `mgpu simulate` count them again when
-they assign the cards of a node. Each GPUID of a node takes a whole card from all other pods, however small the requests
-of its MtgpuPods are. A namespace uses a GPUID while one of its MtgpuPods holds a share of that card, even if an
-MtgpuPod of another namespace was the first to use it. Otherwise two namespaces could take cards for each other.
+Each GPUID of a node takes a whole card from all other pods, however small the requests of its MtgpuPods are. A
+namespace uses a GPUID while one of its MtgpuPods holds a share of the card of the GPUID, even if an MtgpuPod of another
+namespace was the first to use it. Otherwise two namespaces could take cards for each other.
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ Gpuid = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class GpuidLimit:
-    """The limit for the decisions about one node.
+    """The limit of GPUIDs for a namespace, as the decisions about one node need it.
 
     Attributes:
         maximum: The number of GPUIDs that a namespace may use at once.
@@ -43,7 +42,7 @@ class UsedGpuids:
     def put(self, uid: str, held: Holding | None) -> str | None:
         """Replace what an MtgpuPod holds.
 
-        Returns its namespace if that no longer uses the former GPUID of the MtgpuPod, or None.
+        Return the namespace of the former holding if it no longer uses the GPUID of that holding, otherwise None.
         """
         before = self._of.pop(uid, None)
         if held is not None:

@@ -1,9 +1,8 @@
-"""What GPU pods hold, derived from allocation records, reservations and the shares that nodes themselves gave.
+"""Derives what GPU pods hold from allocation records, reservations and the shares that nodes themselves gave to pods.
 
-Only `Holdings` writes holdings to the ledger; `ClusterCache` stores the cards of the nodes there. `ClusterCache` calls
-`Holdings` when pods, nodes or reservations change, and `MtgpuPodHoldings` writes the holdings of MtgpuPods through it.
-The holdings of Pods follow from the present objects of the API server, in whatever order they arrived; only
-reservations originate in this process.
+Only `Holdings` writes holdings to the ledger. `MtgpuPodHoldings` determines what MtgpuPods hold, and writes it through
+`Holdings`. Apart from reservations, the holdings of Pods follow from the present objects of the API server, in whatever
+order these have arrived.
 """
 
 import sys
@@ -50,12 +49,11 @@ class _OtherPod(NamedTuple):
 class Holdings:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    It publishes HoldingsChanged with every change of a holding, and PodUndecided for each pod that is bound without
-    cards and has not started.
+    It publishes HoldingsChanged with every change of a holding, and PodUndecided for each pod that needs a late binding
+    decision.
 
     Attributes:
-        ledger: The cards of all nodes and all holdings.
-        remnants: The deleted pods whose containers still run.
+        ledger: The cards of all nodes, which `ClusterCache` stores there, and all holdings.
     """
 
     def __init__(
@@ -76,16 +74,16 @@ class Holdings:
         self.remnants = Remnants(events, clock)
 
     def undecided(self) -> tuple[str, ...]:
-        """Return the UIDs of the pods that are bound without cards and have not started, sorted by pod name."""
+        """Return the UIDs of the pods that need a late binding decision, sorted by namespace and name of the pod."""
         pods = [gpu_pod.pod for uid in self._undecided if (gpu_pod := self._pods.get(uid)) is not None]
         return tuple(pod.uid for pod in sorted(pods, key=lambda pod: (pod.key, pod.uid)))
 
     def is_undecided(self, uid: str) -> bool:
-        """Return whether the pod is bound without cards and has not started."""
+        """Return whether the pod needs a late binding decision."""
         return uid in self._undecided
 
     def publish_undecided_on(self, node: str) -> None:
-        """Publish PodUndecided again for the pods of this node, since its cards have changed."""
+        """Publish PodUndecided again for the undecided pods of this node, because its cards have changed."""
         for uid in self._undecided:
             gpu_pod = self._pods.get(uid)
             if gpu_pod is not None and gpu_pod.pod.node == node:
@@ -97,7 +95,7 @@ class Holdings:
         return holding is not None and holding.bound and uid not in self._undecided
 
     def settle(self, gpu_pod: GpuPod) -> None:
-        """Derive what this pod holds from its present state."""
+        """Derive what this pod holds from the present state of the pod and its node."""
         pod = gpu_pod.pod
         self._undecided.discard(pod.uid)
         if pod.ended:
@@ -132,7 +130,8 @@ class Holdings:
         shares = (*shares, *(s for s in slices if (s.type, s.card) not in named))
         holding = self._holding_of(gpu_pod, dialect, shares)
         if holding == self.ledger.holding(pod.uid) and not pod.deleting:
-            return  # Most events end here. The deletion of a pod matters to the pods that are nominated to its node.
+            # Most events end here. A pod that is being deleted goes on: nominated pods may now count on its cards.
+            return
         self.release(pod.uid)
         self.hold(holding)
         if is_unknown:
@@ -163,9 +162,9 @@ class Holdings:
     def _is_decided_late(self, gpu_pod: GpuPod) -> bool:
         """Return whether a bare pod needs a late binding decision, which gives it cards or makes it fail.
 
-        It does if one of its containers still waits for cards. It also does if the pod requests only slices and its
-        agent lists it: while it runs, the kubelet counts its slices as used, and fails other pods that request slices
-        of that profile.
+        A bare pod needs a decision if one of its containers still waits for cards. It also needs one if it requests
+        only slices and the agent lists it: while the pod runs, the kubelet counts its slices as used, and fails other
+        pods that request slices of the same profile.
         """
         if gpu_pod.request is None:
             return False
@@ -181,14 +180,14 @@ class Holdings:
         return _holding(pod, pod.node, dialect, all_shares, constraints=gpu_pod.constraints, gpuid=gpuid)
 
     def settle_all_on(self, node: str) -> None:
-        """Derive what all GPU pods of a node hold."""
         for gpu_pod in self._pods.on(node):
             self.settle(gpu_pod)
 
     def given_changed(self, uid: str, node: str) -> None:
         """Derive what a pod holds after the node has reported other shares for it.
 
-        A node is trusted only about its own pods: its agent's token could be used to report the pods of other nodes.
+        A node is trusted only about its own pods, because its agent's token could be used to report pods of other
+        nodes.
         """
         holding = self.ledger.holding(uid)
         gpu_pod = self._pods.get(uid)
@@ -202,7 +201,7 @@ class Holdings:
                 self._hold_given(uid, node)
 
     def other_pod_changed(self, pod: Pod, uid: str) -> None:
-        """Store a pod that requests no GPU. It holds the cards that its node has given to it all the same."""
+        """Store a pod that requests no GPU. If its node reports that it has given the pod cards, the pod holds them."""
         node = sys.intern(pod.node)
         self._other_pods[uid] = _OtherPod(uid, pod.namespace, pod.name, pod.ended, occupied_gpuid(pod, node), node)
         self._hold_given(uid, pod.node)
@@ -211,7 +210,7 @@ class Holdings:
         """Remove a deleted pod. It goes on holding what its node still reports for it.
 
         Args:
-            gpu_pod: The pod as a GPU pod, or None if it requested no GPU.
+            gpu_pod: The last state of the pod, or None if it was no GPU pod.
         """
         other_pod = self._other_pods.pop(uid, _OtherPod(uid))
         if gpu_pod is None:
@@ -269,10 +268,10 @@ class Holdings:
             self.hold(_holding(pod, node, nvidia_plugin.NVIDIA, shares, gpuid=pod.gpuid))
 
     def _await_decision(self, gpu_pod: GpuPod, unreadable: str | None) -> None:
-        """Publish that a pod needs a late binding decision: it is bound without a readable record, and has not started.
+        """Publish that a bound pod needs a late binding decision, unless it is being deleted.
 
         Args:
-            unreadable: Why its record cannot be read, or None if it has no record.
+            unreadable: Why its record cannot be read, or None if it has no record that counts.
         """
         pod = gpu_pod.pod
         reservation = self._reservations.get(pod.uid)
@@ -310,7 +309,7 @@ class Holdings:
         self._warn(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
 
     def _warn_of_split_group(self, gpu_pod: GpuPod) -> None:
-        """Warn if a same-card group is on several cards, because a user wrote a record or a record was lost."""
+        """Warn if a same-card group is on several cards. The reason is a record that a user wrote, or a lost record."""
         group = gpu_pod.constraints.same_card
         group_cards = self.ledger.group_cards(group)
         if len(group_cards) > 1:
@@ -320,7 +319,7 @@ class Holdings:
     def _warn_of_absent_cards(self, pod: Pod, shares: Sequence[Share]) -> None:
         """Warn if the record names cards that the node does not have.
 
-        A node without cards is skipped: when the scheduler starts, pods may arrive before the cards.
+        There is no warning for a node without cards: when the scheduler starts, pods may arrive before the cards.
         """
         cards = self.ledger.nodes().get(pod.node, ())
         names = ", ".join(missing_cards(shares, cards)) if cards else ""

@@ -1,8 +1,7 @@
 """The MtgpuPods of the cluster, as the controller of MtgpuPods reads and admits them.
 
-`ClusterCache.mtgpupods` is the only instance. The informer of MtgpuPods and `mgpu explain` store MtgpuPods in it, and
-`scheduler.mtgpupods` reads from it and admits MtgpuPods to cards. The web page and the metrics read `objects`. Its
-objects and its holdings are parts of the cluster cache, and it acquires the lock of the cluster cache for each call.
+`ClusterCache.mtgpupods` is the only instance. It is a facade of two parts of the cluster cache, the objects and the
+holdings of MtgpuPods, and acquires the lock of the cluster cache for each call.
 """
 
 import threading
@@ -20,8 +19,8 @@ from scheduler.cluster.pods import Pods
 class MtgpuSnapshot:
     """The data from which the controller plans one node, all read at the same moment.
 
-    If they were read one after the other, a Pod that the informer delivers between two reads would look like a Pod that
-    somebody else created.
+    If the parts were read one after the other, a Pod that the informer delivers in between would look like a Pod that
+    somebody else has created.
 
     Attributes:
         node: The cards of the node and their holdings.
@@ -57,7 +56,7 @@ class MtgpuPodCache:
             self._objects.mtgpupod_gone(raw)
 
     def objects(self) -> Iterator[Raw]:
-        """Return all MtgpuPods in no particular order, reduced by `stored_objects.stored_mtgpupod`."""
+        """Return the stored parts of all MtgpuPods (`stored_objects.stored_mtgpupod`) in no particular order."""
         with self._lock:
             return self._objects.items()
 
@@ -89,10 +88,7 @@ class MtgpuPodCache:
         limit: GpuidLimit | None = None,
         limited: Iterable[str] = (),
     ) -> bool:
-        """Admit exactly these MtgpuPods to the cards of the node (`MtgpuPodHoldings.admit`).
-
-        Returns whether they were admitted.
-        """
+        """Admit exactly these MtgpuPods to the cards of the node, as `MtgpuPodHoldings.admit` does."""
         with self._lock:
             return self._holdings.admit(node, holdings, version, limit, limited)
 

@@ -1,8 +1,9 @@
-"""Derives what MtgpuPods hold: bound ones the share in their status, others the share that they are admitted to.
+"""Derives what MtgpuPods hold.
 
-`ClusterCache` reports Pods to it, and `MtgpuPodCache` reports MtgpuPods and the admissions of the controller. A bound
-MtgpuPod holds its share even if the card has no free capacity for it. An admission exists only in memory until the
-informer delivers the bound MtgpuPod; the next leader decides it again (docs/design/mtgpu.md, "Controller").
+An MtgpuPod is bound if its status names its card. It then holds its share of the card, even if the card has no free
+capacity for the share. Until then it holds the share to which the controller has admitted it, if any. An admission
+exists only in memory until the informer delivers the bound MtgpuPod. The next leader decides it again
+(docs/design/mtgpu.md, "Controller").
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +35,6 @@ class MtgpuNode:
         node: The Node, or None if there is none.
         version: The version of the node, as in a NodeSnapshot.
         cards: The GPUs that are not partitioned.
-        held: All holdings on the node.
         admitted: By UID, the holdings of MtgpuPods that are admitted and not bound yet. They are part of `held`.
         occupied: By UID of an occupy pod, the UUID of its card, if the card is known.
         remnants: By UID of a Pod that is a remnant of an MtgpuPod, the GPUID of the MtgpuPod.
@@ -68,10 +68,10 @@ class OwnPod:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """An MtgpuPod of the API server.
+    """The state of an MtgpuPod in the API server.
 
     Attributes:
-        pod_uid: The UID of the Pod in its status; "" if the status has none.
+        pod_uid: The UID of the Pod that the status names; "" if it names none.
         holding: The holding according to its status, or None if the MtgpuPod is not bound.
     """
 
@@ -83,9 +83,10 @@ class _Observed:
 class MtgpuPodHoldings:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    The holdings that it writes follow from the present MtgpuPods and Pods, in whatever order they arrived, and from the
-    admissions. It publishes CardsFreed if a share was freed. It publishes MtgpuPodsAffected for the nodes whose
-    MtgpuPods wait for their namespace, if the namespace uses fewer GPUIDs or its remnants have ended.
+    The holdings that it writes follow from the admissions and from the present MtgpuPods and Pods, in whatever order
+    these have arrived. It publishes CardsFreed if the holding of an MtgpuPod has changed or ended. It publishes
+    MtgpuPodsAffected for the nodes on which MtgpuPods of a namespace wait, once the namespace uses fewer GPUIDs or its
+    remnants have ended.
     """
 
     def __init__(self, nodes: Nodes, holdings: Holdings, snapshots: NodeSnapshots, events: Publisher) -> None:
@@ -98,7 +99,7 @@ class MtgpuPodHoldings:
         self._limited_nodes: dict[str, set[str]] = {}
         # By namespace, the nodes where its MtgpuPods wait until the remnants of the namespace have ended.
         self._remnant_nodes: dict[str, set[str]] = {}
-        self._findings: dict[str, Finding] = {}  # By UID of a Pod, why its claim to belong to an MtgpuPod is false.
+        self._findings: dict[str, Finding] = {}  # By UID of a Pod, why it is not the Pod of an MtgpuPod.
         self._observed: dict[str, _Observed] = {}
         self._own: dict[str, OwnPod] = {}
         self._pods_of: dict[str, set[str]] = {}  # By UID of an MtgpuPod, the Pods that name it as their owner.
@@ -164,7 +165,6 @@ class MtgpuPodHoldings:
         self._settle_of_pod(uid, own)
 
     def on(self, node: str) -> MtgpuNode:
-        """Return the cards of a node and their holdings."""
         ledger = self._holdings.ledger
         cards = ledger.cards(node)
         held = ledger.holdings(node)
@@ -181,7 +181,6 @@ class MtgpuPodHoldings:
         )
 
     def gpuids_elsewhere(self, namespaces: Iterable[str], node: str) -> Mapping[str, int]:
-        """Return how many GPUIDs each of these namespaces uses on other nodes."""
         return self._gpuids.elsewhere(namespaces, node)
 
     def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
@@ -201,8 +200,9 @@ class MtgpuPodHoldings:
     ) -> bool:
         """Admit exactly these MtgpuPods to cards of this node, except those that are now bound or have ended.
 
-        Returns False, and admits nothing, if the decision is outdated: the node has changed since `version`, the
-        numbers in `limit` have changed, or one of the MtgpuPods is not stored here.
+        Other MtgpuPods that are admitted on the node lose their admission. Returns False, and changes nothing, if the
+        decision is outdated: the node has changed since `version`, the namespaces use other numbers of GPUIDs on other
+        nodes than `limit` says, or one of the MtgpuPods is not stored here.
 
         Args:
             limit: The limit that the decision observes, or None if there is none.
@@ -237,13 +237,14 @@ class MtgpuPodHoldings:
         return sorted(uid for uid, held in self._admitted.items() if held.node == node)
 
     def _settle(self, uid: str) -> None:
-        """Derive what this MtgpuPod holds from its present state."""
+        """Derive what this MtgpuPod holds from the present MtgpuPod, Pods and admissions."""
         holding = self._holding_of(uid)
         before = self._holdings.ledger.holding(uid)
         if holding == before:
             return
         if uid not in self._observed and before is not None and before.dialect != mtgpu.NAME:
-            return  # This is the holding of a Pod. A user can create a Pod whose owner reference has any UID.
+            # This is the holding of a Pod. A user can write any UID, such as that of a Pod, into an owner reference.
+            return
         if holding is None:
             self._holdings.release(uid)
         else:
@@ -257,7 +258,7 @@ class MtgpuPodHoldings:
     def _wake(self, waiting: dict[str, set[str]], namespace: str) -> None:
         """Make the controller reconcile the nodes that wait for a namespace.
 
-        If MtgpuPods of a node still have to wait, the controller reports the node again.
+        If MtgpuPods of a node still have to wait, the controller registers the node again (`admit`, `remnant_seconds`).
         """
         for node in sorted(waiting.pop(namespace, ())):
             self._events.publish(MtgpuPodsAffected(node))
@@ -290,9 +291,8 @@ class MtgpuPodHoldings:
 def own_pod(pod: Pod, raw: Raw, records: RecordVerifier) -> tuple[OwnPod | None, Finding | None]:
     """Return the holding and the owner of a Pod that claims to be created for an MtgpuPod, and why the claim is false.
 
-    The second result is None if the claim is true. The function returns (None, None) for a Pod without such a claim;
-    the webhook denies users the annotations that make it. The function may verify a seal, so the caller must not hold
-    the cache's lock.
+    The second result is None if the claim is true. The function returns (None, None) for a Pod without such a claim. It
+    may verify a seal, which takes time, so the caller must not hold the cache's lock.
     """
     owner = mtgpu.claimed_mtgpupod(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:
@@ -322,7 +322,7 @@ def _observed(raw: Raw) -> _Observed:
 
 
 def _unreadable(raw: Raw) -> _Observed:
-    """Return an MtgpuPod that cannot be read. The size of its share is unknown, so it holds the whole card."""
+    """Return the state of an MtgpuPod that cannot be read. If it has a card, it holds the whole card."""
     meta = raw["metadata"]
     spec = table_at(raw, "spec")
     status = table_at(raw, "status")

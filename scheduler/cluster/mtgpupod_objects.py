@@ -1,8 +1,7 @@
-"""Stores the MtgpuPods, the Pods that are created for them, and the taints of their nodes, for the MtgpuPod controller.
+"""Stores the MtgpuPods, the Pods that are created for them, and the taints of the nodes, for the MtgpuPod controller.
 
-`ClusterCache` and `MtgpuPodCache` store the objects here, and `scheduler.mtgpupods` reads them by node
-(`MtgpuPodCache.snapshot`). There may be thousands of them and users choose their size, so they are stored as JSON text
-of limited length (scheduler/cluster/stored_objects.py).
+There may be thousands of these objects and users choose their size, so they are stored as JSON text of limited length
+(scheduler/cluster/stored_objects.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -144,7 +143,7 @@ class MtgpuPodObjects:
         )
 
     def items(self) -> Iterator[Raw]:
-        """Return all MtgpuPods in no particular order, decoded one by one."""
+        """Return all MtgpuPods in no particular order. Each is decoded when the iterator reaches it."""
         return map(decode, tuple(self._items.values()))
 
     def concerns(self, node: str) -> bool:
@@ -156,7 +155,7 @@ class MtgpuPodObjects:
         return tuple(sorted({*self._on, *self._occupies}))
 
     def _drop(self, key: Key) -> tuple[str, ...]:
-        """Remove an MtgpuPod; return the node where it was, if any."""
+        """Remove an MtgpuPod. Return a tuple with the node that it names, or () if it was not stored."""
         if self._items.pop(key, None) is None:
             return ()
         node = self._node_of.pop(key)
@@ -178,7 +177,10 @@ class MtgpuPodObjects:
 
 
 def pod_text(raw: Raw, records: RecordVerifier) -> PodText:
-    """Return the stored part of a Pod. This may verify a seal, so the caller must not hold the cache's lock."""
+    """Return the stored part of a Pod.
+
+    The function may verify a seal, which takes time, so the caller must not hold the cache's lock.
+    """
     key = key_of(raw)
     made = encode(stored_own_pod(raw)) if _claims_mtgpupod(raw) and records.finding_of_mtgpu(raw) is None else None
     occupied = _occupied_by_name(key)
@@ -188,13 +190,12 @@ def pod_text(raw: Raw, records: RecordVerifier) -> PodText:
 
 
 def text_of_gone_pod(raw: Raw) -> PodText:
-    """Return the PodText of a deleted Pod, of which the informer may know only the name."""
+    """Return the PodText of a deleted Pod, of which the informer may know only the namespace and the name."""
     key = key_of(raw)
     return PodText(key, None, None, _occupied_by_name(key), None)
 
 
 def key_of(raw: Raw) -> Key:
-    """Return the namespace and name of an object."""
     return raw["metadata"]["namespace"], raw["metadata"]["name"]
 
 
@@ -205,10 +206,7 @@ def node_of(item: Raw) -> str:
 
 
 def _claims_mtgpupod(pod: Raw) -> bool:
-    """Return whether a Pod claims to have been created for an MtgpuPod.
-
-    Admission denies users such Pods, and the Pod's seal proves the claim.
-    """
+    """Return whether a Pod claims to have been created for an MtgpuPod. The Pod's seal can prove the claim."""
     meta = pod["metadata"]
     kinds = [(owner.get("apiVersion"), owner.get("kind")) for owner in meta.get("ownerReferences") or ()]
     return mtgpu.GPUID in (meta.get("annotations") or {}) or (mtgpu.API_VERSION, mtgpu.KIND) in kinds

@@ -1,12 +1,12 @@
 """The nodes whose mgpu agent cannot start containers now, according to the agents' own Pods.
 
-`ClusterCache` passes all Pods to `NodeAgents`. The filter, the decider and preemption reject the nodes that it lists,
-because the kubelet fails a pod for good (`UnexpectedAdmissionError`) if the pod arrives while no device plugin runs.
+The filter, the decider and preemption reject these nodes, because the kubelet fails a pod for good
+(`UnexpectedAdmissionError`) if the pod arrives while no device plugin runs.
 
-A node is rejected if it has Pods of the agent and none of them is ready. This follows from the watched Pods alone, so
-no clocks are compared, and a restarted scheduler comes to the same result. A node without any Pod of the agent is not
-rejected: its agent may run outside of a Pod, or it may have the device plugin of NVIDIA or of another project. The
-status of such a Node says whether its resources can be allocated, and every scheduler reads it.
+A node is rejected if it has Pods of the agent and none of them is ready. This rule needs only the watched Pods and no
+clock, so a restarted scheduler comes to the same result. A node without any Pod of the agent is not rejected: its agent
+may run outside of a Pod, or it may have the device plugin of NVIDIA or of another project. The status of such a Node
+says whether its resources can be allocated, and every scheduler reads the status.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from scheduler.cluster.events import CardsFreed, Publisher
 class NodeAgents:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    It publishes CardsFreed for each node whose agent is ready again, because pods that were rejected may fit now.
+    It publishes CardsFreed for each node that is no longer rejected, because pods may fit there now.
 
     Args:
         namespace: The namespace of the installation, or None to ignore agents.
@@ -33,7 +33,7 @@ class NodeAgents:
 
     @property
     def silent(self) -> Mapping[str, AgentPod]:
-        """The rejected nodes by name, each with the Pod of its agent. In a healthy cluster there are none."""
+        """The rejected nodes by name, each with a Pod of its agent. In a healthy cluster there are none."""
         return self._silent
 
     def pod_changed(self, raw: Raw) -> None:
@@ -49,12 +49,12 @@ class NodeAgents:
         if now is not None:
             self._pods[uid] = now
             self._on_node.setdefault(now.node, {})[uid] = now
-        # This comes after both changes, because between them the node would seem to have no agent.
+        # The nodes are updated after both changes, because between them the node would seem to have no agent.
         for node in {pod.node for pod in (before, now) if pod is not None}:
             self._update_node(node)
 
     def pod_gone(self, uid: str) -> None:
-        """Remove a Pod that was deleted. The Pod need not be one of an agent."""
+        """Remove a Pod of any kind that was deleted."""
         before = self._remove(uid)
         if before is not None:
             self._update_node(before.node)
@@ -77,15 +77,15 @@ class NodeAgents:
 
 
 def brief_problem(pod: AgentPod) -> str:
-    """Return the reason for the answer of a filter.
+    """Return the reason for an answer about many nodes.
 
-    It is equal for all nodes in the same state, because kube-scheduler counts equal reasons and writes each different
-    reason into the pod's status.
+    The reason is equal for all nodes in the same state, because kube-scheduler counts equal reasons and writes each
+    different reason into the pod's status.
     """
     return f"the node's mgpu agent is not ready ({pod.problem})"
 
 
 def detailed_problem(pod: AgentPod) -> str:
-    """Return the reason for an answer about this node alone."""
+    """Return the reason, with node and Pod, for an answer about this node alone."""
     since = f" since {pod.since}" if pod.since else ""
     return f"the mgpu agent of node {pod.node} is not ready{since} (Pod {pod.name}: {pod.problem})"

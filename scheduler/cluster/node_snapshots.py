@@ -1,9 +1,8 @@
 """Makes immutable snapshots of nodes: for one pod, or for the page and the metrics.
 
-`ClusterCache` and its facades create them; `mgpu simulate` creates a `NodeSnapshot` itself. A snapshot for a pod leaves
-out the pod's own holding, and counts the cards of nominated pods of the same or a higher priority as taken. Decisions
-use a `NodeSnapshot` of one node. The filter mainly uses a `NodeTable` of all nodes, for which only the changed nodes
-are computed again.
+A snapshot for a pod leaves out the pod's own holding. Its available cards count the cards of other nominated pods of
+the same or a higher priority as taken. Decisions use a `NodeSnapshot` of one node. The filter mainly uses a `NodeTable`
+of many nodes, for which only the changed nodes are computed again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +35,7 @@ class NodeSnapshot:
         node: The Node, or None if there is none.
         cards: The GPUs, with what pods hold of each.
         version: A number that changes whenever the node, its cards or its holdings change.
-        free_resources: The cpu and memory that other pods do not reserve.
+        free_resources: The allocatable cpu and memory that no other pod reserves.
         available_cards: `cards`, with those of nominated pods counted as taken (scheduler/cluster/nominations.py).
         mgpu_cards: On a node where NVIDIA's plugin allocates cards too (scheduler/engine/nvidia_plugin.py), the indexes
             of the cards that mgpu gave to other pods.
@@ -59,10 +58,10 @@ class NodeContents:
     """A node at one moment for the page and the metrics.
 
     Attributes:
-        cards: All its GPUs, partitioned or not.
-        other_devices: Its devices that are neither GPUs nor slices.
-        slices: Its partitioning.
-        problem: The reason why the annotations about its partitioning cannot be read, or None.
+        cards: All GPUs of the node, partitioned or not.
+        other_devices: The devices of the node that are neither GPUs nor slices.
+        slices: The partitioning of the node.
+        problem: The reason why the annotations about the partitioning cannot be read, or None.
         held: All holdings on the node.
     """
 
@@ -99,7 +98,7 @@ class NodeSnapshots:
 
     def touch(self, node: str) -> None:
         """Record that the node, its cards or its holdings have changed."""
-        # All nodes have one counter, so that a node that is deleted and created again never has a former version.
+        # All nodes share a counter, so that a node that is deleted and created again never gets a former version.
         self._last_version += 1
         self._versions[node] = self._last_version
         self._outdated.add(node)
@@ -111,16 +110,15 @@ class NodeSnapshots:
         self._outdated.update(nodes)
 
     def set_usage(self, uid: str, node: str, needs: CpuMemory) -> None:
-        """Replace the cpu and memory that a pod reserves, and the node on which it reserves them ("" for none)."""
+        """Replace the cpu and memory that a pod reserves, and the node on which the pod reserves them ("" for none)."""
         for name in self._usage.put(uid, node, needs):
             self._record_change(name)
 
     def drop_usage(self, uid: str) -> None:
-        """Remove the cpu and memory that a pod reserves."""
         self.set_usage(uid, "", NO_CPU_MEMORY)
 
     def take_changed(self) -> list[tuple[str, NodeSnapshot]]:
-        """Return the nodes whose cards or free resources have changed since the last call."""
+        """Return the nodes whose cards or free resources have changed since the last call, each with a snapshot."""
         changed = [(name, self.of(name, "")) for name in self._changed]
         self._changed.clear()
         return changed
@@ -130,7 +128,7 @@ class NodeSnapshots:
         return self._versions.get(node, 0)
 
     def versions(self) -> dict[str, int]:
-        """Return the versions of all nodes. Some of the nodes may be gone."""
+        """Return the versions of all nodes. The result may include deleted nodes."""
         return dict(self._versions)
 
     def of(self, name: str, uid: str, gpuid: str = "") -> NodeSnapshot:
@@ -167,7 +165,7 @@ class NodeSnapshots:
         return NodeContents(node, self._nodes.gpus(node), others, slices.of(name), slices.problem(name), held)
 
     def indexes_used_by_mgpu(self, node: str, uid: str = "", gpuid: str = "") -> tuple[int, ...]:
-        """Return the indexes of the cards that mgpu gave to other pods."""
+        """Return the indexes of the cards that mgpu gave to pods other than the one with this UID."""
         return self._used_by_mgpu.on(node, uid, gpuid)
 
     def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> NodeTable:

@@ -1,7 +1,7 @@
 """Sums the cpu and memory that pods reserve on each node, whether they request GPUs or not.
 
-`NodeSnapshots` computes from the sums how much of a node is free; `mgpu simulate` uses them for its own cluster. The
-sums follow from the present pods alone, in whatever order their events arrive.
+`NodeSnapshots` computes from the sums how much of a node is free. The sums follow from the present pods alone, in
+whatever order the events of the pods arrive.
 """
 
 import sys
@@ -9,7 +9,7 @@ import sys
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 
 _MAX_SHARED_SIZES = 10_000
-"""The most amounts of which one object is shared between pods."""
+"""The most different amounts for which pods share one object."""
 
 
 class NodeUsage:
@@ -37,7 +37,7 @@ class NodeUsage:
             self._add(*before, -1)
             changed.add(before[0])
         if now is not None:
-            # Most of tens of thousands of pods have one of a few sizes, so equal sizes share one object.
+            # There may be tens of thousands of pods, but most have one of a few sizes. Equal sizes share one object.
             if len(self._sizes) >= _MAX_SHARED_SIZES:
                 self._sizes.clear()
             self._pods[uid] = (sys.intern(node), self._sizes.setdefault(needs, needs))

@@ -1,8 +1,7 @@
 """Stores the nodes of the API server, their cards, and the shares that the nodes themselves gave to pods.
 
-`ClusterCache` stores Nodes, Devices and ConfigMaps here; the other parts of the cache read the result. The cards of a
-node come from its Device. If a node has neither a Device nor mgpu's agent, its capacity may say how many equal cards it
-has. A ConfigMap can mark cards as unhealthy. Annotations of the Node say how its cards are partitioned
+The cards of a node come from its Device. If a node has neither a Device nor mgpu's agent, its capacity may say how many
+equal cards it has. A ConfigMap can mark cards as unhealthy. Annotations of the Node say how its cards are partitioned
 (scheduler/cluster/slice_state.py). An invalid Device or annotation must never take cards away: what was read last stays
 in force, and a warning is published.
 """
@@ -36,9 +35,6 @@ class Nodes:
     """Part of the ClusterCache, which holds its lock around every call.
 
     A method that takes a Device or a ConfigMap returns the name of the node whose cards it may have changed, or None.
-
-    Attributes:
-        slices: The partitioning of the nodes.
     """
 
     def __init__(self, settings: Settings, events: Publisher) -> None:
@@ -89,7 +85,7 @@ class Nodes:
         return str(name)
 
     def device_gone(self, raw: Raw) -> str | None:
-        """Remove the cards of a Device that was deleted. Holdings on them stay."""
+        """Remove the cards of a Device that was deleted. The holdings on these cards stay."""
         name = str(raw["metadata"]["name"])
         had_cards = self._cards.pop(name, None) is not None
         if name not in self._nodes:
@@ -102,7 +98,7 @@ class Nodes:
             self._given.pop(name, None)
 
     def configmap_changed(self, raw: Raw) -> str | None:
-        """Store the unhealthy cards that a ConfigMap lists. A list that cannot be read counts as empty."""
+        """Store the unhealthy cards that a ConfigMap of gpushare lists. An unreadable list counts as empty."""
         unhealthy_list = dialects.unhealthy_list_of(raw)
         if unhealthy_list is None:
             return None
@@ -145,11 +141,11 @@ class Nodes:
         return _gpus(self._devices(node))
 
     def _devices(self, node: Node) -> tuple[Card, ...]:
-        """Return the physical devices of the node; a ConfigMap may mark GPUs as unhealthy."""
+        """Return the physical devices of the node, with the GPUs that a ConfigMap lists marked as unhealthy."""
         cards = self._cards.get(node.name)
         if cards is None:
-            # mgpu's agent is about to create the Device. Allocation records must not name cards that are only inferred
-            # from the capacity, since the Device may list others.
+            # If mgpu's agent runs here, it is about to create the Device. Allocation records must not name cards that
+            # are only inferred from the capacity, because the Device may list others.
             cards = () if AGENT_ANNOTATION in node.annotations else dialects.cards_from_capacity(node, self._settings)
         listed = self._unhealthy.get(node.name)
         if not listed:

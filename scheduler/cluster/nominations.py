@@ -1,14 +1,13 @@
 """Keeps cards free for pods that are nominated to a node (`status.nominatedNodeName`) and not bound yet.
 
-`ClusterCache` reports the nominated pods, and `NodeSnapshots` counts their cards as taken. Members of a gang that wait
-in Permit, and pods for which others were evicted, have a node, but only their status says so. Without nominations the
-filter would count on the same card for the next member of the gang.
+Members of a gang that wait in Permit, and pods for which others were evicted, have a node, but only their status names
+it. Without nominations the filter would count on the same card for the next member of the gang.
 
-For pods of the same or a lower priority the filter counts the cards of a nominated pod as taken, which is
-kube-scheduler's rule for its own resources (addGENominatedPods, "greater or equal priority"). A binding never waits for
-a nomination: a decision avoids these cards if the pod fits on others, and takes them if not. If nominations could
-reject bindings, two gangs could wait for each other for ever, each with a member nominated where a member of the other
-binds.
+For pods of the same or a lower priority the filter counts the cards of a nominated pod as taken. kube-scheduler has the
+same rule for its own resources (addGENominatedPods, "greater or equal priority"). A binding never waits for a
+nomination: a decision avoids the cards of nominated pods if the pod fits on others, and otherwise takes them. If
+nominations could reject bindings, two gangs could wait for each other for ever, each with a member nominated where a
+member of the other binds.
 
 The engine chooses the cards: first among those that are free now, then as if terminating pods were already gone. A
 nominated pod keeps its cards until a binding or a fault takes them; then the engine chooses others.
@@ -33,11 +32,11 @@ LOWEST_PRIORITY = -(1 << 31)
 """The lowest priority of a pod, since priorities are int32."""
 
 _EFFORT = 20_000
-"""The most steps of the engine for all nominated pods of a node. They take about 5 ms, and the cache's lock is held for
-that time. Each pod has an equal part, so that a pod that is hard to place does not use up the parts of the others. A
-pod with one container takes far less than its part."""
+"""The most steps of the engine for all nominated pods of a node, unless `_MIN_EFFORT` is more. They take about 5 ms,
+for which the cache's lock is held. Each pod has an equal part, so that a pod that is hard to place does not use up the
+parts of the others. A pod with one container takes far less than its part."""
 _MIN_EFFORT = 400
-"""The least limit of a search for one nominated pod, however many there are."""
+"""The steps that each search for a nominated pod may take at least, however many nominated pods there are."""
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ class Nominations:
         return {node}
 
     def reserved(self, uid: str) -> set[str]:
-        """Record that a reservation for the pod was made or released on any node."""
+        """Record that a reservation for the pod was made or released, on whatever node."""
         node = self._node_of.get(uid)
         if node is None:
             return set()
@@ -121,7 +120,7 @@ class Nominations:
             self._stale.add(node)
 
     def differing(self, uid: str, priority: int) -> set[str]:
-        """Return the nodes whose available cards for this pod differ from those for a pod of the lowest priority."""
+        """Return the nodes whose available cards may not be the same for this pod as for one of the lowest priority."""
         return {
             node
             for node, nominees in self._on_node.items()
@@ -139,8 +138,8 @@ class Nominations:
     def available(self, node: str, cards: tuple[CardState, ...], uid: str, priority: int) -> tuple[CardState, ...]:
         """Return the states of the cards for a pod, where the cards of nominated pods count as taken.
 
-        A nominated pod of a lower priority does not count, nor one that has a holding already. Neither does one whose
-        same-card group is now on another node, because it can only be placed there.
+        A nominated pod does not count if it has a lower priority or already has a holding. It does not count either if
+        its same-card group is now elsewhere, because it can only be placed there.
 
         Args:
             cards: The states of the cards without nominations.

@@ -1,10 +1,8 @@
 """The nodes that mgpu may partition, and the partition plans that are decided but not written yet.
 
-`ClusterCache.partitions` is the only instance. `scheduler.partitioning` reads the nodes, and adds and drops plans;
-`decisions.slice_filter`, `decisions.preemption` and `scheduler.runtime` read the nodes, and `decisions.filter` calls
-`refresh`. A `PartitionableNode` is expensive to compute, so each is cached until its node changes. Besides this cache,
-the module stores the usage of named resources; all other data belongs to other parts of the cluster cache. Every call
-acquires the lock of the cluster cache.
+`ClusterCache.partitions` is the only instance. A `PartitionableNode` is expensive to compute, so each is cached until
+its node changes. Besides these results, the module stores the usage of named resources; all other data belongs to other
+parts of the cluster cache. Every call acquires the lock of the cluster cache.
 """
 
 import threading
@@ -26,10 +24,7 @@ from scheduler.engine.partitioning.slice_scores import NamedResourceUsage, named
 
 
 class PartitionableNodes:
-    """The nodes with the partitioning label. Thread-safe.
-
-    It publishes PlanChanged for each plan that is added or dropped.
-    """
+    """The nodes with the partitioning label. Thread-safe."""
 
     def __init__(
         self,
@@ -55,12 +50,10 @@ class PartitionableNodes:
             self._named.follow(pod)
 
     def pod_gone(self, uid: str) -> None:
-        """Remove a pod that was deleted."""
         with self._lock:
             self._named.drop(uid)
 
     def node_gone(self, name: str) -> None:
-        """Remove a node that was deleted."""
         with self._lock:
             self._cached.pop(name, None)
 
@@ -70,7 +63,7 @@ class PartitionableNodes:
             return self._nodes.slices.names()
 
     def get(self, name: str, uid: str = "", *, without: Collection[str] = ()) -> PartitionableNode | None:
-        """Return how the node could be partitioned for a pod, or None if it does not exist or has no label.
+        """Return how the node could be partitioned for a pod, or None if the node does not exist or has no label.
 
         Args:
             uid: The UID of the pod; "" for no particular pod.
@@ -83,7 +76,7 @@ class PartitionableNodes:
                 return None
             devices = (*snapshot.available_cards, *snapshot.available_other_devices)
             own = self._ledger.holding(uid)
-            # A result for this pod alone must not be cached for others.
+            # A result that holds only for this pod must not be cached.
             is_for_all = (
                 not without
                 and devices == (*snapshot.cards, *snapshot.other_devices)

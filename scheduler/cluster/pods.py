@@ -1,7 +1,4 @@
-"""Stores the pods of the API server: GPU pods by UID, and the UIDs of all pods by name.
-
-`ClusterCache` stores the pods here; the other parts of the cache read them.
-"""
+"""Stores the pods of the API server: GPU pods by UID, and the UIDs of all pods by name."""
 
 from collections.abc import Iterable
 
@@ -25,7 +22,7 @@ class Pods:
             del self._uids[namespace, name]
 
     def uid_of(self, namespace: str, name: str) -> str | None:
-        """Return the UID of the pod with this name, whether it requests GPUs or not, or None if there is none."""
+        """Return the UID of the pod with this name, or None if there is none. The pod need not request GPUs."""
         return self._uids.get((namespace, name))
 
     def put(self, gpu_pod: GpuPod) -> None:
@@ -33,7 +30,6 @@ class Pods:
         self._gpu_pods[gpu_pod.pod.uid] = gpu_pod
 
     def drop(self, uid: str) -> None:
-        """Remove a GPU pod."""
         self._gpu_pods.pop(uid, None)
 
     def get(self, uid: str) -> GpuPod | None:

@@ -1,13 +1,12 @@
 """Stores the remnants: pods that were deleted by force while their containers still run and hold cards.
 
-`Holdings` and `MtgpuPodHoldings` report deleted pods here, and `Holdings` also what nodes report for them.
-`ClusterCache.remnant_problem` and `MtgpuPodHoldings` ask for the remnants of a namespace. A ResourceQuota no longer
-counts a pod when its object is deleted, but its containers run until the agent kills them. `maxGPUIDsPerNamespace`,
-which counts MtgpuPods, has the same gap. By deleting pods by force again and again, a namespace could hold many times
-its quota. So its pods and MtgpuPods get no more cards until its remnants have ended.
+A ResourceQuota counts a pod only while its object exists, but after a deletion by force its containers run until they
+end or the agent kills them. `maxGPUIDsPerNamespace`, which counts MtgpuPods, has the same gap. By deleting pods by
+force again and again, a namespace could hold many times its quota. So its pods and MtgpuPods get no more cards until
+its remnants have ended.
 
-Nodes report only the UIDs of the pods that still run. A node is trusted only about its own pods: otherwise one node
-could block the tenants of another.
+Nodes report only the UIDs of remnants; their namespaces and names come from the deleted objects. A node is trusted only
+about its own pods, because otherwise one node could block the tenants of another.
 """
 
 from collections.abc import Callable
@@ -16,19 +15,15 @@ from typing import NamedTuple
 from scheduler.cluster.events import Publisher, RemnantsEnded
 
 WAIT_SECONDS = 300.0
-"""The time after its deletion for which a remnant counts. Agents kill its containers after 60 s. An agent that cannot
-kill them, or a node that is lost, must not block a namespace for ever."""
+"""The time for which a remnant counts after its deletion. Agents kill the containers of a remnant after 60 s. An agent
+that cannot kill them, or a node that is lost, must not block a namespace for ever."""
 _MAX_UNREPORTED = 10_000
-"""The most deleted pods that are remembered until a node reports them. The oldest are forgotten first; each takes about
-300 bytes. A node reports a remnant within seconds of its deletion."""
+"""The most deleted pods that are remembered until a node reports them. Each takes about 300 bytes, and the oldest are
+forgotten first. A node reports a remnant within seconds of its deletion."""
 
 
 class _Deleted(NamedTuple):
-    """A pod that was deleted before it had ended.
-
-    Attributes:
-        gpuid: The GPUID of its MtgpuPod, or None if it was created for none.
-    """
+    """A pod that was deleted before it had ended. The fields are as in `Remnants.deleted`."""
 
     namespace: str
     name: str
@@ -40,8 +35,8 @@ class _Deleted(NamedTuple):
 class Remnants:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    It publishes RemnantsEnded for each namespace whose last remnant has ended. After a restart the scheduler no longer
-    knows the remnants, but their cards stay held. The number of reported remnants is not limited: otherwise a tenant
+    It publishes RemnantsEnded for each namespace whose last remnant has ended. A restart of the scheduler loses the
+    remnants, but their cards stay held. The number of reported remnants is not limited, because otherwise a tenant
     could get cards again by deleting many small pods.
 
     Args:
@@ -59,13 +54,13 @@ class Remnants:
         """Remember a pod that was deleted before it had ended.
 
         Args:
-            gpuid: The GPUID of its MtgpuPod, or None if it was created for none.
+            gpuid: The GPUID of its MtgpuPod, or None if the pod was not created for an MtgpuPod.
         """
         self.release(uid)
         self._remember(uid, _Deleted(namespace, name, node, self._clock(), gpuid))
 
     def hold(self, uid: str, node: str) -> None:
-        """Record that the node reports this UID as holding cards. It is a remnant if it was the UID of a pod there."""
+        """Record that the node reports this UID as holding cards. A pod that was deleted there becomes a remnant."""
         deleted = self._unreported.get(uid)
         if deleted and deleted.node == node:
             self._reported[uid] = self._unreported.pop(uid)

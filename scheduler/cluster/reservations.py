@@ -1,8 +1,7 @@
 """Stores the reservations: the cards decided for pods that have not appeared on their nodes yet.
 
-`ClusterCache` makes them for `decisions.decider`, through `Holdings.reserve`, and `Holdings` releases them once the pod
-appears. `decisions.decider` checks those that are overdue. A reservation must end in bounded time even if its pod never
-appears, because no quota counts the cards that it holds.
+A reservation must end in bounded time even if its pod never appears, because no quota counts the cards that it holds.
+So `decisions.decider` checks the overdue ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,14 +11,14 @@ from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement
 
 _FULL_TIMES = 4
-"""How many full reservation times one pod may use in succession before its reservations become short."""
+"""How many full reservation times one pod may use in succession until its reservations become short."""
 _SHORT_SECONDS = 2.0
 """The length of a short reservation. The write of a Binding takes milliseconds; kube-scheduler's timeout for it is not
 known here."""
 _PAUSE_FACTOR = 10
 """The interval between the beginnings of short reservations, as a multiple of their length."""
 _DELETED_SECONDS = 120.0
-"""How long deleted pods are remembered. No request takes as long."""
+"""How long deleted pods are remembered. No request for a binding takes as long."""
 _MAX_DELETED = 1 << 16
 """The most deleted pods that are remembered."""
 
@@ -64,10 +63,10 @@ class Reservations:
     """The reservations in force, by pod UID. Part of the ClusterCache, which holds its lock around every call.
 
     A reservation lasts `seconds`. That is long enough, because it is made when the write of a Binding begins, and gangs
-    and Permit plugins wait before that. Bindings that fail again and again hold cards for `_FULL_TIMES` times `seconds`
-    in all. After that each attempt holds them for `_SHORT_SECONDS`, followed by a pause of nine times that length. A
-    Binding that the API server would accept still succeeds after a pause, because schedulers retry. The count starts
-    again for a pod that had no reservation for `_FULL_TIMES` times `seconds`.
+    and Permit plugins wait before that. If the bindings of a pod fail again and again, its first reservations last for
+    `_FULL_TIMES` times `seconds` in all. After that each attempt holds cards for `_SHORT_SECONDS`, and a pause of nine
+    times that length follows. A Binding that the API server would accept still succeeds after a pause, because
+    schedulers retry. A pod that had no reservation for `_FULL_TIMES` times `seconds` starts again with full ones.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -101,7 +100,7 @@ class Reservations:
         self._in_force[reservation.uid] = (reservation, until)
 
     def pause(self, uid: str) -> float:
-        """Return the seconds until cards may be reserved for the pod again."""
+        """Return the seconds until cards may be reserved for the pod again; 0 if they may be reserved now."""
         series = self._series.get(uid)
         now = self._clock()
         if series is None or now - series.first < self._full_seconds or now - series.until > self._full_seconds:
@@ -115,8 +114,8 @@ class Reservations:
     def mark_deleted(self, uid: str) -> None:
         """Remember that the pod was deleted, so that nothing is reserved for it.
 
-        A Binding of the pod may be in progress. No event would release a reservation that is made for it now, so that
-        would hold cards for its whole time. A tenant could repeat this, and no quota counts a deleted pod.
+        A Binding of the pod may be in progress. No event would release a reservation that is made for it now, so the
+        reservation would hold cards for its whole time. A tenant could repeat this, and no quota counts a deleted pod.
         """
         now = self._clock()
         self._deleted[uid] = now
@@ -133,7 +132,7 @@ class Reservations:
         return any(self._series[uid].last > since for uid in self._in_force)
 
     def overdue(self) -> tuple[Reservation, ...]:
-        """Return the reservations whose pods have not appeared in time, oldest first."""
+        """Return the reservations whose pods have not appeared in time, the longest overdue first."""
         now = self._clock()
         self._series = {
             uid: series

@@ -1,8 +1,6 @@
 """Stores the partitioning of nodes: the state in their annotations, and partition plans that they do not have yet.
 
-`Nodes` reports each Node here and derives slices from the result; `PartitionableNodes` adds and drops plans, and
-`ClusterCache` reads the state too. The partition controller creates `PartitionPlan` objects. Annotations that cannot be
-read must never free a slice: the last valid annotations stay in force.
+Annotations that cannot be read must never free a slice: the last valid annotations stay in force.
 """
 
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ class PartitionPlan:
         id: The id in the annotations. The ids of a node increase.
         slices: All slices that the node is to have, sorted by place.
         previous_id: The id of the previous plan, or None for the node's first plan.
-        preexisting: The slices that existed before mgpu's first plan.
+        preexisting: The slices that existed before the node's first plan.
     """
 
     node: str
@@ -119,11 +117,14 @@ class SliceStates:
         return self._nodes.get(name, _UNLABELLED).held
 
     def problem(self, name: str) -> str | None:
-        """Return the reason why the present annotations of the node are not in force, or None."""
+        """Return the reason why the present annotations of the node cannot be read and are not in force, or None."""
         return self._nodes.get(name, _UNLABELLED).problem
 
     def is_unreadable(self, name: str) -> bool:
-        """Return whether the annotations of a labelled node could never be read, so that its slices are unknown."""
+        """Return whether the slices of a labelled node are unknown.
+
+        They are unknown if its annotations cannot be read, and if no earlier annotations described any slices.
+        """
         observed = self._nodes.get(name, _UNLABELLED)
         return observed.problem is not None and observed.slices in (NodeSlices(MIG), NodeSlices(MPS))
 
@@ -133,7 +134,7 @@ class SliceStates:
             self._plans[plan.node] = plan
 
     def drop_plan(self, plan: PartitionPlan) -> None:
-        """Remove a plan whose write has failed. A later plan of the same node stays."""
+        """Stop applying a plan. A later plan of the same node stays."""
         if self._plans.get(plan.node) == plan:
             del self._plans[plan.node]
 

@@ -1,10 +1,9 @@
 """Reduces MtgpuPods, and the Pods created for them, to the parts that the scheduler stores. The functions are pure.
 
-`mtgpupod_objects` stores these parts, and `scheduler.mtgpupods` reads them. Users choose the size of these objects, and
-there may be thousands, so only the fields that the controller reads are stored. They are stored as JSON text, which
-takes a tenth of the memory of the decoded object. Every part must have a limit in bytes: admission limits the size of
-an object too, but not at every update, for example not when only its labels change. All other fields of an MtgpuPod are
-read from the API server when its Pod is created.
+Users choose the size of these objects, and there may be thousands, so only the fields that the controller reads are
+stored. They are stored as JSON text, which takes a tenth of the memory of the decoded object. The size of every part
+must be limited: admission limits the size of an object too, but not at every update, for example not when only its
+labels change. All other fields of an MtgpuPod are read from the API server when its Pod is created.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +31,8 @@ _CONTAINER_FIELDS = frozenset(("name", "restartPolicy"))
 _ANNOTATIONS = frozenset((*mtgpu.ANNOTATIONS, *CONSTRAINTS))
 _CONTAINER_LISTS = ("initContainers", "containers")
 _MAX_MIRRORED = 16 << 10
-"""The most bytes of JSON of a Pod's metadata, and of its status. The status of an MtgpuPod repeats both. If one of them
-is larger, its largest fields are left out, but not mgpu's annotations."""
+"""The most bytes of JSON that are stored of a Pod's metadata, and of its status. The status of an MtgpuPod repeats
+both. If one of them is larger, its largest fields are left out or shortened, but not mgpu's annotations."""
 _MAX_STATUS = 3 * _MAX_MIRRORED
 """The most bytes of the status of an MtgpuPod, which consists of the metadata and the status of its Pod and of
 conditions."""
@@ -42,16 +41,16 @@ _MAX_SPEC = 32 << 10
 FINALIZERS = 16
 """The most finalizers of an MtgpuPod that are stored, besides mgpu's own."""
 _MAX_TEXT = 320
-"""The most characters of a stored text. A qualified name is shorter, so a name that is too long is still recognized as
-too long."""
+"""The most characters of a stored text. A qualified name has at most 317, so a name that is too long for Kubernetes is
+still too long after it is cut."""
 _MAX_CONDITIONS = 16
-"""The most conditions that are stored of a status that is too large."""
+"""The most conditions that are stored of an occupy pod, and of a status that is too large."""
 EXCESS = "excess"
 """The field of a stored MtgpuPod that says which part of the MtgpuPod is too large to be read."""
 
 
 class StoredObjects(Mapping[K, Raw]):
-    """Objects as JSON text. Each is decoded when it is read, so that they are not all decoded at once."""
+    """Objects as JSON text. Each object is decoded when it is read, so that not all are decoded at once."""
 
     def __init__(self, texts: Mapping[K, bytes]) -> None:
         self._texts = texts
@@ -74,12 +73,10 @@ class StoredObjects(Mapping[K, Raw]):
 
 
 def encode(raw: object) -> bytes:
-    """Return an object as JSON text."""
     return orjson.dumps(raw)
 
 
 def decode(text: bytes) -> dict[str, Any]:
-    """Return the object of a JSON text."""
     raw: dict[str, Any] = orjson.loads(text)
     return raw
 
@@ -147,11 +144,11 @@ def stored_occupy_pod(raw: Raw) -> dict[str, Any]:
 
 
 def _within(max_bytes: int, table: Raw, required: frozenset[str], reduced: Raw) -> dict[str, Any]:
-    """Return the table without its largest fields, so that it has at most `max_bytes` bytes.
+    """Return the table. If it is larger than `max_bytes` bytes, its largest fields are left out until the rest fits.
 
     Args:
         required: The fields that are never left out.
-        reduced: By field, the value that replaces a field that is too large.
+        reduced: By field, the value that replaces the field if it is left out.
     """
     sizes = {key: len(encode({key: value})) for key, value in table.items()}
     size = sum(sizes.values())
@@ -166,7 +163,7 @@ def _within(max_bytes: int, table: Raw, required: frozenset[str], reduced: Raw) 
 
 
 def _status(status: Raw) -> Raw:
-    """Return the status of an MtgpuPod. If it is too large it is reduced, and the controller writes it again."""
+    """Return the status of an MtgpuPod. A status that is too large is reduced, and the controller writes it again."""
     if len(encode(status)) <= _MAX_STATUS:
         return status
     uid = table_at(status, "PodObjectMeta").get("uid")
@@ -175,7 +172,7 @@ def _status(status: Raw) -> Raw:
 
 
 def _conditions(status: Raw) -> list[dict[str, Any]]:
-    """Return the conditions with shortened texts. The condition of a Pod that is being evicted comes first."""
+    """Return at most _MAX_CONDITIONS conditions with shortened texts, first that of an eviction."""
     rows = [row for row in status.get("conditions") or () if isinstance(row, dict)]
     first = sorted(rows, key=lambda row: row.get("type") != "DisruptionTarget")[:_MAX_CONDITIONS]
     return [
@@ -192,7 +189,7 @@ def _mgpu_annotations(annotations: Raw) -> dict[str, Any]:
 
 
 def _finalizers(names: list[str]) -> list[str]:
-    """Return at most FINALIZERS + 1 of the finalizers. With that many, the controller reads the rest from the API."""
+    """Return at most FINALIZERS + 1 of the finalizers. If it finds that many, the controller reads all from the API."""
     if len(names) <= FINALIZERS:
         return names
     others = [name for name in names if name != mtgpu.FINALIZER][:FINALIZERS]
@@ -223,14 +220,14 @@ def _only(table: Raw, keys: frozenset[str]) -> dict[str, Any]:
 
 
 def _annotations(annotations: object) -> object:
-    """Return the annotations that are read, and those of a wrong type, which are reported as problems."""
+    """Return the annotations that the controller reads, and those of a wrong type, which are reported as problems."""
     if not isinstance(annotations, dict):
         return annotations
     return {key: _cut(text) for key, text in annotations.items() if key in _ANNOTATIONS or not isinstance(text, str)}
 
 
 def _containers(rows: object) -> object:
-    """Return the fields of the containers that are read. A malformed list is not changed, so that it is reported."""
+    """Return the containers with the fields that the controller reads. A malformed list is not changed."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return rows
     return [_container(row) for row in rows]
@@ -265,7 +262,7 @@ def _amounts(amounts: object) -> object:
 
 
 def _is_read(name: str, amount: object) -> bool:
-    """Return whether an amount is read: if it belongs to a vocabulary, or has a wrong type, which is a problem."""
+    """Return whether the amount belongs to a vocabulary, or has a wrong type, which is reported as a problem."""
     is_valid = isinstance(amount, str | int | float) and not isinstance(amount, bool)
     return not is_valid or name == SHARE or vocabulary_of(name) is not None
 

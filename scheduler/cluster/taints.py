@@ -1,8 +1,6 @@
-"""The taints of a node that make the kubelet reject a Pod for good although the Pod names the node itself.
+"""The taints of a node that make the kubelet reject a Pod for good although the Pod names the node itself (`nodeName`).
 
-`mtgpupod_objects` stores these taints, and `scheduler.mtgpupods.observation` compares them with the tolerations of
-MtgpuPods. Only the effect `NoExecute` counts: other effects are applied by schedulers, which a Pod with `nodeName`
-bypasses.
+Only the effect `NoExecute` counts: schedulers apply the other effects, and a Pod with `nodeName` bypasses them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +11,7 @@ from mgpu.model.raw_objects import table_at
 Raw = Mapping[str, Any]
 
 _TOLERATED_BY_DEFAULT = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""The admission plugin DefaultTolerationSeconds makes every Pod tolerate these for a while."""
+"""The admission plugin DefaultTolerationSeconds makes every Pod tolerate these taints for 5 minutes by default."""
 
 
 def evicting_taints(node: Raw) -> tuple[Raw, ...]:
@@ -36,7 +34,8 @@ def untolerated_taint(spec: Raw, taints: Iterable[Raw]) -> str | None:
 def _tolerates(toleration: Raw, taint: Raw) -> bool:
     """Return whether the toleration matches the taint.
 
-    An unknown operator of a later Kubernetes version matches: the kubelet, which knows it, decides in the end.
+    The operator `Exists` matches every value. So does an unknown operator of a later Kubernetes version: the kubelet,
+    which knows the operator, decides in the end.
     """
     if toleration.get("effect") not in (None, "", "NoExecute"):
         return False

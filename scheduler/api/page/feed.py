@@ -1,9 +1,9 @@
 """Keeps the JSON of all nodes for the web page, and sends each viewer what has changed.
 
-`api.page.page_app` calls `Board.since` each second for each viewer. The JSON is made once for all viewers. Polling
-occupies no thread of the process between two requests, unlike a stream, and works with any replica and through
-`kubectl port-forward`. A refresh must be short and must pause often, since the same process answers kube-scheduler, and
-Python runs one thread at a time.
+Each open page polls once a second, and `page_app` answers with `Board.since`. The JSON of a node is made once for all
+viewers. Polling occupies no thread of the process between two requests, unlike a stream, and works with any replica and
+through `kubectl port-forward`. A refresh must be short and must pause often, because the same process answers
+kube-scheduler, and Python runs one thread at a time.
 """
 
 import gzip
@@ -21,13 +21,13 @@ from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 
 EVERY_SECONDS = 1.0
-"""The shortest time between two refreshes. There is no refresh while no page is open."""
+"""The shortest time between two refreshes that had time for all nodes. While no page is open, there is no refresh."""
 MAX_DELETED = 1000
-"""The most deleted nodes that are remembered. A page that has missed more deletions gets everything."""
+"""The most deleted nodes that are remembered. A page that has missed more deletions gets all nodes again."""
 REFRESH_SECONDS = 0.4
-"""The longest time of a refresh. If nodes are still missing after it, the page polls again sooner."""
+"""The time after which a refresh starts no further node. If nodes are missing, the page polls again sooner."""
 MAX_ANSWERS = 64
-"""The most answers that are cached. Pages poll each second, so nearly all of them have one of the latest versions."""
+"""The most answers that are cached. Pages poll each second, so nearly all pages have one of the latest versions."""
 
 
 class Board:
@@ -66,13 +66,13 @@ class Board:
         """Return what has changed since a version, as JSON compressed with gzip.
 
         The object has the keys `version`, `replica`, `whole` (whether it is everything), `nodes`, `gone` (names of
-        deleted nodes), `todo` (how many nodes are still to come) and `pending` (the pods without cards; null if they
-        have not changed).
+        deleted nodes), `todo` (how many changed nodes are still to come) and `pending` (the pods without cards; null if
+        they have not changed).
 
         Args:
             version: The version in the caller's last answer. The result contains everything if it is "", if it comes
                 from another replica, or if it is too old.
-            replica: Why this replica does not decide, or "" if it does; the page shows it.
+            replica: The reason why this replica does not decide, which the page shows; "" if it decides.
         """
         self._refresh()
         # One answer is made at a time, since an answer with all nodes takes megabytes of memory. Callers that pass
@@ -158,7 +158,7 @@ class Board:
                 self._number = number
 
     def _render(self, names: Sequence[str]) -> dict[str, bytes | None]:
-        """Return the JSON of as many of these nodes as there is time for, and None for deleted nodes."""
+        """Return the JSON of as many of these nodes as REFRESH_SECONDS allow, and None for deleted nodes."""
         rendered: dict[str, bytes | None] = {}
         until = time.monotonic() + REFRESH_SECONDS
         pace = Pace(pause_ratio=1)

@@ -1,7 +1,7 @@
 """Serves the web page: its files and two JSON endpoints, all of them read-only.
 
-`scheduler.api.app` adds the app to the addresses of the process. There is no authentication, so the app listens on
-loopback by default (docs/security.md). The security headers and the check of the Host header must stay.
+There is no authentication, so the app listens on loopback by default (docs/security.md). Every response must have the
+security headers, and every request must pass the check of the Host header.
 """
 
 import gzip
@@ -38,7 +38,8 @@ _INDEX = "index.html"
 def make_board(state: ClusterCache, settings: Settings) -> Board:
     """Return the board from which the page gets its data."""
     pace = Pace(pause_ratio=1)
-    # A separate filter, which makes no full searches and does not use the allowances of the namespaces.
+    # This filter is not the one that answers kube-scheduler: it must not use up the effort that namespaces are allowed.
+    # With an allowance of 0 it makes no full searches.
     filter_ = Filter(state, settings, pace=pace, budgets=EffortBudgets(allowance=0))
     return Board(state, Waiting(state, filter_, pace))
 
@@ -46,7 +47,7 @@ def make_board(state: ClusterCache, settings: Settings) -> Board:
 def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
     """Return the app with `/`, the static files, `/api/cluster?since=VERSION` and `/api/nodes/NAME`.
 
-    Replicas that do not lead answer too. The answer is 503 until the cache is in sync.
+    Replicas that do not lead answer too. The JSON endpoints answer 503 until the cache is in sync.
 
     Args:
         host: The address on which the app is served. If it is loopback, the app answers only requests whose Host header
@@ -59,7 +60,7 @@ def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
 
     def check_host() -> None:
         if local and not _names_an_address(request.host):
-            raise BadRequest(421, "the page is served on loopback; open it by that address or as localhost")
+            raise BadRequest(421, "the page is served on loopback; open it as localhost or by its IP address")
 
     def file(name: str = _INDEX) -> Response:
         if name not in served:
@@ -114,7 +115,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _names_an_address(host: str) -> bool:
-    """Return whether a Host header is an address or localhost, with or without a port. No DNS zone has such names."""
+    """Return whether a Host header is an IP address or localhost, with or without a port.
+
+    Another site cannot have such a name.
+    """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     return name == "localhost" or _address(name.strip("[]")) is not None
 

@@ -1,8 +1,8 @@
 """Renders nodes and waiting pods as JSON for the web page. The functions are pure.
 
-`api.page.feed` and `api.page.waiting_list` call them, and `static/store.js` reads the objects; change both together.
-The page keeps all nodes, which may be thousands, so `node_json` contains only what the page draws. `detail_json`
-contains everything about the one node that a user opens.
+`static/store.js` reads the objects, so change it together with this module. The page keeps all nodes, which may be
+thousands, so `node_json` returns only what the page draws. `detail_json` returns everything about the one node that a
+user opens.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,9 +54,9 @@ def node_json(contents: NodeContents) -> Json:
 
     Values that are false or empty are left out. A pod has `reserved` if it is not bound yet, `unsure` if its cards are
     unknown, and `keeps` with the GPUID if it is an occupy pod. A card is `{"index", "model", "core": [used, all],
-    "memory": [used, all], "uses"}`, with core in milli and memory in bytes. A use is `[position in "pods", core,
-    memory]`. A card may also have `unhealthy`, `gpuid`, `cut` (how it is partitioned) and `slices`. A slice is `[name,
-    left, width, position in "pods" or -1]`, in PARTS of the card.
+    "memory": [used, all], "uses"}`, with core in thousandths of a card and memory in bytes. A use is `[position in
+    "pods", core, memory]`. A card may also have `unhealthy`, `gpuid`, `cut` (how it is partitioned) and `slices`. A
+    slice is `[name, left, width, position in "pods" or -1]`; a card is PARTS wide.
     """
     view = view_of(contents)
     unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
@@ -102,7 +102,7 @@ def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
 
 
 def detail_json(contents: NodeContents) -> Json:
-    """Return a node with all details of its cards: the keys of `mgpu inspect -o json`, `uses`, `model` and others."""
+    """Return a node with all details of its cards: those of `mgpu inspect -o json`, `uses`, `model` and others."""
     view = view_of(contents)
     rows = nodes_json([view])[view.name]["cards"]
     reserved = {holding.key for holding in contents.held if not holding.bound}
@@ -130,8 +130,12 @@ def _use(use: CardUse, *, reserved: bool) -> Json:
 def why_json(result: Filtered, now: int) -> Json:
     """Return why a pod waits, the most frequent reason first.
 
-    The object is `{"fits": nodes, "of": nodes, "recut": nodes, "reasons": [{"text", "nodes": count, "examples":
-    names}], "at": now}`, where now is the time of the answer in seconds since 1970.
+    The object is `{"fits", "of", "recut", "reasons": [{"text", "nodes", "examples"}], "at"}`. `fits` is the number of
+    nodes on which the pod fits, `of` that of all examined nodes, and `recut` that of the nodes on which the pod fits
+    after their cards are partitioned again. `nodes` is the number of nodes with a reason, and `examples` names some.
+
+    Args:
+        now: The time of the answer in seconds since 1970, which becomes `at`.
     """
     by_text: dict[str, list[str]] = {}
     for name, text in (*result.failed.items(), *result.hopeless.items()):

@@ -1,8 +1,8 @@
 """Lists the pods that have no cards yet, with the reasons, for the web page.
 
-`api.page.feed` calls `Waiting.json` at each refresh. A reason comes from the filter, which may take long for a pod of
-many containers on thousands of nodes. So a thread computes the reasons, and each answer contains those that are ready.
-The filter must be a separate one: looking at a pod must not use up its namespace's allowance.
+A reason comes from the filter, which may take long for a pod of many containers on thousands of nodes. So a thread
+computes the reasons, and each answer contains those that are ready. The filter must not be the one that answers
+kube-scheduler: showing a pod must not use up the effort that its namespace is allowed.
 """
 
 import logging
@@ -29,9 +29,9 @@ STALE_SECONDS = 30.0
 """The time after which a reason is renewed even if no node has changed. Nominations change the free cards without
 changing a node."""
 _FIRST_PAUSE_RATIO = 1
-"""The pauses, as a multiple of the work, while a reason is computed for the first time and a viewer waits for it."""
+"""The pauses, as a multiple of the work, while a reason is computed for the first time and viewers wait for it."""
 _RENEWAL_PAUSE_RATIO = 9
-"""The pauses while a reason is renewed. They are long, because in a busy cluster reasons are renewed all the time."""
+"""The same while a reason is renewed. The pauses are long, because a busy cluster renews reasons all the time."""
 
 Raw = Mapping[str, Any]
 Key = tuple[GpuRequest, int]
@@ -39,11 +39,11 @@ Key = tuple[GpuRequest, int]
 
 
 class _Reason(NamedTuple):
-    """A reason.
+    """The reason why a pod waits.
 
     Attributes:
-        version: The version of all nodes together from which the reason was computed.
-        at: When it was computed.
+        version: The version of the nodes from which the reason was computed (`Waiting.json`).
+        at: When it was computed, by the clock of `Waiting`.
         json: The reason as `why_json` returns it.
     """
 
@@ -53,7 +53,6 @@ class _Reason(NamedTuple):
 
 
 def in_a_thread(work: Callable[[], None]) -> None:
-    """Run the function in a new daemon thread."""
     threading.Thread(target=work, name="reasons", daemon=True).start()
 
 
@@ -63,7 +62,7 @@ class Waiting:
     `_lock` guards the reasons and the requests for reasons. `_working` is held while a thread computes reasons.
 
     Args:
-        pace: The `Pace` with which the filter was created too. Its ratio is set here.
+        pace: The `Pace` of the filter. This class changes its `pause_ratio`.
         in_background: Runs a function without waiting for it.
     """
 
@@ -95,7 +94,7 @@ class Waiting:
 
         Args:
             names: The names of all nodes.
-            version: A number that changes whenever one of the nodes changes.
+            version: The version of the nodes, a number that changes whenever one of them changes.
         """
         waiting = [pod for pod in self._state.gpu_pods() if not pod.pod.node and not pod.pod.ended]
         undecided = (self._state.gpu_pod(uid) for uid in self._state.undecided_pods())
@@ -136,7 +135,7 @@ class Waiting:
             return dict(self._reasons)
 
     def _work(self) -> None:
-        """Compute reasons until none is due. Each call of `json` replaces the list of those that are due."""
+        """Compute reasons until none is due. Meanwhile, each call of `json` replaces the list of due reasons."""
         try:
             while True:
                 with self._lock:
