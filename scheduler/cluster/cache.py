@@ -6,7 +6,7 @@
 
 What must hold:
 
-- The API server is the source of the data: the same objects in any order give the same holdings. A restart loses only
+- The API server is the source of the data: the same valid objects in any order give the same holdings. A restart loses
   what is not in these objects: reservations, admissions of MtgpuPods, partition plans that are not written yet, the
   memory of deleted pods, and what the forecast has learned.
 - One lock guards all data except the forecast, and no thread holds it during an API call. The data belongs to the
@@ -116,10 +116,9 @@ class ClusterCache:
         """
         self._events.subscribe(kind, subscriber)
 
-    # Called by the informers.
+    # Called by the informers: `…_changed` for an object that was added or modified, `…_gone` for a deleted object.
 
     def node_changed(self, raw: Raw) -> None:
-        """Store a Node that was added or modified."""
         node = read_node(raw)
         with self._lock:
             self._mtgpu_objects.node_changed(raw)
@@ -139,7 +138,6 @@ class ClusterCache:
                 self._events.publish(NodeMayFit(node.name))
 
     def node_gone(self, raw: Raw) -> None:
-        """Remove a Node that was deleted."""
         name = raw["metadata"]["name"]
         with self._lock:
             self._mtgpu_objects.node_gone(raw)
@@ -152,7 +150,6 @@ class ClusterCache:
             self._partitioner_changed(name, before)
 
     def device_changed(self, raw: Raw) -> None:
-        """Store a Device that was added or modified."""
         with self._lock:
             given = self._nodes.given(raw["metadata"]["name"])
             name = self._nodes.device_changed(raw)
@@ -161,7 +158,6 @@ class ClusterCache:
                 self._given_changed(name, given)
 
     def device_gone(self, raw: Raw) -> None:
-        """Remove a Device that was deleted."""
         name = raw["metadata"]["name"]
         with self._lock:
             given = self._nodes.given(name)
@@ -392,7 +388,6 @@ class ClusterCache:
     # Reservations.
 
     def reservation(self, uid: str) -> Reservation | None:
-        """Return the pod's reservation, or None if it has none."""
         with self._lock:
             return self._reservations.get(uid)
 

@@ -79,7 +79,6 @@ class Holdings:
         return tuple(pod.uid for pod in sorted(pods, key=lambda pod: (pod.key, pod.uid)))
 
     def is_undecided(self, uid: str) -> bool:
-        """Return whether the pod needs a late binding decision."""
         return uid in self._undecided
 
     def publish_undecided_on(self, node: str) -> None:

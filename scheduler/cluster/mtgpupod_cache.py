@@ -44,13 +44,11 @@ class MtgpuPodCache:
         self._holdings = holdings
 
     def mtgpupod_changed(self, raw: Raw) -> None:
-        """Store an MtgpuPod that was added or modified, and update what it holds."""
         with self._lock:
             self._holdings.mtgpupod_changed(raw)
             self._objects.mtgpupod_changed(raw)
 
     def mtgpupod_gone(self, raw: Raw) -> None:
-        """Remove an MtgpuPod that was deleted."""
         with self._lock:
             self._holdings.mtgpupod_gone(raw)
             self._objects.mtgpupod_gone(raw)

@@ -108,7 +108,6 @@ class MtgpuPodHoldings:
         events.subscribe(RemnantsEnded, lambda event: self._wake(self._remnant_nodes, event.namespace))
 
     def mtgpupod_changed(self, raw: Raw) -> None:
-        """Store an MtgpuPod that was added or modified."""
         uid = raw["metadata"]["uid"]
         observed = _observed(raw)
         self._forget(uid)
@@ -119,7 +118,6 @@ class MtgpuPodHoldings:
         self._settle(uid)
 
     def mtgpupod_gone(self, raw: Raw) -> None:
-        """Remove an MtgpuPod that was deleted."""
         uid = raw["metadata"]["uid"]
         self._forget(uid)
         self._admitted.pop(uid, None)
@@ -184,10 +182,7 @@ class MtgpuPodHoldings:
         return self._gpuids.elsewhere(namespaces, node)
 
     def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
-        """Return, for each of these namespaces that has remnants, after how many seconds they no longer count.
-
-        If the remnants of a returned namespace end earlier, MtgpuPodsAffected is published for the node.
-        """
+        """Return what `MtgpuPodCache.remnant_seconds` describes."""
         remnants = self._holdings.remnants
         all_seconds = {name: remnants.seconds(name) for name in sorted(set(namespaces))}
         waits = {name: seconds for name, seconds in all_seconds.items() if seconds > 0}
@@ -225,7 +220,6 @@ class MtgpuPodHoldings:
         return True
 
     def drop_admissions(self) -> None:
-        """Withdraw all admissions. They were decided in an earlier term, and another leader may have decided since."""
         for uid in sorted(self._admitted):
             self._withdraw(uid)
 

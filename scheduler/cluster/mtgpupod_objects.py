@@ -90,7 +90,6 @@ class MtgpuPodObjects:
         self._nodes: dict[str, tuple[bool, tuple[Raw, ...]]] = {}  # All nodes that differ from _PLAIN_NODE.
 
     def mtgpupod_changed(self, raw: Raw) -> None:
-        """Store an MtgpuPod that was added or modified."""
         key = key_of(raw)
         node = node_of(raw)
         before = self._drop(key)
@@ -100,7 +99,6 @@ class MtgpuPodObjects:
         self._publish({*before, node})
 
     def mtgpupod_gone(self, raw: Raw) -> None:
-        """Remove an MtgpuPod that was deleted."""
         self._publish(self._drop(key_of(raw)))
 
     def pod_changed(self, text: PodText) -> None:
@@ -122,7 +120,6 @@ class MtgpuPodObjects:
         self._set_node(raw["metadata"]["name"], (is_cordoned, evicting_taints(raw)))
 
     def node_gone(self, raw: Raw) -> None:
-        """Remove a Node that was deleted."""
         self._set_node(raw["metadata"]["name"], _PLAIN_NODE)
 
     def on(self, node: str, uid_of: Callable[[str, str], str | None]) -> MtgpuObjects:

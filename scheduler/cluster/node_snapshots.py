@@ -118,7 +118,6 @@ class NodeSnapshots:
         self.set_usage(uid, "", NO_CPU_MEMORY)
 
     def take_changed(self) -> list[tuple[str, NodeSnapshot]]:
-        """Return the nodes whose cards or free resources have changed since the last call, each with a snapshot."""
         changed = [(name, self.of(name, "")) for name in self._changed]
         self._changed.clear()
         return changed
@@ -128,16 +127,11 @@ class NodeSnapshots:
         return self._versions.get(node, 0)
 
     def versions(self) -> dict[str, int]:
-        """Return the versions of all nodes. The result may include deleted nodes."""
+        """Return the versions of all nodes, and possibly of deleted ones."""
         return dict(self._versions)
 
     def of(self, name: str, uid: str, gpuid: str = "") -> NodeSnapshot:
-        """Return a snapshot of the node for a pod.
-
-        Args:
-            uid: The UID of the pod, whose own holding is left out; "" for a snapshot with all holdings.
-            gpuid: The GPUID for which the pod occupies a card of this node; "" for any other pod.
-        """
+        """Return what `ClusterCache.node_snapshot` describes."""
         node = self._nodes.get(name)
         gpu_pod = self._pods.get(uid)
         priority = gpu_pod.pod.priority if gpu_pod else 0
@@ -155,7 +149,6 @@ class NodeSnapshots:
         )
 
     def contents(self, name: str) -> NodeContents | None:
-        """Return the contents of a node, or None if there is no such node."""
         node = self._nodes.get(name)
         if node is None:
             return None
@@ -169,7 +162,6 @@ class NodeSnapshots:
         return self._used_by_mgpu.on(node, uid, gpuid)
 
     def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> NodeTable:
-        """Return a snapshot of these nodes as arrays, for one pod."""
         self.refresh()
         own = self._ledger.holding(pod.uid)
         occupied = mtgpu.occupy_target(pod)

@@ -54,12 +54,10 @@ class Nodes:
         return name in self._nodes
 
     def node_changed(self, node: Node) -> None:
-        """Store a Node that was added or modified."""
         self._nodes[node.name] = node
         self.slices.node_changed(node)
 
     def node_gone(self, name: str) -> None:
-        """Remove a Node that was deleted."""
         self._nodes.pop(name, None)
         self.slices.node_gone(name)
         self._forget_given(name)

@@ -26,7 +26,6 @@ class Pods:
         return self._uids.get((namespace, name))
 
     def put(self, gpu_pod: GpuPod) -> None:
-        """Store a GPU pod in place of its last state."""
         self._gpu_pods[gpu_pod.pod.uid] = gpu_pod
 
     def drop(self, uid: str) -> None:
@@ -37,7 +36,6 @@ class Pods:
         return self._gpu_pods.get(uid)
 
     def all(self) -> tuple[GpuPod, ...]:
-        """Return all GPU pods in no particular order."""
         return tuple(self._gpu_pods.values())
 
     def on(self, node: str) -> Iterable[GpuPod]:

@@ -79,7 +79,6 @@ class Reservations:
         self._deleted: dict[str, float] = {}  # By UID, the time of the deletion.
 
     def get(self, uid: str) -> Reservation | None:
-        """Return the pod's reservation, or None."""
         return self._in_force[uid][0] if uid in self._in_force else None
 
     def put(self, reservation: Reservation) -> None:
@@ -108,7 +107,6 @@ class Reservations:
         return max(0.0, series.last + _PAUSE_FACTOR * self._short_seconds - now)
 
     def drop(self, uid: str) -> None:
-        """Remove the pod's reservation, if it has one."""
         self._in_force.pop(uid, None)
 
     def mark_deleted(self, uid: str) -> None:

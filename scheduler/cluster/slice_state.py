@@ -139,7 +139,7 @@ class SliceStates:
             del self._plans[plan.node]
 
     def plans(self) -> tuple[PartitionPlan, ...]:
-        """Return the plans that their nodes' annotations do not have yet, sorted by node."""
+        """Return the plans that the annotations of their nodes do not have yet, sorted by node."""
         return tuple(plan for _, plan in sorted(self._plans.items()))
 
     def _drop_observed_plan(self, name: str, slices: NodeSlices) -> None:

@@ -36,7 +36,6 @@ _INDEX = "index.html"
 
 
 def make_board(state: ClusterCache, settings: Settings) -> Board:
-    """Return the board from which the page gets its data."""
     pace = Pace(pause_ratio=1)
     # This filter is not the one that answers kube-scheduler: it must not use up the effort that namespaces are allowed.
     # With an allowance of 0 it makes no full searches.
