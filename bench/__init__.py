@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench`, or `python -m bench.<section>` for one."""
+"""Benchmarks. `make bench` runs most of them, and `python -m bench.<section>` runs one."""

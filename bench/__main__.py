@@ -1,4 +1,4 @@
-"""All benchmarks, one section after the other: `make bench`."""
+"""Runs the benchmarks of `make bench`, one section after the other."""
 
 from importlib import import_module
 

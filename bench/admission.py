@@ -1,7 +1,7 @@
-"""Admission reviews per second and their latency: `mgpu webhook` with 2 workers, over TLS, connections kept alive.
+"""Measures admission reviews per second and their latency: `mgpu webhook` with 2 workers, over TLS with keep-alive.
 
-Half the reviews are /mutate, half /validate, of a pod with two GPU containers, which both of them have to read. The
-client shares the machine with the server and is Python too: what it needs per review is in the figures.
+One half of the reviews goes to /mutate, the other to /validate, with a pod of two GPU containers. The client runs on
+the same machine, so the figures include its work.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The node agent as a process of its own, on a node with 250 GPU pods: calls over its socket, memory, idle CPU.
+"""Measures the node agent on a node with 250 GPU pods: calls over its socket, memory, and CPU while idle.
 
-The API server and the kubelet are the playground's and share the machine. Allocate is called as fast as it answers,
-while 250 more pods of that amount wait; PreStartContainer below the 100 queries a second that a kubelet answers: an
-agent that has not given out the ids itself asks one.
+The API server and the kubelet are the playground's and share the machine with the agent. While Allocate is measured,
+250 more pods with equal requests wait. PreStartContainer is called less than 100 times a second: for ids that it has
+not given out itself, the agent queries the kubelet, which answers at most 100 queries a second.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
-"""An API server of nothing but lists, as large as wished: what a scheduler process reads when it starts.
+"""An API server that only serves what a scheduler process reads when it starts.
 
-`python -m bench.apistub NODES`: says its address, serves nodes, Devices and pods page by page, and watches in which
-nothing happens.
+`python -m bench.apistub NODES` prints the address of the server. The server lists Nodes, Devices and Pods in pages, and
+its watches deliver no events.
 """
 
 import random
@@ -22,7 +22,7 @@ Lists = dict[str, list[bytes]]
 
 
 def lists(nodes: int) -> Lists:
-    """path → the items as JSON."""
+    """Return the items of each API path as JSON."""
     pick, names = random.Random(0), [f"node-{i}" for i in range(nodes)]
     devices = [write_device(Node(name), "", b.cards(CARDS, node=name)) for name in names]
     pods = [_grown(running(f"{i}-{j}", i, pick.randrange(1 << 30))) for i in range(nodes) for j in range(PODS)]
@@ -37,7 +37,7 @@ def lists(nodes: int) -> Lists:
 
 
 def _grown(pod: dict[str, Any]) -> dict[str, Any]:
-    """As large as pods are: some 4 KiB."""
+    """Return the pod with more fields, so that it is as large as an ordinary pod (about 4 KiB)."""
     fields: dict[str, Any] = {f"f:{i}": {"f:name": {}, "f:value": {}, "f:valueFrom": {}} for i in range(40)}
     managed = [{"manager": "kube-controller-manager", "operation": "Update", "fieldsV1": fields}]
     env = [{"name": f"SETTING_{i}", "value": f"value-{i}"} for i in range(20)]
@@ -83,7 +83,7 @@ def serve(made: Lists) -> None:
             time.sleep(3600)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -1,7 +1,4 @@
-"""The hostile load of `bench.hostile`: five attacks of one tenant, each a loop at a fixed rate in a thread of its own.
-
-They run in a process apart from the measuring one, which they would delay otherwise.
-"""
+"""The hostile load of `bench.hostile`: five attacks of one tenant, each in a loop at a fixed rate on its own thread."""
 
 import http.client
 import json
@@ -26,12 +23,17 @@ WIDE_BYTES = 1_200_000
 POST_BYTES = 8 << 20
 IDLE_CONNECTIONS = 100
 SOURCE = ("127.0.0.2", 0)
-"""The address of a pod of the attacker: another one than the API server's, as in a cluster."""
+"""The address from which the attacker connects. As in a cluster, it differs from the API server's address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the attackers need to know. admission: (port, path) of each admission endpoint."""
+    """The cluster that is attacked.
+
+    Attributes:
+        kubeconfig: The path of a kubeconfig.
+        admission: The port and the path of each admission endpoint.
+    """
 
     kubeconfig: str
     admission: tuple[tuple[int, str], ...]
@@ -39,7 +41,7 @@ class Target:
 
 @contextmanager
 def attacking(target: Target, names: Sequence[str]) -> Iterator[None]:
-    """In a process of its own: its work must not delay the measuring threads."""
+    """Run these attacks in another process, so that their work does not delay the measuring threads."""
     context = multiprocessing.get_context("spawn")
     over = context.Event()
     process = context.Process(target=_attack, args=(target, tuple(names), over), daemon=True)
@@ -55,7 +57,7 @@ def attacking(target: Target, names: Sequence[str]) -> Iterator[None]:
 
 
 def _attack(target: Target, names: Sequence[str], over: Any) -> None:
-    """All of these attacks until `over` is set; an attack that fails ends the process with its traceback."""
+    """Run these attacks until `over` is set or one of them fails. An attack that fails ends the process."""
     stopped = threading.Event()
     with ThreadPoolExecutor(len(names)) as attackers:
         running = [attackers.submit(ATTACKS[name], target, stopped) for name in names]
@@ -67,7 +69,7 @@ def _attack(target: Target, names: Sequence[str], over: Any) -> None:
 
 
 def _turns(stopped: threading.Event, seconds: float) -> Iterator[int]:
-    """0, 1, …, one every so many seconds at most."""
+    """Yield 0, 1, … until `stopped` is set, at most one number in this many seconds."""
     turn, due = 0, time.monotonic()
     while not stopped.wait(max(0.0, due - time.monotonic())):
         yield turn
@@ -90,7 +92,7 @@ def _no_trust() -> ssl.SSLContext:
 
 
 def _hard_pods(target: Target, stopped: threading.Event) -> None:
-    """Sixteen pending pods of thirty containers that all ask for something else; one is replaced every two seconds."""
+    """Keep sixteen pending pods with thirty different containers each. Replace one every two seconds."""
     random_ = random.Random(1)
     with _connected(target) as api:
         path = PODS.format("hostile")
@@ -105,8 +107,9 @@ def _hard_pods(target: Target, stopped: threading.Event) -> None:
 
 
 def _wide_objects(target: Target, stopped: threading.Event) -> None:
-    """Every second one object of more than a megabyte: pods with many containers, long environments, many slices, and
-    MtgpuPods; what is admitted is deleted again.
+    """Create an object of about a megabyte every second, and delete it if it was admitted.
+
+    The objects are pods with a long environment, many containers or many slices, and MtgpuPods.
     """
     environment = [{"name": f"V{i}", "value": "x" * 80} for i in range(WIDE_BYTES // 120)]
     small = [container(f"c{i}", 1, 256) for i in range(WIDE_BYTES // 400)]
@@ -137,7 +140,7 @@ def _fresh(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flood(target: Target, stopped: threading.Event) -> None:
-    """Ten small pods a second, each deleted right after it was created."""
+    """Create ten small pods a second, and delete each at once."""
     with _connected(target) as api:
         path, spec = PODS.format("hostile"), share("f", core=20, mib=4096)["spec"]
         for turn in _turns(stopped, 0.1):
@@ -147,7 +150,10 @@ def _flood(target: Target, stopped: threading.Event) -> None:
 
 
 def _large_posts(target: Target, stopped: threading.Event) -> None:
-    """Every second 8 MiB of a pod's JSON to each admission endpoint, without the API server between."""
+    """Send a review of a pod with 8 MiB every second, to one admission endpoint after the other.
+
+    The reviews do not pass the API server, which would limit their size.
+    """
     one = len(json.dumps(container("c00000", 1, 256))) + 2
     containers = [container(f"c{i:05}", 1, 256) for i in range((POST_BYTES - 1024) // one)]
     pod = {"metadata": {"name": "p"}, "spec": {"containers": containers}}
@@ -168,7 +174,7 @@ def _large_posts(target: Target, stopped: threading.Event) -> None:
 
 
 def _idle_connections(target: Target, stopped: threading.Event) -> None:
-    """A hundred connections to each admission endpoint that say nothing, opened again as they are closed."""
+    """Open a hundred connections to each admission port every second, send nothing, and close the earlier ones."""
     sockets: list[socket.socket] = []
     ports = sorted({port for port, _ in target.admission})
     for _ in _turns(stopped, 1.0):

@@ -1,8 +1,8 @@
-"""`bind` of the extender over HTTP, and in it the decision, at 100, 1,000 and 5,000 nodes; then a burst.
+"""Measures `bind` of the extender over HTTP with 100, 1,000 and 5,000 nodes, and then a burst of pods.
 
-The burst: profiles of kube-scheduler at once, each with a connection of its own, fill the last room of a cluster. As
-kube-scheduler does, each takes one of the best nodes at random, and a refused pod comes again. Bindings are written at
-once: what is measured is mgpu.
+In the burst several clients with a connection each fill the last free cards of a cluster, like profiles of
+kube-scheduler. Each client takes one of the best nodes at random, and retries a pod whose binding was refused. The API
+server is a stub that takes no time, so the figures are those of mgpu.
 """
 
 import random
@@ -24,7 +24,7 @@ def main() -> None:
     for nodes in NODES:
         with cluster(nodes) as client:
             print(f"  {nodes:5,} nodes  {_binds(client, nodes)}", flush=True)
-    print(f"A burst of {BURST_PODS:,} pods by {PROFILES} profiles onto the last room of {BURST_NODES:,} nodes")
+    print(f"A burst of {BURST_PODS:,} pods by {PROFILES} profiles onto the last free cards of {BURST_NODES:,} nodes")
     with cluster(BURST_NODES, BURST_PODS // 2) as client:
         print(f"  {_burst(client)}")
 

@@ -1,4 +1,4 @@
-"""Clusters that are made up: nodes of 8 cards and pods that run on them, the same every time."""
+"""Synthetic clusters of nodes with 8 cards, and the pods on them. They are the same in every run."""
 
 import random
 from typing import Any
@@ -12,7 +12,7 @@ CARDS = PODS = 8
 
 
 def fill_but(state: ClusterCache, nodes: int, spare: int) -> None:
-    """Every card is held whole, but for the first `spare` of the cluster."""
+    """Add nodes. A pod holds each whole card, except for the first `spare` cards of the cluster."""
     for i in range(nodes):
         name = f"node-{i}"
         state.node_changed(b.node(name))
@@ -29,7 +29,7 @@ def held(name: str, node: int, card: int, container: dict[str, Any]) -> dict[str
 
 
 def fill(state: ClusterCache, nodes: int) -> None:
-    """A pod on each card; every second node is so full that 80 % of a card are nowhere free."""
+    """Add nodes with 8 pods each. On every second node no card has 80 % free."""
     pick = random.Random(0)
     for i in range(nodes):
         name = f"node-{i}"
@@ -40,7 +40,12 @@ def fill(state: ClusterCache, nodes: int) -> None:
 
 
 def running(name: str, node: int, seed: int) -> dict[str, Any]:
-    """A running pod with a share of one card."""
+    """Return a running pod with a share of one card, which is larger on a node with an odd number.
+
+    Args:
+        name: The name. Its last character must be a digit, which determines the card.
+        node: The number of the node.
+    """
     pick = random.Random(seed)
     full = node % 2
     core = 30 + pick.randrange(40) if full else 10 + pick.randrange(20)

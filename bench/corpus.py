@@ -1,6 +1,6 @@
-"""The placement corpus: heterogeneous, part-used cards and asks of every kind, the same on every machine.
+"""The placement corpus: requests of every kind on partly used cards of different sizes, the same on every machine.
 
-Only `Random.random()` is drawn from, the one method whose sequence Python promises to keep. DIGESTS pins the cases.
+The cases are made with `Random.random()` only, because Python guarantees the sequence of no other method.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ CARDS_EACH = (1, 1, 1, 1, 2, 2, 3, 4)
 MAX_SHARES = 16
 
 DIGESTS = {(1, 8): "bba7b0616d6021cd", (4, 8): "c203217ac26c4255", (8, 16): "1c4329b30390eed4"}
-"""The first 100 cases of each shape (containers, cards) under the default seed."""
+"""By the numbers of containers and cards, the digest of the first 100 cases with the default seed."""
 
 _T = TypeVar("_T")
 
@@ -32,17 +32,17 @@ class Case:
 
 
 def cases(containers: int, cards: int, count: int, seed: int = 2026) -> Iterator[Case]:
-    """`count` cases of `containers` × `cards`, from empty to almost full nodes; a third have cards of one size."""
+    """Yield cases, from empty to almost full nodes. In about a third of them all cards have the same size."""
     draw = _Draw(seed * 10_000 + containers * 100 + cards)
     for _ in range(count):
         fullness = draw.below(90)
         sizes = SIZES_GIB if draw.below(3) else (draw.of(SIZES_GIB),)
         states = tuple(_state(draw, index, draw.of(sizes), fullness) for index in range(cards))
-        yield Case(_ask(draw, containers, cards), states)
+        yield Case(_request(draw, containers, cards), states)
 
 
 def digest(some: Iterable[Case]) -> str:
-    """A short fingerprint of the cases, from their numbers only."""
+    """Return a short hash of the amounts in the cases. It does not depend on names."""
     text = hashlib.sha256()
     for case in some:
         for s in case.cards:
@@ -64,7 +64,12 @@ class _Draw:
 
 
 def _state(draw: _Draw, index: int, gib: int, fullness: int) -> CardState:
-    """A card with up to four shares of others, each up to about a third of the fullness (percent)."""
+    """Return a card with up to four shares of other pods.
+
+    Args:
+        gib: The memory of the card.
+        fullness: The chance in percent that the card has shares. The size of the shares grows with it.
+    """
     card = Card(index, f"GPU-{index}", f"{gib}g", gib * 1024 * MIB, healthy=draw.below(25) > 0)
     shares = draw.below(5) if draw.below(100) < fullness else 0
     core = sum(10 * (1 + draw.below(1 + fullness // 3)) for _ in range(shares))
@@ -72,8 +77,7 @@ def _state(draw: _Draw, index: int, gib: int, fullness: int) -> CardState:
     return CardState(card, min(core, card.core), min(mib * MIB, card.memory), shares)
 
 
-def _ask(draw: _Draw, containers: int, cards: int) -> GpuRequest:
-    """Shares of one and of several cards, some equal to the one before, some whole cards, some init containers."""
+def _request(draw: _Draw, containers: int, cards: int) -> GpuRequest:
     requests: list[ContainerRequest] = []
     early = sum(draw.below(8) == 0 for _ in range(containers - 1))
     for i in range(containers):

@@ -1,7 +1,7 @@
-"""Measures filter, scores and the plan for one pod with slices, over 5,000 nodes of which 1,000 can be partitioned.
+"""Measures filter, scores and the plan for one pod with slices on 5,000 nodes, of which 1,000 can be partitioned.
 
-`python -m bench.cutting` prints milliseconds within the process. The nodes' state is computed before, as the scheduler
-does.
+`python -m bench.cutting` prints milliseconds. Everything runs in this process. The cache reads the nodes in advance, as
+in the scheduler.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ SETTINGS = load_settings()
 
 
 class _Unwritten:
-    """In place of a PlanWriter: plans are made, and dropped again."""
+    """A PlanWriter that writes nothing, so that each plan is dropped after it was made."""
 
     def write_plan(self, plan: PartitionPlan) -> str:
-        return f"{plan.id} was for the time that it took"
+        return f"plan {plan.id} was made only to measure the time"
 
 
 def main() -> None:
-    print(f"one pod over {NODES:,} nodes, {CUT:,} of them of {CARDS} cards that can be cut, on {machine()}")
+    print(f"one pod over {NODES:,} nodes, {CUT:,} of which can be partitioned, on {machine()}")
     state = _state()
     state.partitions.refresh()
     names = [f"node-{i}" for i in range(NODES)]
@@ -49,13 +49,13 @@ def main() -> None:
         text = ", ".join(f"{count} x {name}" for name, count in request.items())
         print(
             f"  {text:34} filter {filtering:6.1f} ms ({len(found.passed)} fit, "
-            f"{len(found.repartitionable)} could be cut)"
+            f"{len(found.repartitionable)} fit repartitioned)"
             f"  prioritize {scoring:6.1f} ms  plan {_planned(state, pod, found.repartitionable):6.1f} ms"
         )
 
 
 def _planned(state: ClusterCache, pod: GpuPod, nodes: list[str]) -> float:
-    """Milliseconds until a plan is made for a pod that has found nothing."""
+    """Return the milliseconds that the partition controller needs for a plan for the pod."""
     writer: Any = _Unwritten()
     planning = PartitionController(state, writer, SETTINGS, lambda *_: None, lambda: None)
     planning.request_plan(pod, nodes)
@@ -94,7 +94,7 @@ def _state() -> ClusterCache:
 
 
 def _slices(random: Random, node: str, card: int) -> list[Slice]:
-    """Up to four on a card, of which seven in ten are in use."""
+    """Return up to four slices of a card. A pod uses a slice with a probability of 70 %."""
     layout, made = layout_of("A100-SXM4-80GB", 80 << 30), list[Instance]()
     assert layout
     for _ in range(random.randint(0, 4)):

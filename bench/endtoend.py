@@ -1,7 +1,7 @@
-"""Pods per second from create to bound: with mgpu's extender, without it, and with an admission and extender of no use.
+"""Measures how many pods per second are created and bound: with mgpu's extender, without it, and with no-op processes.
 
-The playground's API server and scheduling loop do the rest, both in one Python process, so only the ratios say
-something: what mgpu's deciding costs beside the same calls that decide nothing. The three take turns.
+The playground's API server and scheduling loop share one Python process. So only the ratios are meaningful: they show
+what mgpu's decisions cost compared with the same calls without decisions. The three clusters take turns.
 """
 
 import statistics
@@ -57,14 +57,14 @@ def main() -> None:
 
 
 def _cpu(cluster: Cluster) -> float:
-    """Seconds that the scheduler process and its workers have used."""
+    """Return the CPU seconds that the scheduler process and its workers have used."""
     parent = cluster.processes["scheduler"].pid
     workers = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
     return sum(map(cpu_seconds, (parent, *workers)))
 
 
 def add_nodes(api: Api, nodes: int, cards_each: int) -> None:
-    """Create Nodes and Devices without kubelets and agents, so that only the way to the binding is measured."""
+    """Create Nodes and Devices without kubelets and agents, because only the time up to the binding is measured."""
     amounts = {CORE: str(100 * cards_each), MEMORY: str(cards_each * 80 << 10)}
     capacity = {"cpu": "640", "memory": "2Ti", "pods": "1000", **amounts}
     for i in range(nodes):
@@ -77,7 +77,7 @@ def add_nodes(api: Api, nodes: int, cards_each: int) -> None:
 
 
 def _turn(cluster: Cluster, turn: int) -> float:
-    """Pods per second; the pods are gone afterwards."""
+    """Create pods, wait until they are bound, and delete them. Return how many pods per second were bound."""
     bound, all_bound = set(), threading.Event()
 
     def seen(pod: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""`filter` and `prioritize` over HTTP: clusters of 100, 1,000 and 5,000 nodes × 8 cards with 8 pods per node.
+"""Measures `filter` and `prioritize` over HTTP with 100, 1,000 and 5,000 nodes × 8 cards and 8 pods per node.
 
-The same run measures a no-op that reads the same names and gives the same answer: the cost of HTTP, JSON and the
-machine. Before each pair a pod is bound somewhere, as in a cluster that is being filled.
+The same run measures a no-op extender, which reads the names of the nodes and returns the same answer. Its duration is
+the cost of HTTP and JSON on this machine. Before each call a pod appears on some node.
 """
 
 import random
@@ -18,7 +18,12 @@ CALLS = 200
 
 
 class Case(NamedTuple):
-    """An ask, and whether every one of them is a new one."""
+    """A request for a share of a card.
+
+    Attributes:
+        core: Percent of a card.
+        fresh: Whether the requested memory differs in each call, so that no answer is in the memo of the filter.
+    """
 
     title: str
     core: int
@@ -29,13 +34,13 @@ class Case(NamedTuple):
 CASES = (
     Case("fits nearly everywhere", 20, 4096),
     Case("fits on half of the nodes", 80, 4096),
-    Case("the same ask again and again", 80, 4096, fresh=False),
+    Case("the same request each time", 80, 4096, fresh=False),
     Case("fits nearly nowhere", 99, 79 * 1024),
 )
 
 
 def main() -> None:
-    print(f"filter and prioritize over HTTP, one connection, {CALLS} calls each, every ask a new one unless it says so")
+    print(f"filter and prioritize over HTTP, one connection, {CALLS} calls each, mostly with new requests")
     medians: dict[tuple[str, str], list[float]] = {}
     for nodes in NODES:
         with cluster(nodes) as client:

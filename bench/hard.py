@@ -1,7 +1,7 @@
-"""Pods that are made to keep the engine busy: what one `place` takes at most.
+"""Measures how long one call of `place` takes at most, with pods that are made to keep the engine busy.
 
-`python -m bench.hard`. CPU time, steps (`scheduler/engine/effort.py`) and what a thousand steps take, and the peak
-of memory that Python allocates meanwhile; containers × cards.
+`python -m bench.hard` prints CPU time, steps (`scheduler/engine/effort.py`), the time of a step, and the peak of memory
+that Python allocates. Cases are named by containers × cards.
 """
 
 import tracemalloc
@@ -27,7 +27,11 @@ LIMITS: Mapping[str, Limits] = {"full": FULL, "short": SHORT}
 
 
 class Hard(NamedTuple):
-    """seconds: CPU time. peak: bytes."""
+    """The measurement of one case.
+
+    Attributes:
+        seconds: The CPU time.
+    """
 
     title: str
     policy: str
@@ -38,19 +42,23 @@ class Hard(NamedTuple):
 
 
 def different(containers: int, cards: int, cards_each: int = 1) -> Case:
-    """Small containers, all of them different, on idle cards: more configurations than can be counted."""
+    """Return small, different containers on idle cards. They have too many configurations to count all of them."""
     requests = (ContainerRequest(f"c{i}", cards_each, 10 + i % 7, (200 + i) * MIB) for i in range(containers))
     return Case(GpuRequest("mgpu", tuple(requests), 16), tuple(_card(i, 80 << 10) for i in range(cards)))
 
 
 def exclusive(containers: int, cards: int) -> Case:
-    """Containers of which only a few go together: few configurations, and much work to find them."""
+    """Return containers of which few fit on a card together. The configurations are few, but hard to find."""
     requests = (ContainerRequest(f"c{i}", 1, 335 + i, (2000 + i) * MIB) for i in range(containers))
     return Case(GpuRequest("mgpu", tuple(requests)), tuple(_card(i, (26 << 10) + i) for i in range(cards)))
 
 
 def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
-    """Random containers that fill all cards but a little, in both dimensions, on cards of different sizes."""
+    """Return random containers that nearly fill cards of different sizes.
+
+    Args:
+        fullness: The part of all cards that the containers take, of core and of memory.
+    """
     random = Random(seed)
     sizes = [int(1000 + 8000 * random.random()) for _ in range(containers)]
     cores = [10 + 190 * random.random() for _ in range(containers)]
@@ -61,7 +69,10 @@ def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
 
 
 def partition(containers: int, cards: int) -> Case:
-    """Containers that fill all cards exactly by the sum, and never do: multiples of 3 MiB on cards that are none."""
+    """Return containers whose sum equals that of the cards, but which do not fit.
+
+    All requests but one are multiples of 3 MiB, and the memory of a card is not.
+    """
     sizes = [3 * (1000 + 17 * i) for i in range(containers)]
     while sum(sizes) % cards or sum(sizes) // cards % 3 == 0:
         sizes[-1] += 1
@@ -70,7 +81,7 @@ def partition(containers: int, cards: int) -> Case:
 
 
 def staged(containers: int, cards: int) -> Case:
-    """Init containers, sidecars and app containers in turns, each on several cards, some whole."""
+    """Return init containers and sidecars in turn, then app containers. They request different numbers of cards."""
     stages = (Stage.INIT, Stage.SIDECAR) * (containers // 3) + (Stage.APP,) * (containers - containers // 3 * 2)
     requests = [
         ContainerRequest(f"c{i}", 1 + i % cards, 50 + i, (500 + i) * MIB, stage=stage) for i, stage in enumerate(stages)
@@ -80,7 +91,7 @@ def staged(containers: int, cards: int) -> Case:
 
 
 def wide(containers: int, cards: int) -> Case:
-    """Containers that each take half of the cards: thousands of ways for each."""
+    """Return containers with half of the cards each. There are thousands of choices for each container."""
     requests = (ContainerRequest(f"c{i}", cards // 2, 100 + i, (4000 + 10 * i) * MIB) for i in range(containers))
     return Case(GpuRequest("mgpu", tuple(requests), 16), tuple(_card(i, 80 << 10, i * 30) for i in range(cards)))
 
@@ -113,11 +124,11 @@ SLICES: Sequence[Mapping[str, int]] = (
     {"12gb": 5, "35gb": 5, "44gb": 7, "14gb": 2, "34gb": 2, "54gb": 6},
     {"24gb": 12, "39gb": 11, "31gb": 9, "64gb": 1, "17gb": 1, "11gb": 7, "14gb": 1, "50gb": 2, "68gb": 1},
 )
-"""Slices of many sizes that nearly fill the cards."""
+"""Requests for slices of many sizes, which nearly fill eight cards."""
 
 
 def corpus() -> Iterator[Case]:
-    """Ordinary pods of eight containers, of which the slowest are taken for comparison."""
+    """Return cases with ordinary pods of eight containers, for comparison."""
     return cases(8, 16, 40)
 
 
@@ -136,7 +147,7 @@ def measure_memory(case: Case, policy: str, limits: Limits) -> int:
 
 
 def main() -> None:
-    print(f"place() of pods that are made to keep it busy, on {machine()}; CPU time")
+    print(f"place() with pods that are made to keep it busy, on {machine()}; CPU time")
     for name, limits in LIMITS.items():
         print(f"limits {name}: {limits.search:,} steps, then {limits.fallback:,}")
         worst = 0.0
@@ -154,7 +165,7 @@ def main() -> None:
 
 
 def _slices_row(need: Mapping[str, int]) -> str:
-    """The node of ten on which the search takes most."""
+    """Return the result for that one of ten nodes on which the search takes longest."""
     rows = []
     for seed in range(10):
         effort, began = Effort(), process_time()
@@ -172,7 +183,7 @@ def _sizes(need: Mapping[str, int]) -> str:
 
 
 def _sliced(seed: int) -> PartitionableCards:
-    """Eight cards of 141 GiB of which some slices are in use."""
+    """Return a node with eight cards of 141 GiB, on which some slices are in use."""
     random = Random(seed)
     places = [tuple((j, f"{random.randint(1, 40)}gb") for j in range(random.randint(0, 2))) for _ in range(8)]
     return PartitionableCards(MPS, tuple((i, MpsCard(141, used, ())) for i, used in enumerate(places)))

@@ -1,14 +1,14 @@
-"""Ordinary pods of one tenant beside the hostile load of another: how much longer do they wait to be bound?
+"""Measures how much longer ordinary pods of one tenant wait to be bound under the hostile load of another tenant.
 
-The load has five parts, which run together at fixed rates: pods whose placement is hard to compute, objects as large
-as an API server admits, a flood of creates and deletes, large bodies sent straight to the admission endpoints, and
-connections that never send a request. The ordinary tenant creates one small pod after the other. Its delay under load
-is compared with its delay on the same cluster at rest, before and after, in the same run. Every second pod asks for no
-GPU, so that mgpu is never asked about it: its delay shows what the load costs the API server and kube-scheduler alone.
-The memory of each process is compared with its limit in `manifests/base`.
+The load has five parts, which run together at fixed rates: pods whose placement is hard to compute, very large objects,
+a flood of creates and deletes, large bodies that are sent to the admission endpoints directly, and connections that
+never send a request. The ordinary tenant creates one small pod after the other. Its delay under load is compared with
+its delay on the same cluster at rest, before and after the load. Every second pod requests no GPU, so mgpu is not
+called for it. The delay of these pods shows what the load costs the API server and kube-scheduler alone. The memory of
+each process is compared with its limit in `manifests/base`.
 
-With KUBEBUILDER_ASSETS the API server is a real one, and `--kube-scheduler` names a real kube-scheduler to use in
-place of the playground's scheduling loop. Both share the machine's cores with the load.
+If KUBEBUILDER_ASSETS is set, the API server is a real one. `--kube-scheduler` names a real kube-scheduler to use
+instead of the playground's scheduling loop. Both share the machine's cores with the load.
 """
 
 import argparse
@@ -48,7 +48,13 @@ _LIMITS = {"webhook": "webhook-deployment.yaml", "scheduler": "scheduler-deploym
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Seconds from the create request to the bound pod, of the pods of one phase; lost: pods never bound."""
+    """The delays of the pods of one kind in one phase.
+
+    Attributes:
+        seconds: The times from the create request to the binding of each pod that was bound. If none was bound, it
+            contains only the time after which a pod counts as lost.
+        lost: The number of pods that were not created or not bound in time.
+    """
 
     seconds: tuple[float, ...]
     lost: int
@@ -64,14 +70,14 @@ class Delays:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=20.0, help="of hostile load (default: 20)")
-    parser.add_argument("--idle-minutes", type=float, default=1.0, help="at rest, before and after (default: 1)")
-    parser.add_argument("--kube-scheduler", help="a kube-scheduler binary, in place of the playground's loop")
-    parser.add_argument("--only", choices=sorted(ATTACKS), action="append", help="only these parts of the load")
-    parser.add_argument("--control", action="store_true", help="the same load on the cluster with mgpu never asked")
+    parser.add_argument("--minutes", type=float, default=20.0, help="the minutes of hostile load (default: 20)")
+    parser.add_argument("--idle-minutes", type=float, default=1.0, help="the minutes before and after it (default: 1)")
+    parser.add_argument("--kube-scheduler", help="a kube-scheduler binary to use instead of the playground's loop")
+    parser.add_argument("--only", choices=sorted(ATTACKS), action="append", help="run only this attack; repeatable")
+    parser.add_argument("--control", action="store_true", help="run the same load on a cluster that never calls mgpu")
     options = parser.parse_args(arguments)
     if options.control and not options.kube_scheduler:
-        parser.error("--control needs --kube-scheduler: the playground's loop knows no other way")
+        parser.error("--control needs --kube-scheduler, because the playground's loop would still call the extender")
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster([], config=stack.enter_context(_settings())))
         add_nodes(cluster.api, NODES, CARDS)
@@ -84,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _forget_webhooks(cluster.api)
         memory = stack.enter_context(_sampling(cluster))
         ordinary = stack.enter_context(_watching(cluster.api))
-        _measure(ordinary, 0.1)  # the first pods pay for imports and connections
+        _measure(ordinary, 0.1)  # The first pods take longer because of imports and new connections.
         before = _measure(ordinary, options.idle_minutes)
         with attacking(_target(cluster), options.only or sorted(ATTACKS)):
             load = _measure(ordinary, options.minutes)
@@ -114,14 +120,14 @@ def _report(phases: Sequence[Mapping[str, Delays]], memory: Mapping[str, int]) -
 
 
 def memory_limit(manifest: Path) -> int:
-    """Bytes that the first container of the Deployment in this file may use."""
+    """Return the memory limit in bytes of the first container of the Deployment in this file."""
     documents = yaml.safe_load_all(manifest.read_text())
     deployment = next(d for d in documents if d and d["kind"] == "Deployment")
     return whole_bytes(deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"])
 
 
 class Ordinary:
-    """The ordinary tenant: creates a pod, waits until it is bound, deletes it."""
+    """The ordinary tenant, which creates one pod at a time."""
 
     def __init__(self, api: Api) -> None:
         self._api, self._path = api, PODS.format("ordinary")
@@ -134,7 +140,11 @@ class Ordinary:
             event.set()
 
     def delay(self, kind: str) -> float | None:
-        """Seconds from create to bound; None: not within a minute."""
+        """Create a pod, wait until it is bound, and delete it.
+
+        Returns:
+            The seconds until it was bound; None if it was not created, or not bound within `_GIVE_UP_SECONDS`.
+        """
         self._count += 1
         name = f"p{self._count}"
         bound = self._bound[name] = threading.Event()
@@ -164,7 +174,7 @@ def _watching(api: Api) -> Iterator[Ordinary]:
 
 
 def _measure(ordinary: Ordinary, minutes: float) -> dict[str, Delays]:
-    """One pod after the other, of each kind in turn; two a second at most."""
+    """Create pods of each kind in turn, at most two a second."""
     end, found = time.monotonic() + 60 * minutes, {kind: list[float | None]() for kind in _SPECS}
     while time.monotonic() < end:
         for kind, delays in found.items():
@@ -187,7 +197,7 @@ def _target(cluster: Cluster) -> Target:
 
 @contextmanager
 def _settings() -> Iterator[Path]:
-    """Calls of the API server come from 127.0.0.1 alone; the attackers' own calls come from another address."""
+    """Yield the path of settings under which 127.0.0.1 is the only address of an API server."""
     blocks = {"apiServers": ["127.0.0.1/32"]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "mgpu.yaml"
@@ -197,7 +207,7 @@ def _settings() -> Iterator[Path]:
 
 @contextmanager
 def _kube_scheduler(binary: Path, cluster: Cluster, *, extender: bool) -> Iterator[None]:
-    """A real kube-scheduler with the configuration of components/second-scheduler, under the default name."""
+    """Run a real kube-scheduler with the configuration of components/second-scheduler, under the default name."""
     file = MANIFESTS / "components" / "second-scheduler" / "kube-scheduler.yaml"
     documents = yaml.safe_load_all(file.read_text())
     config = next(d for d in documents if d and d["kind"] == "KubeSchedulerConfiguration")
@@ -225,12 +235,12 @@ def _forget_webhooks(api: Api) -> None:
         path = f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations"
         for item in api.get(path)["items"]:
             api.delete(f"{path}/{item['metadata']['name']}", {})
-    time.sleep(2)  # the API server's admission follows its own watch, which tells nobody how far it is
+    time.sleep(2)  # The API server reads its webhooks in a watch. Nothing shows when it has.
 
 
 @contextmanager
 def _sampling(cluster: Cluster) -> Iterator[Mapping[str, int]]:
-    """The most bytes that each process and its children were seen to use together, looked at ten times a second."""
+    """Yield the most memory of each process together with its children, in bytes. It is measured ten times a second."""
     most, stopped = dict.fromkeys(_LIMITS, 0), threading.Event()
 
     def sample() -> None:
@@ -248,7 +258,10 @@ def _sampling(cluster: Cluster) -> Iterator[Mapping[str, int]]:
 
 
 def _bytes_of(pid: int) -> int:
-    """Proportional set size of a process and its children: shared pages count once, as in a container's limit."""
+    """Return the proportional set size of a process and its children.
+
+    Like a container's memory limit, it counts shared pages once.
+    """
     total = 0
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

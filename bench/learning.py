@@ -1,7 +1,6 @@
-"""The policies that learn, in-process: `prioritize` over 1,000 and 5,000 nodes × 8 cards with 8 pods per node, and
-cards on one node.
+"""Measures the policies that learn, in-process: scores with 1,000 and 5,000 nodes × 8 cards, and cards on one node.
 
-Pods of 48 shapes come in turn. Between two calls a pod ends somewhere, as in a cluster that is in use.
+Each node has 8 pods. Pods of 48 shapes come in turn, and between two calls one of the other pods is deleted.
 """
 
 import gc
@@ -43,7 +42,7 @@ def _measure(count: int, policy: str) -> None:
     built = _timed(lambda _: state.forecast.refresh(), [0])
     warmed = _timed(lambda _: ranking.refresh(), [0])
     gc.collect()
-    gc.freeze()  # as the scheduler process does
+    gc.freeze()  # The scheduler process does the same.
     pods = [_known(state, *shape) for shape in SHAPES]
     first = _timed(lambda pod: ranking.points(pod, names), pods)
 

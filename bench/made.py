@@ -1,4 +1,4 @@
-"""The extender as it is over a cluster that is made up, in a process of its own."""
+"""Serves the extender with a synthetic cluster, for `bench.serving.cluster`."""
 
 import gc
 import sys
@@ -23,7 +23,7 @@ from scheduler.runtime import SWITCH_SECONDS
 
 
 class _NoOp:
-    """An extender of no use: it reads the request and says what the real one said last, so as much as that."""
+    """Wraps the extender. `answer` is a no-op: it reads the names of the nodes and repeats the last real answer."""
 
     def __init__(self, real: Extender) -> None:
         self._real, self._said = real, dict[str, Any]()
@@ -52,7 +52,7 @@ class _NoOp:
 
 
 class _Pods:
-    """What a decider asks of the API, for pods that wait: bindings are written at once, and their event is there."""
+    """The API client of the decider, for pods that wait. Bindings and their watch events take no time."""
 
     def __init__(self, state: ClusterCache) -> None:
         self._state, self._known = state, dict[str, dict[str, Any]]()
@@ -75,7 +75,7 @@ class _Pods:
 
 
 class _Timed(Decider):
-    """Keeps how many milliseconds each decision took."""
+    """A decider that records how many milliseconds each decision took."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -93,9 +93,15 @@ class _Timed(Decider):
 
 
 def serve_cluster(nodes: int, spare: int) -> None:
-    """The extender's real app and server over `fill`, or `fill_but` where spare is not 0.
+    """Serve the real app of the extender.
 
-    Beside it `/noop/<verb>`; `/changed`: a pod as the watch brings it; `/took`: by the decisions since the last call.
+    Further endpoints are `/noop/<verb>`, which repeats the last answer to the verb, `/changed`, which adds a pod like
+    an event of the watch, and `/took`, which returns the durations of the decisions since the last call.
+
+    Args:
+        nodes: The number of nodes.
+        spare: The number of idle cards if all others are held whole (`fill_but`). With 0, a pod with a share is on each
+            card (`fill`).
     """
     settings = load_settings()
     state = ClusterCache(settings)
@@ -123,6 +129,6 @@ def serve_cluster(nodes: int, spare: int) -> None:
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])
     filter_.refresh()
     gc.collect()
-    gc.freeze()  # this and the next as scheduler/runtime.py does
+    gc.freeze()  # `scheduler.runtime` does the same.
     sys.setswitchinterval(SWITCH_SECONDS)
     serve([Listen("127.0.0.1", 0, app.wsgi_app, tls=False)], workers=1)

@@ -1,4 +1,7 @@
-"""A node for benchmarks: the node agent as a process of its own; API server and kubelet are the playground's, here."""
+"""Provides a node for benchmarks.
+
+The node agent is a process of its own. The API server and the kubelet are the playground's and run in this process.
+"""
 
 import os
 import subprocess
@@ -24,7 +27,12 @@ CARDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """agent: its process id. folder: the kubelet's."""
+    """A node with its API server and agent.
+
+    Attributes:
+        folder: The directory of the kubelet.
+        agent: The process ID of the agent.
+    """
 
     node: Node
     api: Api
@@ -60,7 +68,7 @@ def record(card: int) -> dict[str, str]:
 
 
 def share(name: str, node: str = "", annotations: dict[str, str] | None = None) -> dict[str, Any]:
-    """A pod with 4 % and 256 MiB of a card."""
+    """Return a pod that requests 4 % of the core and 256 MiB of the memory of a card."""
     raw = pod(name, container("c", 4, 256), annotations=annotations, node=node)
     del raw["metadata"]["uid"]
     return raw

@@ -1,4 +1,4 @@
-"""The playground's cluster with processes of no use: the same calls, answered at once."""
+"""The playground's cluster with a no-op webhook and scheduler, as a baseline for `bench.endtoend`."""
 
 import sys
 from collections.abc import Mapping
@@ -16,7 +16,10 @@ from playground.cluster import Cluster
 
 
 class NoOp(Cluster):
-    """The same calls to the same number of processes and threads, and nothing is decided."""
+    """A cluster whose webhook and scheduler answer every call at once and decide nothing.
+
+    They have as many processes and threads as the real ones.
+    """
 
     def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
         run = [sys.executable, "-c", "from bench.noop import serve_nothing; serve_nothing()"]
@@ -28,7 +31,10 @@ class NoOp(Cluster):
 
 
 def serve_nothing() -> None:
-    """`<folder with a CA> <port> [<extender port>]`: the webhook's or the scheduler's calls, answered yes."""
+    """Allow every call of the webhook or of the scheduler.
+
+    The arguments of the command line are a folder with a CA, a port, and for the scheduler the port of the extender.
+    """
     certificates, port, *extender_port = sys.argv[1:]
     app = new_app()
     serve_probes(app)
@@ -39,7 +45,7 @@ def serve_nothing() -> None:
     ensure_certificate(folder, {"127.0.0.1"}, datetime.now(UTC))
     listen = [Listen("127.0.0.1", int(port), app.wsgi_app)]
     listen += [Listen("127.0.0.1", int(p), app.wsgi_app, tls=False) for p in extender_port]
-    # As the real ones.
+    # The real webhook has two workers, and the real scheduler has one.
     serve(listen, certificate=(folder.chain, folder.key), workers=1 if extender_port else 2)
 
 

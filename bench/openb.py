@@ -1,7 +1,7 @@
-"""The experiment of docs/design/fragmentation.md, "The experiment", at full scale: `python -m bench.openb FOLDER`.
+"""Repeats the experiment of docs/design/fragmentation.md at full scale: `python -m bench.openb FOLDER`.
 
-FOLDER has the CSV files of the openb trace (alibaba/clusterdata, cluster-trace-gpu-v2023), which are not part of this
-repository. So this is no section of `make bench`. It takes about two minutes on two cores.
+FOLDER contains the CSV files of the openb trace (alibaba/clusterdata, cluster-trace-gpu-v2023). They are not part of
+this repository, so `make bench` does not run this module. It takes about two minutes on two cores.
 """
 
 import sys
@@ -13,7 +13,7 @@ from playground.simulate.openb.trace import read_trace
 
 NODES = "openb_node_list_gpu_node.csv"
 PUBLISHED = {"random": 87.47, "bestfit": 93.08, "fgd": 95.39}
-"""Percent of the GPUs allocated at 130 % arrived load on the default trace, in the paper's figures."""
+"""The percentage of GPUs allocated at 130 % arrived load on the default trace, read from the figures of the paper."""
 POLICIES = (*PUBLISHED, "fragmentation")
 SEEDS = (42, 43, 44)
 
@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     trace = read_trace(folder / NODES, pods)
     found = len(trace.nodes), trace.capacity, len(trace.pods)
     if found != (1213, 6_212_000, 8152):
-        raise SystemExit(f"{folder} has another trace: {found} nodes, milli of GPUs and pods")
+        raise SystemExit(f"{folder} has another trace: its nodes, thousandths of GPUs, and pods are {found}")
     runs = run_all(trace, [(policy, seed) for policy in POLICIES for seed in SEEDS], 1.3, lambda: None)
     print(f"Percent of the GPUs allocated at 130 % arrived load, means of seeds {SEEDS[0]} to {SEEDS[-1]}")
     for policy, curve in mean_curves(runs).items():

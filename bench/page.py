@@ -1,8 +1,8 @@
-"""Measures the web page over 5,000 nodes × 8 cards with 8 pods each, in-process: the cost to create and send it, and
-the duration of a filter call with no, one and ten viewers.
+"""Measures the web page in-process, with 5,000 nodes × 8 cards and 8 pods each.
 
-100 pods are bound each second meanwhile, and 100 wait with 100 different asks. Rounds with and without viewers take
-turns, so that what else the machine does falls on both; compare them within one run only.
+It prints the cost to create the page, and the duration of a filter call with no, one and ten viewers. Meanwhile 100
+pods are bound each second, and 100 pods wait with different requests. Rounds with different numbers of viewers take
+turns, so that other work of the machine affects all of them. Compare only figures of the same run.
 """
 
 import gzip
@@ -49,7 +49,7 @@ def main() -> None:
     own: dict[int, float] = dict.fromkeys(VIEWERS, 0.0)
     serial = count()
     for _ in range(ROUNDS):
-        # What happened since the last viewers is not theirs to pay for.
+        # The viewers of a round begin with the current version, so that they do not pay for earlier changes.
         for viewers, times in found.items():
             version = _version(board, version)
             with _busy(state, board, viewers, version, serial) as spent:
@@ -102,8 +102,13 @@ def _version(board: Board, version: str) -> str:
 def _busy(
     state: ClusterCache, board: Board, viewers: int, version: str, serial: Iterator[int]
 ) -> Iterator[list[float]]:
-    """version: which the viewers have at first; reading all of it would be their work, and not this process's. At the
-    end: the seconds of a core that the answers to each of them took.
+    """Bind pods and run viewers in threads.
+
+    At the end the yielded list has, for each viewer, the CPU seconds that the answers to it took.
+
+    Args:
+        version: The version that the viewers know at first, so that they do not read the whole page.
+        serial: The numbers of the pods to bind.
     """
     stop, spent = threading.Event(), list[float]()
 

@@ -1,7 +1,7 @@
-"""`place()` on the corpus: median, 99th percentile and worst, and the proof against exhaustive search.
+"""Measures `place()` on the corpus, and compares its results with those of exhaustive search.
 
-`python -m bench.placement`; containers × cards. CPU time, and the best of three runs of every case, since what is
-measured is the engine and not what else the machine does.
+`python -m bench.placement` prints the CPU time. The shortest of three runs of each case counts, because it is the one
+that other work of the machine affects least.
 """
 
 import platform
@@ -16,7 +16,7 @@ from scheduler.engine import Policy, place, policy_named
 from tests.scheduler.engine.oracle import exhaustive
 
 SHAPES = ((1, 8, 2000), (4, 8, 400), (8, 16, 200))
-"""(containers, cards, cases)."""
+"""The numbers of containers, cards and cases."""
 
 POLICIES = ("binpack", "spread")
 WEIGHT_OF_CORE = 20
@@ -24,7 +24,11 @@ MOST_WAYS = 10_000
 
 
 class Row(NamedTuple):
-    """CPU milliseconds per `place()`. unproven: placements that ran out of the search's budget."""
+    """The measurement of one shape and policy. Times are CPU milliseconds of one call of `place()`.
+
+    Attributes:
+        unproven: The number of placements whose search ended before they were proven to be the best.
+    """
 
     containers: int
     cards: int
@@ -42,7 +46,11 @@ def run() -> list[Row]:
 
 
 def prove(count: int = 60) -> tuple[int, list[str]]:
-    """Compare with exhaustive search on the small cases; how many were compared, and what differed."""
+    """Compare `place()` with exhaustive search on small cases.
+
+    Returns:
+        The number of comparisons, and a text for each difference.
+    """
     compared, differing = 0, []
     for case in _small(count):
         for name in POLICIES:
@@ -68,7 +76,7 @@ def main() -> None:
 
 
 def machine() -> str:
-    """Processor, system and Python, for the head of a table."""
+    """Return the processor, the operating system and the version of Python, for the head of a table."""
     return f"{_processor()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
 
 
@@ -104,7 +112,7 @@ def _timed(case: Case, policy: Policy) -> tuple[float, object]:
 
 
 def _small(count: int) -> Iterator[Case]:
-    """The first cases that exhaustive search can do in a second."""
+    """Yield the first `count` cases of the two smallest shapes that have at most `MOST_WAYS` possible placements."""
     for containers, cards, _ in SHAPES[:2]:
         kept = 0
         for case in cases(containers, cards, 10 * count):

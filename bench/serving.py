@@ -1,4 +1,4 @@
-"""A client of the extender over a cluster that is made up (bench/made.py), for the sections that measure it."""
+"""A client of an extender with a synthetic cluster, for the sections that measure calls over HTTP."""
 
 import http.client
 import subprocess
@@ -12,7 +12,11 @@ import orjson
 
 
 class Client:
-    """One connection, kept alive. pid: the server's."""
+    """One connection that is kept alive.
+
+    Args:
+        pid: The process ID of the server.
+    """
 
     def __init__(self, port: int, pid: int) -> None:
         self.port, self.pid = port, pid
@@ -35,21 +39,21 @@ class Client:
         return text
 
     def timed(self, path: str, body: Any) -> tuple[float, bytes]:
-        """Milliseconds, and the answer."""
+        """Return the duration of the POST in milliseconds, and the answer."""
         began = time.perf_counter()
         answer = self.post(path, body)
         return (time.perf_counter() - began) * 1000, answer
 
 
 def quantiles(times: list[float]) -> tuple[float, float]:
-    """The median and the 99th percentile."""
+    """Return the median and the 99th percentile."""
     times = sorted(times)
     return times[len(times) // 2], times[len(times) * 99 // 100]
 
 
 @contextmanager
 def cluster(nodes: int, spare: int = 0) -> Iterator[Client]:
-    """A process that serves the extender over so many nodes of 8 cards: `serve_cluster`."""
+    """Yield a client of a new process that runs `bench.made.serve_cluster` with these arguments."""
     command = [sys.executable, "-c", f"from bench.made import serve_cluster; serve_cluster({nodes}, {spare})"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -1,7 +1,7 @@
-"""Measures planning slices for one pod over 1,000 nodes of 8 cards: the nodes that can be partitioned, and one plan.
+"""Measures the planning of slices for one pod: which of 1,000 nodes with 8 cards can be partitioned, and one plan.
 
-`python -m bench.slices` prints CPU milliseconds. Only the nodes' cards are cached, as in the scheduler, which reads
-them when a node changes. The cost of reading them is printed separately.
+`python -m bench.slices` prints CPU milliseconds. The scheduler reads the cards of a node only when the node changes, so
+the cost of reading them is printed separately.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,12 @@ ASKS: tuple[tuple[str, str, Mapping[str, int], Geometries], ...] = (
 
 
 class Row(NamedTuple):
-    """CPU milliseconds. could: nodes that can be partitioned for the pod. states: distinct card states of all nodes."""
+    """The measurement of one request. Times are CPU milliseconds.
+
+    Attributes:
+        states: The number of different card states of all nodes.
+        could: The number of nodes that can be partitioned for the pod.
+    """
 
     name: str
     states: int
@@ -83,7 +88,10 @@ def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometrie
 
 
 def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -> int:
-    """Return the cost of one pod: the check of every node, and the plan of the first that can be partitioned."""
+    """Check every node, and plan the first one that can be partitioned. Return how many can be.
+
+    Raises ValueError if the check and the plan contradict each other.
+    """
     could = [node for node in nodes if can_offer(node, request)]
     planned = plan_cards(could[0] if could else nodes[0], [request])
     if isinstance(planned, Rejection) == bool(could):
@@ -92,7 +100,7 @@ def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -
 
 
 def _node(chance: Random, mode: str) -> tuple[list[Card], NodeSlices, list[Slice]]:
-    """Return a node whose cards are partitioned and used at random, the more the higher its load."""
+    """Return the cards of a node, its slices, and those that are used. Slices and load are random."""
     gpus = [Card(i, f"GPU-{i}", _MODEL, 80 * _GIB) for i in range(CARDS)]
     layout = layout_of(_MODEL, 80 * _GIB)
     load = chance.random()

@@ -1,9 +1,9 @@
-"""Pods per second from bound to running on one node: without a lock, and with a node lock as HAMi's scheduler takes it.
+"""Measures how many pods per second start on one node, without a lock and with a node lock as in HAMi's scheduler.
 
-Equal pods, the same agent, one binder for each pod, in turns. The lock is a node annotation, held from the bind until
-Allocate returned: one pod at a time. Here the next binder continues as soon as the lock is free. HAMi fails the bind,
-and the pod comes back after the back-off of the scheduler. So the ratio is the least that the lock costs,
-the more since API server, kubelet and binders share one Python process, which is the limit without a lock.
+The lock is an annotation of the Node. It is held from the bind until the kubelet has the answer to Allocate, so pods
+start one by one. The printed ratio is a lower bound for the cost of the lock, for two reasons. Here the next binder
+continues as soon as the lock is free, whereas in HAMi the bind fails and the pod is retried after a back-off. And the
+API server, the kubelet and the binders share one Python process, which limits the rate without a lock.
 """
 
 import statistics
@@ -21,7 +21,7 @@ COUNT, ROUNDS = 100, 3
 _LOCK = "hami.io/mutex.lock"
 
 Binder = Callable[[str, Callable[[], None]], None]
-"""Binds one pod: its UID, and the bind itself."""
+"""Binds one pod, given its UID and a function that makes the binding."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _turn(made: Bench, name: str, binder: Binder) -> float:
-    """Pods per second; every pod runs on its own card, and all are gone afterwards."""
+    """Start pods and delete them again. Return how many pods per second started."""
     names = [f"{name}-{i}" for i in range(COUNT)]
     uids = {n: made.api.create(PODS, share(n))["metadata"]["uid"] for n in names}
     cards = {n: i % CARDS for i, n in enumerate(names)}
@@ -60,7 +60,7 @@ def _turn(made: Bench, name: str, binder: Binder) -> float:
     took = time.perf_counter() - began
     for container in runtime.containers():
         if container.running and container.env["NVIDIA_VISIBLE_DEVICES"] != f"GPU-n1-{cards[container.pod]}":
-            raise RuntimeError(f"{container.pod} runs on another card than its own")
+            raise RuntimeError(f"{container.pod} does not run on the card of its allocation record")
     for pod in names:
         made.api.delete(f"{PODS}/{pod}", {"gracePeriodSeconds": 0})
     until(lambda: not any(c.running for c in runtime.containers()), 120)
@@ -86,7 +86,7 @@ class NodeLock:
             self._hold(uid, bind)
 
     def _hold(self, uid: str, bind: Callable[[], None]) -> None:
-        """Until the kubelet has Allocate's answer for the pod."""
+        """Bind the pod, and hold the lock until the kubelet has the answer to Allocate for the pod."""
         self._made.api.patch(NODE, {"metadata": {"annotations": {_LOCK: uid}}})
         bind()
         while not self._made.node.kubelet.devices.ids(uid, "c"):

@@ -1,6 +1,6 @@
-"""`mgpu scheduler` from its start to ready, against an API server full of GPU pods; its memory then, and under load.
+"""Measures the start of `mgpu scheduler` in a cluster full of GPU pods, and its memory after the start and under load.
 
-Events per second: pods that run and end, as the watch hands them over, into a state of the same size.
+It also measures how many events of pods per second a ClusterCache of the same size takes in.
 """
 
 import random
@@ -45,11 +45,11 @@ def main() -> None:
             )
             times = _asked(Client(server.ports[1], worker))
             p50, p99 = quantiles(times)
-            print(f"  filter there         p50 {p50:.2f}  p99 {p99:.2f} ms, every ask a new one")
+            print(f"  filter there         p50 {p50:.2f}  p99 {p99:.2f} ms, every request a new one")
             print(f"  memory after that    {rss_mib(worker):.0f} MiB")
         finally:
             server.close()
-    print(f"  events               {_events_per_second():,.0f} a second into the state, with their JSON")
+    print(f"  events               {_events_per_second():,.0f} a second into the cache, with their JSON")
 
 
 @contextmanager

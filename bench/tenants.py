@@ -1,10 +1,10 @@
-"""Ordinary pods of one tenant beside hard pods of another, over HTTP: how much longer do they take?
+"""Measures how much longer ordinary pods of one tenant take while another tenant has hard pods, over HTTP.
 
-`python -m bench.tenants`. A cluster of 200 nodes × 8 cards of which no two are alike. Ordinary pods are filtered,
-prioritised and bound one after the other on one connection. At the same time 16 pods of 30 different containers of
-another namespace come again and again, each as soon as it was answered: on connections of their own, as several
-schedulers send them, or in turns with the ordinary ones, as one kube-scheduler sends them with its pause of at least a
-second for a pod that was refused.
+`python -m bench.tenants` uses a cluster of 200 nodes × 8 cards. Ordinary pods are filtered, scored and bound one after
+the other on one connection. Meanwhile 16 pods with 30 different containers each, of another namespace, are filtered
+again and again. They come either on connections of their own, as if several schedulers sent them, or in turn with the
+ordinary pods. In the second case each comes at most once a second, because kube-scheduler waits at least that long
+before it retries a pod.
 """
 
 import random
@@ -25,7 +25,7 @@ NAMES = [f"node-{i}" for i in range(NODES)]
 
 
 def hard(number: int) -> dict[str, Any]:
-    """A pod that nearly fills the cards of a node, and of which hardly anybody can say whether it does."""
+    """Return a pod that nearly fills the cards of a node, so that it is hard to find out whether it fits."""
     pick = random.Random(number)
     containers = (
         b.container(f"c{i}", 8 + pick.randrange(24), 1024 + pick.randrange(30_000)) for i in range(CONTAINERS)
@@ -70,7 +70,7 @@ def _ordinary(client: Client, *, in_turn: bool) -> list[float]:
 
 
 def _schedule(client: Client, name: str, pick: random.Random) -> None:
-    """One ordinary pod from its filter to its binding, and its end."""
+    """Filter, score and bind an ordinary pod, and let it end."""
     raw = b.pod(name, b.container("a", 5, 512 + pick.randrange(100)), b.container("b", 3, 300))
     raw["metadata"]["resourceVersion"] = "1"
     client.post("/changed", {"pod": raw})
@@ -85,7 +85,7 @@ def _schedule(client: Client, name: str, pick: random.Random) -> None:
 
 @contextmanager
 def _hard_pods(client: Client, connections: int) -> Iterator[list[int]]:
-    """Calls for hard pods on so many connections, each the next as soon as the last was answered."""
+    """Send calls for hard pods without pauses, on this many connections. Yield the number of pods for each of them."""
     stop, calls = threading.Event(), [0] * connections
     threads = [threading.Thread(target=_ask, args=(client, i, stop, calls)) for i in range(connections)]
     for thread in threads:
@@ -105,13 +105,13 @@ def _ask(client: Client, i: int, stop: threading.Event, calls: list[int]) -> Non
         try:
             passed = orjson.loads(mine.post("/filter", {"Pod": raw, "NodeNames": NAMES}))["NodeNames"]
             mine.post("/prioritize", {"Pod": raw, "NodeNames": passed})
-        except RuntimeError:  # told to come again
+        except RuntimeError:  # The extender refuses a call if too many long calls wait.
             mine = Client(client.port, client.pid)
         calls[i] += 1
 
 
 def _peak(pid: int) -> int:
-    """Of the server's worker, MiB."""
+    """Return the peak memory in MiB of the server or of its worker, whichever is larger."""
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
         pids = [pid, *map(int, children.read().split())]
     found = 0

@@ -1,8 +1,8 @@
 """Evaluates a request against the arrays of all nodes at once.
 
-`decisions.filter` calls it first, because numpy evaluates thousands of nodes in milliseconds. The nodes for which the
-arrays do not suffice are returned as `Remaining`, and the engine evaluates them one by one. An answer of this module
-must be the engine's answer for the same node; a property test compares the two.
+`decisions.filter` calls this module first, because numpy evaluates thousands of nodes in milliseconds. The nodes for
+which the arrays do not suffice are returned as `Remaining`, and the engine evaluates them one by one. An answer of this
+module must be the answer that the engine would give for the same node.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,12 +23,12 @@ from scheduler.engine.card_constraints import same_card_group_rejection, score_b
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The placement of the other pods in the groups of the request.
+    """Where the other pods of the request's groups are.
 
     Attributes:
         group_cards: The cards of the request's same-card group.
         nodes: The names of the nodes with cards of the same-card group. If that group has no card, the names of the
-            nodes on which pods of any of the request's groups are or to which they are nominated.
+            nodes that have a pod of any of the request's groups, or to which such a pod is nominated.
     """
 
     group_cards: Sequence[GroupCard]
@@ -37,11 +37,11 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The nodes that the engine has to evaluate one by one. All sequences are parallel.
+    """The nodes that the engine has to evaluate one by one. Equal indexes of the sequences belong to the same node.
 
     Attributes:
         positions: The position of each node among the names of the call.
-        unique: True for a node whose answer is not valid for any other node, even for one with an equal row.
+        unique: True for a node whose answer must not be used for another node with an equal row.
     """
 
     positions: Places
@@ -56,7 +56,7 @@ class ArrayVerdict:
     """The answers that the arrays give, by the positions of the nodes among the names of the call.
 
     Attributes:
-        unmet: The nodes that do not meet a requirement of the request regardless of free capacity, with the reason.
+        unmet: The nodes that cannot take the pod regardless of free capacity, each with the reason.
         fits: True for nodes on which the pod fits.
         rejected: The nodes that are rejected for other reasons.
         remaining: The nodes that the engine has to evaluate.
@@ -70,14 +70,14 @@ class ArrayVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ArrayScores:
-    """The score of each node, by its position among the names of the call; 0 for the remaining nodes."""
+    """The score of each node, by its position among the names of the call; 0 for nodes that are not scored."""
 
     points: Ints
     remaining: Remaining
 
 
 def filter_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> ArrayVerdict:
-    """Return the nodes of a snapshot on which the pod fits, those that are rejected, and those that remain."""
+    """Return which of these nodes of a snapshot fit the pod, which do not, and which the engine has to evaluate."""
     verdicts, unique = _evaluate(table, names, request, members)
     unmet = _unmet(table, unique, request, members)
     candidates = _all_but(unmet, len(names))
@@ -89,7 +89,7 @@ def filter_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, me
 def score_nodes(
     table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members, node_policy: str, weight_of_core: int
 ) -> ArrayScores:
-    """Score the nodes of a snapshot on which the pod has the same score for any placement that fits."""
+    """Score those nodes of a snapshot on which every placement that fits has the same score."""
     rows, at = table.rows, table.rows_of_names
     verdicts, unique = _evaluate(table, names, request, members)
     candidates = _all_but(_unmet(table, unique, request, members), len(names))
@@ -107,7 +107,7 @@ def score_nodes(
 def _evaluate(
     table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members
 ) -> tuple[NodeVerdicts, Mask]:
-    """Return the arrays' verdict for each node, and which nodes are unique (`Remaining`)."""
+    """Return the arrays' verdict for each node, and which nodes are unique (`Remaining.unique`)."""
     rows, at = table.rows, table.rows_of_names
     unique: Mask = (rows.odd | (rows.totals[COUNT] == 0)).take(at)
     if members.nodes:

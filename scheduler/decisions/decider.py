@@ -1,9 +1,9 @@
 """Decides which cards a pod gets on a node, and reserves them before the decision is answered.
 
-`api.binding_webhook`, `bind` of `api.extender` and `decisions.late_binding` call `Decider.decide`; the extender also
-calls `Decider.read`. The reservation holds the cards until the watch delivers the pod on its node. `scheduler.runtime`
-calls `check_overdue`, which releases the reservations whose write has failed. A decision must hold its cards before it
-is answered: the order of snapshot, search and `ClusterCache.reserve` in `_decide` guarantees that.
+Mainly `api.binding_webhook` and `decisions.late_binding` call `Decider.decide`. The reservation holds the cards until
+the watch delivers the pod on its node. If the write of the decision fails, `check_overdue` releases the reservation. A
+decision must hold its cards before it is answered: the order of snapshot, search and `ClusterCache.reserve` in
+`_decide` guarantees that.
 """
 
 import logging
@@ -34,12 +34,13 @@ from scheduler.engine.node_assessment import Foresight, assess, record
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 50
-"""The most attempts at one decision. An attempt fails if the node has changed meanwhile, mostly by another decision.
-Fewer decisions than this run at the same time."""
+"""The most attempts at one decision. An attempt fails if the node changes during it, mostly by another decision.
+
+Fewer decisions than this run at the same time, so they cannot make all attempts fail.
+"""
 
 
 def pod_path(namespace: str, name: str) -> str:
-    """Return the API path of a pod."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
@@ -68,17 +69,17 @@ class Decider:
         self._budgets = budgets or EffortBudgets()
 
     def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> FoundPod | None:
-        """Return the pod with this name, or None if there is none.
+        """Return the pod with this name and UID, or None if there is none.
 
-        The pod is taken from the cache if the cache has it with this UID. Otherwise it is read from the API, because
-        the cache may still have an older pod of this name.
+        The pod is taken from the cache if the cache has it with this UID. Otherwise it is read from the API server,
+        because the cache may still have an older pod of this name.
 
         Args:
-            uid: The UID of the pod, or "" if it is not known.
-            live: Whether to read the pod from the API in any case, and to return it even if it has another UID.
+            uid: The UID of the pod, or "" for any UID.
+            live: Whether to ignore the cache and `uid`, and to return the pod that has this name now.
 
         Raises:
-            RetryLater: The API does not answer.
+            RetryLater: The API server does not answer, or returns an error.
         """
         if uid and not live and uid == self._state.uid_of(namespace, name):
             return FoundPod(uid, self._state.gpu_pod(uid))
@@ -91,7 +92,7 @@ class Decider:
         return FoundPod(current_uid, self._parse(raw))
 
     def read(self, raw: Mapping[str, Any]) -> GpuPod | None:
-        """Return the pod, or None if it requests no GPU. A pod whose version is in the cache is not parsed again.
+        """Return the pod, or None if it requests no GPU. It comes from the cache if that has the same version.
 
         Raises:
             BadObject: The object is not a pod.
@@ -116,7 +117,8 @@ class Decider:
 
         Raises:
             EffortExceeded: The search ended because other pods need the time. The pod may fit.
-            RetryLater: The caller has given up, or the API does not answer.
+            RetryLater: No decision is possible now, for example because the API server does not answer, the caller has
+                given up, or the node changes too fast.
         """
         decision = self._decide(gpu_pod, node, gone, reserve=reserve)
         if isinstance(decision, Rejection) and reserve:
@@ -149,7 +151,7 @@ class Decider:
             remnants = self._state.remnant_problem(gpu_pod.pod)
             if remnants:
                 if gpu_pod.pod.node:
-                    raise RetryLater(remnants)  # The pod waits on its node. A rejection would make it fail there.
+                    raise RetryLater(remnants)  # The pod is bound, and a rejection would set its phase to Failed.
                 return _final(RejectionKind.OTHER, remnants)
             decision = self._choose(gpu_pod, request, node, snapshot, gone)
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, snapshot):
@@ -161,7 +163,7 @@ class Decider:
     ) -> Rejection | None:
         """Return why an unbound pod gets no cards on this node now, regardless of free capacity, or None.
 
-        A pod that is bound already waits on its node for cards, and the agent there may become ready again.
+        For a bound pod the result is always None, because a rejection would set its phase to Failed.
         """
         pod = gpu_pod.pod
         if pod.node:
@@ -191,8 +193,8 @@ class Decider:
     def _holds(self, reserved: Reservation, snapshot: NodeSnapshot) -> bool:
         """Return whether the pod may still get the cards of its reservation.
 
-        No other decision of this replica uses them. But another replica may have led meanwhile and decided on them, and
-        pods may run on them without an allocation record.
+        No other decision of this replica uses these cards. But another replica may have led in the meantime and given
+        them to other pods, and pods may run on them without an allocation record.
         """
         group_cards = self._state.group_cards(reserved.request, reserved.uid)
         if same_card_group_rejection(reserved.request, snapshot.cards, group_cards):
@@ -223,10 +225,10 @@ class Decider:
     def _search(
         self, gpu_pod: GpuPod, request: GpuRequest, node: Node, snapshot: NodeSnapshot, call: Call
     ) -> Placement | Rejection:
-        """Search without the cards that are kept free for nominated pods, and if that finds nothing, with them.
+        """Search without the cards that are kept free for nominated pods. If that finds nothing, search with them.
 
-        If a search under a learning policy ends without a proof, it is repeated without the policy's judge, as the
-        filter searches. So a pod that has passed the filter gets cards here too.
+        If a search under a learning policy ends without a proof, it is repeated without the policy's judge, because the
+        filter searches in that way. So a pod that has passed the filter gets cards here too.
         """
         group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         cards = (*snapshot.cards, *snapshot.other_devices)
@@ -258,12 +260,12 @@ class Decider:
         return result
 
     def check_overdue(self) -> None:
-        """Check each reservation whose pod has not appeared on its node in time."""
+        """Check each reservation whose pod the watch has not delivered on its node in time."""
         for decision in self._state.overdue_reservations():
             self.check(decision)
 
     def check(self, decision: Reservation) -> None:
-        """Release a reservation whose write has failed. Keep it if the pod is bound or the API does not answer."""
+        """Release a reservation unless its pod is bound or the API server does not answer."""
         try:
             raw = self._read(decision.namespace, decision.name)
         except RetryLater as error:
@@ -280,7 +282,8 @@ class Decider:
     def _immovable_reason(self, reserved: Reservation) -> str | None:
         """Return why a reservation cannot move to another node, or None if it can.
 
-        It cannot if its pod is bound or deleted, which the watch may not have delivered yet.
+        Its pod may be bound or deleted, and the watch may not have delivered that yet. If the pod is deleted, the
+        reservation is cancelled.
         """
         raw = self._read(reserved.namespace, reserved.name)
         if raw is None or raw["metadata"]["uid"] != reserved.uid:
@@ -290,7 +293,7 @@ class Decider:
         return f"the pod is bound to {node} already" if node else None
 
     def _read(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Return the pod as the API has it, or None if there is none. Raises RetryLater."""
+        """Return the pod as the API server has it, or None if there is none. Raises RetryLater on other errors."""
         try:
             return self._api.get(pod_path(namespace, name))
         except ApiError as error:

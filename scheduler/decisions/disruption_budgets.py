@@ -1,9 +1,7 @@
 """Counts which evictions would violate a PodDisruptionBudget, as kube-scheduler counts them.
 
-`scheduler.runtime` creates `DisruptionBudgets` and stores the budgets of a watch in it. `decisions.preemption` prefers
-victims whose eviction violates no budget, and reports the number of violations to kube-scheduler. The violations must
-be counted as kube-scheduler counts them, because it compares the reported numbers with its own. Very large budgets are
-ignored, and malformed selectors match no pod.
+`decisions.preemption` prefers victims whose eviction violates no budget, and reports the number of violations to
+kube-scheduler. kube-scheduler compares the reported numbers with its own, so both must count in the same way.
 """
 
 import logging
@@ -23,8 +21,11 @@ PATH = "/apis/policy/v1/poddisruptionbudgets"
 SELECTOR = 64
 """The most labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB of memory."""
 BUDGETS = 100
-"""The most budgets that are compared with one pod. Budgets whose `matchLabels` require a label of the pod come first,
-in the order of their names, since a namespace may have hundreds of workloads with a budget each."""
+"""The most budgets that are compared with one pod.
+
+Budgets whose `matchLabels` require a label of the pod come first. Budgets whose first required label the pod does not
+have do not count, because a namespace may have hundreds of workloads with a budget each.
+"""
 
 Raw = Mapping[str, Any]
 _Table = Mapping[str, Any]
@@ -37,8 +38,8 @@ class _Budget:
     """The part of a budget that matters here.
 
     Attributes:
-        allowed: How many more of its pods may be disrupted now.
-        disrupted: The names of the pods whose eviction the API server has accepted but not completed.
+        allowed: How many more of its pods may be evicted now.
+        disrupted: The names of the pods whose eviction is accepted but not completed. `allowed` counts them already.
     """
 
     namespace: str
@@ -47,16 +48,16 @@ class _Budget:
     disrupted: frozenset[str]
 
     def covers(self, pod: Pod) -> bool:
-        """Return whether an eviction of the pod uses up one of the allowed disruptions."""
+        """Return whether an eviction of the pod would use up one of the allowed evictions."""
         return pod.namespace == self.namespace and pod.name not in self.disrupted and selects(self.selector, pod.labels)
 
 
 class DisruptionBudgets:
-    """The budgets that the watch has delivered. Thread-safe. It has none if this process must not read budgets.
+    """The budgets that the watch has delivered. Thread-safe. There are none if this process may not read budgets.
 
     A user of one namespace can create any number of budgets of any size. They must not use up memory, or delay
-    evictions in other namespaces. So budgets beyond `SELECTOR` and `BUDGETS` protect no pod here. That is acceptable,
-    because kube-scheduler also evicts pods that a budget protects if no other eviction suffices.
+    evictions in other namespaces. So budgets beyond the limits `SELECTOR` and `BUDGETS` are ignored. That is
+    acceptable, because kube-scheduler also evicts pods that a budget protects if no other eviction suffices.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class DisruptionBudgets:
         self._group_of: dict[tuple[str, str], _Group] = {}
 
     def changed(self, raw: Raw) -> None:
-        """Store a budget that was added or modified."""
+        """Store a budget that was added or modified. It is removed if its selector is too large."""
         spec = raw.get("spec") or {}
         status = raw.get("status") or {}
         namespace = raw["metadata"]["namespace"]
@@ -86,7 +87,6 @@ class DisruptionBudgets:
             self._group_of[namespace, name] = group
 
     def gone(self, raw: Raw) -> None:
-        """Remove a budget that was deleted."""
         with self._lock:
             self._drop(raw["metadata"]["namespace"], raw["metadata"]["name"])
 
@@ -100,8 +100,8 @@ class DisruptionBudgets:
     def violated_by(self, pods: Sequence[Pod]) -> frozenset[str]:
         """Return the UIDs of the pods whose eviction violates a budget if all pods are evicted in this order.
 
-        This follows kube-scheduler's filterPodsWithPDBViolation. If a budget allows two disruptions, the evictions of
-        all its pods except for the first two violate it. The caller passes the most important pods first.
+        The function follows kube-scheduler's filterPodsWithPDBViolation. If a budget allows two evictions, the
+        evictions of all its pods except for the first two violate it. The caller passes the most important pods first.
         """
         groups = {pod.uid: _groups(pod) for pod in pods if pod.labels}
         with self._lock:
@@ -123,7 +123,7 @@ class DisruptionBudgets:
 
 
 def _groups(pod: Pod) -> list[_Group]:
-    """Return the groups that may contain budgets of this pod, always in the same order."""
+    """Return the groups that may contain budgets of this pod, in a fixed order."""
     return [*((pod.namespace, label) for label in sorted(pod.labels.items())), (pod.namespace, None)]
 
 
@@ -134,7 +134,7 @@ def _size(selector: _Table) -> int:
 
 
 def selects(selector: _Table, labels: Mapping[str, str]) -> bool:
-    """Return whether a LabelSelector matches. An empty or malformed selector matches nothing, as in kube-scheduler."""
+    """Return whether a LabelSelector matches. Empty and malformed selectors match nothing, as in kube-scheduler."""
     match_labels = selector.get("matchLabels") or {}
     expressions = selector.get("matchExpressions") or ()
     if not match_labels and not expressions:

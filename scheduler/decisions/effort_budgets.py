@@ -3,18 +3,18 @@
 A pod of many different containers can take thousands of times as long to place as an ordinary pod. Three rules limit
 that cost:
 
-- A call (filter, decision, preemption) has a budget for all its nodes together. From it each node first gets a full
-  search, then a short one, and in the end none.
+- A call (filter, decision, preemption) has a budget for all its nodes together. The first nodes get a full search, the
+  next ones a short search, and the last ones none.
 - Each namespace has an allowance that refills slowly. A namespace that has used it up gets short searches, and later
-  very short ones, until the allowance has refilled. Small calls are not charged. Neither are calls for pods of one
-  container, which the engine places by a formula, without a search.
+  very short ones, until the allowance has refilled. Small calls are not charged.
 - Long calls run one at a time, pause regularly, and end when their caller has gone.
 
+Filters, scores and decisions for a pod with one container have no budget and are not charged, because the engine places
+such a pod by a formula, without a search.
+
 Effort is counted in steps (`scheduler/engine/effort.py`) and not in seconds, so that the result of a search does not
-depend on the clock. Only the choice of the limits depends on it. `decisions.filter`, `decisions.decider`,
-`decisions.preemption` and `partitioning.partition_controller` begin each call with `EffortBudgets.call`. The web page
-and `mgpu explain` have budgets of their own. You may tune the constants; docs/attacks.md says what they protect
-against, and `python -m bench hostile` measures it.
+depend on the clock. Only the choice of the limits depends on it. docs/attacks.md says what the constants protect
+against, and `python -m bench.hostile` measures it.
 """
 
 import threading
@@ -39,34 +39,34 @@ SHORT_CALL = SECOND // 10
 FREE = SECOND // 100
 """The steps of each call that are not charged to its namespace."""
 FREE_IN_DEBT = SECOND // 1000
-"""The steps of a call if its namespace has used up both its allowance and its debt."""
+"""The steps after which a call begins no more searches if its namespace has used up its allowance and its debt."""
 
 ALLOWANCE = SECOND // 2
-"""The steps that a namespace may use at once."""
+"""The steps that a namespace may use for full searches before its allowance has to refill."""
 DEBT = SECOND // 4
 """The steps that a namespace may use beyond its allowance, for short searches."""
 REFILL = 0.03
-"""The seconds of effort by which the allowance of a namespace refills per second."""
+"""How fast the allowance of a namespace refills, in seconds of effort per second."""
 REFILL_OF_ALL = 0.15
-"""The seconds of effort by which the allowances of all namespaces together refill per second."""
+"""How fast the allowances of all namespaces together refill at most, in seconds of effort per second."""
 
 _MAX_WAITING = 8
 """The most long calls that may wait for their turn. Each occupies a thread of the server."""
 _CALLER_CHECK_SECONDS = 0.02
 """The interval at which a call that waits for its turn checks whether its caller has given up."""
 _PAUSE_RATIO = 0.5
-"""The duration of the pauses of a long call, as a multiple of its work. Other requests get the GIL in the pauses."""
+"""The length of a pause of a long call, as a multiple of the work before it. Other threads get the GIL meanwhile."""
 
 CallerGone = Callable[[], bool]
 """Returns whether the caller has given up: its deadline has passed, or its connection is closed."""
 
 
 class EffortExceeded(RetryLater):
-    """The search ended because other pods need the time. The pod may fit, which a later attempt can find out."""
+    """The search ended because other pods need the time. The pod may fit, and a later attempt may find cards."""
 
 
 def never() -> bool:
-    """Return False: the `CallerGone` of work for which no connection waits."""
+    """Return False. This is the `CallerGone` of work that has no waiting caller."""
     return False
 
 
@@ -81,7 +81,7 @@ class Call:
     Attributes:
         effort: The effort that the call has used so far.
         quick_first: Whether a search of this call has ended without a proof. Searches on other nodes are likely to end
-            in the same way. So each of them is preceded by a quick search, which may find a placement at least.
+            in the same way. So a quick search on each node comes first, which may at least find a placement.
     """
 
     def __init__(self, limits: Limits, full: int, short: int, effort: Effort) -> None:
@@ -106,11 +106,14 @@ class Call:
         return Budget(self.effort, limits.search if limits else 0)
 
     def last_budget(self) -> Budget:
-        """Return the budget of one search on a node that is chosen already. It is never empty."""
+        """Return the budget of one search on a node that has already been chosen. It is never empty."""
         return Budget(self.effort, (self.next_limits() or LEAST).search)
 
     def allows(self, steps: int) -> bool:
-        """Return whether the call may do work that takes this many steps and cannot be interrupted."""
+        """Return whether the call may begin work of this many steps that cannot be interrupted.
+
+        Only a namespace that has used up its allowance and its debt must not begin such work, unless it is small.
+        """
         return steps <= FREE or self._limits is not LEAST
 
     @property
@@ -143,7 +146,7 @@ class EffortBudgets:
     A long call holds `_long_call_lock`. `_lock` guards what the namespaces have used and the number of waiting calls.
 
     Args:
-        allowance: The steps that a namespace may use at once. With 0, no call gets full searches.
+        allowance: The steps that a namespace may use for full searches. With 0, no limited call gets full searches.
     """
 
     def __init__(
@@ -170,7 +173,8 @@ class EffortBudgets:
         caller has gone.
 
         Args:
-            charge_single: Whether the work may take long even for a pod with one container, as in a preemption.
+            charge_single: Whether to limit and charge the call even for a pod with one container, because the work
+                may take long, as in a preemption.
         """
         if not charge_single and len(request.containers) <= 1 and len(request.others) <= 1:
             yield Call(FULL, 1 << 62, 0, Effort())
@@ -210,7 +214,7 @@ class EffortBudgets:
             self._used = {name: (steps, now) for name, steps in owed.items() if steps > 0}
 
     def enter(self, gone: CallerGone) -> None:
-        """Wait until no other long call runs.
+        """Wait until this call is the only long call that runs.
 
         Raises:
             EffortExceeded: Too many calls wait already.
@@ -229,11 +233,10 @@ class EffortBudgets:
                 self._waiting -= 1
 
     def leave(self) -> None:
-        """Let the next long call run."""
         self._long_call_lock.release()
 
     def pace(self) -> Pace:
-        """Return the pace of one long call."""
+        """Return a new `Pace` for one long call."""
         return Pace(_PAUSE_RATIO, self._sleep)
 
 
@@ -246,9 +249,9 @@ class _Turn:
         self._pace: Pace | None = None
 
     def check(self, spent: int) -> None:
-        """Pause if a pause is due. The engine calls this every few thousand steps.
+        """Wait for the turn of a call that has become long, and later pause when a pause is due.
 
-        It raises the same errors as `EffortBudgets.enter`.
+        The engine calls this every few thousand steps. It raises the same errors as `EffortBudgets.enter`.
         """
         if spent < FREE:
             return
@@ -259,7 +262,6 @@ class _Turn:
         self._pace()
 
     def end(self) -> None:
-        """Let the next long call run, if this one was long."""
         if self._pace is not None:
             self._budgets.leave()
 

@@ -1,7 +1,7 @@
 """Explains why a pod waits, or where its cards are, from the engine, the ledger and the pod's own conditions.
 
-`scheduler.explain_command` fills a `ClusterCache` from lists and calls `Explainer`. The reasons must be those of the
-filter and the engine, word for word; a property test compares them. Nothing is decided or written.
+`mgpu explain` (`scheduler.explain_command`) calls it. The reasons must be those of the filter and the engine, word for
+word. Nothing is decided or written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ class CardRow:
     """A card of a node.
 
     Attributes:
-        holders: The other pods that hold a share of the card.
-        reason: Why the card cannot serve the pod, or None if it can or does.
-        own: Whether the pod holds a share of the card.
+        holders: The other pods that hold a share of the card, each as `namespace/name`.
+        reason: The engine's reason against this card, or None if there is none.
+        own: Whether the explained object holds a share of the card.
     """
 
     state: CardState
@@ -54,7 +54,7 @@ class NodeRow:
 
     Attributes:
         reason: Why the pod does not fit, or None if it does.
-        hopeless: Whether evicting pods there cannot help.
+        hopeless: Whether evicting pods from the node cannot help.
         repartitionable: Whether the pod fits once the node's cards are partitioned again.
         points: The score of a node on which the pod fits, 0 to 10.
     """
@@ -82,9 +82,9 @@ class Explanation:
 
     Attributes:
         subject: The kind, namespace and name of the object, such as `Pod default/train-0`.
-        status: The node and the phase, such as `Pending` or `on n1, Running`.
+        status: The node, if there is one, and the phase or `Terminating`, such as `Pending` or `on n1, Running`.
         dialect: The dialect of the request, or None if there is no valid request.
-        request: Each container with a text that describes its request.
+        request: The name of each container and a text that describes its request.
         constraints: The constraints of the request, by annotation.
         policy: A text that says how the cards are, or would be, chosen.
         problems: The reasons why the request is invalid.
@@ -111,7 +111,7 @@ class Explainer:
     """Explains objects of the cluster.
 
     Args:
-        state: A cache of the whole cluster, or of all nodes and pods that affect the explanation.
+        state: A cache with all nodes and pods that affect the explanation.
     """
 
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
@@ -127,7 +127,7 @@ class Explainer:
         Args:
             names: The nodes to evaluate if the pod waits.
             detailed: The nodes whose cards to include if the pod waits.
-            all_cards: Whether to include also the cards of nodes whose labels exclude the pod.
+            all_cards: Whether to include also the cards of nodes that do not meet a requirement of the request.
         """
         pod = read_pod(raw)
         gpu_pod = self._state.gpu_pod(str(raw["metadata"].get("uid")))
@@ -152,7 +152,7 @@ class Explainer:
             return replace(explanation, verdict=(f"It has {pod.phase.lower()}, and holds no cards.",))
         if pod.node:
             return self._bound(explanation, gpu_pod)
-        # The verdict names the gates. The nodes are evaluated as if the gates had been removed.
+        # The filter would reject a gated pod on all nodes. So the nodes are evaluated as if the pod had no gates.
         ungated = replace(gpu_pod, pod=replace(gpu_pod.pod, gated=False))
         result = self._filter.filter(ungated, names)
         points = dict(zip(result.passed, self._filter.scores(gpu_pod, result.passed), strict=True))
@@ -166,7 +166,7 @@ class Explainer:
         )
 
     def mtgpupod(self, raw: Raw) -> Explanation:
-        """Explain an MtgpuPod. Its user has chosen its node."""
+        """Explain an MtgpuPod. It has only one possible node, which its user has chosen."""
         pod = read_pod(raw)
         explanation = Explanation(f"MtgpuPod {pod.key}", _status(pod), mtgpu.NAME, conditions=_conditions(raw))
         try:
@@ -212,7 +212,7 @@ class Explainer:
         return replace(explanation, verdict=(text, *_waiting_containers(explanation)), cards={pod.node: rows})
 
     def _candidate_cards(self, gpu_pod: GpuPod, name: str, *, all_cards: bool) -> tuple[CardRow, ...]:
-        """Return the cards of a node, each with the engine's reason against it."""
+        """Return the cards of a node that may take the pod, each with the engine's reason against the card."""
         uid = gpu_pod.pod.uid
         request = gpu_pod.request
         snapshot = self._state.node_snapshot(name, uid, occupied_gpuid(gpu_pod.pod, name))
@@ -266,7 +266,7 @@ def _mtgpupod_verdict(pod: mtgpu.MtgpuPod, rows: Sequence[CardRow]) -> tuple[str
 
 
 def _holders(state: CardState, holdings: Sequence[Holding], uid: str) -> tuple[str, ...]:
-    """Return the other pods on the card. An occupy pod is omitted if MtgpuPods use the card that it occupies."""
+    """Return the other pods on the card. The occupy pod is omitted if any other pod holds a share of the card."""
     on_card = [h for h in holdings if any(share.is_on(state.card) for share in h.shares)]
     users = [h for h in on_card if not (h.occupies and h.gpuid == state.gpuid)]
     return tuple(sorted(h.key for h in users or on_card if h.uid != uid))
@@ -320,7 +320,7 @@ def _status(pod: Pod) -> str:
 
 
 def _conditions(raw: Raw) -> tuple[Condition, ...]:
-    """Return the conditions that report trouble, and what containers wait for."""
+    """Return the conditions that report a problem, what containers wait for, and the message of the status."""
     status = raw.get("status") or {}
     rows = []
     for row in status.get("conditions") or ():
@@ -344,7 +344,7 @@ def _waiting_containers(explanation: Explanation) -> tuple[str, ...]:
 
 
 def _holding_text(holding: Holding, rows: Sequence[CardRow], node: str) -> str:
-    """Return which devices the containers have: GPUs by index, slices and other devices by their names."""
+    """Return a text that says which devices each container has. It shows GPUs by index and other devices by name."""
     if any(share.card is None for share in holding.shares):
         return f"It is on {node}, but its cards are unknown: its share is counted on each of them."
     containers = dict.fromkeys(share.container for share in holding.shares)

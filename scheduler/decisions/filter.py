@@ -1,12 +1,11 @@
 """Filters and scores nodes for a pod, thousands of nodes per call. It writes nothing.
 
-`api.extender`, `api.page.waiting_list` and `decisions.explanation` call it; `scheduler.runtime` calls `refresh`. Each
-call takes a snapshot of the nodes, evaluates the arrays of all of them (`decisions.array_filter`), and evaluates the
-remaining nodes one by one with the engine. `decisions.slice_filter` evaluates requests for slices instead, and the
-engine alone evaluates requests for devices of types that the arrays do not contain.
+Mainly `api.extender` calls it. A call takes a snapshot of the nodes, evaluates the arrays of all of them
+(`decisions.array_filter`), and evaluates the remaining nodes one by one with the engine. `decisions.slice_filter`
+evaluates requests for slices instead, and the engine alone evaluates requests for devices of other types than GPU.
 
-A node that passes must be one on which the decider finds cards as long as nothing changes: a rejected binding costs the
-pod a back-off without preemption.
+If a node passes, the decider must find cards on it as long as nothing changes: a refused binding costs the pod a
+back-off without preemption.
 """
 
 import threading
@@ -48,8 +47,8 @@ class Filtered:
         passed: The nodes on which the pod fits, in the order of the call.
         failed: The rejected nodes on which evicting pods may help, each with the reason.
         hopeless: The rejected nodes on which evicting pods cannot help, each with the reason.
-        repartitionable: The failed nodes on which the pod fits once their cards are partitioned again.
-        kinds: The kind of each reason.
+        repartitionable: The rejected nodes on which the pod fits once their cards are partitioned again.
+        kinds: The kind of rejection for each reason in `failed` and `hopeless`.
     """
 
     passed: list[str] = field(default_factory=list)
@@ -59,7 +58,6 @@ class Filtered:
     kinds: dict[str, RejectionKind] = field(default_factory=dict)
 
     def reject(self, names: Iterable[str], rejection: Rejection) -> None:
-        """Add nodes that are rejected for the same reason."""
         (self.hopeless if rejection.hopeless else self.failed).update(dict.fromkeys(names, rejection.reason))
         self.kinds[rejection.reason] = rejection.kind
 
@@ -92,9 +90,9 @@ _NOT_EXAMINED = Rejection(RejectionKind.NOT_PROVEN, NOT_EXAMINED, proven=False)
 class _Memo:
     """The engine's answers to the latest requests. Thread-safe.
 
-    kube-scheduler filters a waiting pod many times, and pods of one Deployment have equal requests, while most nodes
-    are in a state that was evaluated before. The dictionaries that `answers` returns are shared between threads: two
-    threads may compute the same answer, which is harmless.
+    The memo pays off because kube-scheduler filters a waiting pod many times, pods of one Deployment have equal
+    requests, and most nodes are in a state that was evaluated before. The dictionaries that `answers` returns are
+    shared between threads. Two threads may compute the same answer, which is harmless.
     """
 
     def __init__(self) -> None:
@@ -102,7 +100,7 @@ class _Memo:
         self._answers: OrderedDict[GpuRequest, Answers] = OrderedDict()
 
     def answers(self, request: GpuRequest) -> Answers:
-        """Return the answers to this request, to read and to add to."""
+        """Return the dictionary with the answers to this request. The caller adds new answers to it."""
         with self._lock:
             self._answers.setdefault(request, {})
             self._answers.move_to_end(request)
@@ -115,7 +113,7 @@ class Filter:
     """Filters and scores nodes for pods. Thread-safe.
 
     Args:
-        pace: A function that is called after each node that the engine has evaluated. Background work sleeps in it.
+        pace: A function that is called after the engine has evaluated a node. Background work sleeps in it.
     """
 
     def __init__(
@@ -134,7 +132,7 @@ class Filter:
         self._slices = SliceFilter(state, settings)
 
     def refresh(self) -> None:
-        """Update arrays, partitionable nodes and learned policies in the background, so that no call has to."""
+        """Update arrays, partitionable nodes and learned policies, so that calls need not. Call it regularly."""
         self._cache.refresh()
         self._cache.partitions.refresh()
         self._ranking.refresh()
@@ -159,7 +157,7 @@ class Filter:
     def filter_without_request(self, pod: Pod, names: Sequence[str]) -> Filtered:
         """Filter for a pod that requests no GPU in an enabled vocabulary.
 
-        All nodes pass, except those without a resource of a disabled vocabulary that the pod requests.
+        A node fails only if the pod requests a resource of a disabled vocabulary that the node does not have.
         """
         resources = disabled_resources(pod, self._settings)
         nodes = self._cache.nodes(names) if resources else []
@@ -168,7 +166,7 @@ class Filter:
         return Filtered(passed=[name for name in names if name not in rejected], hopeless=rejected)
 
     def scores(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> list[int]:
-        """Return 0 to 10 for each node, and 0 if the pod does not fit there (any more) or the node was not examined.
+        """Return a score from 0 to 10 for each node. A node where the pod does not fit or that was not examined has 0.
 
         The arguments and errors are those of `filter`.
         """
@@ -185,7 +183,7 @@ class Filter:
             text = "; ".join(map(str, gpu_pod.problems))
             return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
         if pod.ended:
-            # kube-scheduler may not know yet that the pod has ended.
+            # kube-scheduler may still have an older version of the pod.
             return Rejection(RejectionKind.BOUND_ALREADY, f"the pod has {pod.phase.lower()}", hopeless=True)
         if pod.gated:
             # Otherwise a partition plan could be carried out for a pod that no scheduler binds.
@@ -194,7 +192,7 @@ class Filter:
         return Rejection(RejectionKind.OTHER, problem, hopeless=True) if problem else None
 
     def _filter(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
-        """Evaluate the nodes, except those whose agent is not ready and those that NVIDIA's device plugin serves."""
+        """Reject nodes whose agent is not ready, judge those where NVIDIA's plugin chooses, and evaluate the others."""
         by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if requests_nvidia_cards(request) else {}
         served = [name for name in names if name not in by_nvidia] if by_nvidia else names
         agentless = self._cache.agent_problems(served)
@@ -202,7 +200,7 @@ class Filter:
             served = [name for name in served if name not in agentless]
         found = self._evaluate(gpu_pod, request, served, call)
         for name, problem in agentless.items():
-            # The rejection is hopeless, because evicting pods there does not make the agent ready.
+            # Evicting pods from the node would not make its agent ready.
             found.reject((name,), Rejection(RejectionKind.AGENT, problem, hopeless=True))
         for name, rejection in by_nvidia.items():
             if rejection is not None:
@@ -275,10 +273,10 @@ class Filter:
     def _by_engine(
         self, request: GpuRequest, remaining: Remaining, group_cards: Sequence[GroupCard], call: Call
     ) -> Iterator[tuple[int, NodeFit]]:
-        """Yield the engine's answer for each remaining node by its position; nodes in an equal state share an answer.
+        """Yield the position of each remaining node and the engine's answer. Nodes in an equal state share an answer.
 
-        An answer that a search with lower limits could not prove is stored under those limits. Retries of the pod then
-        cost nothing until its namespace has the effort for a full search.
+        An unproven answer is stored under the limits of its search. So retries of the pod cost nothing until its
+        namespace has the allowance for a full search.
         """
         if not len(remaining.positions):
             return  # No answers are needed, and a new entry in the memo would displace another request.

@@ -1,9 +1,8 @@
 """Decides the cards of pods that are bound without any, on the node where they are, or sets their phase to Failed.
 
-Such pods were created with `nodeName`, or were bound while the binding webhook could not be reached. Their containers
-wait at the node agent for the allocation record (docs/design/design.md, "Scheduler process"). `scheduler.runtime` runs
-the thread of `LateDecisions`, and adds the UID of each such pod to its queue. A pod that was set to Failed must never
-get cards afterwards, because its controller may have replaced it.
+Such pods were created with `nodeName`, were bound while the binding webhook could not be reached, or have an invalid
+allocation record. Their containers wait at the node agent for a valid record (docs/design/design.md, "Scheduler
+process"). A pod that was set to Failed must never get cards afterwards, because its controller may have replaced it.
 """
 
 import logging
@@ -30,20 +29,20 @@ log = logging.getLogger(__name__)
 
 REASON = "MgpuNoCards"
 _NO_CARDS_YET_SECONDS = 30.0
-"""How long a pod waits for a node without cards, whose agent may just be starting."""
+"""How long a pod waits until its node has cards. The agent of the node may just be starting."""
 _PARTITION_SECONDS = 120.0
-"""How long a pod waits until its node's cards are partitioned for it."""
+"""How long a pod waits until the cards of its node are partitioned for it."""
 _MAX_CONFLICTS = 5
-"""The most attempts to write one decision if the pod changes meanwhile."""
+"""The most attempts to decide and write if the pod changes in between."""
 _FIRST_CLEANUP_SIZE = 64
-"""The number of failed pods at which deleted ones are forgotten for the first time."""
+"""The number of remembered failed pods at which those that were deleted are forgotten for the first time."""
 
 
 class PartitionPlanner(Protocol):
     """The part of `scheduler.partitioning.partition_controller.PartitionController` that late binding uses."""
 
     def can_serve(self, gpu_pod: GpuPod, /) -> bool:
-        """Return whether a plan for the pod's node gives it its slices, and request that plan."""
+        """Return whether a plan may create the slices of the pod on its node. If so, request that plan."""
 
 
 class LateDecisions:
@@ -53,7 +52,7 @@ class LateDecisions:
 
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
-        warn: Records a Kubernetes Event of type Warning.
+        warn: Creates an Event of type Warning.
         may_decide: Raises RetryLater while this replica must not decide.
         planner: Plans partitions for pods that request slices.
     """
@@ -83,7 +82,7 @@ class LateDecisions:
         self._cleanup_size = _FIRST_CLEANUP_SIZE
 
     def add(self, uid: str, after: float = 0.0) -> None:
-        """Process this pod after `after` seconds, or earlier if it is already due earlier."""
+        """Queue this pod for `after` seconds from now, or leave it if it is queued for an earlier time."""
         self._queue.add(uid, after, self._namespace(uid))
 
     def _namespace(self, uid: str) -> str:
@@ -96,16 +95,16 @@ class LateDecisions:
         self._queue.run(self.process, stop)
 
     def wake(self) -> None:
-        """Make `run` check its stop event."""
+        """Make `run` check its argument `stop`."""
         self._queue.wake()
 
     def work(self) -> None:
-        """Process all pods that are due."""
+        """Process all pods that are due, and return."""
         while (uid := self._queue.next()) is not None:
             self.process(uid)
 
     def process(self, uid: str) -> None:
-        """Process one pod. A pod whose attempt fails is retried, with growing pauses."""
+        """Process one pod. If the attempt fails, retry it later, with growing pauses."""
         try:
             self._may_decide()
         except RetryLater:
@@ -117,7 +116,7 @@ class LateDecisions:
             self._queue.add_again(uid, self._namespace(uid))
             return
         except Exception:
-            # This is the outermost handler of the thread. An error with one pod must not delay the others.
+            # Nothing outside of this function handles errors. An error with one pod must not delay the others.
             log.exception("late binding failed", extra={"pod": uid})
             again = MAX_PAUSE
         if again:
@@ -127,7 +126,7 @@ class LateDecisions:
         self._first_seen.pop(uid, None)
 
     def _attempt(self, uid: str) -> float:
-        """Make one attempt. Return the seconds until the next one, or 0 if the pod needs none."""
+        """Make one attempt. Return the seconds until the next attempt, or 0 if the pod needs none."""
         gpu_pod = self._state.gpu_pod(uid)
         for _ in range(_MAX_CONFLICTS):
             if gpu_pod is None or not self._state.is_undecided(uid):
@@ -139,7 +138,7 @@ class LateDecisions:
                 self._write(gpu_pod, result)
             except ApiError as error:
                 if error.status == 404:
-                    return 0  # The pod was deleted, which the watch will deliver.
+                    return 0  # The pod was deleted. The watch will deliver its deletion.
                 if error.status != 409:
                     raise
                 gpu_pod = self._read(gpu_pod)
@@ -148,11 +147,10 @@ class LateDecisions:
         raise RetryLater("the pod changes faster than it can be written")
 
     def _decide(self, gpu_pod: GpuPod) -> Reservation | str | float:
-        """Return the cards of the pod, or the reason why it fails, or the seconds until the next attempt."""
+        """Return the cards of the pod, the reason to set its phase to Failed, or the seconds until the next attempt."""
         pod = gpu_pod.pod
         if pod.uid in self._failed:
-            # The phase Failed was written, and the pod's controller may have replaced the pod. So the phase is written
-            # again, and the pod gets no cards.
+            # The phase Failed was written before, so the pod must not get cards. A kubelet may have overwritten it.
             return self._failed[pod.uid]
         if gpu_pod.request is None:
             return "; ".join(map(str, gpu_pod.problems))
@@ -161,7 +159,7 @@ class LateDecisions:
         has_cards = bool(snapshot.cards or snapshot.other_devices)
         if snapshot.node is None or (not has_cards and waited < _NO_CARDS_YET_SECONDS):
             self._planner.can_serve(gpu_pod)
-            return 1.0  # The node may be starting. Kubernetes itself removes pods of nodes that do not exist.
+            return 1.0  # The node may be starting. Kubernetes itself deletes pods of nodes that do not exist.
         decision = self._decider.decide(gpu_pod, pod.node)
         if isinstance(decision, Reservation):
             return decision
@@ -175,7 +173,7 @@ class LateDecisions:
         meta: dict[str, Any] = {"uid": pod.uid, "resourceVersion": gpu_pod.version}
         path = pod_path(pod.namespace, pod.name)
         if isinstance(result, Reservation):
-            # An invalid record is removed in the same write, since it would break the seal of the new one.
+            # The same write removes an invalid record, because its annotations would break the seal of the new record.
             removed = self._recorded(path) if gpu_pod.finding else {}
             self._api.patch(path, {"metadata": {**meta, "annotations": {**removed, **result.annotations}}})
             metrics.LATE.labels("decided").inc()
@@ -189,24 +187,24 @@ class LateDecisions:
         self._warn(pod_reference(pod.namespace, pod.name, pod.uid), REASON, message)
 
     def _remember_failed(self, uid: str, reason: str) -> None:
-        """Remember a failed pod until it is deleted. Deleted pods are removed when the number of pods has doubled."""
+        """Remember a failed pod until it is deleted. Whenever the number of pods has doubled, forget deleted ones."""
         self._failed[uid] = reason
         if len(self._failed) >= self._cleanup_size:
             self._failed = {uid: reason for uid, reason in self._failed.items() if self._state.gpu_pod(uid)}
             self._cleanup_size = max(_FIRST_CLEANUP_SIZE, 2 * len(self._failed))
 
     def _recorded(self, path: str) -> dict[str, None]:
-        """Return the annotations of the pod's record, each with None, so that a patch removes them.
+        """Return the placement annotations of the pod, each with the value None, so that a patch removes them.
 
-        They are read from the API, because the cache does not store invalid records, which may have any size. The patch
-        contains the resourceVersion on which the decision is based, so the API server rejects it (409) if the pod has
-        changed meanwhile.
+        They are read from the API server, because the cache does not store invalid records, which may have any size.
+        The patch contains the resourceVersion on which the decision is based, so the API server refuses it (409) if the
+        pod has changed since.
         """
         annotations = table_at(self._api.get(path), "metadata", "annotations")
         return {key: None for key in annotations if dialects.is_placement_annotation(key)}
 
     def _read(self, gpu_pod: GpuPod) -> GpuPod | None:
-        """Read the pod again. Return None if it no longer waits for cards."""
+        """Return the pod as the API server has it, or None if it no longer waits for cards."""
         raw = self._api.get(pod_path(gpu_pod.pod.namespace, gpu_pod.pod.name))
         if raw["metadata"]["uid"] != gpu_pod.pod.uid:
             return None

@@ -1,10 +1,10 @@
 """Chooses victims for a preemption by the cards that they free, on each node that kube-scheduler considers.
 
-kube-scheduler chooses victims itself and then calls `/preempt` of `api.extender`, which calls `Preemption.choose`. It
-knows the GPUs of a node only as a sum, so its victims free everything that the pod needs except, perhaps, the cards.
-This module adds the victims that free the cards. It drops kube-scheduler's own victims only if nothing but cards, cpu
-and memory can be the reason for them (`_only_cards_can_be_short`). No pod may be evicted unless the search has proven
-that the preempting pod fits afterwards. docs/preemption.md describes the result for users.
+kube-scheduler chooses victims itself and then calls `/preempt` of `api.extender`, which calls `Preemption.choose`.
+kube-scheduler knows the GPUs of a node only as a sum, so its victims free everything that the pod needs except,
+perhaps, the cards. This module adds the victims that free the cards. It drops kube-scheduler's own victims only if
+nothing but cards, cpu and memory can be the reason for them (`_only_cards_can_be_short`). No pod may be evicted unless
+mgpu has found that the preempting pod fits afterwards. docs/preemption.md describes the result for users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,10 +40,10 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.partitioning.slice_choice import assess_slices
 
 _STEPS_PER_NODE = 400_000
-"""The most steps for one node: for the search for victims together with all its tests of whether the pod fits."""
+"""The most steps for one node, including all searches that find out whether the pod fits after evictions."""
 
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
-"""The types of volumes that every node can provide, so that they cannot be a reason for an eviction."""
+"""The types of volumes that every node can provide. They cannot be the reason for an eviction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Victims:
 
 
 class Preemption:
-    """Chooses victims by the cards that they free. Thread-safe. It does not evict them itself."""
+    """Chooses victims, but does not evict them. Thread-safe."""
 
     def __init__(
         self,
@@ -77,15 +77,18 @@ class Preemption:
     def choose(
         self, gpu_pod: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: CallerGone = never
     ) -> dict[str, Victims]:
-        """Return the victims on each node, the most important first.
+        """Return the victims by node.
 
-        Nodes on which no eviction makes the pod fit are missing. So are nodes for which the search takes too long,
-        because no pod is evicted without a proof.
+        Nodes on which no eviction helps are missing. So are nodes for which the search takes too long, because no pod
+        is evicted in vain.
 
         Args:
-            raw: The pod that needs the cards, as the API has it.
+            raw: The preempting pod as JSON.
             proposed: The victims that kube-scheduler has chosen, by node.
             gone: Returns whether the caller has given up.
+
+        Raises:
+            RetryLater: The caller has given up, or too many other long calls wait.
         """
         result: dict[str, Victims] = {}
         if gpu_pod.request is None:
@@ -107,13 +110,16 @@ class Preemption:
     def _victims_on_node(
         self, name: str, gpu_pod: GpuPod, request: GpuRequest, proposed: Victims, budget: Budget, *, only_cards: bool
     ) -> Victims | None:
-        """Return the victims on one node, or None if no eviction makes the pod fit. Raises Exhausted."""
+        """Return the victims on one node, or None if no eviction helps.
+
+        Raises Exhausted if the search takes too long.
+        """
         snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
         node = snapshot.node
         group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         proposed_holdings = [holding for holding, _ in occupants if holding.uid in proposed.uids]
         if node is None or any(holding.occupies for holding in proposed_holdings):
-            # The MtgpuPod controller would create the occupy pod again. Only the end of its MtgpuPods frees its card.
+            # The MtgpuPod controller would create the occupy pod again. Its card is free only after its MtgpuPods.
             return None
         if nvidia_plugin.chooses_cards(node, request):
             return None if nvidia_plugin.rejection(request, node, snapshot.cards, snapshot.mgpu_cards) else proposed
@@ -129,7 +135,7 @@ class Preemption:
             return isinstance(answer, Placement)
 
         if request.others:
-            # For devices of other types, only kube-scheduler's own victims are considered.
+            # The search for victims knows only GPUs. So for other devices only kube-scheduler's victims are considered.
             devices = (*snapshot.available_cards, *snapshot.available_other_devices)
             return proposed if fits([_without_holdings(state, proposed_holdings) for state in devices]) else None
         exact = budget.part(budget.left // 2)
@@ -154,8 +160,8 @@ class Preemption:
     ) -> bool:
         """Return whether a pod that requests slices fits once kube-scheduler's victims are evicted.
 
-        kube-scheduler counts slices like any resource, so its victims suffice if the cards that they free can be
-        partitioned as the pod needs them.
+        kube-scheduler counts slices like any other resource. So its victims suffice, provided that the cards which they
+        free can be partitioned for the pod.
         """
         if request.unmet_requirement(node):
             return False
@@ -166,7 +172,7 @@ class Preemption:
         return target.fits(slices) or assess_slices(target, slices, budget).fits_repartitioned
 
     def _evictable_pods(self, snapshot: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[EvictablePod]:
-        """Return the pods of lower priority that hold a part of the node's cards."""
+        """Return those of the pods in `lower` that hold a share of the node's GPUs."""
         cards = [state.card for state in snapshot.available_cards]
         pods = {pod.uid: pod for _, pod in lower}
         result = []
@@ -187,7 +193,7 @@ def _is_evictable(holding: Holding, pod: Pod, preemptor: Pod) -> bool:
 
 
 def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, evicted: Iterable[Pod]) -> bool:
-    """Return whether the node has the cpu and memory for the pod once these pods are evicted."""
+    """Return whether the node has enough cpu and memory for the pod once the other pods are evicted."""
     free = [snapshot.free_resources, *(p.cpu_memory for p in evicted)]
     return sum(f.cpu for f in free) >= pod.cpu_memory.cpu and sum(f.memory for f in free) >= pod.cpu_memory.memory
 
@@ -195,8 +201,8 @@ def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, evicted: Iterable[Pod]
 def _merge(proposed: Victims, evictable: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:
     """Return the chosen pods and those victims of kube-scheduler that hold no cards, the most important first.
 
-    The priorities of victims without cards are not known here, only kube-scheduler's order. Each of them is at least as
-    important as the next victim in that order that holds cards.
+    For victims without cards only kube-scheduler's order is known, and not the priority. Each of them is at least as
+    important as the next victim with cards in that order.
     """
     by_uid = {pod.uid: pod for pod in evictable}
     at_least = LOWEST_PRIORITY
@@ -218,7 +224,8 @@ def _is_no_device(resource: str) -> bool:
 def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
     """Return whether, according to its specification, a pod can lack only cards, cpu and memory on a node.
 
-    The anti-affinity of other pods is not considered: kube-scheduler evicts these pods in its next attempt.
+    The anti-affinity of other pods is not considered. If it keeps the pod away, kube-scheduler evicts those pods in its
+    next attempt.
     """
     spec = raw.get("spec") or {}
     if spec.get("resourceClaims"):

@@ -1,10 +1,9 @@
 """Scores nodes according to the learning node policies, which compare all nodes with one another.
 
 Such a policy learns from the pods that arrive (`scheduler.cluster.forecast`) and provides a judge. The judge gives each
-node a key for a pod of a certain shape (`scheduler.engine.learning`); the node with the highest key is the best one.
-`decisions.filter` creates a `Ranking` and calls it before it scores by other means; `mgpu simulate` uses one too.
-`Ranking` keeps the keys of all nodes up to date, so a call has to rate only the nodes that have changed since the last
-call for a pod of the same shape.
+node a key for a pod of a certain shape (`scheduler.engine.learning`), and the node with the highest key is the best.
+`decisions.filter` calls `Ranking` before it scores by other means. `Ranking` stores the keys of all nodes, so a call
+has to rate only the nodes that have changed since the last call for a pod of the same shape.
 """
 
 import threading
@@ -25,11 +24,11 @@ from scheduler.engine.learning.shapes import Shape, class_of, free_milli, node_r
 from scheduler.engine.node_assessment import assess
 
 _SHAPES_RENEWED = 64
-"""The most shapes of recent pods for which the keys of a new judge are computed before it is used."""
+"""The number of recent shapes for which the keys of a new judge are computed before the judge is used."""
 
 
 class Cluster(Protocol):
-    """The part of `scheduler.cluster.cache.ClusterCache` that a ranking uses; simulations provide another."""
+    """The part of `scheduler.cluster.cache.ClusterCache` that a ranking uses. Simulations provide another class."""
 
     @property
     def forecast(self) -> Forecast: ...
@@ -59,13 +58,13 @@ class Ranking:
         self._judge: Judge | None = None
 
     def points(self, gpu_pod: GpuPod, names: Sequence[str], call: Call | None = None) -> list[int] | None:
-        """Return 0 to 10 for each node, with exactly one 10.
+        """Return a score from 0 to 10 for each node. Exactly one node gets 10.
 
-        Returns None if the caller has to score by other means: `nodePolicy` does not learn, nothing is learned yet, the
-        pod requests no GPU, or it fits on none of the nodes.
+        Returns None if the caller has to score by other means: the policy does not learn or has not learned enough yet,
+        the pod requests no GPU, or it fits on none of the nodes.
 
         Args:
-            call: The budget; None if it is unlimited.
+            call: The budget of the call; None for one in a process without other callers (`unlimited`).
         """
         request = gpu_pod.request
         if self._judge is None or request is None or not request.containers:
@@ -76,8 +75,8 @@ class Ranking:
             self._update_board()
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
-            # The board cannot judge nodes with more cards than it has columns, nor the nodes on which this pod or the
-            # pods of its groups hold cards.
+            # The board has no correct keys for nodes with more cards than it has columns, nor for nodes on which this
+            # pod has a reservation or pods of its groups are.
             excluded = {*self._field.wide, *self._state.group_nodes(request)}
         reservation = self._state.reservation(gpu_pod.pod.uid)
         if reservation is not None:
@@ -87,9 +86,9 @@ class Ranking:
         return extender_scores(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
-        """Update all nodes and use the latest judge. Only one thread at a time may call this.
+        """Take in the changed nodes and the latest judge. Only one thread at a time may call this.
 
-        The keys for the shapes of recent pods are computed on a copy, while calls continue with the old judge.
+        The keys for recent shapes are computed on a copy of the board, while calls continue with the old judge.
         """
         judge = self._state.forecast.judges.get(self._settings.node_policy)
         with self._lock:
@@ -113,7 +112,7 @@ class Ranking:
                 self._field.put(snapshot.node, snapshot.cards, snapshot.free_resources)
 
     def _key(self, gpu_pod: GpuPod, request: GpuRequest, name: str, judge: Judge, shape: Shape, call: Call) -> int:
-        """Return the key of a node for which the engine, and not the board, finds out whether the pod fits."""
+        """Return the key of a node that the board cannot judge. The engine finds out whether the pod fits there."""
         snapshot = self._state.node_snapshot(name, gpu_pod.pod.uid)
         limits = call.next_limits()
         if snapshot.node is None or limits is None:

@@ -1,7 +1,7 @@
 """Evaluates nodes for requests for slices: which have the slices free, and which can be partitioned for the request.
 
-`decisions.filter` calls it in place of the arrays. Finding out whether a node can be partitioned for a pod takes a
-search; nodes with equal cards share its result.
+`decisions.filter` calls it instead of evaluating arrays. A search finds out whether a node can be partitioned for a
+pod, and nodes with equal cards share the result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from scheduler.engine.partitioning.slice_choice import assess_slices, rejection_
 from scheduler.engine.partitioning.slice_scores import score_for_slices
 
 _MAX_REJECTIONS = 10_000
-"""The most rejections that are cached. Only proven rejections are cached."""
+"""The most answers that are cached. An answer that is not proven is not cached."""
 
 
 class SliceFilter:
-    """Evaluates nodes for requests for slices. Thread-safe. It makes no API calls."""
+    """Evaluates nodes for requests for slices. Thread-safe."""
 
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
         self._cache = state
@@ -63,7 +63,7 @@ class SliceFilter:
         if answer is None:
             answer = rejection_of_slices(target, slices, budget)
             if answer.proven:
-                # Without a lock: two threads may store the same answer, which is harmless.
+                # No lock is needed, because two threads that store the same answer do no harm.
                 if len(self._rejections) >= _MAX_REJECTIONS:
                     self._rejections.clear()
                 self._rejections[key] = answer

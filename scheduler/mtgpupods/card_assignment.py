@@ -1,8 +1,8 @@
 """Assigns shares of cards to the MtgpuPods of a node, or gives the reason why an MtgpuPod waits.
 
-The functions have no side effects outside of their arguments, and only `node_plan` calls them. The rules are those of
-docs/design/mtgpu.md, "Meaning of a GPUID". MtgpuPods are considered one by one, in an order that is fair between
-namespaces, and each assignment counts for the MtgpuPods after it.
+The rules are those of docs/design/mtgpu.md, "Meaning of a GPUID". MtgpuPods are considered one by one, in an order that
+is fair between namespaces, and each assignment counts for the MtgpuPods after it. The functions have no side effects
+except on their arguments.
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ class CardAssignments:
     """The result of `assign_cards`.
 
     Attributes:
-        reservations: By UID, the holdings of MtgpuPods that have no BoundDeviceID yet.
+        reservations: By UID, the holdings of MtgpuPods that are assigned a card and have no BoundDeviceID yet.
         waiting: By UID, the condition Bound of MtgpuPods that get no card now.
-        awaited_gpuids: The GPUIDs whose occupy pod has been given a card that is not known yet.
+        awaited_gpuids: The GPUIDs with waiting MtgpuPods whose occupy pod has a card that is not known yet.
         limited_namespaces: The namespaces with MtgpuPods that wait because of the limit on GPUIDs.
     """
 
@@ -40,7 +40,7 @@ class CardAssignments:
 
 
 def ledger_of(node: ObservedNode) -> Ledger:
-    """Return a ledger of the node. It omits the reservations of MtgpuPods, because each plan decides them again."""
+    """Return a ledger of the node. It omits the reservations of MtgpuPods, because each plan makes them anew."""
     ledger = Ledger()
     ledger.set_cards(node.name, node.cards)
     for held in node.held:
@@ -55,9 +55,9 @@ def ledger_of(node: ObservedNode) -> Ledger:
 def foreign_holdings(node: ObservedNode, ledger: Ledger, gpuid: str, card: Card) -> tuple[Holding, ...]:
     """Return the holdings on this card that do not belong to this GPUID.
 
-    The holding of an invalid MtgpuPod has no GPUID. It is not foreign, because it may belong to this GPUID. A remnant
-    of this GPUID is not foreign either. Otherwise one user of a GPUID could block its users in other namespaces by
-    deleting a Pod by force.
+    The holding of an invalid MtgpuPod has no GPUID. It is not foreign, because it may belong to this GPUID. Nor are
+    remnants of this GPUID foreign. Otherwise one user of a GPUID could block its users in other namespaces by deleting
+    a Pod by force.
     """
     held = (h for h in ledger.holdings(node.name) if h.gpuid != gpuid and (h.gpuid or h.dialect != NAME))
     return tuple(h for h in held if h.is_known_on(card) and node.remnant_gpuids.get(h.uid) != gpuid)
@@ -68,7 +68,8 @@ def assign_cards(node: ObservedNode, ledger: Ledger, degraded: Mapping[str, Cond
 
     Args:
         ledger: The result of `ledger_of`. The function adds the new reservations to it.
-        degraded: By GPUID, the condition Degraded of each GPUID that no further MtgpuPod may join.
+        degraded: By GPUID, the condition Degraded of an MtgpuPod that has its card. No further MtgpuPod gets a share of
+            that card.
     """
     assigner = _CardAssigner(node, ledger, degraded)
     for pod in _in_order(node):
@@ -80,8 +81,8 @@ def _in_order(node: ObservedNode) -> list[MtgpuPod]:
     """Return the MtgpuPods that need a card, in the order in which they are considered.
 
     MtgpuPods with a reservation come first. For the others the namespaces take turns, beginning with those that have
-    the fewest MtgpuPods with a card of this node. Within a namespace the oldest comes first. So a namespace with many
-    MtgpuPods does not take all cards that become free.
+    the fewest MtgpuPods with a card or a reservation on this node. Within a namespace the oldest comes first. So a
+    namespace with many MtgpuPods does not take all cards that become free.
     """
     waiting = [pod for pod in sorted(node.pods, key=lambda pod: pod.queue_key) if _needs_card(node, pod)]
     served = Counter(pod.namespace for pod in node.pods if node.holds(pod) or pod.uid in node.reservations)
@@ -103,7 +104,7 @@ class _CardAssigner:
         self._ledger = ledger
         self._degraded = degraded
         self._used = UsedGpuids(ledger.holdings(node.name))
-        # By GPUID and namespace, the first MtgpuPod that waits for the card although it would fit on an empty one.
+        # By GPUID and namespace, the oldest MtgpuPod that has to wait although it would fit on an empty card.
         self._first_waiting: dict[tuple[str, str], MtgpuPod] = {}
         self.result = CardAssignments()
 
@@ -151,7 +152,8 @@ class _CardAssigner:
         if self._used.count(name) + limit.elsewhere.get(name, 0) < limit.maximum:
             return None
         self.result.limited_namespaces.add(name)
-        # The message omits the number in use: each change of it would cause a status write for every waiting MtgpuPod.
+        # The message omits the number of GPUIDs in use. Otherwise each change of the number would cause a status write
+        # for every waiting MtgpuPod.
         rule = f"namespace {name} uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: {limit.maximum})"
         remedy = f"name a GPUID that it uses on node {pod.node}, or delete the MtgpuPods of another GPUID"
         return Condition(FALSE, "TooManyGPUIDs", f"{rule}; {remedy}")
@@ -159,15 +161,14 @@ class _CardAssigner:
     def _found(self, pod: MtgpuPod) -> Holding | Condition:
         """Return the share of a card for the MtgpuPod, or the condition that says why it waits.
 
-        The MtgpuPods of one GPUID and namespace are served in the order of their creation. An MtgpuPod that does not
-        fit even on an empty card does not block later ones. An MtgpuPod of another namespace does not block them
-        either, because any user may create an MtgpuPod with any GPUID.
+        A waiting MtgpuPod blocks the younger ones of its GPUID and namespace, unless it does not fit even on an empty
+        card. It does not block MtgpuPods of other namespaces, because any user may create an MtgpuPod with any GPUID.
         """
         line = pod.gpuid, pod.namespace
         first = self._first_waiting.get(line)
         if first is not None and first.queue_key < pod.queue_key:
-            # The message omits the name of the first MtgpuPod. Otherwise its deletion would cause a status write for
-            # each of the others.
+            # The message does not name the waiting MtgpuPod. Otherwise its deletion would cause a status write for
+            # each MtgpuPod that it blocks.
             return _exceeded(f"older MtgpuPods of its namespace wait for GPUID {pod.gpuid} too")
         states = self._ledger.cards(self._node.name)
         of_gpuid = [state for state in states if state.gpuid == pod.gpuid]
@@ -181,7 +182,7 @@ class _CardAssigner:
         return [h for h in self._ledger.holdings(self._node.name) if h.gpuid == gpuid and not h.occupies]
 
     def _join(self, pod: MtgpuPod, of_gpuid: Sequence[CardState]) -> Holding | Condition:
-        """Find a share of the card that the GPUID has."""
+        """Return a share of the card that the GPUID has, or the condition that says why there is none."""
         card = of_gpuid[0].card
         if len(of_gpuid) > 1 or foreign_holdings(self._node, self._ledger, pod.gpuid, card):
             message = f"GPUID {pod.gpuid} has several cards, or shares card {card.uuid} with other pods"
@@ -198,12 +199,12 @@ class _CardAssigner:
         return holding(pod, card.uuid, bound=False)
 
     def _all_users_elsewhere(self, pod: MtgpuPod) -> bool:
-        """Return whether the GPUID has users, and whether all of them are of other namespaces."""
+        """Return whether the GPUID has users, and none of them is in the namespace of the MtgpuPod."""
         users = self._users(pod.gpuid)
         return bool(users) and all(user.namespace != pod.namespace for user in users)
 
     def _start(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Condition:
-        """Find a card for a GPUID that is not known to have one."""
+        """Return a holding of a card for a GPUID that is not known to have one, or why the MtgpuPod waits."""
         node = self._node
         occupy_pod = node.occupy_pods.get(pod.gpuid)
         reservation = node.reservations.get(pod.uid)
@@ -223,10 +224,10 @@ class _CardAssigner:
         return holding(pod, chosen.uuid, bound=False) if chosen else _exceeded(_no_card(pod, states))
 
     def _start_by_nvidia_plugin(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Condition:
-        """Return a holding of an unknown card, if the NVIDIA device plugin can only choose suitable cards.
+        """Return a holding of an unknown card if every card that the NVIDIA device plugin could choose is suitable.
 
-        The plugin may choose any free card. So every free card must be large enough, and mgpu must not have given any
-        card of the node to other pods, because the plugin does not know these pods.
+        The plugin may choose any card that it has not given out. So every idle card must be large enough, and mgpu must
+        not have given a card of the node to other pods, because the plugin does not know these pods.
         """
         given = nvidia_plugin.indexes_used_by_mgpu(self._ledger, self._node.name)
         if given:
@@ -242,8 +243,7 @@ class _CardAssigner:
 def _chosen(pod: MtgpuPod, states: Sequence[CardState]) -> Card | None:
     """Return the first card in `states` that is idle and large enough, or None.
 
-    The placement engine is not needed: every card policy rates all idle cards equally, so the engine would choose the
-    first one too.
+    The placement engine is not needed, because every card policy rates all idle cards equally.
     """
     free = (s.card for s in states if not (_never_fits(pod, s.card) or card_refusal(s, _WHOLE_CARD, 0)))
     return next(free, None)
@@ -261,15 +261,12 @@ def _free(card: Card) -> CardRefusal:
 
 
 def _never_fits(pod: MtgpuPod, card: Card) -> CardRefusal | None:
-    """Return the reason why the MtgpuPod does not fit on this card even if it is empty and healthy, or None."""
+    """Return the reason why the MtgpuPod would not fit on the card if the card were empty and healthy, or None."""
     return card_refusal(CardState(replace(card, healthy=True)), _share(pod), 0)
 
 
 def _share(pod: MtgpuPod) -> ContainerRequest:
     return ContainerRequest("", core=pod.request, memory=pod.memory)
-
-
-# Most of these conditions apply both to waiting MtgpuPods and to MtgpuPods that have a card and wait for their Pod.
 
 
 def _exceeded(message: str) -> Condition:
@@ -286,9 +283,10 @@ def name_conflict(pod: MtgpuPod) -> Condition:
 
 
 def deleted_pods_running() -> Condition:
-    # The message omits the names of the pods: each change would cause a status write for every waiting MtgpuPod.
+    # The message does not name the pods. Otherwise each change of them would cause a status write for every waiting
+    # MtgpuPod.
     rule = "pods of its namespace were deleted by force and still run"
-    remedy = "the MtgpuPods of the namespace get no cards and no Pods until these have ended"
+    remedy = "the MtgpuPods of the namespace get no cards and no Pods until the deleted pods have ended"
     return Condition(FALSE, "DeletedPodsRunning", f"{rule}; {remedy}")
 
 

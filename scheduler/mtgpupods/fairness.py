@@ -1,8 +1,8 @@
 """Limits, turns and pauses that keep the MtgpuPods of one namespace from delaying those of others.
 
-One thread writes for all nodes and namespaces, and tenants control how many MtgpuPods exist, how large they are, and
-whether the API server accepts writes for them. docs/attacks.md describes the delays without these limits. The MtgpuPod
-controller and its writer use this module, on the thread of the controller.
+The thread of the MtgpuPod controller writes for all nodes and namespaces, and tenants control how many MtgpuPods exist,
+how large they are, and whether the API server accepts writes for them. docs/attacks.md describes the delays without
+these limits. Nothing in this module is thread-safe.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,23 +14,23 @@ from scheduler.engine.round_robin import by_turns
 T = TypeVar("T")
 
 WRITES = 48
-"""The most writes of one attempt on a node. A write takes 5 to 10 ms, so other nodes wait for at most half a second."""
+"""The number of writes after which an attempt on a node ends. A write takes 5 to 10 ms, so an attempt half a second."""
 FINALIZER_WRITES = WRITES // 2
-"""How many of these writes may add finalizers to new MtgpuPods. The others are for MtgpuPods with a finalizer."""
+"""How many writes of an attempt may add finalizers to new MtgpuPods. The rest is for MtgpuPods with a finalizer."""
 WRITE_SECONDS = 1.0
-"""The time for the writes of one attempt. If each write takes long, fewer writes are made."""
+"""The time after which an attempt makes no further writes, even if it has made fewer than `WRITES`."""
 SLOW_SECONDS = 1.0
-"""A write that takes this long is slow. A tenant can cause slow writes by a large MtgpuPod."""
+"""The duration from which a write counts as slow. A tenant can cause slow writes by a large MtgpuPod."""
 _REST_FACTOR = 2
 """After a slow write, its namespace pauses for this many times the duration of the write.
 
-So slow writes take at most a third of the time.
+So the slow writes of one namespace take at most a third of the thread's time.
 """
 FIRST_PAUSE = 1.0
 """The first pause after a failed write, in seconds. Each further pause is twice as long, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE = 60.0
 _FEW = 100
-"""The number of pauses that are stored before those that ended long ago are removed."""
+"""The number of stored pauses above which those that ended long ago are removed for the first time."""
 
 
 @dataclass(slots=True)
@@ -48,9 +48,9 @@ class AttemptBudget:
     is_exceeded: bool = False
 
     def is_used_up(self, writes: int = WRITES) -> bool:
-        """Return whether the attempt has made this many writes, or has used the corresponding part of `WRITE_SECONDS`.
+        """Return whether the attempt has made this many writes, or used the corresponding share of `WRITE_SECONDS`.
 
-        If so, set `is_exceeded`.
+        If it has, set `is_exceeded`.
         """
         used_up = self.writes >= writes or self.seconds >= WRITE_SECONDS * writes / WRITES
         self.is_exceeded |= used_up
@@ -62,8 +62,7 @@ def in_turn(items: Iterable[T], namespace: Callable[[T], str], after: str | None
 
     Args:
         namespace: The function that returns the namespace of an item.
-        after: The namespace that was served last; the namespace after it in alphabetical order comes first. If it is
-            None, the first namespace comes first.
+        after: The namespace that was served last, or None. The namespaces after it in alphabetical order come first.
     """
     return by_turns(items, namespace, lambda name: (after is not None and name <= after, name))
 
@@ -71,7 +70,7 @@ def in_turn(items: Iterable[T], namespace: Callable[[T], str], after: str | None
 class Backoffs:
     """Exponential backoff with a separate pause for each key.
 
-    A key whose last pause ended more than `LONGEST_PAUSE` ago starts again with `FIRST_PAUSE`.
+    When `LONGEST_PAUSE` seconds have passed since the end of its last pause, a key starts again with `FIRST_PAUSE`.
 
     Args:
         clock: A monotonic clock, in seconds.
@@ -79,7 +78,7 @@ class Backoffs:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._pauses: dict[tuple[str, ...], tuple[float, float]] = {}  # by key: the pause and its end
+        self._pauses: dict[tuple[str, ...], tuple[float, float]] = {}  # By key, the length of the pause and its end.
         self._cleanup_size = _FEW
 
     def remaining(self, *key: str) -> float:
@@ -88,7 +87,7 @@ class Backoffs:
         return max(0.0, until - self._clock())
 
     def extend(self, *key: str) -> None:
-        """Begin a pause, twice as long as the last one of this key."""
+        """Begin a pause, twice as long as the last one of this key within the limits."""
         now = self._clock()
         before, until = self._pauses.get(key, (0.0, 0.0))
         pause = FIRST_PAUSE if until <= now - LONGEST_PAUSE else min(max(2 * before, FIRST_PAUSE), LONGEST_PAUSE)
@@ -113,15 +112,15 @@ class WriteBackoffs:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._backoffs = Backoffs(clock)
-        self._rests: dict[str, float] = {}  # by namespace, the end of its rest
+        self._rests: dict[str, float] = {}  # By namespace, the end of its pause after a slow write.
 
     def remaining(self, node: str, namespace: str, uid: str) -> float:
-        """Return the seconds until the MtgpuPod may be written, or 0 if it is not paused."""
+        """Return the seconds until the MtgpuPod may be written, or 0 if it may be written now."""
         rest = self._rests.get(namespace, 0.0) - self._clock()
         return max(0.0, rest, self._backoffs.remaining(node, uid))
 
     def failed(self, node: str, namespace: str, uid: str, seconds: float) -> None:
-        """Record a write that failed after this many seconds."""
+        """Record a write that failed, or was slow, and took this many seconds."""
         self._backoffs.extend(node, uid)
         if seconds < SLOW_SECONDS:
             return
@@ -130,7 +129,7 @@ class WriteBackoffs:
         self._rests[namespace] = now + _REST_FACTOR * seconds
 
     def succeeded(self, node: str, namespace: str, uid: str, seconds: float) -> None:
-        """Record a write that was accepted after this many seconds."""
+        """Record a write that succeeded and took this many seconds."""
         if seconds < SLOW_SECONDS:
             self._backoffs.reset(node, uid)
         else:

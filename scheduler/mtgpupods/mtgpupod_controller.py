@@ -1,9 +1,9 @@
 """The MtgpuPod controller. It gives MtgpuPods their cards and creates their Pods, on a thread of its own.
 
-`scheduler.runtime` creates the controller, and its thread works while this replica leads. It reconciles node by node:
-it observes the node (`observation`), computes a plan (`node_plan`), reserves the planned cards in the ClusterCache, and
-makes the writes (`mtgpupod_writer`). Each attempt derives everything from the objects of the API server, so nothing is
-lost if the process crashes between two writes.
+The thread works while this replica leads. It reconciles node by node: it observes the node (`observation`), computes a
+plan (`node_plan`), reserves the planned cards in the ClusterCache, and makes the writes (`mtgpupod_writer`). Each
+attempt derives everything from the objects of the API server, so nothing is lost if the process crashes between two
+writes.
 """
 
 import logging
@@ -38,9 +38,9 @@ from scheduler.work_queue import MAX_PAUSE, Queue
 log = logging.getLogger(__name__)
 
 _NEXT_ATTEMPT_SECONDS = 0.05
-"""Pause before the next attempt if one was not enough. During the pause the watch delivers what the attempt wrote."""
+"""The pause before the next attempt if one attempt was not enough. Meanwhile the watch delivers what it wrote."""
 _TRIES = 50
-"""The most plans of one attempt. A plan is discarded if another decision has changed the node meanwhile."""
+"""The most plans of one attempt. A plan is discarded if the node has changed since it was observed."""
 
 
 class MtgpuPodController:
@@ -71,7 +71,7 @@ class MtgpuPodController:
         self._write_backoffs = WriteBackoffs(clock)
         self._api = MtgpuPodApi(api, self._before_write)
         self._writer = MtgpuPodWriter(self._api, settings, cluster.records, self._queue, Backoffs(clock), event)
-        self._served_last: dict[str, str] = {}  # by node, the namespace served last
+        self._served_last: dict[str, str] = {}  # By node, the namespace that was served last.
         self._term = 0
         # These attributes belong to the current attempt.
         self._term_of_attempt = 0
@@ -79,11 +79,11 @@ class MtgpuPodController:
         self._budget = AttemptBudget()
 
     def affected(self, event: MtgpuPodsAffected) -> None:
-        """Reconcile the node of this event of the ClusterCache soon."""
+        """Queue the node of this event of the ClusterCache."""
         self._queue.add(event.node)
 
     def begin(self) -> None:
-        """Begin a term as leader by reconciling every node. All objects must have been listed before."""
+        """Begin a term as leader: queue every node. The ClusterCache must be in sync."""
         self._term += 1
         for node in self._cluster.mtgpupods.nodes():
             self._queue.add(node)
@@ -105,7 +105,8 @@ class MtgpuPodController:
     def reconcile(self, node: str) -> None:
         """Make one attempt on a node, with a bounded number of writes.
 
-        After a failure the node is tried again with growing pauses, and as soon as one of its objects changes.
+        After a failure the next attempt follows after a pause, or as soon as one of the node's objects changes. The
+        pauses grow.
         """
         self._term_of_attempt = self._term
         self._failed = False
@@ -114,7 +115,7 @@ class MtgpuPodController:
             self._may_decide()
             self._attempt(node)
         except RetryLater:
-            return  # the next leader reconciles all nodes
+            return  # The next leader reconciles all nodes.
         except StaleObject as error:
             log.debug("MtgpuPods have changed: %s", error, extra={"node": node})
             self._failed = True
@@ -122,7 +123,7 @@ class MtgpuPodController:
             log.warning("MtgpuPods not reconciled: %s", error, extra={"node": node})
             self._failed = True
         except Exception:
-            # This is the outermost loop of the thread: an error on one node must not keep the others waiting.
+            # Nothing outside of this function handles errors. An error on one node must not keep the others waiting.
             log.exception("MtgpuPods not reconciled", extra={"node": node})
             self._queue.add(node, MAX_PAUSE)
             return
@@ -154,8 +155,8 @@ class MtgpuPodController:
                 continue
             write = partial(self._writer.write, item, pod, observed.pods.get(uid), desired)
             if not self._try(node, item, write) and desired.bind and pod is not None:
-                # A write that failed may have taken effect, and the occupy pod may have moved to another card, which
-                # the watch has not delivered yet. Binding other MtgpuPods could then put the GPUID on two cards.
+                # The failed write may have taken effect, and a new occupy pod may have another card, which the watch
+                # has not delivered yet. Binding other MtgpuPods could then put the GPUID on two cards.
                 doubtful_gpuids.add(pod.gpuid)
         self._writer.delete_occupy_pods(observed.node, plan.occupy_pod_steps)
 
@@ -163,8 +164,9 @@ class MtgpuPodController:
         """Add the finalizer to the MtgpuPods of the node that do not have it yet.
 
         Returns:
-            The UIDs of the MtgpuPods that did not get it, and the current MtgpuPods that got it, by UID and former
-            resourceVersion. No Pod is created for an MtgpuPod without the finalizer, because nothing would delete it.
+            The UIDs of the MtgpuPods to leave out of the plan, and the JSON of the MtgpuPods that got the finalizer, by
+            UID and former resourceVersion. An MtgpuPod without the finalizer must get no Pod, because nothing would
+            delete the Pod.
         """
         snapshot = self._cluster.mtgpupods.snapshot(node)
         items = snapshot.objects.items
@@ -182,7 +184,7 @@ class MtgpuPodController:
             if not (self._is_enabled or pod.card_uuid):
                 continue
             done = not self._budget.is_used_up(FINALIZER_WRITES) and self._try(node, item, partial(add, item))
-            # An MtgpuPod with a reservation already has its finalizer, which the watch has not delivered yet.
+            # An MtgpuPod with a reservation has its finalizer, but the watch may not have delivered it yet.
             if not done and (
                 pod.uid not in reservations or self._write_backoffs.remaining(node, pod.namespace, pod.uid)
             ):
@@ -195,7 +197,7 @@ class MtgpuPodController:
         Raises StaleObject if the node changes faster than it can be planned.
 
         Args:
-            left_out: The UIDs of the MtgpuPods without a finalizer, which are not planned.
+            left_out: The UIDs of the MtgpuPods that are not planned, because they have no finalizer.
         """
         limit = self._settings.dialects.mtgpu.max_gpuids
         for _ in range(_TRIES):
@@ -212,8 +214,9 @@ class MtgpuPodController:
     def _try(self, node: str, item: Raw, write: Callable[[], None]) -> bool:
         """Call `write` for one MtgpuPod unless the MtgpuPod is paused. Return whether it was called and succeeded.
 
-        Whether and how fast the API server accepts a write depends on the content of the MtgpuPod. So a fast failure
-        pauses only that MtgpuPod. A slow one also pauses its namespace, but never the whole node.
+        The content of an MtgpuPod determines whether and how fast the API server accepts the write. So a fast failure
+        pauses only that MtgpuPod, and a slow one also its namespace. If a connection fails fast, the function raises
+        Unreachable, because the other writes would fail too.
         """
         (namespace, _), uid = key_of(item), item["metadata"]["uid"]
         begun = self._clock()
@@ -229,7 +232,7 @@ class MtgpuPodController:
             self._handle_failure(error, node, item, self._clock() - begun)
             return False
         except Exception:
-            # The content of one MtgpuPod must not keep the other MtgpuPods of the node waiting.
+            # An error that the content of one MtgpuPod causes must not keep the other MtgpuPods of the node waiting.
             log.exception("MtgpuPod not reconciled", extra={"object": "/".join(key_of(item))})
             self._pause(node, item, self._clock() - begun)
             return False
@@ -245,14 +248,14 @@ class MtgpuPodController:
         extra = {"object": "/".join(key_of(item))}
         is_conflict = isinstance(error, StaleObject) or (isinstance(error, ApiError) and error.status in (404, 409))
         if is_conflict and seconds < SLOW_SECONDS:
-            # The watch is about to deliver the current object, and the next attempt follows then.
+            # The watch is about to deliver the current object, which causes the next attempt.
             log.debug("MtgpuPod has changed: %s", error, extra=extra)
             self._failed = True
             return
         log.warning("MtgpuPod not reconciled: %s", error, extra=extra)
         self._pause(node, item, seconds)
         if isinstance(error, Unreachable) and seconds < SLOW_SECONDS:
-            raise error  # without an API server, writes for the other MtgpuPods would fail as well
+            raise error  # Without an API server, the writes for the other MtgpuPods would fail too.
 
     def _pause(self, node: str, item: Raw, seconds: float) -> None:
         namespace, uid = item["metadata"]["namespace"], item["metadata"]["uid"]
@@ -265,9 +268,9 @@ class MtgpuPodController:
     def _before_write(self) -> None:
         self._budget.writes += 1
         self._may_decide()
-        # The last call may have taken so long that another replica has led in the meantime; this plan is outdated then.
+        # The last write may have taken so long that another replica has led meanwhile. Then this plan is outdated.
         if self._term_of_attempt != self._term:
-            raise RetryLater("this was decided in an earlier term, and another replica has led since")
+            raise RetryLater("this plan was made in an earlier term, and another replica may have led since")
 
     @property
     def _is_enabled(self) -> bool:

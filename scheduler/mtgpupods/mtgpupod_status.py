@@ -1,8 +1,8 @@
 """Defines the desired state of one MtgpuPod, and computes its status and the Events about it without side effects.
 
-`node_plan` decides a `DesiredMtgpuPod` for every MtgpuPod of its node. `mtgpupod_writer` writes the result of
-`next_status`, which also mirrors the Pod of the MtgpuPod. docs/mtgpu.md lists every reason of a condition. A test
-compares the list with the code, so reasons must be literals in the code.
+`node_plan` decides a `DesiredMtgpuPod` for every MtgpuPod, and `mtgpupod_writer` writes the result of `next_status`.
+The status also mirrors the Pod of the MtgpuPod. Reasons of conditions must be literals in the code, because
+docs/mtgpu.md lists them and is checked against the code.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ Raw = Mapping[str, Any]
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 _TYPES = ("Bound", "PodCreated", "Degraded")
 _LONGEST_MESSAGE = 1024
-"""The most characters of a message, which may contain an error of the API server. The CRD allows 32 KiB."""
+"""The most characters of the message of a condition. Errors of the API server in it may be long."""
 _ENDED = ("Succeeded", "Failed")
 _NORMAL = {
     *("Bound", "Occupying", "Retiring", "Ended", "PodCreated", "PodTerminating", "OccupyPodNotRunning", "AsBound")
@@ -43,11 +43,11 @@ class DesiredMtgpuPod:
         created: The condition PodCreated; None leaves it unchanged. It is None if `create_pod` is true, because the
             condition then depends on the result of the creation.
         degraded: The condition Degraded; None leaves it unchanged.
-        bind: The UUID of the card to write as BoundDeviceID, or None.
+        bind: The UUID of the card to write as BoundDeviceID; None if nothing is to be written.
         create_pod: Whether to create its Pod on `card`, after BoundDeviceID is written.
-        card: The card of the MtgpuPod, if it has one that the node reports.
+        card: The card of the MtgpuPod; None if it has none, or if the node does not report it.
         delete_pod: Whether to delete its Pod.
-        force: Whether to delete without a grace period, because the node that could end the Pod is gone.
+        force: Whether to delete the Pod without a grace period, because the node that could end the Pod is gone.
         remove_finalizer: Whether to remove the finalizer, because the MtgpuPod is being deleted and no Pod of it was
             observed. The writer reads the Pod from the API server once more before it removes the finalizer.
     """
@@ -82,10 +82,11 @@ class Transition:
 def next_status(raw: Raw, desired: DesiredMtgpuPod, pod: Raw | None, now: str) -> dict[str, Any]:
     """Return the whole status to write for an MtgpuPod. It equals the current status if nothing has changed.
 
+    An MtgpuPod that is being deleted and has no Pod keeps its status.
+
     Args:
         raw: The MtgpuPod.
-        desired: The decision about the MtgpuPod.
-        pod: The Pod that was created for it, or None. Its metadata and status are mirrored.
+        pod: The Pod that was created for the MtgpuPod, or None. The status mirrors the metadata and status of this Pod.
         now: The time in RFC 3339, for conditions whose status changes.
     """
     meta = raw["metadata"]
@@ -113,9 +114,9 @@ def failed_status(raw: Raw, desired: DesiredMtgpuPod, message: str, now: str) ->
 
 
 def transitions(old: Raw | None, new: Raw) -> tuple[Transition, ...]:
-    """Return the changes of conditions between two statuses for which an Event is created.
+    """Return the changes of conditions between two statuses.
 
-    No Event is created for the first `Degraded: False`, because it is the normal state.
+    The first `Degraded: False` is left out, because it is the normal state.
     """
     before = _by_type(old or {})
     found = []
@@ -152,7 +153,7 @@ def _conditions(old: Raw, desired: DesiredMtgpuPod, generation: int | None, now:
 def _phase(pod: Raw, status: Raw, old: Raw) -> str:
     """Return the phase of an MtgpuPod that has a Pod.
 
-    A Pod that ends because it is being deleted is created again, so the MtgpuPod keeps its phase.
+    A Pod that ended because it is being deleted is created again, so the MtgpuPod keeps its phase.
     """
     phase = status.get("phase") or "Pending"
     if phase in _ENDED and is_interrupted(pod):

@@ -1,9 +1,9 @@
 """Writes finalizers and statuses of MtgpuPods, and creates and deletes their Pods and occupy pods.
 
-Only the MtgpuPod controller uses this module, on its thread. `MtgpuPodApi` makes single API calls. `MtgpuPodWriter`
-carries out the decisions of the node plan about one MtgpuPod, or about the occupy pods of a node. Every write that
-changes or deletes an object contains the resourceVersion or the UID that was observed. If these are out of date, the
-API server refuses the write (409, 404), and the watch soon delivers the current object.
+`MtgpuPodApi` makes the API calls, and `MtgpuPodWriter` carries out the decisions of the node plan. Every write that
+changes or deletes an object contains the resourceVersion or the UID that was observed. If the object has changed since,
+the API server refuses the write (409, 404), and the watch soon delivers the current object. Nothing in this module is
+thread-safe.
 """
 
 import logging
@@ -45,9 +45,9 @@ Raw = Mapping[str, Any]
 RecordEvent = Callable[[dict[str, Any], Transition], None]
 """Creates an Event about a transition, given a reference to the object. It must return at once."""
 _DENIED_BY_ADMISSION = ("admission webhook", "is forbidden: ")
-"""Texts in the message if an admission webhook (400 by default) or a ValidatingAdmissionPolicy (422) denies a Pod.
+"""Texts in the messages of admission webhooks (400 by default) and ValidatingAdmissionPolicies (422) that deny a Pod.
 
-Admission may allow the same Pod later. A Pod that the API server calls invalid stays invalid.
+Admission may allow the same Pod later. A Pod that the API server itself calls invalid (400, 422) stays invalid.
 """
 
 
@@ -56,7 +56,7 @@ class StaleObject(Exception):
 
 
 class MtgpuPodApi:
-    """Makes single API calls. Each may raise ApiError or Unreachable, and a write may also raise RetryLater.
+    """Makes API calls. Each method may raise ApiError or Unreachable, and a method that writes also RetryLater.
 
     Args:
         before_write: A function that is called before each write, and raises RetryLater while this process must not
@@ -68,11 +68,11 @@ class MtgpuPodApi:
         self._before_write = before_write
 
     def mtgpupod(self, item: Raw) -> Raw:
-        """Read the whole MtgpuPod from the API server, because the cache stores only parts of it."""
+        """Read the whole MtgpuPod from the API server. The cache stores only parts of it."""
         return self._api.get(_path(item))
 
     def pod(self, namespace: str, name: str) -> Raw | None:
-        """Read a Pod from the API server. Return None if it does not exist."""
+        """Return the Pod as the API server has it, or None if it does not exist."""
         try:
             return self._api.get(pod_path(namespace, name))
         except ApiError as error:
@@ -92,8 +92,8 @@ class MtgpuPodApi:
     def write_status(self, item: Raw, status: Raw) -> Raw:
         """Replace the whole status and return the resulting MtgpuPod.
 
-        The request is a JSON patch, because a merge patch could not remove fields. It contains the resourceVersion, so
-        that the API server compares it and answers 409 if it differs.
+        The request is a JSON patch, because a merge patch does not remove the fields that it omits. It contains the
+        resourceVersion, so that the API server answers 409 if the MtgpuPod has changed.
         """
         self._before_write()
         patch = [
@@ -107,7 +107,7 @@ class MtgpuPodApi:
         self._api.create(f"/api/v1/namespaces/{quote(pod['metadata']['namespace'], safe='')}/pods", pod)
 
     def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Delete the Pod with this UID, if there is one.
+        """Delete the Pod if it exists and has this UID.
 
         Args:
             force: Whether to delete it without a grace period.
@@ -122,10 +122,10 @@ class MtgpuPodApi:
                 raise
 
     def _with_all_finalizers(self, item: Raw) -> Raw:
-        """Return the MtgpuPod with all its finalizers.
+        """Return the MtgpuPod with all its finalizers. Raises ApiError (409) if it has changed.
 
-        The cache stores at most `FINALIZERS` + 1 of them. If it has more than `FINALIZERS` of them, the
-        MtgpuPod is read from the API server.
+        The cache stores at most `FINALIZERS` + 1 finalizers of an MtgpuPod. If it has stored that many, there may be
+        more, so the MtgpuPod is read from the API server.
         """
         if len(_finalizers(item)) <= FINALIZERS:
             return item
@@ -160,7 +160,8 @@ class OccupyPodFailures:
 
     Attributes:
         any: Whether there are any.
-        conditions: By GPUID, the condition Bound of its MtgpuPods, if the API server gave a reason.
+        conditions: By GPUID, the condition Bound of its MtgpuPods. A GPUID is missing if a pod of that name exists
+            already (409), because the watch soon delivers that pod.
     """
 
     any: bool = False
@@ -173,8 +174,9 @@ class MtgpuPodWriter:
     Args:
         records: Seals the allocation records of Pods.
         queue: The queue of nodes to reconcile.
-        backoffs: The pauses between attempts to create the Pod of an MtgpuPod or an occupy pod.
-        event: Creates an Event for each transition of a condition.
+        backoffs: The pauses between attempts to create a Pod, by node and the UID of the MtgpuPod or the GPUID of the
+            occupy pod.
+        event: Creates an Event for a transition of a condition.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class MtgpuPodWriter:
                 self._api.delete_pod(*occupy_pod_key(node.name, step.gpuid), step.uid, force=step.force)
                 occupy_pod = node.occupy_pods.get(step.gpuid)
                 if occupy_pod is not None and occupy_pod.ended:
-                    self._backoffs.extend(node.name, step.gpuid)  # it may end again as soon as it is created
+                    self._backoffs.extend(node.name, step.gpuid)  # A new occupy pod may end as soon as it is created.
 
     # One MtgpuPod.
 
@@ -231,8 +233,7 @@ class MtgpuPodWriter:
         Args:
             item: The MtgpuPod as JSON.
             pod: The same MtgpuPod, or None if it is invalid.
-            own: The Pod that was created for it, or None.
-            desired: The decision.
+            own: The Pod that was created for it, as JSON, or None.
         """
         if desired.delete_pod and own is not None:
             self._api.delete_pod(*key_of(item), own["metadata"]["uid"], force=desired.force)
@@ -242,8 +243,8 @@ class MtgpuPodWriter:
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if desired.bind:
-            # BoundDeviceID is written before the Pod is created. Otherwise, after a crash, the next plan could assign
-            # another card while the Pod already runs.
+            # BoundDeviceID is written before the Pod is created. Otherwise, after a crash between the two writes, the
+            # next plan could assign another card while the Pod already runs.
             item = self._write_status(item, next_status(item, desired, own, now))
             desired = replace(desired, bind=None)
         status: Raw | None = None
@@ -258,7 +259,7 @@ class MtgpuPodWriter:
         self._write_status(item, status or next_status(item, desired, own, now))
 
     def _whole(self, item: Raw, pod: MtgpuPod) -> Raw:
-        """Read the whole MtgpuPod. Raises StaleObject if its request differs from that of `pod`."""
+        """Read the whole MtgpuPod. Raises StaleObject if it is not valid, or if its placement differs from `pod`."""
         whole = self._api.mtgpupod(item)
         present = read_stored(whole)
         if not isinstance(present, MtgpuPod) or present.placement_key != pod.placement_key:
@@ -269,15 +270,15 @@ class MtgpuPodWriter:
         """Create the Pod of an MtgpuPod.
 
         Returns:
-            None if the Pod was created or will be tried again soon, a condition if admission denied it, or the message
-            of the API server if the Pod is invalid and can never be created.
+            None if the Pod was created or may succeed soon, the condition PodCreated if the API server denied the Pod,
+            or the message of the API server if the Pod is invalid and can never be created.
         """
         try:
             self._api.create_pod(made)
         except ApiError as error:
             if error.status in (400, 422) and not any(text in error.message for text in _DENIED_BY_ADMISSION):
                 return error.message
-            # A tenant can cause any number of Pods to be denied, so the pause of each becomes longer each time.
+            # A tenant can create any number of MtgpuPods whose Pods are denied, so the pauses must grow.
             self._backoffs.extend(pod.node, pod.uid)
             self._queue.add(pod.node, self._backoffs.remaining(pod.node, pod.uid))
             if error.status in (404, 409, 429) or error.status >= 500:
@@ -287,10 +288,9 @@ class MtgpuPodWriter:
         return None
 
     def _is_due(self, node: str, name: str) -> bool:
-        """Return whether a pod may be created now. If not, reconcile the node again when the pause of the pod ends.
+        """Return whether a pod may be created now. If not, queue the node for the end of the pause of the pod.
 
-        The pauses limit how often a pod is created if the kubelet rejects it each time, or if it is preempted each
-        time.
+        The pauses limit how often a pod is created that the kubelet rejects, or that is preempted, each time.
 
         Args:
             name: The GPUID of an occupy pod, or the UID of an MtgpuPod.
@@ -301,7 +301,10 @@ class MtgpuPodWriter:
         return not remaining
 
     def _remove_finalizer(self, item: Raw, *, force: bool) -> None:
-        """Remove the finalizer, unless the MtgpuPod has a Pod that the watch has not delivered yet."""
+        """Remove the finalizer.
+
+        If the MtgpuPod still has a Pod, which the watch has not delivered yet, delete the Pod and raise StaleObject.
+        """
         found = self._api.pod(*key_of(item))
         if found is not None and is_pod_of(found, item):
             self._api.delete_pod(*key_of(item), found["metadata"]["uid"], force=force)
@@ -309,7 +312,7 @@ class MtgpuPodWriter:
         self._api.remove_finalizer(item)
 
     def _write_status(self, item: Raw, status: Raw) -> Raw:
-        """Write the status if it has changed, create Events for changed conditions, and return the new MtgpuPod."""
+        """Write the status if it has changed, create Events for its transitions, and return the current MtgpuPod."""
         before = item.get("status") or {}
         if status == before:
             return item

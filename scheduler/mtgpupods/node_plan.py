@@ -1,9 +1,7 @@
 """Computes the node plan: the desired state of each MtgpuPod of a node, given the observed state.
 
-The MtgpuPod controller carries plans out in a cluster, and `mgpu simulate` carries them out in a simulated cluster. A
-plan depends only on the observed state and not on earlier plans or on side effects. So a new leader continues where the
-old one ended, and nothing is lost if the process crashes between two writes.
-tests/scheduler/mtgpupods/test_plan_machine.py tries writes in every order.
+The MtgpuPod controller carries the plans out. A plan depends only on the observed state, and not on earlier plans. So a
+new leader continues where the old one ended, and nothing is lost if the process crashes between two writes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,11 +29,12 @@ class NodePlan:
     """The decisions about the MtgpuPods of a node.
 
     Attributes:
-        reservations: The holdings of MtgpuPods that have no BoundDeviceID yet, the oldest MtgpuPod first.
+        reservations: The holdings of the MtgpuPods that are assigned a card by this plan and have no BoundDeviceID
+            yet, the oldest MtgpuPod first.
         desired: By UID, the desired state of every MtgpuPod.
         occupy_pod_steps: The occupy pods to create or delete, in the order of their GPUIDs.
-        limited_namespaces: The namespaces with MtgpuPods that wait because of the limit on GPUIDs. The limit applies to
-            all nodes together.
+        limited_namespaces: The namespaces with MtgpuPods that wait because of the limit on GPUIDs. The limit counts the
+            GPUIDs of a namespace on all nodes.
     """
 
     reservations: tuple[Holding, ...]
@@ -45,7 +44,6 @@ class NodePlan:
 
 
 def plan_node(node: ObservedNode) -> NodePlan:
-    """Return the plan for the observed state of a node."""
     node = replace(node, pods=tuple(sorted(node.pods, key=lambda pod: pod.queue_key)))
     ledger = ledger_of(node)
     degraded = _degraded(node, ledger)
@@ -61,7 +59,7 @@ def plan_node(node: ObservedNode) -> NodePlan:
 
 
 def _degraded(node: ObservedNode, ledger: Ledger) -> dict[str, Condition]:
-    """Return, by UID, the condition Degraded of MtgpuPods whose card has a problem. They keep their card anyway."""
+    """Return, by UID, the condition Degraded of the MtgpuPods whose card has a problem. They keep their card."""
     found: dict[str, Condition] = {}
     card_of_gpuid: dict[str, str | None] = {}
     for pod in filter(node.holds, node.pods):
@@ -73,7 +71,7 @@ def _degraded(node: ObservedNode, ledger: Ledger) -> dict[str, Condition]:
 
 
 def _for_other_namespaces(condition: Condition) -> Condition:
-    """Return the condition without the names of pods, which must not be shown in other namespaces."""
+    """Return the condition without names of pods, because users of other namespaces must not see them."""
     if condition.reason == "CardShared":
         return replace(condition, message="another pod is on its card")
     return condition
@@ -168,7 +166,7 @@ def _pod_created(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) 
 def _with_reservation(node: ObservedNode, pod: MtgpuPod, reservation: Holding) -> DesiredMtgpuPod:
     """Return the desired state of an MtgpuPod with a reservation.
 
-    It is bound as soon as the occupy pod of its GPUID runs on the reserved card.
+    The MtgpuPod is bound as soon as the occupy pod of its GPUID runs on the reserved card.
     """
     occupy_pod = node.occupy_pods.get(pod.gpuid)
     card = node.card(occupy_pod.card) if occupy_pod and occupy_pod.running else None
@@ -185,7 +183,7 @@ def _awaited(pod: MtgpuPod, occupy_pod: OccupyPod | None) -> str:
 
 
 def _with_deletion(desired: DesiredMtgpuPod, node: ObservedNode, uid: str, *, deleting: bool) -> DesiredMtgpuPod:
-    """Return the desired state, with the decisions whether to delete the Pod and whether to remove the finalizer."""
+    """Add the decisions whether to delete the Pod and whether to remove the finalizer."""
     owned: OwnedPod | None = node.owned_pods.get(uid)
     if owned is None:
         return replace(desired, remove_finalizer=deleting)
@@ -196,7 +194,7 @@ def _with_deletion(desired: DesiredMtgpuPod, node: ObservedNode, uid: str, *, de
 def _occupy_pod_steps(
     node: ObservedNode, ledger: Ledger, awaited_gpuids: set[str]
 ) -> Iterator[CreateOccupyPod | DeleteOccupyPod]:
-    """Yield the steps after which exactly the GPUIDs in use have an occupy pod."""
+    """Yield the steps that create the missing occupy pods and delete those that have ended or are not needed."""
     users = [h for h in ledger.holdings(node.name) if h.gpuid and not h.occupies]
     needed = {h.gpuid for h in users} | awaited_gpuids
     deleting = {pod.uid for pod in node.pods if pod.deleting} | {b.uid for b in node.unreadable if b.deleting}
@@ -214,6 +212,6 @@ def _occupy_pod_steps(
 
 
 def _can_get_its_card(node: ObservedNode, user: Holding) -> bool:
-    """Return whether a new occupy pod can get the card of this holding. Otherwise it would get another card."""
+    """Return whether the card of this holding exists and is healthy. Otherwise a new occupy pod gets another card."""
     is_any_card = all(share.card is None for share in user.shares)
     return is_any_card or any(user.is_known_on(card) and card.healthy for card in node.cards)

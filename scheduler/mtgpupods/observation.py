@@ -1,7 +1,6 @@
 """Observes the MtgpuPods of a node: creates the input of the node plan from a snapshot of the ClusterCache.
 
-The MtgpuPod controller calls `observe` for each plan. The controller and the writer use the functions that read single
-objects.
+The MtgpuPod controller calls `observe` for each plan.
 """
 
 from collections.abc import Collection
@@ -29,7 +28,7 @@ from scheduler.mtgpupods.observed_node import (
 from scheduler.mtgpupods.occupy_pods import OccupyPod, read_occupy_pod
 
 _LONGEST_PROBLEMS = 4096
-"""The most characters of a message about an invalid MtgpuPod. Its condition has an even shorter message."""
+"""The most characters of `UnreadableMtgpuPod.problems`. The message of a condition is shortened further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,10 @@ class Observation:
 
     Attributes:
         node: The input of the node plan.
-        version: The node's version in the ClusterCache, which refuses reservations if the version has changed.
+        version: The node's version in the ClusterCache. The cache refuses reservations if the version has changed.
         items: The MtgpuPods by UID.
         pods: The Pods that were created for MtgpuPods, by the UID of the MtgpuPod.
-        recheck_seconds: The time after which remnants no longer hold up the first namespace; None if they hold up none.
+        recheck_seconds: The time after which remnants stop holding up a namespace; None if they hold up none.
     """
 
     node: ObservedNode
@@ -65,9 +64,10 @@ def observe(
     and not in another, and would look like a foreign Pod.
 
     Args:
-        enabled: Whether the vocabulary is enabled. If not, only MtgpuPods that are bound or being deleted are observed.
+        enabled: Whether the vocabulary is enabled. If not, valid MtgpuPods that are neither bound nor being deleted are
+            left out.
         gpuid_limit: How many GPUIDs a namespace may use; None means without limit.
-        left_out: The UIDs of MtgpuPods to ignore unless they are bound or being deleted.
+        left_out: The UIDs of further MtgpuPods to leave out, unless they are bound or being deleted.
     """
     snapshot = cluster.mtgpupods.snapshot(name)
     cached, known = snapshot.objects, snapshot.node
@@ -107,7 +107,7 @@ def observe(
 
 @dataclass(slots=True)
 class _Objects:
-    """Collects the MtgpuPods of a node and what is known about each."""
+    """Collects the MtgpuPods of a node and their Pods."""
 
     readable: list[MtgpuPod] = field(default_factory=list)
     unreadable: list[UnreadableMtgpuPod] = field(default_factory=list)
@@ -118,7 +118,7 @@ class _Objects:
     conflicts: set[str] = field(default_factory=set)
 
     def add(self, pod: MtgpuPod | UnreadableMtgpuPod, key: Key, raw: Raw, cached: MtgpuObjects) -> None:
-        """Add an MtgpuPod, and the Pod that has its name if there is one."""
+        """Add an MtgpuPod and the Pod that was created for it, or a conflict if another Pod has its name."""
         self.item_texts[pod.uid] = cached.items.text(key)
         if isinstance(pod, UnreadableMtgpuPod):
             self.unreadable.append(pod)
@@ -138,8 +138,8 @@ class _Objects:
 def read_stored(raw: Raw) -> MtgpuPod | UnreadableMtgpuPod:
     """Read an MtgpuPod of the cache.
 
-    If its spec is too large, it is unreadable unless it is bound. The holding of a bound MtgpuPod does not depend on
-    the parts of the spec that are too large.
+    An MtgpuPod whose spec is too large is unreadable, unless it is bound. The holding of a bound MtgpuPod does not
+    depend on the large parts of the spec.
     """
     excess = raw.get(EXCESS)
     if excess and not table_at(raw, "status").get("BoundDeviceID"):

@@ -1,7 +1,7 @@
 """Defines the input of the node plan: the observed state of the MtgpuPods of one node.
 
-`observation.observe` creates it from the ClusterCache, and `mgpu simulate` from its simulated cluster. The node plan
-must not depend on anything else. If it needs more, add a field to `ObservedNode`.
+`observation.observe` creates it from the ClusterCache. The node plan must not depend on anything else. If it needs more
+data, add a field to `ObservedNode`.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class OwnedPod:
     """The Pod that the controller created for an MtgpuPod.
 
     Attributes:
-        card: The UUID of the card in the environment of its container, or None.
+        card: The UUID of the card that the environment of its containers names, or None.
     """
 
     uid: str
@@ -62,14 +62,14 @@ class ObservedNode:
         exists: Whether there is a Node of this name. MtgpuPods may outlive their Node.
         unschedulable: Whether the node is cordoned.
         nvidia_plugin: Whether the NVIDIA device plugin, and not mgpu, chooses the cards of occupy pods.
-        untolerated: The taint of the node that would end the Pod of an MtgpuPod, by the UID of the MtgpuPod.
+        untolerated: By the UID of the MtgpuPod, a taint of the node that the MtgpuPod does not tolerate.
         unreadable: The invalid MtgpuPods. The cards that they hold are among the holdings.
         owned_pods: The Pods that were created for MtgpuPods, by the UID of the MtgpuPod.
-        name_conflicts: The UIDs of the MtgpuPods whose name a foreign Pod has.
+        name_conflicts: The UIDs of the MtgpuPods whose name is taken by a Pod that was not created for them.
         occupy_pods: By GPUID, the pod that has the name of the GPUID's occupy pod.
         reservations: By UID, the holdings of MtgpuPods that were assigned a card earlier and are not bound yet.
-        gpuid_limit: The limit of GPUIDs for each namespace, or None.
-        held_up: The namespaces with remnants, whose MtgpuPods get no card and no Pod.
+        gpuid_limit: The limit of GPUIDs for each namespace; None means without limit.
+        held_up: The namespaces whose MtgpuPods get no card and no Pod while remnants of these namespaces run.
         remnant_gpuids: By UID, the GPUID of each remnant of an MtgpuPod.
     """
 
@@ -108,14 +108,11 @@ class ObservedNode:
         return next((card for card in self.cards if card.uuid == uuid), None)
 
 
-# Pods of MtgpuPods.
-
-
 def is_owned(pod: Raw, uid: str, pod_uid: str) -> bool:
     """Return whether this Pod, which has the name of an MtgpuPod, was created for it.
 
-    Either its owner reference or the status of the MtgpuPod identifies the Pod, because `kubectl delete
-    --cascade=orphan` removes the reference.
+    Its owner reference or the status of the MtgpuPod shows that. The reference alone does not suffice, because `kubectl
+    delete --cascade=orphan` removes it.
 
     Args:
         uid: The UID of the MtgpuPod.
@@ -136,8 +133,8 @@ def read_owned_pod(raw: Raw) -> OwnedPod:
 def is_interrupted(raw: Raw) -> bool:
     """Return whether this Pod ended because it is being deleted, and not because its work is done.
 
-    The kubelet writes the last phase of a Pod before its deletion completes (Kubernetes 1.27 and later). The pod
-    garbage collector does the same before it deletes the Pods of a node that is gone, and adds a condition.
+    Since Kubernetes 1.27 the kubelet writes a final phase before the deletion of a Pod completes. The pod garbage
+    collector does the same before it deletes the Pods of a node that is gone, and adds a condition.
     """
     conditions = (raw.get("status") or {}).get("conditions") or ()
     return bool(raw["metadata"].get("deletionTimestamp")) or any(

@@ -1,9 +1,8 @@
 """Defines occupy pods, which hold the cards of GPUIDs so that the kubelet and kube-scheduler count them as used.
 
 The containers of MtgpuPods request no device-plugin resource. Instead, the occupy pod of their GPUID requests
-`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). `observation` reads the occupy pods, `node_plan` decides which
-of them exist, and `mtgpupod_writer` creates and deletes them. `mgpu simulate` uses the same manifest. The functions are
-pure.
+`nvidia.com/gpu: 1` (docs/design/mtgpu.md, "Controller"). `node_plan` decides which occupy pods exist, and
+`mtgpupod_writer` creates and deletes them. The functions are pure.
 """
 
 from collections.abc import Mapping
@@ -22,8 +21,8 @@ class OccupyPod:
     Attributes:
         ours: Whether it is an occupy pod of mgpu, and not a foreign pod of that name.
         card: The UUID of its card; None while the card is not known.
-        message: The message of its first false condition, or else of its status, which says why it does not run.
-            None if there is no message.
+        message: The message of its first false condition with a message, or else the message of its status. It may say
+            why the pod does not run. None if there is no message.
     """
 
     uid: str
@@ -105,8 +104,8 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    # The manifest has an affinity instead of `nodeName`, so that kube-scheduler places the pod, and mgpu decides its
-    # card in the binding.
+    # The manifest has an affinity instead of `nodeName`, so that a scheduler binds the pod and mgpu decides its card in
+    # the binding.
     this_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [this_node]}}}
     spec: dict[str, Any] = {
@@ -116,8 +115,8 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
         "enableServiceLinks": False,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 0,
-        # The occupy pod tolerates every taint. When the node gets a taint, the Pods of MtgpuPods that tolerate it
-        # continue to run, so the card must stay in use.
+        # When the node gets a taint, the Pods of MtgpuPods that tolerate it continue to run. So the occupy pod must
+        # tolerate every taint, to hold the card for them.
         "tolerations": [{"operator": "Exists"}],
     }
     if mtgpu.occupy_priority_class:

@@ -1,7 +1,7 @@
 """The history of nodes that the partition controller needs: which plans they refused, and since when cards are idle.
 
-Only the partition controller uses this module, on its thread. The history exists only in memory. A new leader begins
-without it, which is safe: it may repeat a plan that was refused, and idle slices stay for the full time again.
+The history exists only in memory, and is not thread-safe: the partition controller uses it on its thread. A new leader
+begins without it, which is safe: it may repeat a plan that was refused, and idle slices stay for the full time again.
 """
 
 from collections.abc import Callable, Collection
@@ -21,8 +21,8 @@ class _Refused:
 
     Attributes:
         plan: The number of the last plan that was refused.
-        state: The slices and the cards of the node at that time.
-        targets: For each refused set of slices, the time of the refusal.
+        state: The slices and the cards of the node at the first of these refusals.
+        targets: For each refused set of slices, the time of its last refusal.
     """
 
     plan: int
@@ -31,7 +31,7 @@ class _Refused:
 
 
 class RefusedPlans:
-    """Remembers the plans that nodes refused, so that they are not repeated at once.
+    """Remembers the plans that nodes refused, so that the controller does not repeat them at once.
 
     Args:
         clock: A monotonic clock, in seconds.
@@ -42,7 +42,7 @@ class RefusedPlans:
         self._refused: dict[str, _Refused] = {}
 
     def observe(self, target: PartitionableNode) -> None:
-        """Record whether the agent of the node has refused its last plan."""
+        """Record whether the agent of the node has refused the last plan of the node."""
         name, found = target.node.name, target.observed
         if found.refused is None:
             self._refused.pop(name, None)
@@ -63,8 +63,8 @@ class RefusedPlans:
     def forbids(self, target: PartitionableNode, slices: Collection[Slice]) -> bool:
         """Return whether the node refused these slices less than a minute ago, and has not changed since.
 
-        All refused plans of that minute count, not only the last one. Otherwise two refused plans for two pods would
-        be made in turn without end.
+        Earlier refused plans of that minute count too. Otherwise the controller would make two refused plans for two
+        pods in turn, without end.
         """
         self.observe(target)
         refused = self._refused.get(target.node.name)
@@ -82,20 +82,20 @@ def _state(target: PartitionableNode) -> object:
 
 
 class IdleCards:
-    """Measures for how long the slices of cards have been idle on nodes with MPS.
+    """Measures for how long all slices of a card have been idle, on nodes with MPS.
 
-    Slices that are idle for too long are removed, because a card with MPS slices cannot be shared in another way or be
-    allocated as a whole. A card in MIG mode can only be used through slices, so its idle slices keep no pod away.
+    The controller removes slices that are idle for too long, because a card with MPS slices cannot be shared in another
+    way or be allocated as a whole. A card in MIG mode can be used only through slices, so its idle slices stay.
 
     Args:
         clock: A monotonic clock, in seconds.
-        seconds: The time for which slices may be idle. 0 means without limit.
+        seconds: The time for which slices may be idle. With 0 they may be idle without limit.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._idle_since: dict[str, dict[int, float]] = {}  # by node and card, the time
+        self._idle_since: dict[str, dict[int, float]] = {}  # By node and card, the time since which it is idle.
 
     def __bool__(self) -> bool:
         return bool(self._idle_since)
@@ -104,9 +104,9 @@ class IdleCards:
         return tuple(sorted(self._idle_since))
 
     def observe(self, target: PartitionableNode) -> None:
-        """Record which cards of the node are idle. If an idle card gets more slices, its time is not reset."""
+        """Record which cards of the node are idle now. New slices on an idle card do not reset the time of the card."""
         found, name = target.observed, target.node.name
-        # If there is no plan of mgpu, an administrator made the slices, and only an administrator may remove them.
+        # On a node without a plan of mgpu, an administrator made the slices, and only an administrator may remove them.
         if not self._seconds or found.mode != MPS or not found.has_positions or found.planned is None:
             self.forget(name)
             return
@@ -117,7 +117,7 @@ class IdleCards:
             self._idle_since[name] = {card: before.get(card, now) for card in sorted(cards)}
 
     def due(self, node: str, extra_seconds: float = 0.0) -> frozenset[int]:
-        """Return the cards that have been idle for longer than allowed, by at least `extra_seconds`."""
+        """Return the cards that have been idle for the allowed time and `extra_seconds` more, or longer."""
         since = self._clock() - self._seconds - extra_seconds
         return frozenset(card for card, at in self._idle_since.get(node, {}).items() if at <= since)
 

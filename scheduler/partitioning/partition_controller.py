@@ -1,10 +1,10 @@
 """The partition controller: partitions cards for pods that wait for slices, on a thread of its own.
 
-`scheduler.runtime` creates the controller, and its thread works while this replica leads. The filter and the late
-binding decisions report the pods that wait. The controller is level-triggered: each round derives what to do from the
-ClusterCache, so a crash between any two steps costs only time. A new plan is first added to the ClusterCache, so that
-every decision respects it, and is then written to the Node. While a plan is being carried out, no second plan is made
-for its node (docs/design/slices.md, "Barrier") or for a pod for which the plan has slices.
+The thread makes plans while this replica leads. The extender and the late binding decisions report the pods that wait.
+The controller is level-triggered: each round derives what to do from the ClusterCache and the waiting pods, so a crash
+between any two steps costs only time. A new plan is first added to the ClusterCache, so that every decision respects
+it, and is then written to the Node. While a plan is being carried out, its node gets no second plan
+(docs/design/slices.md, "Barrier"). A pod for which the plan has slices gets no second plan for a minute.
 """
 
 import logging
@@ -46,11 +46,11 @@ MISSING_SECONDS = 10.0
 During this time the agent of the node tries to restore them.
 """
 _ROUND_SECONDS = 1.0
-"""The time between rounds while something can become due without an event."""
+"""The time between rounds while work can become due without an event."""
 _SPACING_SECONDS = 0.02
-"""The least time between rounds, so that events in quick succession share a round."""
+"""The minimum time between rounds, so that events in quick succession share a round."""
 _PODS_PER_PLAN = 64
-"""The most pods that one plan may serve. The time of the search for their slices grows with their number."""
+"""The most waiting pods for which one plan may create slices. The search takes longer the more pods there are."""
 
 
 class PartitionController:
@@ -64,7 +64,7 @@ class PartitionController:
         may_decide: A function that raises RetryLater while this process must not write.
         clock: A monotonic clock, in seconds.
         now: A clock that returns the seconds since 1970, from which the numbers of plans are derived.
-        budgets: Limits the effort of the searches; None for limits of its own.
+        budgets: Limits the effort of the searches. With None, the controller has allowances of its own.
 
     Attributes:
         configs: The ConfigMap of sharing configurations, which `scheduler.runtime` keeps up to date.
@@ -117,14 +117,17 @@ class PartitionController:
             self.wake()
 
     def can_serve(self, known: GpuPod) -> bool:
-        """Return whether a plan of its node can create the slices of a bound pod. If so, request that plan."""
+        """Return False if no plan of its node can create the slices of a bound pod. Otherwise request such a plan.
+
+        The answer is also True while it is not known yet whether a plan can create them.
+        """
         target = self._cluster.partitions.get(known.pod.node, known.pod.uid)
         request = known.request
         wanted = requested_slices(request) if request else {}
         if target is None or request is None or not wanted or target.problem or request.unmet_requirement(target.node):
             return False
         if target.observed.has_positions and not target.observed.has_pending_plan:
-            # If the search ends without a result, the slices count as possible, and the attempt to make a plan decides.
+            # If the search ends without a result, the answer is True, and the attempt to make a plan decides.
             with suppress(EffortExceeded, Exhausted), self._budgets.call(known.pod.namespace, request) as call:
                 if not can_be_partitioned_for(target, wanted, call.next_budget()):
                     return False
@@ -132,20 +135,22 @@ class PartitionController:
         return True
 
     def changed(self, node: str) -> None:
-        """Observe a node again in the next round, because its slices or the holdings of them have changed."""
+        """Observe a node in the next round, because its slices or their holders have changed."""
         with self._event:
             self._changed.add(node)
         self.wake()
 
     def begin(self) -> None:
-        """Begin a term as leader: drop the plans of an earlier term that were not written, and observe all nodes."""
+        """Begin a term as leader: observe all nodes, and drop the plans of an earlier term that are not on their Nodes.
+
+        If such a plan was written nevertheless, the watch delivers it.
+        """
         for plan in self._cluster.partitions.plans():
             self._cluster.partitions.drop_plan(plan)
         for node in self._cluster.partitions.nodes():
             self.changed(node)
 
     def wake(self) -> None:
-        """Start a round soon."""
         with self._event:
             self._due = True
             self._event.notify_all()
@@ -162,7 +167,7 @@ class PartitionController:
             try:
                 self.work()
             except Exception:
-                # This is the outermost loop of the thread: an error on one node must not keep all pods waiting.
+                # Nothing outside of this loop handles errors. An error with one node must not keep all pods waiting.
                 log.exception("planning of partitions failed")
             stop.wait(_SPACING_SECONDS)
 
@@ -178,7 +183,7 @@ class PartitionController:
     # One round.
 
     def work(self) -> None:
-        """Run one round, which does everything that is due now."""
+        """Run one round: make the plans that are due, and write what is not written yet."""
         try:
             self._may_decide()
             with self._event:
@@ -226,7 +231,7 @@ class PartitionController:
     # Plans.
 
     def _restore(self, pods: Sequence[WaitingPod]) -> None:
-        """Make plans that create the missing slices of bound pods again, whether other pods wait or not."""
+        """Make plans that create missing slices of bound pods again, even if no pod waits."""
         for name, since in sorted(self._missing_since.items()):
             target = self._cluster.partitions.get(name)
             if target is None or not target.missing:
@@ -247,7 +252,7 @@ class PartitionController:
                 self._plan(target, slices, others)
 
     def _serve(self, pods: Sequence[WaitingPod]) -> None:
-        """Make plans for the pods that find no free slices."""
+        """Make plans for the waiting pods that find no free slices."""
         waiting = [pod for pod in pods if not pod.passed]
         if not waiting:
             return
@@ -257,7 +262,7 @@ class PartitionController:
         self._promises.make_from_spare(
             ordered, {name: target for name, target in targets.items() if target.observed.has_pending_plan}
         )
-        # Thousands of pods of a namespace may have the same request and nodes, so each such pair is checked once.
+        # Thousands of pods may have the same request and the same nodes, so each such pair is checked once.
         finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
         blocked = []
         for pod in ordered:
@@ -274,13 +279,13 @@ class PartitionController:
                 self._plan_for(pod, blocked, pods)
 
     def _is_nominated(self, pod: WaitingPod) -> bool:
-        """Return whether the node for which this pod is nominated has free slices for it."""
+        """Return whether the pod is nominated to a node that has free slices for it."""
         name = pod.known.pod.nominated_node
         target = self._cluster.partitions.get(name, pod.known.pod.uid) if name in pod.nodes else None
         return target is not None and target.fits(pod.wanted)
 
     def _plan_for(self, pod: WaitingPod, others: Sequence[WaitingPod], all_pods: Sequence[WaitingPod]) -> None:
-        """Make a plan for this pod on the best node that may get a plan, with slices for as many others as possible."""
+        """Make a plan for this pod on the best node that may get one. Other pods get slices in the plan if possible."""
         known, request = pod.known.pod, pod.known.request
         if request is None:
             return
@@ -293,8 +298,8 @@ class PartitionController:
         ]
         if pod.blocked_since is None:
             pod.blocked_since = self._clock()
-        # Other pods may pass filters again and again without being bound, so after a while only promises reserve
-        # slices.
+        # Pods that pass filters without being bound would keep their slices from this pod forever. So after
+        # READY_SECONDS only slices with a promise are spared.
         waits = self._clock() < pod.blocked_since + READY_SECONDS
         claimants = all_pods if waits else [other for other in all_pods if other.promise]
         with suppress(EffortExceeded), self._budgets.call(known.namespace, request, charge_single=True) as call:
@@ -315,7 +320,7 @@ class PartitionController:
                     return
 
     def _remove_idle(self, pods: Sequence[WaitingPod]) -> None:
-        """Make plans that remove the slices of cards that were idle for long, unless pods are about to get them."""
+        """Make plans that remove slices of cards that were idle for long, unless pods are about to get these slices."""
         for name in self._idle.nodes():
             target = self._cluster.partitions.get(name)
             if target is None:
@@ -325,7 +330,7 @@ class PartitionController:
             due = self._idle.due(name)
             if not due or not self._may_plan(target) or target.missing:
                 continue
-            # As in `_plan_for`: after a while only promises reserve slices.
+            # As in `_plan_for`, after READY_SECONDS only slices with a promise are spared.
             promised = [pod for pod in pods if pod.promise]
             late = self._idle.due(name, READY_SECONDS) - {s.card for s in self._with_claims(target, promised).used}
             due = late | (due - {s.card for s in self._with_claims(target, pods).used})
@@ -356,7 +361,7 @@ class PartitionController:
         return True
 
     def _warn_node(self, node: str, message: str, reason: str = "NoPlan") -> None:
-        """Create an Event about the node, unless the last Event about it had the same message."""
+        """Create an Event about the node, unless the last Event had the same message."""
         if self._reported.get(node) != message:
             self._reported[node] = message
             self._warn(node_reference(node), reason, message)

@@ -1,9 +1,8 @@
 """Writes plans to Nodes and, under MPS, the resulting sharing configurations to a ConfigMap.
 
-`scheduler.runtime` creates the `PlanWriter` and watches the ConfigMap. Otherwise only the partition controller calls
-this module. The controller and the agent of a node write the same annotation, and all nodes and administrators share
-one ConfigMap. So every write is conditional on the resourceVersion that was read, and never overwrites what another
-author has written.
+The controller and the agent of a node write the same annotation of the Node, and all nodes and administrators share one
+ConfigMap. So every change is conditional on the resourceVersion that was read, and never overwrites what another author
+has written.
 """
 
 import logging
@@ -28,21 +27,21 @@ from scheduler.engine.partitioning.partitionable_node import PartitionableNode
 log = logging.getLogger(__name__)
 
 _TRIES = 20
-"""The most attempts at one write. An attempt fails with a conflict only if another author has written meanwhile."""
+"""The most attempts at one write. An attempt conflicts only if another author has written in the meantime."""
 _UNOBSERVED_SECONDS = 60.0
-"""The time for which the watch may take to deliver a written plan, before the plan is compared with the Node again."""
+"""The time that the watch may take to deliver a written plan. After that the plan is compared with the Node again."""
 _OUTDATED_SECONDS = 5.0
-"""The time for which a node gets no new plan after a plan was outdated when it was written, unless the node changes."""
+"""The time for which a node gets no new plan after its plan was dropped, unless the node changes."""
 
 
 class PlanWriter:
     """Writes plans and sharing configurations to the API server.
 
-    A call raises ApiError, Unreachable or RetryLater if the write has failed, or if it is not known whether it has
-    succeeded. Repeat the call then: a write that has succeeded is not made twice.
+    If a method raises ApiError, Unreachable or RetryLater, it is not known whether the write has succeeded. The caller
+    should repeat the call: a write that has succeeded is not made twice.
 
     Attributes:
-        maps: The path of the ConfigMaps in the namespace, for lists and watches.
+        maps: The API path of the ConfigMaps in the namespace of the sharing configurations.
         only_map: The query that selects the one ConfigMap.
     """
 
@@ -58,7 +57,8 @@ class PlanWriter:
         """Write a plan to its Node.
 
         Returns:
-            None if the Node has the plan now. Otherwise the reason why the plan must be dropped.
+            None if the Node has the plan now. Otherwise the reason why the plan must be dropped: it is outdated, or the
+            API server refuses it.
         """
         path = f"/api/v1/nodes/{quote(plan.node, safe='')}"
         for _ in range(_TRIES):
@@ -87,7 +87,7 @@ class PlanWriter:
         raise RetryLater(f"node {plan.node} changes too often: {_TRIES} writes in a row failed with a conflict")
 
     def write_config(self, node: str, spec: SliceCounts) -> None:
-        """Write the entry of a node to the ConfigMap, which is created if it does not exist."""
+        """Write the entry of a node to the ConfigMap. Create the ConfigMap if it does not exist."""
         text = write_config(spec)
         for _ in range(_TRIES):
             try:
@@ -119,7 +119,7 @@ class PlanWriter:
 
 
 class PlanPublisher:
-    """Writes the plans of the ClusterCache and, under MPS, the ConfigMap after the annotation. Not thread-safe.
+    """Writes the new plans of the ClusterCache and, for nodes with MPS, then the ConfigMap. Not thread-safe.
 
     Args:
         configs: The ConfigMap as the watch has delivered it.
@@ -140,12 +140,12 @@ class PlanPublisher:
         self._configs = configs
         self._may_decide = may_decide
         self._clock = clock
-        self._written: dict[str, tuple[int, float]] = {}  # by node: its last plan, and when it was written
-        self._outdated: dict[str, tuple[int, float]] = {}  # by node: its version, and the end of its pause
+        self._written: dict[str, tuple[int, float]] = {}  # By node, its last plan and the time of the write.
+        self._outdated: dict[str, tuple[int, float]] = {}  # By node, its version and the end of its pause.
         self._configs_due: set[str] = set()
 
     def observe(self, target: PartitionableNode) -> None:
-        """Let the next call of `publish` compare the node's entry in the ConfigMap with the node's annotation."""
+        """For a node with MPS and a plan, let `publish` compare the entry in the ConfigMap with the annotation."""
         if target.observed.mode == MPS and target.observed.partitioning.plan is not None:
             self._configs_due.add(target.node.name)
 
@@ -155,16 +155,16 @@ class PlanPublisher:
         self._configs_due.discard(node)
 
     def is_busy(self) -> bool:
-        """Return whether something must still be written, or must still be delivered by the watch."""
+        """Return whether a plan or an entry is not written yet, or the watch has not delivered a plan yet."""
         return bool(self._configs_due or self._cluster.partitions.plans())
 
     def is_paused(self, target: PartitionableNode) -> bool:
-        """Return whether the node gets no plan for now, because its last plan was outdated and has been dropped."""
+        """Return whether the node gets no plan for now, because its last plan was dropped."""
         version, until = self._outdated.get(target.node.name, (-1, 0.0))
         return version == target.version and self._clock() < until
 
     def publish(self) -> None:
-        """Write what is due. Raises RetryLater while this process must not write."""
+        """Write the plans and entries that are due. Raises RetryLater if this process must not write them."""
         for plan in self._cluster.partitions.plans():
             number, at = self._written.get(plan.node, (-1, 0.0))
             if number != plan.id or self._clock() >= at + _UNOBSERVED_SECONDS:
@@ -195,7 +195,7 @@ class PlanPublisher:
             self._configs_due.add(plan.node)
 
     def _publish_config(self, name: str) -> bool:
-        """Write the node's entry in the ConfigMap if it differs from its annotation. Return False if that failed."""
+        """Write the entry of the node if it differs from the node's annotation. Return False if the write failed."""
         target = self._cluster.partitions.get(name)
         if (
             target
@@ -219,8 +219,8 @@ class SharingConfigs:
     """The ConfigMap of sharing configurations as the watch has delivered it. Thread-safe; its lock guards the data.
 
     Args:
-        nodes_changed: A function that is called with the names of the nodes whose entries have changed, so that only
-            these nodes are observed again. It must return at once.
+        nodes_changed: A function that is called with the names of the nodes whose entries have changed. It must not
+            block.
     """
 
     def __init__(self, nodes_changed: Callable[[Collection[str]], None]) -> None:
@@ -235,7 +235,7 @@ class SharingConfigs:
         self._set({})
 
     def has(self, node: str, spec: SliceCounts) -> bool:
-        """Return whether the entry of the node has these slices. The format of its YAML does not matter."""
+        """Return whether the entry of the node has these slices, however its YAML is formatted."""
         with self._lock:
             return _has_entry(self._data, node, spec)
 
@@ -253,8 +253,8 @@ def _has_entry(data: Mapping[str, str], node: str, spec: SliceCounts) -> bool:
 def _read(text: str) -> SliceCounts | None:
     """Return the slices of an entry, or None if the entry is invalid.
 
-    The result is cached, because parsing the YAML of one node takes 12 ms, and the entry is compared after each change
-    of the node's pods.
+    Results are cached, because parsing the YAML of one node takes 12 ms, and each change of the node's pods causes a
+    comparison.
     """
     try:
         return read_config(text)
@@ -263,7 +263,7 @@ def _read(text: str) -> SliceCounts | None:
 
 
 def _outdated_reason(plan: PartitionPlan, found: NodeSlices) -> str | None:
-    """Return the reason why a plan is outdated for its node, or None."""
+    """Return the reason why the plan is outdated for its node, or None if it is not."""
     if found.partitioning.plan != plan.previous_id:
         return f"the node has plan {found.partitioning.plan} by now"
     if any(mode_of(s.name) != found.mode for s in plan.slices):

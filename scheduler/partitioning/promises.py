@@ -1,8 +1,8 @@
-"""Handles promises. A promise says which plan has slices for a waiting pod, and until when other plans spare them.
+"""Makes and ends promises. A promise says which plan has slices for a waiting pod.
 
 A plan is made for one pod, and often creates slices for other pods too. Each of these pods gets a promise, so that no
-second plan is made for it while the first one is carried out. Only the partition controller uses this module, on its
-thread. A promise is not a reservation: any pod may take a free slice, and the ledger does not contain promises.
+second plan is made for it while the first one is carried out. When the slices exist, other plans spare them for a short
+time. A promise is not a reservation: any pod may take a free slice, and the ledger does not contain promises.
 """
 
 import logging
@@ -21,16 +21,16 @@ from scheduler.partitioning.waiting_pods import PlanningOrder, Promise, WaitingP
 log = logging.getLogger(__name__)
 
 PROMISE_SECONDS = 60.0
-"""The time for which a pod waits for its plan to be carried out, before a plan of another node is made for it."""
+"""The time for which a pod waits until its plan is in force. After it, another node may get a plan for the pod."""
 READY_SECONDS = 15.0
-"""The time for which other plans do not destroy new slices of pods that have not used them yet.
+"""The time for which other plans spare new slices that their pod has not used yet.
 
 kube-scheduler retries a pod within ten seconds after its node has changed.
 """
 
 
 class Promises:
-    """Makes, follows and ends the promises of waiting pods. Not thread-safe.
+    """Makes, updates and ends the promises of waiting pods. Not thread-safe.
 
     Args:
         clock: A monotonic clock, in seconds.
@@ -45,7 +45,7 @@ class Promises:
         self._clock = clock
 
     def make(self, target: PartitionableNode, slices: Iterable[Slice], plan: int, pods: Sequence[WaitingPod]) -> None:
-        """Promise the slices of a plan to these pods in their order, until no slices are left."""
+        """Promise the free slices of a plan to these pods. Pods that come first in `pods` are served first."""
         for pod, is_served in zip(
             pods, find_served_pods(slices, target.used, [pod.wanted for pod in pods]), strict=True
         ):
@@ -54,7 +54,7 @@ class Promises:
                 pod.promise = Promise(target.node.name, plan, self._clock() + PROMISE_SECONDS)
 
     def make_from_spare(self, pods: Sequence[WaitingPod], under_way: Mapping[str, PartitionableNode]) -> None:
-        """Promise the slices that plans under way create in addition to those that are promised already.
+        """Promise those slices of the plans under way that are not promised to a pod yet.
 
         Args:
             pods: The waiting pods, in the order in which plans are made for them.
@@ -80,14 +80,17 @@ class Promises:
         ]
 
     def follow(self, pods: Sequence[WaitingPod], deleted: Iterable[WaitingPod]) -> list[Promise]:
-        """End the promises that are kept, broken or not used.
+        """Update the promises to the state of their nodes, and end those that no longer hold.
+
+        A promise ends if its plan is not in force in time, if other pods took its slices, or if its pod did not use
+        them in time.
 
         Args:
             pods: The waiting pods.
-            deleted: The pods that were deleted before they had their slices.
+            deleted: The pods that no longer wait and got no slices, mostly because they were deleted.
 
         Returns:
-            The promises that ended because their plan was not in force in time.
+            The promises whose plan was not in force in time.
         """
         for pod in deleted:
             if pod.promise:
@@ -119,7 +122,7 @@ class Promises:
         return is_binding_expected and node in pod.nodes
 
     def _next(self, pod: WaitingPod, promise: Promise, target: PartitionableNode) -> Promise | None:
-        """Return the promise according to the state of its node, or None if the promise has ended."""
+        """Return the updated promise, or None if it has ended."""
         partitioning = target.observed.partitioning
         now = self._clock()
         if not promise.ready:
@@ -128,7 +131,7 @@ class Promises:
             is_under_way = target.observed.has_pending_plan and partitioning.plan == promise.plan
             return promise if is_under_way else None
         if not target.fits(pod.wanted):
-            return None  # other pods took the slices, so this pod is not charged for them
+            return None  # Other pods took the slices, so the namespace of this pod is not charged.
         if now < promise.until:
             return promise
         self._order.missed(pod, promise.node, promise.plan)

@@ -1,10 +1,8 @@
 """Stores the pods that wait for slices, and decides the order in which plans are made for them.
 
-The filter and the late binding decisions report the pods on their threads, and the partition controller makes plans for
-them on its own thread. A plan may destroy free slices that other pods could use, and keeps the driver of a node busy
-for seconds, whereas a waiting pod holds nothing. So a namespace has a budget of plans for each node. Without it, two
-pods that are never bound could cause a node to be partitioned back and forth forever. All state is in memory, and a new
-leader begins without it.
+A plan may destroy free slices that other pods could use, and keeps the driver of a node busy for seconds, whereas a
+waiting pod holds nothing. So a namespace has a budget of plans for each node. Without it, two pods that are never bound
+could cause a node to be partitioned back and forth forever. All state is in memory, and a new leader begins without it.
 """
 
 import threading
@@ -19,22 +17,22 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.round_robin import by_turns
 
 _REMEMBERED_SECONDS = 400.0
-"""The time for which a pod counts as waiting after a filter. kube-scheduler retries a pod within five minutes."""
+"""The time for which a pod that was filtered counts as waiting. kube-scheduler retries a pod within five minutes."""
 _BINDING_SECONDS = 5.0
-"""The time for which the binding of a pod is expected after the pod has passed a filter."""
+"""The time for which the binding of a pod is expected after a node has passed its filter."""
 _UNOBSERVED_SECONDS = 30.0
-"""The time for which the watch may take to deliver a reported pod. After that the pod counts as deleted."""
+"""The time that the watch may take to deliver a reported pod. After that the pod counts as deleted."""
 BURST = 6
-"""The number of plans in a row that destroy free slices and that a namespace may cause on one node."""
+"""The number of plans in a row that a namespace may cause on one node if the plans destroy free slices."""
 REFILL_SECONDS = 20.0
 """The time after which a namespace may cause one more such plan."""
 _MISSED_COST = 10
-"""The number of such plans that are charged in addition if a pod does not use the slices that were made for it."""
+"""The number of plans that are charged in addition if a pod does not use the slices that were made for it."""
 FIRST_PAUSE = 60.0
-"""The time for which a pod gets no plan after it did not use its slices. It doubles each time up to `LONGEST_PAUSE`."""
+"""The time for which a pod gets no plan after it did not use its slices. It doubles each time, up to LONGEST_PAUSE."""
 LONGEST_PAUSE = 300.0
 _NAMESPACES_REMEMBERED = 1_000
-"""The number of namespaces that keep their place in the order of turns."""
+"""The most namespaces whose place in the order of turns is remembered."""
 
 
 class Promise(NamedTuple):
@@ -43,7 +41,8 @@ class Promise(NamedTuple):
     Attributes:
         node: The name of the node.
         plan: The number of the plan.
-        until: The end of the promise. After it, plans of other nodes may be made for the pod.
+        until: The time until which the plan must be in force; if `ready`, the time until which other plans spare the
+            slices.
         ready: Whether the plan is in force, so that the slices exist.
     """
 
@@ -58,18 +57,18 @@ class WaitingPod:
     """A pod that requests slices and does not have them yet.
 
     Attributes:
-        known: The pod as it was reported or as the watch has delivered it since.
+        known: The pod in its latest version, which either was reported or came from the watch.
         wanted: The number of requested slices by name.
         nodes: The names of the nodes on which the pod fits, either now (`passed`) or after a new partitioning.
-        since: The time at which the pod was reported first.
-        filtered_at: The time at which the pod was reported last.
+        since: The time of the first report of the pod.
+        filtered_at: The time of the last report.
         until: The time after which the pod is forgotten, unless it has a promise.
-        passed: Whether `nodes` have free slices for the pod, so that its binding is expected.
+        passed: Whether the pod fits on `nodes` now, so that its binding is expected.
         observed: Whether the watch has delivered the pod.
-        promise: The slices that a plan has for the pod, or None.
-        blocked_since: The time since which no plan could be made for the pod; None if a plan was made or none was
-            tried.
-        missed: The node and the number of each plan for the pod that was not in force in time.
+        promise: The promise of the pod, or None.
+        blocked_since: The time since which attempts to make a plan for the pod have failed; None if there was no
+            attempt since the last promise.
+        missed: The node and the number of each plan that promised slices to the pod and was not in force in time.
     """
 
     known: GpuPod
@@ -97,8 +96,9 @@ class WaitingPod:
 class WaitingPods:
     """The pods that wait for slices. Thread-safe.
 
-    The objects that `update` returns are shared. `put` changes their nodes, `passed` and times on the threads of its
-    callers. All other attributes belong to the thread of the partition controller. The lock guards the collection.
+    The objects that `update` returns are shared. `put` changes their `nodes`, `passed`, `filtered_at` and `until` on
+    the threads of its callers. The other attributes belong to the thread of the partition controller. The lock guards
+    the collection.
 
     Args:
         clock: A monotonic clock, in seconds.
@@ -114,10 +114,9 @@ class WaitingPods:
         return bool(self._pods)
 
     def put(self, known: GpuPod, nodes: Sequence[str], passed: Sequence[str] = ()) -> None:
-        """Record the result of a filter.
+        """Record the result of a filter. A pod that fits on no node is removed, unless it has a promise.
 
         Args:
-            known: The pod.
             nodes: The names of the nodes on which the pod would fit after a new partitioning. They are ignored if
                 `passed` is not empty.
             passed: The names of the nodes on which it fits now.
@@ -138,10 +137,10 @@ class WaitingPods:
             waiting.until = now + (_BINDING_SECONDS if passed else _REMEMBERED_SECONDS)
 
     def update(self) -> tuple[list[WaitingPod], list[WaitingPod]]:
-        """Remove the pods that do not wait any more.
+        """Remove the pods that no longer wait.
 
         Returns:
-            The pods that wait, oldest first, and the removed pods that had a promise and were never bound.
+            The pods that wait, oldest first, and the removed pods that had a promise but got no slices.
         """
         with self._lock:
             deleted = []
@@ -152,7 +151,7 @@ class WaitingPods:
             return sorted(self._pods.values(), key=lambda waiting: waiting.order), deleted
 
     def forget(self, waiting: WaitingPod, filtered_at: float) -> None:
-        """Remove a pod, unless it was reported again after this time."""
+        """Remove a pod, unless it was reported after this time."""
         with self._lock:
             if waiting.filtered_at <= filtered_at:
                 self._pods.pop(waiting.known.pod.uid, None)
@@ -213,8 +212,8 @@ class PlanningOrder:
     def sort(self, pods: Iterable[WaitingPod]) -> list[WaitingPod]:
         """Return the pods in the order in which plans are made for them.
 
-        Namespaces take turns, beginning with the one whose last plan is the oldest. Within a namespace, pods that used
-        all slices that were made for them come first, and then older pods before younger ones.
+        Namespaces take turns. Those without a plan so far come first, then the one whose last plan is the oldest.
+        Within a namespace, the pods that least often left their slices unused come first, and among them the oldest.
         """
         ranks = {name: i for i, name in enumerate(self._served, 1)}
         pods = sorted(pods, key=lambda pod: (self._times_missed(pod), pod.order))
@@ -231,10 +230,10 @@ class PlanningOrder:
         return budget is None or budget.full_at <= self._clock() + (BURST - 1) * REFILL_SECONDS
 
     def planned(self, pod: WaitingPod, node: str, *, destroys: bool) -> None:
-        """Record that a plan was made for this pod, and charge it to the namespace.
+        """Record that a plan was made for this pod. Charge it to the namespace if it destroys free slices.
 
         Args:
-            destroys: Whether the plan destroys free slices. If not, nothing is charged.
+            destroys: Whether the plan destroys free slices.
         """
         self._served[pod.namespace] = None
         self._served.move_to_end(pod.namespace)
@@ -244,13 +243,13 @@ class PlanningOrder:
             self._charge(pod.namespace, node, 1)
 
     def missed(self, pod: WaitingPod, node: str, plan: int) -> None:
-        """Charge a plan to the namespace of a pod that did not use its slices, and pause the pod."""
+        """Charge an unused plan to the namespace of the pod, and pause the pod."""
         now = self._clock()
         self._missed = {uid: row for uid, row in self._missed.items() if now < row.until + LONGEST_PAUSE}
         times = self._times_missed(pod)
         self._missed[pod.known.pod.uid] = _Missed(times + 1, now + min(FIRST_PAUSE * 2**times, LONGEST_PAUSE))
         budget = self._budgets.get(node, {}).get(pod.namespace)
-        if budget is None or budget.missed != plan:  # each plan is charged once, even if many pods did not use it
+        if budget is None or budget.missed != plan:  # Each plan is charged once, even if many pods did not use it.
             self._charge(pod.namespace, node, _MISSED_COST).missed = plan
 
     def forget(self, node: str) -> None:
