@@ -58,10 +58,6 @@ class Agent:
     Args:
         settings: The settings; `settings.deviceplugin` must name the node.
         objects: The Node and its Device. The agent starts their watches.
-        source: The source from which the cards are read.
-        api: The client of the API server.
-        driver: The driver that reads, creates and destroys MIG instances.
-        records: The verifier that checks the seals of allocation records.
     """
 
     def __init__(
@@ -159,7 +155,6 @@ class Agent:
         )
 
     def _subscribe(self) -> None:
-        """Connect each change with the parts that react to it."""
         state = self._state
         report, limit, partition = self._reporter.update, self._limits.wake, self._slices.wake
         wake_cards, wake_pods = state.cards_changed.wake, state.pods_changed.wake
@@ -247,12 +242,10 @@ class Agent:
 
     @property
     def node(self) -> str:
-        """The node's name."""
         return self._state.node
 
     @property
     def watch(self) -> Reflector:
-        """The watch of the node's pods."""
         return self._state.pod_watch
 
     def card_holdings(self) -> CardHoldings:

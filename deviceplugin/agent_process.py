@@ -13,9 +13,6 @@ from deviceplugin.handover.node_ownership import Outcome
 class AgentProcess:
     """A sequence of agents. Call `run` once; `stop` may be called from any thread.
 
-    Args:
-        make_agent: A function that creates a new agent at each call.
-
     Attributes:
         agent: The present agent. Any thread may read this attribute.
     """

@@ -1,7 +1,7 @@
 """Connects the agent's asyncio event loop with its threads: wakes coroutines, and detects a loop that is blocked.
 
-The kubelet's calls are answered on one event loop; the watches and the probes run on threads. A coroutine waits for a
-change on a thread by a `Wakeup`. The probes read the `Heartbeat`.
+The kubelet's calls are answered on one event loop; the watches and the probes run on threads. A coroutine that waits
+for a thread uses a `Wakeup`. The probes read the `Heartbeat`.
 """
 
 import asyncio
@@ -68,9 +68,6 @@ class Heartbeat:
 
     The probes are answered on threads, so without a heartbeat an agent with a blocked loop would seem healthy. But a
     blocked loop can block the kubelet too, whose Allocate call has no timeout.
-
-    Args:
-        clock: A monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +75,6 @@ class Heartbeat:
         self._last_beat: float | None = None
 
     async def run(self) -> None:
-        """Beat until cancelled."""
         while True:
             self._last_beat = self._clock()
             await asyncio.sleep(_BEAT_SECONDS)

@@ -1,10 +1,9 @@
 """The agent's HTTP server, with `/healthz` and `/readyz` for the kubelet's probes, and `/metrics` for Prometheus.
 
 Tenants can flood the server's port: the probes of a pod may name any host, and the kubelet sends them from the node's
-own address, so neither a NetworkPolicy nor a list of addresses stops them.
-Therefore this server limits the number of connections, and the size and duration of each request. With
-`prometheus_client.start_http_server`, which has no such limits, a tenant could exhaust the agent's memory
-(docs/security.md).
+own address, so neither a NetworkPolicy nor a list of addresses stops them. Therefore this server limits the number of
+connections, and the size and duration of each request. With `prometheus_client.start_http_server`, which has no such
+limits, a tenant could exhaust the agent's memory (docs/security.md).
 """
 
 import sys
@@ -123,10 +122,6 @@ class HealthServer:
         ready: A function that returns why the agent is not ready, or None, for `/readyz` in the same way.
         host: The address to listen on; "" stands for all addresses.
         metrics: A function that returns the page `/metrics`; None if there is no such page.
-        content_type: The content type of the page of metrics.
-
-    Attributes:
-        port: The port that the server listens on.
     """
 
     def __init__(

@@ -59,7 +59,6 @@ class CardHoldings(NamedTuple):
     """The cards of a node, and what pods hold of them.
 
     Attributes:
-        gpus: All GPUs of the node.
         devices: The devices on which containers can start: the GPUs that are not partitioned, and the slices.
         held: The holdings of the pods, one for each pod.
     """
@@ -86,11 +85,7 @@ class Agent(Protocol):
 
 
 class NodeCards(Collector):
-    """A collector that reads the state of the agent and its cards at each scrape.
-
-    Args:
-        agent: A function that returns the present agent of the process.
-    """
+    """A collector that reads the state of the agent and its cards at each scrape."""
 
     def __init__(self, agent: Callable[[], Agent]) -> None:
         self._agent = agent

@@ -9,12 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeEvents:
-    """A writer of Events, which sends them in the background. Thread-safe.
-
-    Args:
-        recorder: The client that sends Events.
-        node: The name of the node.
-    """
+    """A writer of Events, which sends them in the background. Thread-safe."""
 
     def __init__(self, recorder: Recorder, node: str) -> None:
         self._recorder = recorder
@@ -31,5 +26,4 @@ class NodeEvents:
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 
     def stop(self) -> None:
-        """Write no further Events."""
         self._recorder.stop()

@@ -40,24 +40,11 @@ class NodeState:
     The docstring of each part's class says from which threads it may be used.
 
     Attributes:
-        settings: The settings.
-        objects: The watched Node and Device.
-        plugin_folder: The kubelet's device-plugins folder.
         checkpoint: The checkpoint file of the kubelet's device manager.
-        cdi_files: The CDI files of the containers.
         changes: The events between the parts of the agent.
         cards_changed: A signal that wakes coroutines when cards or partitions change.
         pods_changed: A signal that wakes coroutines when pods, cards, partitions or remnants change.
-        events: The writer of Events.
-        cards: The watch of the node's GPUs.
-        partitions: The observed partitions of the GPUs.
         devices: The GPUs and the slices, combined from `cards` and `partitions`.
-        pods: The cache of the node's pods.
-        pod_watch: The watch of the node's pods, which fills `pods`.
-        pod_resources: The client of the kubelet's PodResources service.
-        runtime: The client of the container runtime.
-        remnants: The remnants of the node.
-        grants: The holdings of the pods that were allowed to start.
         whole_cards: The server of whole cards, and the cards that pods have from another plugin or without a record.
     """
 
@@ -95,7 +82,6 @@ class NodeState:
 
     @property
     def node(self) -> str:
-        """The node's name."""
         return self.settings.deviceplugin.node
 
     def recover_grants(self) -> None:

@@ -22,14 +22,7 @@ from mgpu.model.ledger import Share
 
 
 class Reconciler:
-    """The coroutines that react to changes of pods and of whole cards. Use it on one event loop.
-
-    Args:
-        state: The parts of the agent that observe the node.
-        records: The writer of acknowledgements.
-        plugin_set: The plugins, which let containers start when this object calls `resume`.
-        resources: The registrations of the resources.
-    """
+    """The coroutines that react to changes of pods and of whole cards. Use it on one event loop."""
 
     def __init__(
         self, state: NodeState, records: RecordWriter, plugin_set: PluginSet, resources: AdvertisedResources

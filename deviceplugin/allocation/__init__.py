@@ -11,13 +11,6 @@ from deviceplugin.delivery.exchange import RecordExchange
 
 
 def make_allocator(resource: str, context: AllocationContext, resend: Callable[[], None]) -> Allocator:
-    """Return the allocator of a resource, for a container runtime with or without CDI.
-
-    Args:
-        resource: The name of the resource.
-        context: The parts of the agent that all allocators share.
-        resend: A function that sends the resource's device list to the kubelet again. The kubelet then writes its
-            checkpoint.
-    """
+    """Return the allocator of a resource, for a container runtime with or without CDI."""
     kind = AllocatorWithoutCdi if isinstance(context.delivery, RecordExchange) else Allocator
     return kind(resource, context, resend)

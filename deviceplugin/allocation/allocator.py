@@ -111,19 +111,12 @@ class AllocationContext:
     """The parts of the agent that the allocators of all resources share.
 
     Attributes:
-        pods: The pods of the node.
-        devices: The GPUs of the node and its slices.
-        owners: The kubelet's PodResources service.
-        checkpoint: The kubelet's checkpoint file.
         delivery: The CDI files, or the exchange of records that replaces them if the container runtime has no CDI.
-        grants: The holdings of the pods that were allowed to start.
         changed: A signal that wakes coroutines when pods, cards, slices or remnants change.
-        listener: The object that is told of granted and refused starts.
         unrecorded: The holdings of pods that got cards from another plugin or have no allocation record.
         mps: The part that limits containers to their shares by MPS; None if the container runtime has no CDI.
-        exposure: The device nodes and mounts that containers get in addition to their environment.
         lingering: The check for processes that outlive their containers; None to skip it.
-        remnants: The deleted pods whose containers still run; None to ignore them.
+        remnants: The remnants of the node; None to ignore them.
         wait_budget: The limit for the time that answers to Allocate wait if the container runtime has no CDI.
     """
 
@@ -147,8 +140,6 @@ class Allocator:
     """The allocator of one resource, for a container runtime with CDI. Use it on one event loop.
 
     Args:
-        resource: The name of the resource.
-        context: The parts of the agent that all allocators share.
         resend: A function that sends the resource's device list to the kubelet again. The kubelet then writes its
             checkpoint.
         wait_seconds: How long PreStartContainer waits for missing data; `WAIT_SECONDS` if None.
@@ -175,7 +166,6 @@ class Allocator:
         self._resumed = True
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all pods except those with these UIDs."""
         self._served = {key for key in self._served if key[0] in uids}
         self._corrected = {key for key in self._corrected if key[0] in uids}
 

@@ -41,10 +41,6 @@ class IdOwners:
     the name of the last answer for its ids. While no entry is current, `resend` makes the kubelet write the file again.
 
     Args:
-        resource: The name of the resource.
-        checkpoint: The kubelet's checkpoint file.
-        pods: The pods of the node.
-        owners: The kubelet's PodResources service.
         resend: A function that sends the resource's device list to the kubelet again.
     """
 
@@ -69,13 +65,7 @@ class IdOwners:
         """Return the checkpoint's entries of the containers that hold exactly these ids. They belong to one pod.
 
         There are several entries if the kubelet has reused an init container's ids for later containers of the pod.
-
-        Args:
-            ids: The ids of the call.
-            deadline: A time of the event loop's clock.
-
-        Raises:
-            Refused: The owner is still not certain at the deadline.
+        Raises Refused if the owner is still not certain at the deadline, a time of the event loop's clock.
         """
         loop = asyncio.get_running_loop()
         while True:

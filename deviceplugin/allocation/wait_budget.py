@@ -22,7 +22,6 @@ class WaitBudget:
     Args:
         limit: The most seconds of waiting that the budget can hold, and its initial content.
         answer_limit: The most seconds that one answer may wait.
-        clock: A monotonic clock in seconds.
     """
 
     def __init__(

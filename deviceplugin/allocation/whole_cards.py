@@ -1,10 +1,10 @@
 """Finds out which plugin serves whole cards (`nvidia.com/gpu`) on this node, and which cards another plugin gave out.
 
 NVIDIA's device plugin may give out any card, and mgpu cannot prevent that. So if NVIDIA's plugin serves the resource,
-this agent does not. The cards that it gave out are reported to the scheduler (in an annotation of the Device) and count
-in the capacity check before each start. They are read from the kubelet's checkpoint, or from PodResources as long as no
-version of the checkpoint could be read. `deviceplugin.reconciler` calls `WholeCards.update` after every change and
-twice a second.
+this agent does not. The cards that NVIDIA's plugin gave out are reported to the scheduler (in an annotation of the
+Device) and count in the capacity check before each start. They are read from the kubelet's checkpoint, or from
+PodResources until a version of the checkpoint could be read. `deviceplugin.reconciler` calls `WholeCards.update` after
+every change and twice a second.
 """
 
 import asyncio
@@ -39,10 +39,6 @@ class WholeCards:
 
     Args:
         setting: The setting `deviceplugin.wholeCards`.
-        folder: The kubelet's device-plugins folder.
-        pods: The pods of the node.
-        owners: The kubelet's PodResources service.
-        unrecorded: The pods that run without an allocation record.
         capacity: A function that returns how many whole cards the Node advertises, or None if the Node has not been
             read yet.
 
@@ -92,7 +88,6 @@ class WholeCards:
 
     @property
     def bare(self) -> frozenset[str]:
-        """The UIDs of bare pods."""
         return self._unrecorded_pods.bare
 
     def is_undetermined(self) -> bool:

@@ -50,12 +50,10 @@ class LimitsFiles:
 
     Args:
         folder: The setting `deviceplugin.limitsDir`. If it is empty, nothing is written.
-        pods: The Pods of MtgpuPods.
         pod_list: The watch of the pods. Nothing is written until it has read all pods.
         node: The GPUs of the node. A file is created when its GPU gets the first Pod.
         warn: A function that reports that the files cannot be written. It is called for the first failure, and for the
             first one after each success.
-        interval_seconds: The interval at which the files are checked although no pod has changed.
     """
 
     def __init__(
@@ -93,7 +91,6 @@ class LimitsFiles:
         self._wake.set()
 
     def write(self) -> None:
-        """Bring the files up to date."""
         if self._folder is None or not self._pod_list.synced:
             return
         pods = self._pods.limited_pods()

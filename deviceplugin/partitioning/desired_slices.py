@@ -30,7 +30,6 @@ def without_zeros(amounts: SliceCounts) -> dict[int, dict[str, int]]:
 
 
 def _listing(slices: Iterable[Slice]) -> str:
-    """Return the slices as text, such as `2g.20gb at 4 of card 0`."""
     return ", ".join(f"{s.instance} of card {s.card}" for s in sorted(slices))
 
 
@@ -45,7 +44,6 @@ def planned_instances(
     Args:
         node: The content of the Node's annotations, with the plan.
         layouts: The layouts of the cards that can be partitioned, by card index.
-        current: The instances that exist.
         previous: The instances of the last applied plan, or those that the Node reports.
         in_use: The instances that must stay because pods use them or processes run on them.
 
@@ -95,9 +93,6 @@ def _arrange(
     that is not possible, the missing instances are arranged around the instances in use alone.
 
     Args:
-        layout: The layout of the card.
-        amounts: The number of instances, by profile.
-        in_use: The instances that must stay.
         states: The previous instances of the card, and then its current ones.
         path: The path of the plan, for errors.
     """
@@ -154,12 +149,10 @@ def configured_slices(
     They have the numbers of the plan if the plan has exactly the same counts.
 
     Args:
-        config: The configuration.
         planned: The slices of the plan; None if the plan contains only counts.
         previous: The last slices. They keep their numbers; slices in use take precedence. New slices get the lowest
             free numbers.
         used: The slices that pods hold.
-        gpus: All GPUs of the node.
         held: The indexes of the cards of which pods in other vocabularies hold shares.
         source: The path of the configuration, for errors.
 

@@ -29,7 +29,6 @@ class MigPartitioner:
     """The partitioner of MIG nodes. Only the partition worker's thread uses it.
 
     Args:
-        driver: The driver that reads and changes the cards.
         manager: The manager that switches the cards' MIG mode; None if administrators switch it.
     """
 
@@ -197,7 +196,6 @@ class MigPartitioner:
 
 
 def _planned_cards(reported: NodeSlices) -> set[int]:
-    """Return the indexes of the cards that the plan names."""
     return {*reported.partitioning.spec, *(s.card for s in reported.planned or ())}
 
 

@@ -27,9 +27,6 @@ class ConfigMap:
     The watch starts with the first call of `text`, since MIG nodes do not need the ConfigMap.
 
     Args:
-        api: The client of the API server.
-        node: The name of the node.
-        settings: The settings of slices, which name the ConfigMap.
         changed: A function that is called on the watch's thread after every change.
     """
 
@@ -85,8 +82,6 @@ class MpsPartitioner:
     """The partitioner of MPS nodes. Only the partition worker's thread uses it.
 
     Args:
-        config: The configuration of the node.
-        daemons: The MPS daemons of the cards.
         manager: The manager that switches MIG mode off; None if administrators switch it.
     """
 
@@ -148,7 +143,6 @@ class MpsPartitioner:
         )
 
     def _switch_mode_off(self, context: PartitionContext) -> list[str]:
-        """Switch MIG mode off, and return the reasons why cards stay in MIG mode."""
         if self._manager is None:
             return []
         try:

@@ -45,7 +45,6 @@ def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str 
     the annotation is not readable, it is not changed.
 
     Args:
-        node: The present Node.
         report: The report; None if mgpu does not partition the cards of the node.
     """
     current = node["metadata"].get("annotations") or {}
@@ -80,13 +79,7 @@ class NodeWatch(Protocol):
 
 
 class NodeStatusWriter:
-    """The writer of one Node's annotations. Only the partition worker's thread uses it.
-
-    Args:
-        api: The client of the API server.
-        name: The name of the Node.
-        watch: The watched Node.
-    """
+    """The writer of one Node's annotations. Only the partition worker's thread uses it."""
 
     def __init__(self, api: Api, name: str, watch: NodeWatch) -> None:
         self._api = api

@@ -110,13 +110,6 @@ class PartitionInputs:
     """The parts of the agent that the worker reads. All of them are thread-safe.
 
     Attributes:
-        watch: The watched Node.
-        cards: The GPUs of the node.
-        pods: The pods of the node.
-        pod_list: The watch of the pods.
-        files: The environments in the containers' CDI files.
-        unrecorded: The holdings of pods that got cards from another plugin or have no allocation record.
-        remnants: The holdings of remnants.
         warn: A function that reports a problem in an Event of the node and in the log.
         changed: A function that is called after `NodePartitions.state` has changed.
     """
@@ -136,11 +129,7 @@ class PartitionWorker:
     """A thread that reconciles the partitions, from `start` to `stop`.
 
     Args:
-        inputs: The parts of the agent that a reconciliation reads.
-        partitions: The object in which the worker publishes the observed state.
         partitioners: The partitioners by mode; empty if the container runtime has no CDI.
-        plugins: The plugins that offer slices to the kubelet.
-        status: The writer of the Node's annotations.
     """
 
     def __init__(
@@ -268,7 +257,6 @@ class PartitionWorker:
         If these sources contradict each other, the checkpoint takes precedence over CDI files, and these over records.
 
         Args:
-            environments: The environments in the containers' CDI files.
             existing: The slices that exist. The Node may not list all of them, because administrators can create some.
         """
         entries = self._plugins.entries({resource_of(s.name) for s in existing})

@@ -21,7 +21,6 @@ class PartitionContext:
     Attributes:
         reported: The plan in the Node's annotations. Its attribute `existing` contains the slices of the last
             observation, or those that the Node reports if there was no observation yet.
-        gpus: All GPUs of the node.
         users: A function that takes the slices that exist, and returns which pod uses which place.
         held: The indexes of the cards that pods in other vocabularies, or with cards from other plugins, hold.
     """

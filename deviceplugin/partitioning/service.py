@@ -23,13 +23,6 @@ class PartitionService:
     """The partitioning of one node. It partitions nothing if the dialect of slices is not enabled.
 
     Args:
-        settings: The settings.
-        api: The client of the API server.
-        inputs: The parts of the agent that the worker reads.
-        partitions: The object in which the worker publishes the observed state.
-        driver: The driver that changes MIG modes and instances.
-        folder: The kubelet's device-plugins folder.
-        make_plugin: A function that creates the plugin of a resource. It is called on the event loop.
         daemons: The MPS daemons; None if the container runtime has no CDI. No card is partitioned in that case.
     """
 

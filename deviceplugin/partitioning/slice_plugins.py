@@ -33,9 +33,7 @@ class SlicePlugins:
     resource, as unhealthy, for minutes.
 
     Args:
-        folder: The kubelet's device-plugins folder.
         make_plugin: A function that creates the plugin of a resource. It is called on the event loop.
-        pods: The pods of the node.
     """
 
     def __init__(self, folder: Path, make_plugin: Callable[[str], Plugin], pods: NodePods) -> None:
@@ -53,7 +51,6 @@ class SlicePlugins:
 
     @property
     def count(self) -> int:
-        """How many ids are offered."""
         return sum(map(len, self._ids.values()))
 
     def entries(self, resources: Iterable[str]) -> list[PodDevicesEntry]:

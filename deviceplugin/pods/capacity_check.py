@@ -37,10 +37,8 @@ def holding(
     shares name the node's cards by index, so that equal holdings compare equal.
 
     Args:
-        gpu_pod: The pod.
         cards: The whole cards of the node, and its slices.
         delivered: The devices that were delivered on the node; None to use the record alone.
-        bare: Whether the pod is a bare pod, which holds nothing.
     """
     pod, request = gpu_pod.pod, gpu_pod.request
     shares: list[Share] = []
@@ -126,9 +124,6 @@ def _percent(amount: int) -> str:
 class Grants:
     """The holdings of pods that were allowed to start, in the order of the grants. Use it on one event loop.
 
-    Args:
-        delivered: The devices that earlier agents delivered.
-
     Attributes:
         bare: The UIDs of bare pods, which hold nothing. `UnrecordedPods` sets this attribute.
     """
@@ -158,8 +153,6 @@ class Grants:
         """Return why the pod must not start now; None if it may.
 
         Args:
-            gpu_pod: The pod whose container starts.
-            pods: All GPU pods of the node.
             cards: The whole cards of the node, and its slices.
             foreign: The holdings of remnants, of unrecorded pods, and of pods with cards from another plugin. They
                 replace the records of these pods.
@@ -194,6 +187,5 @@ class Grants:
             self._granted[gpu_pod.pod.uid] = held
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all pods except those with these UIDs."""
         self._granted = {uid: granted for uid, granted in self._granted.items() if uid in uids}
         self._delivered = {key: cards for key, cards in self._delivered.items() if key[0] in uids}

@@ -38,6 +38,8 @@ _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 class ContainerRuntime:
     """A client of the CRI API. Use it on one event loop; any thread may read `has_cdi`.
 
+    The methods identify a pod by the UID by which the kubelet knows it.
+
     Args:
         socket: The CRI socket. If it is None or does not exist, every call raises RetryLater.
 
@@ -52,11 +54,7 @@ class ContainerRuntime:
         self.has_cdi: bool | None = None
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Ask once a minute whether the runtime applies CDI specs, and set `has_cdi`, until cancelled.
-
-        Args:
-            changed: A function that is called when `has_cdi` has changed.
-        """
+        """Ask once a minute whether the runtime applies CDI specs, and set `has_cdi`, until cancelled."""
         while True:
             try:
                 found = await self.query_cdi()
@@ -73,9 +71,6 @@ class ContainerRuntime:
 
         If a container got its cards as mounts or device nodes, `NVIDIA_VISIBLE_DEVICES` in the result names these
         cards, as UUIDs or in the form `minor:0`.
-
-        Args:
-            uid: The UID by which the kubelet knows the pod.
         """
         stub = self._stub()
         found: dict[str, Mapping[str, str]] = {}
@@ -95,8 +90,7 @@ class ContainerRuntime:
         """Return whether a container of the pod runs or may run (`_MAY_RUN`). Raises RetryLater.
 
         Args:
-            uid: The UID by which the kubelet knows the pod. The runtime has it as a label, which pods cannot forge: the
-                kubelet overwrites a label of this name.
+            uid: The UID, which is a label in the runtime. Pods cannot forge the label, since the kubelet overwrites it.
             sandbox: Whether to return True also if the sandbox of the pod is ready. The kubelet starts containers only
                 in a ready sandbox, and stops the sandbox once the pod has ended.
         """
@@ -117,9 +111,6 @@ class ContainerRuntime:
 
         The runtime sends SIGKILL at once. With a grace period the call would wait for the kubelet's own call, which
         lasts for the grace period of the deletion.
-
-        Args:
-            uid: The UID by which the kubelet knows the pod. A listed container with another UID is not stopped.
         """
         stub = self._stub()
         try:

@@ -153,10 +153,7 @@ def read_gpu_pod(
     A request or a record that is not valid becomes the pod's `problem`.
 
     Args:
-        raw: The API object.
-        settings: The settings, which enable the dialects.
         amended: Annotations that the API server does not have yet. They replace those of `raw` with the same keys.
-        records: The verifier that checks the seals of allocation records.
         before: The verdict on the record when the pod was read last; None if it was not.
     """
     try:
@@ -196,7 +193,6 @@ def read_gpu_pod(
 
 
 def with_annotations(pod: Pod, annotations: Mapping[str, str]) -> Pod:
-    """Return the pod with these annotations, which replace its annotations with the same keys."""
     return replace(pod, annotations={**pod.annotations, **annotations}) if annotations else pod
 
 
@@ -271,7 +267,6 @@ def _grace(raw: Mapping[str, Any]) -> int:
 
 
 def _history(status: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the containers that have run, and the init containers that have succeeded."""
     ran, done = set(), set()
     for kind in ("initContainerStatuses", "containerStatuses"):
         for row in status.get(kind) or ():

@@ -89,9 +89,6 @@ def candidates(
     `amount`.
 
     Args:
-        pods: The GPU pods of the node.
-        resource: The resource of the call.
-        amount: The number of ids in the call.
         answered: The containers that have been answered, each as the pod's UID and the container.
     """
     for gpu_pod in pods:
@@ -106,10 +103,6 @@ def candidates(
 
 def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
     """Return the cards or slices that the pod's record names for the container, sorted by type and index.
-
-    Args:
-        target: The container.
-        cards: The whole cards of the node, and its slices.
 
     Raises:
         Refused: The pod has a problem or no record, the container requests no GPU, the record does not match the
@@ -151,13 +144,7 @@ def lacks_slice(target: Target, cards: Sequence[Card]) -> bool:
 def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
     """Return the environment of the container with these cards or slices.
 
-    Args:
-        target: The container.
-        cards: The cards or slices that the container gets.
-        gpus: All GPUs of the node, including partitioned ones.
-
-    Raises:
-        Refused: The container requests no GPU, or its pod has a problem.
+    `gpus` are all GPUs of the node. Raises Refused if the container requests no GPU, or its pod has a problem.
     """
     request = target.gpu_pod.request
     if not target.requests or request is None:

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
 _LONGEST_SECONDS = 300.0
-"""The longest delay. A process that still runs after this time does not belong to the vanished pod, or never ends."""
+"""How long one vanished pod can delay starts. A process that still runs after this time does not belong to that pod, or
+never ends."""
 
 
 class CardReader(Protocol):
@@ -40,12 +41,7 @@ class CardReader(Protocol):
 
 
 class LingeringProcesses:
-    """The check for processes of vanished pods. Use it on one event loop.
-
-    Args:
-        pods: The pods of the node, including vanished ones.
-        driver: The driver that reports on which cards processes run.
-    """
+    """The check for processes of vanished pods. Use it on one event loop."""
 
     def __init__(self, pods: NodePods, driver: CardReader) -> None:
         self._pods = pods
@@ -56,15 +52,8 @@ class LingeringProcesses:
     async def wait_until_ended(self, gpu_pod: GpuPod, cards: Sequence[Card], deadline: float) -> None:
         """Wait while processes run on a card that a vanished pod had and that only this pod has now.
 
-        The method does not wait if NVML fails or hangs.
-
-        Args:
-            gpu_pod: The pod whose container starts.
-            cards: The whole cards of the node, and its slices.
-            deadline: A time of the event loop's clock.
-
-        Raises:
-            Refused: Processes still run on such a card at the deadline.
+        If NVML fails or hangs, the method does not wait. Raises Refused if processes still run at the deadline, a time
+        of the event loop's clock.
         """
         loop = asyncio.get_running_loop()
         while suspects := self._suspects(gpu_pod, cards):

@@ -32,7 +32,6 @@ class Presence(NamedTuple):
 
     Attributes:
         key: The namespace and the name of the pod, as `namespace/name`.
-        ended: Whether the phase of the pod is final.
     """
 
     key: str
@@ -43,10 +42,8 @@ class NodePods:
     """The pods of the node, and what the agent stores about pods that are gone. Thread-safe.
 
     Args:
-        settings: The settings, which enable the dialects.
         changed: A function that is called after every removal of a pod, and after every change of a field that the
             agent reads. The lock is not held during the call.
-        records: The verifier that checks the seals of allocation records.
 
     Attributes:
         dropped: How many pods have been removed since the start.
@@ -177,7 +174,6 @@ class NodePods:
             return tuple(self._vanished.values())
 
     def forget_vanished(self, uid: str) -> None:
-        """Remove a pod from `vanished_pods`."""
         with self._lock:
             self._vanished.pop(uid, None)
 

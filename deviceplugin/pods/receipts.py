@@ -68,8 +68,6 @@ def device_rows(
     There is one row for all GPUs of which the pod holds equal shares.
 
     Args:
-        uid: The UID of the pod in the rows.
-        resource: The resource in the rows.
         shares: The result of `merge_by_card`.
         container: The name of the container in the rows; None if the rows have numbers instead.
     """

@@ -34,7 +34,6 @@ class _Record:
     """Annotations that wait to be written.
 
     Attributes:
-        pod: The pod that gets the annotations.
         annotations: The values of the annotations, by key.
         due: The time of the next attempt, on the monotonic clock.
         pause: The pause after that attempt if it fails, in seconds.

@@ -56,9 +56,6 @@ class Remnants:
     the receipt. Use it on one event loop; any thread may call `holdings`, `rows` and `is_remnant`.
 
     Args:
-        receipts: The receipts of the pods.
-        pods: The pods of the node.
-        runtime: The container runtime.
         changed: A signal that this object sends when remnants may have appeared or ended.
 
     Attributes:
@@ -87,7 +84,6 @@ class Remnants:
         Args:
             given: The pods that have run, with their shares. They get receipts, since agents of versions without
                 receipts may have started them.
-            cards: The whole cards of the node, and its slices.
         """
         for gpu_pod, shares in given:
             if gpu_pod.pod.uid not in self._receipts.all():
@@ -99,9 +95,6 @@ class Remnants:
         """Write the receipt of a pod before a container starts on its cards. Raises OSError.
 
         Args:
-            uid: The UID of the pod.
-            shares: The shares that the pod holds.
-            cards: The cards of the node.
             gpu_pod: The pod; None if it is not read as a GPU pod.
         """
         mirrored = kubelets_uid(gpu_pod.pod.annotations, uid) if gpu_pod else uid
@@ -242,9 +235,6 @@ class ForcedStops:
     """A loop that stops the containers of remnants through CRI. Use it on one event loop.
 
     Args:
-        remnants: The remnants of the node.
-        runtime: The container runtime.
-        pods: The watch of the node's pods.
         warn: A function that is called with the text of all failures, whenever there is a new one.
     """
 
@@ -313,12 +303,6 @@ async def remove_gone_pods(
 
     Start it after all pods have been listed, since it also removes the data that earlier agents have stored. It
     compares counters of removals and not sets of pods, because a pod may appear and disappear between two passes.
-
-    Args:
-        pods: The pods of the node.
-        remnants: The remnants of the node.
-        stores: The parts that store data of pods.
-        changed: A signal that is sent when pods or remnants change.
     """
     done = None
     while True:

@@ -30,7 +30,6 @@ def place_at(type_: str, index: int) -> Slice | None:
 
 
 def places_of(shares: Iterable[Share]) -> tuple[Slice, ...]:
-    """Return the places that these shares name."""
     found = (place_at(share.type, share.card) for share in shares if isinstance(share.card, int))
     return tuple(place for place in found if place)
 
@@ -75,8 +74,6 @@ def users_by_cdi_files(environments: Environments, made: Iterable[Slice], alive:
     """Return the users according to CDI files, which name places or the UUIDs of MIG devices.
 
     Args:
-        environments: The environments in the CDI files.
-        made: The slices that exist.
         alive: A function that returns whether the pod with this UID may still run.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
@@ -93,7 +90,6 @@ def users_by_checkpoint(rows: Iterable[tuple[str, Collection[str]]], made: Itera
 
     Args:
         rows: The UID and the device ids of each pod that may still run.
-        made: The slices that exist.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
     return {by_uuid[name]: uid for uid, ids in sorted(rows) for name in ids if name in by_uuid}
@@ -103,8 +99,6 @@ def with_users(made: Iterable[Slice], users: Mapping[Slice, str], busy: Iterable
     """Return the slices, each with the pod that uses it.
 
     Args:
-        made: The slices that exist.
-        users: The users of the places.
         busy: The places where processes run. Such a slice is in use even if no source names its pod.
     """
     somebody = dict.fromkeys(busy, UNKNOWN_POD)

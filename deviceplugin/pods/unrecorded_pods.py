@@ -62,12 +62,7 @@ class _Answer:
     checked: bool
 
     def is_final(self, gpu_pod: GpuPod, *, checkable: bool) -> bool:
-        """Return whether another query would give the same answer.
-
-        Args:
-            gpu_pod: The present version of the pod.
-            checkable: Whether the kubelet's checkpoint can be read now.
-        """
+        """Return whether another query, which can read the checkpoint if `checkable`, would give the same answer."""
         if self.ran != gpu_pod.started_containers or self.shares is None:
             return False
         return bool(self.shares) or self.checked or not checkable
@@ -82,11 +77,8 @@ class UnrecordedPods:
     result is stored while the pod has no record.
 
     Args:
-        runtime: The container runtime.
-        pods: The pods of the node.
         gpus: The GPUs of the node, including partitioned ones.
         grants: The devices that agents have delivered. `UnrecordedPods` also sets `Grants.bare`.
-        slices: The partitions of the node.
 
     Attributes:
         bare: The UIDs of bare pods.
@@ -114,11 +106,7 @@ class UnrecordedPods:
         self.possible_rows: tuple[CheckpointEntry, ...] = ()
 
     def has_unchecked(self, given: Collection[str]) -> bool:
-        """Return whether a pod without a record has not been examined yet.
-
-        Args:
-            given: The UIDs of pods to which another plugin gave cards. They need not be examined.
-        """
+        """Return whether a pod without a record, except those in `given`, has not been examined yet."""
         missing = ((uid, gpu_pod) for uid, gpu_pod in self.pods_without_record().items() if uid not in given)
         return any(
             uid not in self._answers or self._answers[uid].ran != gpu_pod.started_containers for uid, gpu_pod in missing
@@ -191,7 +179,6 @@ class UnrecordedPods:
         return unknown_shares(replace(gpu_pod.request, others=()), gpu_pod.pod)
 
     def _rows(self, gpu_pod: GpuPod, shares: Sequence[Share]) -> Iterator[CheckpointEntry]:
-        """Yield rows for the Device: one row for all cards of which the pod holds equal shares."""
         resource = next(
             (gpu_pod.carriers[name] for name in sorted(gpu_pod.started_containers) if name in gpu_pod.carriers),
             WHOLE_CARDS,

@@ -34,12 +34,8 @@ class Mps:
     call of `ready` until its pod has ended or is gone. A client stays one when the settings change.
 
     Args:
-        daemons: The daemons of all cards.
         files: The CDI files, in which the clients of an earlier agent are found.
         folder: The setting `deviceplugin.mpsDir`.
-        node: All GPUs of the node.
-        pods: The pods of the node.
-        changed: A signal that wakes coroutines when pods change.
         unenforced: A function that reports that a pod's shares cannot be enforced, and the reason.
         enforce: Whether shares of cards are limited. MPS slices are always limited.
     """
@@ -86,18 +82,14 @@ class Mps:
         return self._daemons.is_healthy(card)
 
     def has_unlimited_folder(self) -> bool:
-        """Return whether containers can fill a file system of the node through the MPS folders. Thread-safe."""
+        """Return whether an MPS folder that containers can write to lacks the required size limit. Thread-safe."""
         return self._daemons.has_unlimited_folder()
 
     async def ready(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
         """Wait for the daemons of these containers; return the edits of those containers that are clients.
 
-        Args:
-            targets: The containers.
-            deadline: A time of the event loop's clock.
-
-        Raises:
-            Refused: A daemon does not answer before the deadline, or a container has slices that cannot be enforced.
+        Raises Refused if a daemon does not answer before the deadline, a time of the event loop's clock, or if a
+        container has slices that cannot be enforced.
         """
         clients = {t.key: client for t in targets if (client := self._client(t)) is not None}
         if not clients:
@@ -119,7 +111,6 @@ class Mps:
         self._update_daemons()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all pods except those with these UIDs."""
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
 
     async def run(self) -> None:
@@ -164,7 +155,6 @@ def make_mps(
     warn_node: Callable[[str], None],
     warn_pod: Callable[[GpuPod, str], None],
 ) -> Mps:
-    """Return the `Mps` of these settings."""
     folder = Path(settings.mps_dir)
     mounts = KernelMounts() if settings.mps_require_mounts else None
     daemons = Daemons(folder, shlex.split(settings.mps_control), warn_node, changed.wake, mounts=mounts)

@@ -28,7 +28,8 @@ place of the daemon. Without this limit its endless answer would fill the agent'
 _TAIL = 200
 """How many bytes at the end of the daemon's output are searched for the last line, which is reported in an Event."""
 MOST_LOG = 4 << 20
-"""The most bytes of each log file. The files are on a tmpfs, and the daemon writes a few lines for every query."""
+"""A log file that takes more bytes than this is emptied. The files are on a tmpfs, and the daemon writes a few lines
+for every query."""
 
 
 class Answer(Enum):
@@ -45,7 +46,6 @@ class Control:
     """The control daemon of one card. Use it on one event loop.
 
     Args:
-        command: The program and its arguments.
         folder: The setting `deviceplugin.mpsDir`.
         card: The UUID of the card.
         mounts: The object that mounts a tmpfs at each folder that containers can write to; None if these may be plain
@@ -79,7 +79,7 @@ class Control:
         return pid if start == recorded_start else None
 
     def has_unlimited_folder(self) -> bool:
-        """Return whether containers can write to a folder whose size is not limited."""
+        """Return whether a folder that containers can write to should be a mount, but is not."""
         mounts, writable = self._mounts, (self._pipe, shm_dir(self._folder))
         return mounts is not None and not all(map(mounts.is_mount, writable))
 
@@ -144,7 +144,7 @@ class Control:
         return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
     def trim(self) -> None:
-        """Empty log files that have more than `MOST_LOG` bytes."""
+        """Empty log files that take more than `MOST_LOG` bytes."""
         for file in self._log.glob("*"):
             with contextlib.suppress(OSError):
                 if file.stat().st_blocks * 512 > MOST_LOG:

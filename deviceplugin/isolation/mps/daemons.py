@@ -1,9 +1,8 @@
 """Runs the MPS control daemons of this node: one for each card that is partitioned into slices or has clients.
 
-`clients.Mps` sets which cards need a daemon (`Daemons.set_needed`) and waits for it (`Daemons.ready`). For each card a
-task starts the daemon, queries its health, and starts it again after it ends. A daemon that has answered and serves
-running containers is never killed, since their work would be lost. Daemons outlive the agent, and the next agent finds
-them.
+`clients.Mps` sets which cards need a daemon (`Daemons.set_needed`). For each card a task starts the daemon, queries its
+health, and starts it again after it ends. A daemon that has answered is never killed while it has clients, since their
+work would be lost. Daemons outlive the agent, and the next agent finds them.
 """
 
 import asyncio
@@ -28,13 +27,11 @@ class Times:
     """Durations in seconds.
 
     Attributes:
-        request: The timeout of a query.
         health: The interval between two queries of a daemon that answers.
         start: The time in which a new daemon must answer for the first time.
         silent: The time without an answer after which a daemon without clients is replaced.
         quit: The time in which a daemon must quit before it is killed.
         first_pause: The pause before the first restart. Each further pause is twice as long.
-        longest_pause: The longest pause before a restart.
         first_poll: The first interval between queries of a daemon that does not answer. Each further interval is twice
             as long, up to `health`.
     """
@@ -53,10 +50,8 @@ class _Daemon:
     """The daemon of one card.
 
     Attributes:
-        is_needed: Whether the card needs a daemon.
         is_used: Whether containers may be running as clients of the daemon, so that it must not be killed.
         problem: Why the daemon does not answer: the part of a message that follows "the MPS daemon of card …".
-        healthy: An event that is set while the daemon answers.
     """
 
     def __init__(self, card: str, control: Control, node: "Daemons") -> None:
@@ -132,7 +127,7 @@ class _Daemon:
             return await self._watch(pid, is_new=is_new)
 
     async def _start(self) -> int:
-        """Start a daemon in emptied folders, and return its pid. Raises OSError and UnlimitedFolder."""
+        """Prepare the folders, start a daemon, and return its pid. Raises OSError and UnlimitedFolder."""
         async with self._node.folders:  # No other daemon starts while the shared memory is emptied.
             is_only_user = not self._node.is_shared_memory_used()
             await asyncio.to_thread(self._control.prepare, has_clients=self.is_used, is_only_user=is_only_user)
@@ -259,12 +254,8 @@ class Daemons:
 
     Args:
         folder: The setting `deviceplugin.mpsDir`.
-        command: The program nvidia-cuda-mps-control and its arguments.
         warn: A function that reports a problem in an Event of the node.
         changed: A function that is called when a daemon becomes healthy or unhealthy.
-        times: The timeouts and intervals; None for the default ones.
-        mounts: The object that mounts a tmpfs at the folders that containers can write to; None if these may be plain
-            folders.
 
     Attributes:
         folders: A lock that a daemon holds while it is started, or while it empties the shared memory.
@@ -293,7 +284,6 @@ class Daemons:
         """Run daemons for these cards from now on, and end the daemons of all other cards.
 
         Args:
-            needed: The UUIDs of the cards.
             used: The UUIDs of those cards whose daemon may have running clients.
         """
         for card in sorted({*needed, *self._cards}):
@@ -305,7 +295,7 @@ class Daemons:
         return card in self._cards and self._cards[card].healthy.is_set()
 
     def has_unlimited_folder(self) -> bool:
-        """Return whether containers can fill a file system of the node through the MPS folders. Thread-safe."""
+        """Return whether an MPS folder that containers can write to lacks the required size limit. Thread-safe."""
         return any(daemon.has_unlimited_folder for daemon in tuple(self._cards.values()))
 
     async def ready(self, card: str, deadline: float) -> None:

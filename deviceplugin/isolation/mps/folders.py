@@ -82,7 +82,6 @@ def propagates_to_node(mountinfo: str, folder: Path) -> bool:
 
     Args:
         mountinfo: The content of /proc/self/mountinfo (proc_pid_mountinfo(5)).
-        folder: The folder.
     """
     innermost = ""
     is_shared = False

@@ -58,12 +58,9 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     is true. Whole cards make no container a client.
 
     Args:
-        shares: The shares of the container.
         gpus: All GPUs of the node, including partitioned ones.
-        enforce: Whether shares of cards are limited.
 
-    Raises:
-        Unenforceable: The shares cannot be enforced.
+    Raises Unenforceable.
     """
     clients: list[Client] = []
     for share in shares:
@@ -86,7 +83,6 @@ def slice_client(name: str, card: Card) -> Client:
 
     Args:
         name: The name of the slice, such as `4gb`.
-        card: The card of the slice.
     """
     size = gigabytes(name)
     return Client(card.uuid, f"{size}G", _percent(100 * size, max(1, card.memory // _GIB)))
