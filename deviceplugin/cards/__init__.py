@@ -1,7 +1,6 @@
 """The interface to the cards of a node, which come from NVML or from a file of simulated cards.
 
-`deviceplugin.main` chooses the source, and `cards.card_watch` reads it. `isolation` and `pods.unrecorded_pods` read the
-cards through `NodeGpus`.
+`deviceplugin.main` chooses the source, and `cards.card_watch` reads it.
 """
 
 import threading
@@ -20,7 +19,7 @@ class CardSource(Protocol):
     driver: str
 
     def read(self) -> tuple[Card, ...]:
-        """Return the present cards. Raises RetryLater if there is no answer yet, and BadObject if it is invalid."""
+        """Return the present cards. Raises RetryLater if there is no answer yet, and BadObject if cards are invalid."""
 
     def wait(self, stop: threading.Event) -> None:
         """Wait until the cards may have changed or `stop` is set, but at most a few seconds."""
@@ -30,7 +29,7 @@ class CardSource(Protocol):
 
 
 class NodeGpus(Protocol):
-    """The part of `CardWatch` that other packages read."""
+    """The part of `CardWatch` on which `isolation` and `pods` depend."""
 
     @property
     def gpus(self) -> tuple[Card, ...]:

@@ -1,7 +1,6 @@
 """Reads the node's cards on a thread of its own, so that a driver that hangs blocks nothing else.
 
-`deviceplugin.node_state` creates one `CardWatch`. Most parts of the agent read it, mainly through
-`deviceplugin.node_devices`.
+`deviceplugin.node_state` creates one `CardWatch`. The agent reads its cards mainly through `deviceplugin.node_devices`.
 """
 
 import logging
@@ -19,22 +18,22 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 _STALLED_SECONDS = 90.0
-"""After this time without a return from the source, the source counts as hanging."""
+"""If one reading and the pause after it take longer, the driver counts as hanging. The pause is at most
+`_LONGEST_PAUSE`."""
 
 
 class CardWatch:
-    """A thread that reads a card source again and again, from `start` to `stop`.
-
-    The attributes may be read from any thread.
+    """A thread that reads a card source again and again, from `start` to `stop`. Any thread may read its attributes.
 
     Args:
-        source: The source of the cards. It is used on the thread of this object only.
-        changed: A function that is called on that thread when the cards have changed.
-        failed: A function that is called on that thread with the text of each new problem.
+        source: The source of the cards. Only the thread of this object calls its methods.
+        changed: A function that the thread calls when the cards have changed.
+        failed: A function that the thread calls with the text of each new problem.
         first_pause: The pause after the first failure, in seconds. Each further failure doubles the pause.
 
     Attributes:
-        cards: The cards that were read last; None if they have not been read yet.
+        cards: The cards that were read last, with the missing ones (`with_missing_cards`); None if they have not been
+            read yet.
         problem: The reason why `cards` may be out of date; "" if the last reading succeeded.
     """
 
@@ -65,12 +64,12 @@ class CardWatch:
 
     @property
     def gpus(self) -> tuple[Card, ...]:
-        """The cards that were read last; empty if they have not been read yet."""
+        """The same as `cards`, but empty if they have not been read yet."""
         return self.cards or ()
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the source has not returned for so long that it must be hanging."""
+        """Whether the driver counts as hanging."""
         return time.monotonic() - self._beat > _STALLED_SECONDS
 
     def _run(self) -> None:
@@ -102,10 +101,10 @@ class CardWatch:
 
 
 def with_missing_cards(before: tuple[Card, ...], now: tuple[Card, ...]) -> tuple[Card, ...]:
-    """Return the cards of `now`, and as unhealthy ones those cards of `before` that are missing now.
+    """Return the cards of `now`, and those cards of `before` that are not in `now`, marked as unhealthy.
 
-    So the shares of pods on a missing card stay held, and new pods do not get that card. A missing card whose index
-    another card has now is left out.
+    So pods keep their shares of a missing card, and new pods do not get that card. A missing card is left out if
+    another card has its index now.
     """
     uuids, indexes = {card.uuid for card in now}, {card.index for card in now}
     gone = (replace(c, healthy=False) for c in before if c.uuid not in uuids and c.index not in indexes)

@@ -1,8 +1,7 @@
 """The card source of real cards, which reads NVML (nvidia-ml-py, the `pynvml` module).
 
 The driver may be missing, and a card may stop answering or be pulled out at any time, so every call may fail. A card is
-healthy only if NVML has just answered for it, and if it has reported no error for `QUIET_SECONDS`. `deviceplugin.main`
-creates the source, and `CardWatch` calls `read` and `wait` in turn.
+healthy only if NVML has just answered for it, and if it has reported no error of its own for `QUIET_SECONDS`.
 """
 
 import logging
@@ -24,19 +23,19 @@ from mgpu.model.slice_names import MPS
 log = logging.getLogger(__name__)
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""The XIDs of errors that an application causes, and not the card (docs/design/koordinator.md, "Reporter")."""
+"""XIDs (error codes of NVIDIA's driver) that applications cause, and not the card (docs/design/koordinator.md)."""
 QUIET_SECONDS = 60.0
 """A card that has reported an error is healthy again after this time without another error."""
 RESTART_SECONDS = 30.0
-"""The interval at which NVML is initialized again while a card is missing. NVML's handle of a lost card stays invalid
-until then."""
+"""The interval at which NVML is initialized again while a card is missing. A card that has come back does not answer
+before NVML has been initialized again."""
 _EVENT_WAIT_MS = 1000
 _EVENT_WAITS = 5
-"""How many times `NvmlCards.wait` waits for an event. The waits are short, so that the agent can stop between them."""
+"""The number of waits in one call of `NvmlCards.wait`. Each is short, so that the agent can stop between them."""
 
 
 class Nvml(Protocol):
-    """The functions of the `pynvml` module that are called here. Each may raise pynvml.NVMLError."""
+    """The part of the `pynvml` module that reads cards. Each function may raise pynvml.NVMLError."""
 
     def nvmlInit(self) -> None: ...  # noqa: N802
     def nvmlShutdown(self) -> None: ...  # noqa: N802
@@ -58,7 +57,7 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The folders of /proc and /sys in which the host lists its cards.
+    """The folders of /proc and /sys in which the host's kernel lists cards.
 
     Attributes:
         gpus: The folder with an entry for each card of NVIDIA's driver.
@@ -69,7 +68,7 @@ class Host:
     pci: Path = Path("/sys/bus/pci/devices")
 
     def pci_addresses(self) -> frozenset[str]:
-        """Return the PCI addresses of the driver's cards. The set changes when a card is added or removed."""
+        """Return the PCI addresses of the driver's cards; empty if the folder cannot be read."""
         try:
             return frozenset(entry.name for entry in self.gpus.iterdir())
         except OSError:
@@ -78,7 +77,7 @@ class Host:
     def numa_node(self, bus_id: str) -> int | None:
         """Return the NUMA node of a PCI device, or None if the host does not report it.
 
-        NVML writes the domain of the address with eight digits, but the host writes it with four.
+        NVML writes the PCI domain at the start of the address with eight digits, and the kernel writes it with four.
         """
         domain, _, rest = bus_id.lower().partition(":")
         try:
@@ -91,16 +90,15 @@ class Host:
 class NvmlCards:
     """The source of real cards.
 
-    A card that stops answering is reported as unhealthy until it answers again. A card in MIG mode is not reported if
-    mgpu does not partition the node's cards. If the node's mode is MPS, such a card is unhealthy until the partitioner
-    has switched MIG mode off.
+    A card that stops answering is reported as unhealthy until it answers again. If mgpu does not partition the node's
+    cards, a card in MIG mode is ignored; if it was reported before, it is reported as unhealthy. If the node's
+    partitioning mode is MPS, a card in MIG mode is unhealthy until the partitioner has switched MIG mode off.
 
     Args:
         nvml: The `pynvml` module, or a fake.
         host: The host's lists of its cards; None for the default folders.
         clock: A monotonic clock in seconds.
-        indexes: A function that returns the indexes of the cards by UUID, as an earlier agent has reported them. It is
-            called once.
+        indexes: A function that returns, by UUID, the indexes that an earlier agent reported. It is called once.
         partition_mode: A function that returns the partitioning mode of the node: MIG, MPS, or "".
     """
 
@@ -139,7 +137,7 @@ class NvmlCards:
             self._cards = self._enumerate()
         except pynvml.NVMLError as error:
             self.close()
-            # Cards that were read before stay, as unhealthy ones, so that the shares of pods on them stay held.
+            # Cards that were read before are kept as unhealthy cards, so that pods keep their shares of them.
             if not self._cards:
                 raise RetryLater(f"NVML: {error}") from error
             log.warning("NVML does not answer any more: %s", error)
@@ -163,7 +161,7 @@ class NvmlCards:
             self._events = None
 
     def _must_restart(self) -> bool:
-        """Return whether NVML must be initialized again, because it does not find cards that were added later."""
+        """Return whether NVML must be initialized again, so that it finds cards that were added or have come back."""
         if self._host.pci_addresses() != self._pci_addresses:
             return True
         return self._has_missing_cards and self._clock() - self._started >= RESTART_SECONDS
@@ -233,7 +231,8 @@ class NvmlCards:
     def _index(self, uuid: str, position: int, found: Mapping[str, Card]) -> int:
         """Return the index of a new card.
 
-        NVML renumbers the cards when one is removed. Records name indexes, so a card keeps the index that it had.
+        NVML renumbers the cards when one is removed. Allocation records name cards by index, so a card keeps the index
+        that an earlier agent reported. Otherwise it gets its number in NVML, or a new one if that is already used.
         """
         used = {card.index for card in (*self._cards.values(), *found.values())}
         before = self._indexes or {}
@@ -243,7 +242,7 @@ class NvmlCards:
         return position if position not in used else max(used) + 1
 
     def _wait_for_event(self, stop: threading.Event) -> bool:
-        """Wait up to a second for an event. Return whether the cards must be read again."""
+        """Wait up to `_EVENT_WAIT_MS` for an event. Return whether the cards must be read again."""
         if not self._open:
             stop.wait(_EVENT_WAIT_MS / 1000)
             return False

@@ -1,9 +1,8 @@
 """The card source of simulated cards, for clusters without GPUs. It reads the file in the setting `deviceplugin.cards`.
 
-`deviceplugin.main` uses this module if the setting is not empty, and the playground's simulated NVML reads cards
-through it. The production image contains this module, but not the playground, which simulates MIG mode and MIG
-instances. `simulated_mig` finds the playground by the entry point group `mgpu.simulated_mig`. If the playground is not
-installed, simulated cards behave like cards without MIG.
+The production image contains this module, but not the playground, which simulates MIG mode and MIG instances. So
+`simulated_mig` looks for the playground by an entry point. If the playground is not installed, simulated cards behave
+like cards without MIG.
 """
 
 import logging
@@ -23,13 +22,14 @@ from mgpu.model.mig import Instance
 log = logging.getLogger(__name__)
 
 MIG_GROUP = "mgpu.simulated_mig"
-"""The entry point group of simulated MIG drivers. Each is called with the file of the cards and the node's name."""
+"""The entry point group of the MIG simulator: a function that returns a `MigDriver` and has the same arguments as
+`simulated_mig`."""
 _CHECK_SECONDS = 0.5
 _NO_MIG = "MIG of simulated cards needs the Python package `playground` of mgpu, which is not installed here"
 
 
 class SimulatedCards:
-    """The card source that reads a YAML or JSON file, and reads it again when it has changed.
+    """The card source that reads a YAML or JSON file. Changes of the file take effect at the next `read`.
 
     Args:
         file: The file, which contains a list of cards in the form that `read_card_list` describes.
@@ -44,7 +44,7 @@ class SimulatedCards:
         self._read: tuple[bytes, tuple[Card, ...]] | None = None
 
     def read(self) -> tuple[Card, ...]:
-        """Return the cards that the file lists now. Raises BadObject."""
+        """Return the cards that the file lists now. Raises BadObject if the file is missing or invalid."""
         content = self._content()
         if self._read is None or self._read[0] != content:
             self._read = content, self._parse(content)
@@ -54,7 +54,7 @@ class SimulatedCards:
         stop.wait(_CHECK_SECONDS)
 
     def close(self) -> None:
-        """Do nothing, since the file is not open."""
+        """Do nothing, since `read` leaves no file open."""
 
     def _content(self) -> bytes:
         try:

@@ -1,13 +1,12 @@
 """Writes and reads CDI spec files (Container Device Interface), which the runtime applies when it creates a container.
 
-The allocator writes one file for each container before the container starts. `deviceplugin.node_state`, the partition
-worker and the MPS clients read the environments in the files. The name of the CDI device is a nonce from the answer to
-Allocate. If the name were made from device ids, the file of the previous owner of these ids would take effect when the
-kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
+Before a container starts, the allocator writes one file for each of its device-plugin resources. The name of the CDI
+device is a nonce from the answer to Allocate. If the name were made from device ids, the file of the previous owner of
+these ids would take effect when the kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
 
 The name of a file contains the pod's UID and the container. So the agent can remove the file when the pod is gone, and
-an agent that starts knows which cards the containers have. Other versions of the agent read these files, so the form of
-their names and contents must not change.
+an agent that starts can read which cards the containers have. Other versions of the agent read these files, so the form
+of their names and contents must not change.
 """
 
 import logging
@@ -24,16 +23,18 @@ log = logging.getLogger(__name__)
 
 KIND = "mgpu.io/card"
 CARRIER_VARIABLE = "MGPU_CARRIER"
-"""The variable in the spec of a resource that is not the container's carrier. CDI requires at least one edit."""
+"""The only variable in the spec of a resource that is not the container's carrier; its value is the carrier. The spec
+has it because CDI requires at least one edit."""
 ANSWER_ANNOTATION = "mgpu.io/answer"
-"""Stores the name of an answer in the checkpoint if the runtime has no CDI. The runtime ignores the annotation."""
+"""The annotation with the name of an answer to Allocate if the runtime has no CDI. The kubelet stores it in its
+checkpoint, and the runtime ignores it."""
 PERMISSIONS = "rw"
-"""The cgroup permissions of device nodes."""
+"""The cgroup permissions of device nodes: read and write."""
 _VERSION = "0.5.0"
 _BIND = ["rbind", "rw", "nosuid", "nodev"]
 _PREFIX = "mgpu"
 _NAME = re.compile(rf"{_PREFIX}_([^_]+)_([^_]+)_[^_]+\.json")
-"""The name of a spec file. Neither UIDs nor names of containers contain an underscore."""
+"""The name of a spec file. UIDs and names of containers contain no underscore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,13 @@ class CdiFiles:
         self._folder = folder
 
     def write(self, name: str, uid: str, container: str, edits: Edits) -> None:
-        """Write the spec of a device, atomically. Raises OSError.
+        """Write the spec of a device; replace it atomically if it exists. Raises OSError.
 
         Args:
             name: The name of the device, as `new_name` returned it.
             uid: The UID of the container's pod.
             container: The name of the container.
-            edits: The changes to the container. Mounts take precedence over the pod's own mounts at the same path.
+            edits: The changes to the container. The runtime prefers these mounts to the pod's own at the same path.
         """
         content: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(edits.env.items())]}
         if edits.mounts:
@@ -80,7 +81,7 @@ class CdiFiles:
         spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(name, uid, container)
-        # The runtime reads only files that end in .json or .yaml, so it ignores this one.
+        # The runtime reads only files that end in .json or .yaml, so it does not read the unfinished file.
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(spec))
         os.replace(new, file)
@@ -90,15 +91,15 @@ class CdiFiles:
         self._remove([self._file(name, uid, container)])
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the specs of all pods except those with these UIDs."""
+        """Remove the specs of all pods except those with these UIDs, and with them their receipts (`pods.receipts`)."""
         ours = self._folder.glob(f"{_PREFIX}_*_*")
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
 
     def environments(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Return the environment in the specs of each container, by pod UID and container.
+        """Return the merged environments of all specs of each container, by pod UID and container.
 
-        Other programs may write to the folder. A damaged file, or one with an unexpected name, is ignored: it must not
-        keep an agent from starting.
+        Other programs may write to the folder. A damaged file, or one with an unexpected name, is ignored, because it
+        must not keep an agent from starting.
         """
         by_container: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self._folder.glob(f"{_PREFIX}_*_*_*.json")):

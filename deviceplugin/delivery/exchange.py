@@ -1,10 +1,9 @@
-"""Exchanges allocation records between pods if the container runtime has no CDI.
+"""Exchanges the cards in the allocation records of two containers if the container runtime has no CDI.
 
-`deviceplugin.agent` creates one `RecordExchange`, and `deviceplugin.allocation.allocator_without_cdi` calls it before a
-container starts. Without CDI, Allocate has to guess the container, and the kubelet keeps the answer. If the guess was
-wrong, a container gets the cards of another container with an equal request. That does no harm if the records are
-changed accordingly, so the two containers exchange their records. After each exchange every placement belongs to
-exactly one container.
+`deviceplugin.allocation.allocator_without_cdi` calls `RecordExchange` before a container starts. Without CDI, Allocate
+has to guess the container, and the kubelet keeps the answer. If the guess was wrong, a container gets the cards of
+another container with an equal request. That does no harm if both records are changed accordingly. After an exchange
+every placement still belongs to exactly one container.
 """
 
 import time
@@ -27,12 +26,10 @@ Key = tuple[str, str]
 
 
 class RecordExchange:
-    """The exchange of allocation records on one node. Use it on one event loop.
+    """Compares records with answers to Allocate, and exchanges records. Use it on one event loop.
 
     Args:
-        pods: The pods of the node.
         gpus: A function that returns the GPUs of the node.
-        settings: The settings, from which the dialects write records.
         write: A function that sends annotations of a pod to the API server, in the background.
         sealed: Whether records are sealed. If they are, only the scheduler can write records that count.
     """
@@ -57,9 +54,9 @@ class RecordExchange:
         """Change the records so that the container's record has the cards of its answer to Allocate.
 
         Args:
-            target: The container.
             env: The environment in the answer.
-            served: The containers whose placement Allocate has given to some container. The method updates this set.
+            served: The containers whose placement Allocate has given away, to them or to other containers. The method
+                updates this set.
 
         Raises:
             Refused: The container must not run on the cards of the answer.
@@ -75,13 +72,13 @@ class RecordExchange:
         elif target.key not in served:
             other = self._owner_of(given, target, served)
         if other is not None and target.key not in served:
-            # Allocate has not given away this container's former placement yet. It belongs to the other container now.
+            # The other container now has the former placement of this one, which Allocate has not given away yet.
             served.discard(other.key)
         served.add(target.key)
         self._confirmed.add(target.key)
 
     def confirm(self, target: Target, env: Mapping[str, str]) -> bool:
-        """Return whether the record agrees with the answer. If so, later exchanges do not change the record."""
+        """Return whether the record agrees with the answer. If it does, later exchanges leave the record alone."""
         try:
             agrees = dict(env) == environment(target, self._gpus())
         except Refused:
@@ -97,9 +94,9 @@ class RecordExchange:
     def _exchange(
         self, target: Target, own: Sequence[Card], given: Sequence[Card], served: Collection[Key]
     ) -> Target | None:
-        """Record the cards `given` for the container, and its former cards `own` for the owner of the given cards.
+        """Record the cards `given` for the container, and its former cards `own` for the former owner of `given`.
 
-        Returns the former owner of the given cards; None if it is gone. Raises Refused.
+        Return that owner, or None if it is gone. Raises Refused.
         """
         uid = target.gpu_pod.pod.uid
         if self._sealed:
@@ -108,8 +105,8 @@ class RecordExchange:
         if not _is_exchangeable(target):
             raise Refused(_wrong_cards(target), uid)
         other = self._owner_of(given, target, served)
-        # The record of the other container is changed first. If the agent dies between the two changes, cards seem
-        # free, but none is held twice.
+        # The record of the other container is changed first. If the agent dies between the two changes, the record of
+        # this container still differs from its answer, so its next start makes the second change.
         if other is not None:
             self._amend(other, own)
         elif reason := self._excess(target, given):
@@ -119,9 +116,9 @@ class RecordExchange:
         return other
 
     def _owner_of(self, given: Sequence[Card], target: Target, served: Collection[Key]) -> Target | None:
-        """Return the oldest container with an equal request whose placement has these cards; None if it is gone.
+        """Return a container with an equal request whose placement has these cards; None if there is none.
 
-        Containers in `served` come first, because Allocate has given away their placement.
+        Containers in `served` are preferred, because Allocate has given away their placement, and then older pods.
         """
         targets = [
             Target(gpu_pod, request.container)
@@ -141,14 +138,14 @@ class RecordExchange:
         return None
 
     def _excess(self, target: Target, given: Sequence[Card]) -> str | None:
-        """Return why these cards have too little capacity for the container beside the records of other pods."""
+        """Return why these cards lack capacity for the pod beside the records of other pods, or None if they do not."""
         gpus = self._gpus()
         uid = target.gpu_pod.pod.uid
         others = [other for other in self._pods.all() if not other.pod.ended and other.pod.uid != uid]
         return excess(holding(_placed_on(target, given), gpus), [holding(other, gpus) for other in others], gpus)
 
     def _amend(self, target: Target, cards: Sequence[Card]) -> None:
-        # Both containers may belong to one pod. The second change then must not undo the first one.
+        # If both containers belong to one pod, `target` does not have the first change, which must not be undone.
         now = self._pods.by_uid(target.gpu_pod.pod.uid) or target.gpu_pod
         annotations = self._record_of(_placed_on(Target(now, target.container), cards))
         self._pods.amend(now, annotations)
@@ -171,11 +168,10 @@ class RecordExchange:
 
 
 def _wrong_cards(target: Target) -> str:
-    return f"{target}: the runtime has no CDI, and at admission the cards of another pod were given to it"
+    return f"{target} was given the cards of another container at admission, and the runtime has no CDI to correct that"
 
 
 def _visible_cards(env: Mapping[str, str], gpus: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the cards that an environment names."""
     uuids = env.get(VISIBLE, "").split(",")
     return tuple(card for card in gpus if card.uuid in uuids)
 
@@ -186,10 +182,7 @@ def _is_exchangeable(target: Target) -> bool:
 
 
 def _placed_on(target: Target, cards: Sequence[Card]) -> GpuPod:
-    """Return the pod as if its record gave these cards to the container.
-
-    Raises Refused if the container requests no cards.
-    """
+    """Return the pod as if its record gave these cards to the container. Raises Refused if it requests no cards."""
     gpu_pod = target.gpu_pod
     request = target.request
     new = tuple(share_of(request, card.index) for card in cards)

@@ -1,9 +1,8 @@
 """Makes the cards of a container visible to it by mounts or device nodes, if the settings require it.
 
-The agent creates the `Exposure`, and the allocators call `Exposure.edits`. The agent calls `read_toolkit` and reports
-the result for `mgpu doctor`. Usually the variable NVIDIA_VISIBLE_DEVICES suffices. The settings
-`deviceplugin.deviceList` and `deviceplugin.deviceNodes` are for nodes on which NVIDIA Container Toolkit ignores the
-variable for unprivileged containers, or is not installed (docs/nodes.md).
+Usually the variable NVIDIA_VISIBLE_DEVICES suffices. The settings `deviceplugin.deviceList` and
+`deviceplugin.deviceNodes` are for nodes on which NVIDIA Container Toolkit ignores the variable for unprivileged
+containers, or is not installed (docs/nodes.md).
 """
 
 import logging
@@ -23,14 +22,16 @@ log = logging.getLogger(__name__)
 
 _NULL = "/dev/null"
 _LIST = "/var/run/nvidia-container-devices"
-"""A mount of /dev/null in this folder, named by a UUID, requests that card or MIG device from NVIDIA's container
-toolkit, if the toolkit's option accept-nvidia-visible-devices-as-volume-mounts is true. Such mounts take precedence
-over the variable, which then only informs the application (nvidia-container-toolkit,
-internal/config/image/cuda_image.go, VisibleDevices; version 1.9 did the same). NVIDIA's device plugin sets the variable
-to the name of the folder instead.
+"""The folder of the mounts that request cards from NVIDIA's container toolkit.
+
+If /dev/null is mounted in this folder under the UUID of a card or of a MIG device, and the toolkit's option
+accept-nvidia-visible-devices-as-volume-mounts is true, the container gets that device. Such mounts take precedence over
+the variable, which then only informs the application.
+
+Source: nvidia-container-toolkit 1.9 and later, internal/config/image/cuda_image.go, VisibleDevices.
 """
 _DRIVER_NODES = ("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")
-"""The device nodes of the driver itself. Its loaded modules determine which of them exist."""
+"""The device nodes of the driver itself. Which of them exist depends on the modules that are loaded."""
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 _ACCEPTS_VARIABLE = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _ACCEPTS_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
@@ -54,7 +55,7 @@ class Exposure:
         """Return the environment `env` with the mounts and device nodes of its cards.
 
         Args:
-            target: The container, for messages.
+            target: The container, which an error names.
             env: The environment of the container; NVIDIA_VISIBLE_DEVICES names its cards.
             cards: The GPUs of the node that are not partitioned, and its slices.
             gpus: All GPUs of the node.
@@ -72,7 +73,8 @@ class Exposure:
     def _nodes(self, target: Target, visible: Sequence[str], devices: Sequence[Card]) -> Iterator[str]:
         """Yield the device nodes of the visible cards, of the cards of visible slices, and of the driver.
 
-        NVIDIA's container toolkit adds the device nodes below nvidia-caps.
+        A container with a MIG instance also needs device nodes in /dev/nvidia-caps. NVIDIA's container toolkit adds
+        them.
         """
         own_devices = [device for device in devices if device.uuid in visible]
         indexes = {place_of(device.index)[0] if is_slice(device.type) else device.index for device in own_devices}
@@ -89,14 +91,14 @@ class Exposure:
 
 
 def make_exposure(settings: DevicePluginSettings) -> Exposure:
-    """Return the `Exposure` of these settings."""
     return Exposure(settings.device_list == "mounts", settings.device_nodes, Path(settings.dev_dir))
 
 
 def read_toolkit(file: Path = TOOLKIT_CONFIG) -> Toolkit | None:
-    """Return which requests NVIDIA's container toolkit accepts, or None if its configuration cannot be read.
+    """Return which kinds of requests NVIDIA's container toolkit accepts, or None if its configuration cannot be read.
 
-    By default the toolkit accepts only the variable (GetDefault in its package internal/config).
+    An option that is not set has the toolkit's default: the variable is accepted, and mounts are not (GetDefault in the
+    package internal/config).
     """
     try:
         config = tomllib.loads(file.read_text())

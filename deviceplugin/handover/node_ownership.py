@@ -1,10 +1,9 @@
 """Decides when an agent serves its node: after it has taken the node over, and until it hands the node over.
 
 Two agents that serve one node would remove each other's sockets and CDI files, and both would partition cards. So a
-lock decides which one serves. The lock passes from one agent to the next while the kubelet goes on admitting pods:
-`handover.takeover` describes the steps and sends the messages, and this module carries the steps out.
-`deviceplugin.agent` creates a `NodeOwnership` and calls it. Do not change the order of the steps without reading
-`handover.takeover`.
+lock decides which one serves. The kubelet goes on admitting pods while the lock passes from one agent to the next:
+`handover.takeover` describes the steps and sends the messages, and this module carries the steps out. Do not change
+their order without reading `handover.takeover`.
 """
 
 import asyncio
@@ -25,16 +24,20 @@ from mgpu.model.errors import BadObject, Problem
 log = logging.getLogger(__name__)
 
 _LOCK_RETRY_SECONDS = 0.05
+"""The interval at which an agent that requests the node tries to take the lock."""
 _RESIGNED_LOCK_RETRY_SECONDS = 0.2
-"""The interval for an agent that has handed the node over. An agent that requests the node retries more often, so that
-it gets the lock first."""
+"""The same interval for an agent that has handed the node over. It is longer, so that an agent that requests the node
+gets the lock first."""
 _UNANSWERED_SECONDS = 5.0
+"""After this time without the lock, the serving agent counts as unable to hand over. After a predecessor has agreed,
+another agent counts as having taken the lock."""
 _HOLD_SECONDS = 6.0
-"""How long a handover waits for calls of the kubelet in progress, which take at most `allocator.WAIT_SECONDS`."""
+"""How long a handover waits for the kubelet's calls in progress, which take at most `allocator.WAIT_SECONDS`."""
 _REGISTERED_SECONDS = 15.0
 """How long a takeover waits until the new agent has registered its resources."""
 _STAND_BY_SECONDS = 5.0
-"""How long a predecessor may take after a takeover to create another agent that has read pods and cards."""
+"""How long an agent that is stopped after a takeover waits until its predecessor has read pods and cards again and
+stands by."""
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 
@@ -45,7 +48,7 @@ class NodeLock:
     """An advisory lock that at most one process on the node holds. It is released when the process ends or crashes.
 
     The kubelet's device-plugins folder itself is locked. The kubelet removes the files in this folder when it starts,
-    so a lock file would be lost. All versions of the agent lock the folder, so this must not change.
+    so a lock file would be lost. Agents of other versions lock the same folder, so this must not change.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +73,6 @@ class NodeLock:
         return True
 
     def release(self) -> None:
-        """Release the lock, if this object holds it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -86,9 +88,9 @@ class Outcome(Enum):
 class Phase(Enum):
     """The relation of an agent to its node.
 
-    Agents in the phases `STANDING_BY` and `WAITING` do not serve the node, but those in `WAITING` are ready. A waiting
-    agent gets the node only when the agent that serves it ends, and a rolling update ends the old agent only once the
-    new one is ready. So an agent that waits for an old version, or that has handed the node over, must count as ready.
+    Agents in the phases `STANDING_BY` and `WAITING` do not serve the node, but agents in `WAITING` are ready. A waiting
+    agent gets the node only when the serving agent ends, and a rolling update ends the old agent only when the new one
+    is ready. So an agent must be ready while it waits for an old version, and after it has handed the node over.
     """
 
     STARTING = auto()
@@ -101,7 +103,8 @@ class Phase(Enum):
 class NodeOwnership:
     """The part of an agent that acquires its node, serves it and hands it over.
 
-    Call `acquire`, `serve` and `release` once each, in this order, on one event loop. Call `stop` from any thread.
+    On one event loop, call `acquire` once, `serve` if the result was True, and `release` at the end. Any thread may
+    call `stop`.
 
     Args:
         folder: The kubelet's device-plugins folder.
@@ -124,7 +127,6 @@ class NodeOwnership:
 
     @property
     def serves(self) -> bool:
-        """Whether this agent serves the node."""
         return self.phase in (Phase.TAKING_OVER, Phase.SERVING)
 
     def stop(self) -> None:
@@ -133,16 +135,16 @@ class NodeOwnership:
         self._stopping.wake()
 
     async def acquire(self, *, requests: bool, is_prepared: Callable[[], bool]) -> bool:
-        """Wait for the lock of the node. Return True if this agent got it, or False if it was stopped first.
+        """Wait for the lock of the node. Return True if this agent got the lock, or False if it was stopped first.
 
         An agent that is stopped after its predecessor has agreed ("yours") still takes over: the predecessor does not
         serve any more, and the kubelet would fail pods until another agent has registered. `serve` then hands the node
         back to the predecessor.
 
         Args:
-            requests: Whether to ask the serving agent to hand over. Otherwise this agent waits until that one ends.
-            is_prepared: A function that returns whether this agent could serve at once. The agent requests the node
-                only when the result is true.
+            requests: Whether to ask the serving agent to hand over. Otherwise this agent waits until that agent ends.
+            is_prepared: A function that returns whether this agent could serve at once. The agent connects to the
+                serving agent only when the result is true.
         """
         self._stopping.bind()
         loop = asyncio.get_running_loop()
@@ -162,7 +164,7 @@ class NodeOwnership:
                 if loop.time() - began > _UNANSWERED_SECONDS:
                     self.phase = Phase.WAITING
             elif self._predecessor is not None and loop.time() - given_at > _UNANSWERED_SECONDS:
-                # A third agent has taken the lock in the meantime. It serves the node now, so ask that agent next.
+                # A third agent has taken the lock and serves the node now. Ask the third agent next.
                 self._predecessor.hang_up()
                 self._predecessor = None
             await asyncio.sleep(_LOCK_RETRY_SECONDS if requests else _RESIGNED_LOCK_RETRY_SECONDS)
@@ -213,12 +215,11 @@ class NodeOwnership:
         return outcome
 
     def release(self) -> None:
-        """Release the lock of the node."""
         self._stopping.unbind()
         self._lock.release()
 
     async def _unless_stopped(self, answer: Coroutine[Any, Any, Predecessor | None]) -> Predecessor | None:
-        """Return the result of `answer`; None if the serving agent does not hand over, or if this one is stopped."""
+        """Return the result of `answer`, or None if this agent is stopped first."""
         answering = asyncio.create_task(answer)
         ending = asyncio.create_task(self._until_stopped())
         await asyncio.wait([answering, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -233,8 +234,8 @@ class NodeOwnership:
     async def _until_it_may_end(self) -> None:
         """Wait until this agent is stopped. If it has just taken over, also wait until its predecessor stands by.
 
-        The predecessor then takes the node back, so that no resource is ever without devices. A predecessor that has
-        ended never stands by, so the wait is limited, to less than a pod's default grace period (30 s).
+        The predecessor then takes the node back, so that no resource is without devices. A predecessor that has ended
+        never stands by, so the wait is limited to less than a pod's default grace period (30 s).
         """
         await self._until_stopped()
         if self._predecessor is None:
@@ -248,7 +249,7 @@ class NodeOwnership:
         return self._other_agents is not None and self._other_agents.standing_by() is not None
 
     async def _take_over(self, predecessor: Predecessor, resources: AdvertisedResources) -> None:
-        """Carry out steps 4 to 6 of the takeover as the new agent, once all resources are registered."""
+        """Carry out steps 4 to 6 of the takeover as the new agent, for the resources that are registered in time."""
         deadline = asyncio.get_running_loop().time() + _REGISTERED_SECONDS
         await _until(lambda: all(r.is_registered for r in resources.required()), deadline)
         registered = [r for r in resources.required() if r.is_registered]

@@ -1,8 +1,8 @@
 """The protocol by which a new agent takes the node over from the one that serves it, while pods keep starting.
 
-In a rolling update with surge both agents run for some seconds. The kubelet fails a pod for good if it admits it while
-a resource has no healthy device. It marks all devices of a resource as unhealthy when the device list (ListAndWatch) of
-*any* agent ends, because it then disconnects the agent that was registered last
+In a rolling update with surge both agents run for some seconds. If a resource has no healthy device while the kubelet
+admits a pod that requests it, the pod fails for good. When the device list (ListAndWatch) of *any* agent ends, the
+kubelet disconnects the agent that was registered last, and marks all devices of the resource as unhealthy
 (devicemanager/plugin/v1beta1/handler.go, `runClient`). So the order of the steps matters:
 
 1. The new agent reads cards and pods, and then sends "take over".
@@ -11,21 +11,20 @@ a resource has no healthy device. It marks all devices of a resource as unhealth
 3. The new agent takes the lock, reads which cards were delivered (CDI files, checkpoint), and registers. From here on
    the kubelet sends new calls to it. The devices stay healthy, since both agents offer the same ones.
 4. The new agent withdraws each resource: it registers once more and refuses to report its options. The kubelet then
-   forgets only which agent to disconnect, so the end of a device list has no effect.
+   only forgets which agent to disconnect, so the end of a device list has no effect.
 5. The new agent sends "registered" with its sockets. The old agent forwards the calls that it held back to these
    sockets, ends its device lists, and answers "ended".
 6. The new agent ends its own device lists, which has no effect either, and registers again. From now on the kubelet
    notices when this agent ends.
 
-An agent that has handed the node over sends "stand by". If the agent that serves is stopped before it is replaced, as
-in a rolling update that is reverted halfway, it answers "yours". Then steps 2 to 6 follow in the same way.
+An agent that has handed the node over sends "stand by". If the serving agent is then stopped, as in a rolling update
+that is reverted halfway, it answers "yours", and steps 2 to 6 follow in the same way.
 
 If a step fails, the lock decides: it is free as soon as its holder has ended, and an agent that stands by takes it. The
 resources then have no healthy devices until that agent has registered.
 
-This module sends and receives the messages, and `handover.node_ownership` carries out the steps; `deviceplugin.main`
-only checks the length of the socket's path. Agents of different versions communicate with each other, so neither the
-messages nor their order may change.
+This module sends and receives the messages, and `handover.node_ownership` carries out the steps. Agents of different
+versions communicate with each other, so neither the messages nor their order may change.
 """
 
 import asyncio
@@ -48,10 +47,12 @@ _REGISTERED = "registered"
 _ENDED = "ended"
 _ANSWER_SECONDS = 20.0
 _GREETING_SECONDS = 5.0
+"""How long an agent that has connected may take to send its first message."""
 _CHECK_SECONDS = 1.0
+"""The interval at which the agent checks that its socket still exists."""
 
 Sockets = Mapping[str, str]
-"""The file name of the socket that serves a resource, by resource."""
+"""For each resource, the file name of the plugin's socket."""
 
 
 class Peer:
@@ -66,10 +67,7 @@ class Peer:
         return self._reader.at_eof()
 
     async def receive(self, seconds: float | None = _ANSWER_SECONDS) -> list[str] | None:
-        """Return the next message as a list of a word and its arguments.
-
-        Returns None if the peer has ended or does not answer in time.
-        """
+        """Return the next message, split into its words; None if the peer has ended or does not answer in time."""
         try:
             async with asyncio.timeout(seconds):
                 line = await self._reader.readline()
@@ -78,7 +76,7 @@ class Peer:
         return line.decode(errors="replace").strip().split("\t") if line.endswith(b"\n") else None
 
     async def send(self, *words: str) -> None:
-        """Send one message; do nothing if the peer has ended."""
+        """Send a message of several words. Do nothing if the peer has ended."""
         with contextlib.suppress(OSError):
             self._writer.write("\t".join(words).encode() + b"\n")
             await self._writer.drain()
@@ -95,7 +93,11 @@ class Predecessor:
         self._peer = peer
 
     async def finish(self, sockets: Sockets) -> bool:
-        """Say that all resources are registered. Return whether the predecessor has ended its device lists."""
+        """Send "registered". Return whether the predecessor has answered that its device lists have ended.
+
+        Args:
+            sockets: The sockets of the resources that this agent has registered.
+        """
         await self._peer.send(_REGISTERED, json.dumps(dict(sockets)))
         answer = await self._peer.receive()
         self._peer.close()
@@ -117,7 +119,7 @@ class Successor:
         return self._peer.has_ended
 
     async def hand_over(self) -> Sockets | None:
-        """Say that the node is free. Return the successor's sockets once it has registered, or None if it failed."""
+        """Send "yours". Return the successor's sockets once it has registered, or None if it does not answer."""
         await self._peer.send(_YOURS)
         answer = await self._peer.receive()
         try:
@@ -128,7 +130,7 @@ class Successor:
         return None
 
     async def confirm_end(self) -> None:
-        """Say that the device lists of this agent have ended."""
+        """Send "ended", and close the connection."""
         await self._peer.send(_ENDED)
         self._peer.close()
 
@@ -138,12 +140,12 @@ class Successor:
 
 
 async def request(folder: Path) -> Predecessor | None:
-    """Request the node from the agent that serves it. Return None if it does not hand over, as old versions do not."""
+    """Request the node from the agent that serves it. Return None if that agent does not hand it over in time."""
     return await _connect(folder, _TAKE_OVER, _ANSWER_SECONDS)
 
 
 async def stand_by(folder: Path) -> Predecessor | None:
-    """Wait until the agent that serves the node hands it over. Return None if that agent ends without doing so."""
+    """Wait until the agent that serves the node hands it over. Return None if there is none, or if it ends first."""
     return await _connect(folder, _STAND_BY, None)
 
 
@@ -169,7 +171,7 @@ class OtherAgents:
     """The agents that have connected to this agent, which serves the node.
 
     Attributes:
-        successor: A future whose result is the first agent that requests the node.
+        successor: A future. Its result is the first agent that requests the node.
     """
 
     def __init__(self) -> None:
@@ -177,20 +179,20 @@ class OtherAgents:
         self._standing_by: list[Successor] = []
 
     def standing_by(self) -> Successor | None:
-        """Return the agent that takes the node over when this agent ends; None if none stands by."""
+        """Return the agent that has stood by last and is still connected, or None."""
         return next((other for other in reversed(self._standing_by) if not other.has_ended), None)
 
     def hang_up(self) -> None:
         """Close all connections, so that agents that stand by connect to the next agent that serves the node.
 
-        They wait for an answer without a limit. Without this call they would wait until the process of this agent
-        ends, although it does not serve the node any more.
+        Agents that stand by wait for an answer without a limit. Without this call they would wait until the process of
+        this agent ends, although it no longer serves the node.
         """
         for other in (*self._standing_by, *([self.successor.result()] if self.successor.done() else ())):
             other.hang_up()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read the first message on a new connection, and register the agent as successor or as standing by."""
+        """Read the first message on a new connection, and keep the agent as the successor or as one that stands by."""
         peer = Peer(reader, writer)
         message = await peer.receive(_GREETING_SECONDS)
         if message == [_TAKE_OVER] and not self.successor.done():
@@ -215,9 +217,9 @@ async def listening(folder: Path) -> AsyncIterator[OtherAgents]:
 
 
 async def _listen(path: Path, others: OtherAgents) -> None:
-    """Listen on the path until cancelled. Create the socket again whenever a kubelet that starts has removed it.
+    """Listen on the path until cancelled. Create the socket again when a kubelet that starts has removed it.
 
-    A socket that another agent has created at this path is not replaced, since that agent serves the node.
+    A socket that another agent creates at this path later is not replaced, because that agent then serves the node.
     """
     while True:
         try:

@@ -1,9 +1,7 @@
 """The Node and its Device object as the API server has them, kept current by watches.
 
-`deviceplugin.main` creates one `NodeObjects` for each agent. `inventory.reporter` and `partitioning.node_status` read
-the objects and write them, and other clients may write them too. The partition worker, the agent's registrations and
-the card source read the Node. The answer to a write of the agent is stored at once, so that the agent does not repeat
-the write before the watch delivers it.
+`inventory.reporter` and `partitioning.node_status` compare the objects with the facts and write them. The answer to
+such a write is stored at once, so that the agent does not repeat the write before the watch delivers it.
 """
 
 import logging
@@ -24,7 +22,7 @@ Raw = dict[str, Any]
 DEVICES = f"/apis/{DEVICE_API}/devices"
 PUBLISHED_ANNOTATION = "mgpu.io/status-resources"
 """The annotation of the Node that lists the resources which the agent has written into the Node's status. The agent
-changes and removes only these."""
+removes no other resources from the status."""
 _NODE_SECONDS = 5.0
 
 
@@ -36,10 +34,9 @@ class NodeObjects:
         node: The name of the node, and of its Device.
 
     Attributes:
-        name: The name of the node.
-        on_node_change: Functions that are called on the watch's thread when the Node has changed. Add them before
-            `start`.
-        on_device_change: Functions that are called in the same way when the Device has changed.
+        on_node_change: Functions that the thread of the watch calls when the Node has changed or has been deleted. Add
+            them before `start`.
+        on_device_change: The same for the Device.
     """
 
     def __init__(self, api: Api, node: str) -> None:
@@ -55,7 +52,6 @@ class NodeObjects:
         self._devices = Reflector(api, DEVICES, self._take_device, lambda _: self._take_device(None), query)
 
     def start(self) -> None:
-        """Start the watches."""
         self._nodes.start()
         self._devices.start()
 
@@ -72,28 +68,30 @@ class NodeObjects:
 
     @property
     def device(self) -> Raw | None:
-        """The Device; None if it does not exist, or while `devices_synced` is false."""
+        """The Device; None if it has not been listed yet, or does not exist."""
         with self._lock:
             return self._device
 
     @property
     def devices_synced(self) -> bool:
-        """Whether Devices have been listed. This fails if their CRD is not installed."""
+        """Whether Devices have been listed. They cannot be listed if their CRD is not installed."""
         return self._devices.synced
 
     def capacity(self, resource: str) -> int | None:
-        """Return the Node's capacity of the resource, which may be 0, or None if the Node has not been listed yet."""
+        """Return the Node's capacity of the resource, or 0 if the Node does not have the resource.
+
+        Return None if there is no Node (see `node`), or if the capacity is not an integer.
+        """
         node = self.node
         return None if node is None else amount_of(((node.get("status") or {}).get("capacity") or {}).get(resource, 0))
 
     def not_drained_reason(self, resource: str, *, pods_synced: bool, held: int) -> str | None:
         """Return why the resource cannot be offered as device ids yet, or None if it can.
 
-        A resource that was published in node status can be offered as ids only when no pod holds it. Ids may stand for
-        larger units than the status (GiB instead of MiB), so there could be fewer ids than running pods hold.
+        A resource that an earlier agent published in node status can be offered as ids only when no pod holds it. An id
+        may stand for a larger unit (GiB instead of MiB), so there could be fewer ids than units that pods hold.
 
         Args:
-            resource: The name of the resource.
             pods_synced: Whether all pods of the node have been listed.
             held: How much of the resource the pods hold; ignored unless `pods_synced` is true.
         """
@@ -107,13 +105,16 @@ class NodeObjects:
         return f"pods still hold {resource} as it was published before" if held else None
 
     def partition_mode(self) -> str:
-        """Return the partitioning mode in the Node's label: MIG, MPS or "". Wait a few seconds for the Node first."""
+        """Return the partitioning mode in the Node's label: MIG, MPS or "".
+
+        If the Node has not been listed yet, wait for it at most `_NODE_SECONDS`.
+        """
         self._node_listed.wait(_NODE_SECONDS)
         mode = (((self.node or {}).get("metadata") or {}).get("labels") or {}).get(LABEL)
         return mode if mode in (MIG, MPS) else ""
 
     def wrote_node(self, before: Raw, after: Raw) -> None:
-        """Store the answer to a write of the Node by this agent, unless the watch has delivered a newer object.
+        """Store the answer to a write of the Node by this agent, unless the stored object has changed meanwhile.
 
         Args:
             before: The object that `node` returned before the write.
@@ -153,16 +154,16 @@ def amount_of(value: object) -> int | None:
 
 
 def published_resources(node: Raw) -> frozenset[str]:
-    """Return the resources that the agent has published in this Node's status."""
+    """Return the resources that the agent has written into this Node's status (`PUBLISHED_ANNOTATION`)."""
     text = ((node.get("metadata") or {}).get("annotations") or {}).get(PUBLISHED_ANNOTATION, "")
     return frozenset(text.split(",")) - {""}
 
 
 def _is_older(delivered: Raw, stored: Raw) -> bool:
-    """Return whether the object that the watch delivers is older than the stored answer to a write of this agent.
+    """Return whether the object that the watch delivers is older than the stored one.
 
-    According to the API conventions a resourceVersion is opaque. With etcd it is a number; other values are not
-    compared.
+    The stored object may be the answer to a write, which the watch has not delivered yet. According to the API
+    conventions a resourceVersion is opaque, but with etcd it is a number. Other values are not compared.
     """
     metas = delivered["metadata"], stored["metadata"]
     if metas[0].get("uid") != metas[1].get("uid"):

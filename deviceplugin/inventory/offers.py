@@ -1,12 +1,12 @@
 """Computes how much of each resource a node offers, either as device ids or as an amount in its status.
 
-The functions are pure. `deviceplugin.advertised_resources` and `inventory.reporter` call them, and `deviceplugin.main`
-reads the names of the resources. The number of ids of a node is limited (`kubelet.device_ids.MAX_IDS`). If its cards
-have more units, the ids are divided evenly among the vocabularies; ids that one vocabulary does not need go to the
-others. `mgpu.io/share` and whole cards come first, since they need few ids and several vocabularies use them.
+The functions are pure. The number of ids of a node is limited (`kubelet.device_ids.MAX_IDS`). If its cards have more
+units, the ids are divided evenly among the vocabularies, and ids that one vocabulary does not need go to the others.
+`mgpu.io/share` and whole cards get their ids first, since they need few and several vocabularies use them.
 
-A resource with too few ids is not published in node status instead: a container that requests nothing else would then
-start without an Allocate call, and so without its cards. The node takes fewer such pods, and an Event reports that.
+If a resource gets too few ids, the node takes fewer pods that request it, and an Event reports that. Such a resource is
+not moved to node status: a container that requests nothing else would start without an Allocate call, and so without
+its cards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +20,12 @@ WHOLE_CARDS = "nvidia.com/gpu"
 
 
 def id_resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Return the resources that are offered as device ids, each once. Their names do not depend on the cards."""
+    """Return the resources that are offered as device ids, each once. The names do not depend on the cards."""
     return tuple(resource for _, resource in _by_vocabulary(cards, settings))
 
 
 def status_amounts(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
-    """Return the amounts in node status by resource: the sums over the healthy devices.
-
-    Args:
-        cards: The devices of the node, of all types.
-        settings: The settings, which enable the dialects.
-    """
+    """Return the amounts in node status by resource: the sums over the healthy devices of all types in `cards`."""
     found: dict[str, int] = {}
     healthy = {(card.type, card.index) for card in cards if card.healthy}
     for dialect in dialects.enabled(settings):
@@ -55,7 +50,10 @@ def id_limits(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str
 
 
 def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[str, NodeResource]]:
-    """Yield each resource once, with its vocabulary, or with "" if several vocabularies use it."""
+    """Yield each resource that is offered as device ids, with its vocabulary.
+
+    The vocabulary of `mgpu.io/share` and of whole cards is "", because several vocabularies use them.
+    """
     gpus = [card for card in cards if card.type == GPU]
     yielded = {SHARE}
     yield "", NodeResource(SHARE, tuple((card.index, SHARES_PER_CARD) for card in gpus), as_ids=True)
@@ -67,7 +65,7 @@ def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[
 
 
 def _divide(needs: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Divide `limit` evenly among the names, but give no name more than it needs. The smallest needs come first."""
+    """Divide `limit` evenly among the names, but give no name more than it needs."""
     found = {}
     for position, (need, name) in enumerate(sorted((need, name) for name, need in needs.items())):
         found[name] = min(need, limit // (len(needs) - position))

@@ -1,9 +1,8 @@
 """Reports the node to the API server: its Device object, labels, and the resources that mgpu writes to node status.
 
-`deviceplugin.agent` starts one `Reporter`. The kubelet sets extended resources to zero when it registers the node, and
-other clients may edit or delete a Device. So both objects are watched (`inventory.node_objects`), and a change that
-does not agree with the facts is corrected. The functions that make patches are pure; `Reporter` sends the patches from
-its own thread. `deviceplugin.main` passes `known_indexes` to the card source.
+The kubelet sets extended resources to zero when it registers the node, and other clients may edit or delete a Device.
+So both objects are watched (`inventory.node_objects`), and `Reporter` corrects them when they do not agree with the
+facts. The functions that return patches are pure.
 """
 
 import logging
@@ -42,13 +41,14 @@ _LONGEST_PAUSE = 30.0
 def device_patch(device: Mapping[str, Any], desired: Mapping[str, Any], given: str | None = None) -> Raw | None:
     """Return a merge patch that brings the Device to the desired state; None if it is in that state.
 
-    Devices of other types, other owners, labels and annotations stay. The resourceVersion is a precondition: a merge
-    patch replaces the whole list of devices, so devices that another client adds in the meantime would be lost.
+    The patch keeps devices of other types, other owners, labels and annotations. It contains the resourceVersion as a
+    precondition: a merge patch replaces the whole list of devices, so devices that another client adds in the meantime
+    would be lost.
 
     Args:
         device: The present Device.
         desired: The Device with the facts of this agent.
-        given: The annotation of the same name in `NodeFacts`; with None the present annotation stays.
+        given: The text of `NodeFacts.given`; None to keep the present annotation.
     """
     meta = device["metadata"]
     patch: Raw = {}
@@ -75,13 +75,11 @@ def capacity_patch(
     """Return a merge patch of the Node's status for resources that have no device ids; None if it is up to date.
 
     An amount is the sum over healthy devices, but at least the amount that pods hold, because the kubelet would
-    otherwise fail running pods. A resource that is not published any more (its dialect was disabled, or its last device
-    was removed) is removed once no pod holds it. If it is now offered as device ids, it belongs to the kubelet instead.
+    otherwise fail running pods. A published resource whose dialect was disabled, or whose last device was removed, is
+    removed once no pod holds it. A published resource that is now offered as device ids is left to the kubelet.
 
     Args:
-        node: The present Node.
         cards: The devices of the node, of all types.
-        settings: The settings, which enable the dialects.
         held_amount: A function that returns how much of a resource the pods hold.
     """
     capacity = (node.get("status") or {}).get("capacity") or {}
@@ -103,10 +101,11 @@ def capacity_patch(
 
 
 def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, server: str = "") -> Raw | None:
-    """Return a merge patch with the Node's labels (model of the first card, driver); None if they are up to date.
+    """Return a merge patch with the Node's labels; None if they are up to date.
+
+    The labels are the model of the first card, the version of the driver, and the plugin that serves whole cards.
 
     Args:
-        node: The present Node.
         cards: The GPUs of the node.
         driver: The version of NVIDIA's driver; "" leaves that label as it is.
         server: The plugin that serves whole cards on the node; "" leaves that label as it is.
@@ -122,7 +121,7 @@ def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, se
 
 
 def agent_patch(node: Mapping[str, Any], report: AgentReport) -> Raw | None:
-    """Return a merge patch of the Node with the agent's report about itself; None if the Node has that report."""
+    """Return a merge patch of the Node with the agent's report; None if the Node has the same report."""
     text = write_agent_report(report)
     now = (node["metadata"].get("annotations") or {}).get(AGENT_ANNOTATION)
     return None if now == text else {"metadata": {"annotations": {AGENT_ANNOTATION: text}}}
@@ -134,11 +133,10 @@ def _label_value(text: str) -> str:
 
 
 def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
-    """Return the indexes of the cards by UUID, from the node's Device.
+    """Return the indexes of the cards by UUID, as the node's Device lists them.
 
-    The result is empty if the Device does not exist or cannot be read within `seconds`.
-
-    NVML renumbers cards when one is removed. Records name indexes, so each card keeps the index that it had.
+    The result is empty if the Device does not exist, is invalid, or cannot be read within `seconds`. NVML renumbers the
+    cards when one is removed. Allocation records name cards by index, so each card keeps the index that it had.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -155,15 +153,15 @@ def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The facts about the node that are reported.
+    """The facts about the node that the agent reports.
 
     Attributes:
         cards: All GPUs of the node.
         driver: The version of NVIDIA's driver; "" if there is none.
-        whole: The GPUs that are offered whole (`NodePartitions.whole`).
-        whole_cards_server: The plugin that serves whole cards.
-        given: The annotation that lists the cards of unrecorded pods and of remnants; "" if there are none, None if
-            they are not known yet.
+        whole: The GPUs that are not reserved for slices (`NodePartitions.whole`).
+        whole_cards_server: The plugin that serves whole cards, for the Node's label `mgpu.io/whole-cards`.
+        given: The text of the Device's annotation that lists the cards of unrecorded pods and of remnants; "" if there
+            are none, None if they are not known yet.
         has_cdi: Whether the container runtime has CDI; None if it does not report that.
         toolkit: The requests that NVIDIA's container toolkit accepts; None if its configuration cannot be read.
         mps_unbounded: Whether containers can write to MPS directories whose size is not limited.
@@ -185,9 +183,6 @@ class Reporter:
     Call `update` whenever facts may have changed.
 
     Args:
-        api: The client of the API server.
-        objects: The watched Node and Device.
-        settings: The settings.
         facts: A function that returns the present facts. The reporter's thread calls it. It raises RetryLater while
             too little has been read: a capacity that is written before all pods are listed could be less than what
             pods hold.
@@ -196,7 +191,7 @@ class Reporter:
     Attributes:
         problem: The reason why the API server does not have the present facts; None if it has them.
         reported: Whether the API server has had all facts at least once. A later failure does not change which
-            containers can start, so it must not make the node unready.
+            containers can start, so it must not make the agent unready.
     """
 
     def __init__(
@@ -249,7 +244,7 @@ class Reporter:
             pause = min(pause * 2, _LONGEST_PAUSE) if problem else _FIRST_PAUSE
 
     def _report(self) -> str | None:
-        """Write the Node and the Device if they are not up to date. Return why that is not possible yet, or None."""
+        """Write the Node and the Device if they are out of date. Return why that is not possible yet, or None."""
         facts = self._facts()
         node = self._objects.node
         device = self._objects.device
@@ -257,8 +252,8 @@ class Reporter:
             return f"node {self._objects.name} has not been listed yet"
         if not self._objects.devices_synced:
             return f"Devices cannot be listed yet (is the CRD, {DEVICE_API}, installed?)"
-        # The Node is written first: as soon as there is a Device, the scheduler decides about whole cards, and then it
-        # must know which plugin serves them.
+        # The Node is written first: as soon as there is a Device, the scheduler places pods on the node, and then it
+        # must know which plugin serves whole cards.
         self._report_node(node, device, facts)
         return self._report_device(device, write_device(read_node(node), node["metadata"]["uid"], facts.cards), facts)
 
@@ -297,7 +292,7 @@ class Reporter:
 
 
 def _other_devices(device: Raw | None) -> tuple[Card, ...]:
-    """Return the devices of other types, which other clients write; none if the object is invalid."""
+    """Return the devices of other types, which other clients write; empty if the Device is invalid."""
     try:
         return tuple(card for card in read_device(device or {}) if card.type != GPU)
     except BadObject as error:

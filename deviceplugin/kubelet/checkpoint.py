@@ -1,9 +1,8 @@
 """Reads the checkpoint of the kubelet's device manager: which container holds which ids, and the answer to Allocate.
 
-`allocation`, `partitioning.slice_plugins` and `deviceplugin.advertised_resources` call it. The file is private to the
-kubelet, but no API has the same data: the pod's UID, init containers, and the answer with the unique name that this
-agent put into it. A name belongs to one container forever. So an old file may lack the name of a new answer, but a name
-in it never belongs to another container.
+The file is private to the kubelet, but no API has the same data: the pod's UID, init containers, and the answer with
+the unique name that the agent put into it. A name belongs to one container forever. So an outdated file may lack the
+name of a new answer, but it never shows a name with the wrong container.
 """
 
 import base64
@@ -34,10 +33,9 @@ class PodDevicesEntry:
 
     Attributes:
         uid: The UID by which the kubelet knows the pod.
-        container: The name of the container.
         ids: The device ids that the container holds.
         name: The name of the answer to Allocate; "" if another plugin answered.
-        device: Whether the answer contains a CDI device of that name.
+        device: Whether the answer contains a CDI device of this name.
         env: The environment in the answer.
     """
 
@@ -50,7 +48,7 @@ class PodDevicesEntry:
 
 
 def read_checkpoint(file: Path, resource: str, ids: frozenset[str] | None = None) -> list[PodDevicesEntry]:
-    """Return the entries of a resource, or only those with exactly these ids; none if the file cannot be read."""
+    """Return the entries of a resource, or only the entries with exactly `ids`; empty if the file cannot be read."""
     try:
         return read_entries(file, resource, ids)[0]
     except RetryLater as error:
@@ -62,10 +60,10 @@ def read_checkpoint(file: Path, resource: str, ids: frozenset[str] | None = None
 def read_entries(
     file: Path, resource: str, ids: frozenset[str] | None = None
 ) -> tuple[list[PodDevicesEntry], frozenset[str] | None]:
-    """Return the entries of a resource, or only those with exactly these ids, and the resource's registered ids.
+    """Return the entries of a resource, or only the entries with exactly `ids`, and the registered ids.
 
-    The registered ids are those that a plugin has offered as healthy. They are None if no plugin has registered the
-    resource. Raises RetryLater if the file is missing, incomplete or damaged.
+    The registered ids are the ids of the resource that a plugin has offered as healthy; None if no plugin has
+    registered the resource. Raises RetryLater if the file is missing, incomplete or damaged.
     """
     try:
         data = _parse(file.read_bytes())
@@ -79,12 +77,12 @@ def read_entries(
 
 @lru_cache(maxsize=1)
 def _parse(content: bytes) -> Any:
-    """Parse the file. Do not modify the result: it is cached, since every type of slice is read from this file."""
+    """Parse the file. Do not modify the result: it is cached, because the same file is read for every resource."""
     return orjson.loads(content)["Data"]
 
 
 def _ids(row: Mapping[str, Any], required: frozenset[str] | None) -> frozenset[str] | None:
-    """Return the row's ids, which it lists by NUMA node; None if other ids are required."""
+    """Return the ids of a row, in which they are grouped by NUMA node; None if other ids are required."""
     own = frozenset(i for part in row["DeviceIDs"].values() for i in part)
     return own if required in (None, own) else None
 

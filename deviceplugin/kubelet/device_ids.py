@@ -1,7 +1,7 @@
 """Chooses the device ids of a resource, one for each unit, and decides which of them are unhealthy.
 
-`deviceplugin.advertised_resources` calls `device_ids`, which is pure. An id stands for no particular card, so the ids
-that a pod gets do not determine its cards. Only the number of ids and the number of unhealthy ids matter.
+An id stands for no particular card, so the ids that a pod gets do not determine its cards. For the kubelet only the
+numbers of healthy and of unhealthy ids matter.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,10 +11,8 @@ from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import Card
 
 MAX_IDS = 4000
-"""The maximum number of ids of a node, since each id is written into the status of the pod that holds it.
-
-Source: docs/design/kubernetes.md, "Device manager".
-"""
+"""The maximum number of ids of a node. Each id is written into the status of the pod that holds it, and the size of an
+API object is limited (docs/design/kubernetes.md, "Device manager")."""
 
 
 def device_ids(
@@ -27,15 +25,15 @@ def device_ids(
 ) -> dict[str, bool]:
     """Return, by id, whether the id is healthy. There is one id for each unit of all cards, but at most `limit`.
 
-    Ids that pods hold come first, because the kubelet fails a pod whose id disappears. As many ids are unhealthy as the
-    unhealthy cards have units. For each such card, ids that pods on this card hold are chosen first, since the kubelet
+    Ids that pods hold are kept, because the kubelet fails a pod whose id disappears. As many ids are unhealthy as the
+    unhealthy cards have units. For each unhealthy card, ids of pods on this card are chosen first, since the kubelet
     reports unhealthy ids in the status of their pods. Ids that were unhealthy before come next, so that few ids change.
     Free ids follow, and then all others.
 
     Args:
         resource: The resource, with the units of each card.
         cards: The GPUs of the node.
-        limit: The most ids.
+        limit: The maximum number of ids.
         held: The ids that pods on a card hold, by the index of the card.
         taken: All ids that pods hold.
         before: The ids that are unhealthy now.

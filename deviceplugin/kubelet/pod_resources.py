@@ -1,6 +1,6 @@
 """Finds the owners of device ids through the kubelet's PodResources API.
 
-The API names pods without their UIDs, and leaves regular init containers out. So `allocation` prefers the checkpoint
+The API does not return the UIDs of pods, and leaves regular init containers out. So `allocation` prefers the checkpoint
 (`kubelet.checkpoint`), and calls this API only if the checkpoint may be out of date or cannot be read.
 """
 
@@ -20,8 +20,8 @@ from proto import podresources_pb2_grpc
 _QUERY_SECONDS = 2.0
 _LARGEST = 16 << 20
 """The size limit of an answer in bytes. An answer lists all containers of the node, and users choose their number and
-the length of their names. Decoding takes three times the size of the answer in memory, and the memory limit of the
-agent is 256 MiB. An answer with 250 pods of 20 containers each has less than 1 MiB.
+the length of their names. To decode an answer takes memory of three times its size, and the memory limit of the agent
+is 256 MiB. An answer with 250 pods of 20 containers each has less than 1 MiB.
 """
 _OPTIONS = [
     ("grpc.max_receive_message_length", _LARGEST),
@@ -46,11 +46,10 @@ class Owner:
 
 
 OwnersByResource = Mapping[str, Sequence[Owner]]
-"""The containers that hold ids of a resource, by resource."""
+"""For each resource, the containers that hold ids of it."""
 
 
 def owners_by_resource(answer: api.ListPodResourcesResponse) -> OwnersByResource:
-    """Return the containers in an answer that hold ids, by resource."""
     found: dict[str, list[Owner]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
@@ -65,11 +64,9 @@ def owners_by_resource(answer: api.ListPodResourcesResponse) -> OwnersByResource
 
 
 class PodResources:
-    """A client that makes one query for all callers that wait, since the kubelet answers at most 100 queries per
-    second.
+    """A client that makes one query for all waiting callers. The kubelet answers at most 100 queries per second.
 
-    Use it on one event loop. Its lock makes sure that at most one query is in progress. An answer that is too large
-    raises RetryLater, and a container that depends on it does not start.
+    Use it on one event loop. Its lock makes sure that at most one query is in progress.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -80,7 +77,10 @@ class PodResources:
         self._answer: OwnersByResource | None = None
 
     async def owners(self, resource: str) -> list[Owner]:
-        """Return the containers that hold ids of the resource. Raises RetryLater if the kubelet does not answer."""
+        """Return the containers that hold ids of the resource.
+
+        Raises RetryLater if the kubelet does not answer, or if its answer is larger than `_LARGEST`.
+        """
         return list((await self._list()).get(resource, ()))
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Changes the MIG instances of one card to the planned ones, and undoes all changes if one of them fails.
+"""Changes the MIG instances of one card to the planned ones, and undoes the changes if one of them fails.
 
-`partitioning.mig_partitioner` calls `apply`. The order of the changes matters. Missing instances that pods use are
-created first. Then instances that are not planned are destroyed, so that their places are free, and new instances are
-created last. An instance on which processes run is never destroyed.
+The order of the changes matters. Missing instances that pods use are created first. Then instances that are not planned
+are destroyed, so that their places are free, and new instances are created last. A plan that lacks an instance on which
+processes run is refused.
 """
 
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class RollbackFailed(MigRefused):
-    """A step failed, and so did undoing the steps before it. Apply the plan again later."""
+    """A step failed, and not all steps could be undone. Apply the plan again later."""
 
 
 class _Step(NamedTuple):
@@ -33,7 +33,7 @@ class _Step(NamedTuple):
             driver.destroy(uuid, self.instance)
 
     def undo(self, driver: MigDriver, uuid: str) -> None:
-        """Undo the step, even if only a part of it succeeded: the driver can create or destroy the rest."""
+        """Undo the step, even if only a part of it succeeded. The driver creates or destroys what remains."""
         self._replace(create=not self.create).run(driver, uuid)
 
     def __str__(self) -> str:
@@ -41,12 +41,11 @@ class _Step(NamedTuple):
 
 
 def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: Collection[Instance]) -> None:
-    """Make `desired` the only instances of a card. Calling it again is safe.
+    """Make `desired` the only instances of a card. If the card has these instances already, nothing changes.
 
     Missing instances that are in use, as after a reboot, are created first. They stay even if the plan fails.
 
     Args:
-        driver: The driver that changes the card.
         uuid: The UUID of the card.
         desired: The planned instances.
         in_use: The instances that pods use, which must stay.
@@ -54,7 +53,7 @@ def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: C
     Raises:
         MigRefused: The plan lacks an instance that is in use, or the card does not allow the plan or one of its steps.
             Unless the exception is a RollbackFailed, the steps of the plan have been undone.
-        RetryLater: The card or NVML does not answer.
+        RetryLater: The card or NVML does not answer. The steps of the plan have been undone.
     """
     _restore(driver, _card(driver, uuid), frozenset(in_use))
     card, planned = _card(driver, uuid), frozenset(desired)
@@ -67,7 +66,7 @@ def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: C
 def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> None:
     """Create the missing instances that are in use, one by one, so that one failure does not prevent the others.
 
-    Raises the first error at the end.
+    If some could not be created, raise the first error at the end.
     """
     missing = sorted(in_use - usable_instances(card))
     if not missing:
@@ -93,7 +92,7 @@ def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> N
 
 
 def _run(driver: MigDriver, uuid: str, old: Iterable[Instance], new: Iterable[Instance]) -> None:
-    """Destroy `old` and then create `new`, whose places are then free. Undo all steps if one fails."""
+    """Destroy the instances `old`, and then create `new` in the free places. Undo all steps if one fails."""
     begun: list[_Step] = []
     try:
         for step in (*(_Step(False, i) for i in old), *(_Step(True, i) for i in new)):

@@ -1,9 +1,8 @@
 """Reads and changes the MIG mode and the MIG instances of a node's cards through NVML.
 
-Here a MIG instance is a GPU instance together with one compute instance that takes all of it, which is what a pod gets.
-`instance_changes` and `mode_manager` read and change cards through the driver; the MIG partitioner and
-`pods.lingering_processes` only read them. Every call initializes and shuts down NVML, so that the agent notices a new
-version of NVIDIA's driver.
+In mgpu a pod gets a GPU instance together with one compute instance that takes all of it; this pair is called a MIG
+instance. `NvmlMig` initializes and shuts down NVML in every call, so that the agent can use a driver that was updated
+in the meantime.
 """
 
 import ctypes
@@ -30,12 +29,11 @@ _REFUSALS = {
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "the card has not enough free capacity",
     pynvml.NVML_ERROR_IN_USE: "it is in use",
 }
-"""Descriptions of those NVML errors that a retry alone cannot resolve. Calls that fail with any other error are
-retried."""
+"""Descriptions of the NVML errors that a retry alone cannot resolve. All other errors become RetryLater."""
 
 
 class MigRefused(Exception):
-    """NVML, or the state of the card, does not allow the change. Retrying is useless until something else changes."""
+    """NVML or the state of the card does not allow the call. A retry is useless until something else changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,8 @@ class MigInstance:
 
     Attributes:
         instance: The profile of the instance, and its place on the card.
-        uuid: The UUID of the MIG device; "" if the instance is incomplete. In that case no compute instance takes all
-            of the GPU instance, so pods cannot use it.
+        uuid: The UUID of the MIG device; "" if the instance is incomplete. No compute instance then takes all of the
+            GPU instance, and pods cannot use it.
         busy: Whether processes run on the instance, or NVML does not list its processes.
     """
 
@@ -59,13 +57,12 @@ class MigCard:
     """A card, as NVML describes it.
 
     Attributes:
-        uuid: The UUID of the card.
         capable: Whether the card supports MIG.
         current: Whether MIG mode is on.
         pending: Whether MIG mode will be on after the next reset.
         layout: The ways in which the card can be partitioned; None if the card does not support MIG.
-        instances: The existing instances in ascending order. Administrators may create instances that no pod can
-            request (`1g.24gb+gfx`).
+        instances: The existing instances in ascending order, including those whose profile no pod can request, such as
+            `1g.24gb+gfx`.
         busy: Whether processes run anywhere on the card, or NVML does not list its processes.
     """
 
@@ -79,19 +76,19 @@ class MigCard:
 
 
 class MigDriver(Protocol):
-    """Access to the MIG state of cards. Thread-safe.
+    """Access to the MIG state of cards. It must be thread-safe.
 
-    Every call may raise MigRefused, and RetryLater if there is no answer.
+    Every method may raise MigRefused, and RetryLater if a later call can succeed.
     """
 
     def read(self) -> tuple[MigCard, ...]:
         """Return the cards that answer, in NVML's order."""
 
     def create(self, uuid: str, instance: Instance) -> MigInstance:
-        """Create an instance, or the missing part of it. A complete instance stays as it is."""
+        """Create an instance, or its compute instance if that is missing. A complete instance stays as it is."""
 
     def destroy(self, uuid: str, instance: Instance) -> None:
-        """Destroy an instance, or the part of it that exists."""
+        """Destroy an instance, complete or not. Do nothing if it does not exist."""
 
     def set_mode(self, uuid: str, *, on: bool) -> str | None:
         """Switch the MIG mode. Return why the new mode is not in force yet, or None if it is."""
@@ -103,7 +100,7 @@ def existing_instances(card: MigCard) -> frozenset[Instance]:
 
 
 def usable_instances(card: MigCard) -> frozenset[Instance]:
-    """Return the MIG instances of the card that pods can use: the complete ones."""
+    """Return the complete MIG instances of the card, which pods can use."""
     return frozenset(one.instance for one in card.instances if one.uuid)
 
 
@@ -142,7 +139,7 @@ class NvmlMig:
         with self._session(f"switching the MIG mode of {uuid} {'on' if on else 'off'}"):
             mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
             status = self._nvml.nvmlDeviceSetMigMode(self._nvml.nvmlDeviceGetHandleByUUID(uuid), mode)
-            # The call may have reset the card, and with it all handles.
+            # The call may have reset the card, so the earlier handle of the card may be invalid.
             current, _ = self._nvml.nvmlDeviceGetMigMode(self._nvml.nvmlDeviceGetHandleByUUID(uuid))
         if current == mode:
             return None
@@ -155,7 +152,7 @@ class NvmlMig:
 
     @contextmanager
     def _session(self, action: str) -> Iterator[None]:
-        """Initialize NVML for one call, and turn its errors into MigRefused and RetryLater."""
+        """Initialize NVML for one call. Raise its errors as MigRefused or RetryLater."""
         with self._lock:
             try:
                 self._nvml.nvmlInit()
@@ -176,7 +173,7 @@ class NvmlMig:
     def _card(self, position: int) -> MigCard | None:
         """Return the card, or None if it does not answer.
 
-        If the agent lacks a permission, NVML's error is raised, since it concerns all cards.
+        Raises NVMLError if the agent lacks the permission, because this error concerns all cards.
         """
         try:
             card = self._nvml.nvmlDeviceGetHandleByIndex(position)
@@ -216,7 +213,7 @@ class NvmlMig:
         return next((one for one in listed if one.instance == instance), None)
 
     def _create(self, card: Any, profile: CardProfile, instance: Instance) -> int:
-        """Create a complete instance, and return its id."""
+        """Create a complete instance, and return the id of its GPU instance."""
         place = pynvml.c_nvmlGpuInstancePlacement_t(instance.start, profile.profile.size)
         gpu = self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(card, profile.id, ctypes.byref(place))
         try:
@@ -231,7 +228,7 @@ class NvmlMig:
             raise
 
     def _complete(self, gpu: Any, profile: Profile) -> None:
-        """Create the compute instance that takes all of a GPU instance. Smaller ones are destroyed first."""
+        """Create the compute instance that takes all of a GPU instance. Destroy its other compute instances first."""
         mig_nvml.destroy_computes(self._nvml, gpu)
         whole = mig_nvml.find_whole_profile(self._nvml, gpu, profile)
         if whole is None:
@@ -239,7 +236,7 @@ class NvmlMig:
         self._nvml.nvmlGpuInstanceCreateComputeInstance(gpu, whole.id)
 
     def _device(self, devices: list[Any]) -> tuple[str, bool]:
-        """Return the UUID of an instance's MIG device ("" if it has none), and whether processes run on it."""
+        """Return the UUID of the first device ("" if there is none), and whether processes run on any of them."""
         uuid = self._nvml.nvmlDeviceGetUUID(devices[0]) if devices else ""
         return uuid, any(self._busy(device) for device in devices)
 

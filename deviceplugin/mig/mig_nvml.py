@@ -2,10 +2,9 @@
 
 Every function with the argument `nvml` may raise pynvml.NVMLError.
 
-`mig_driver.NvmlMig` calls these functions, and `cards.nvml_cards` uses `NO_MIG`. A GPU instance has a part of the
-card's memory and compute; its compute instances divide its compute. NVML calls each compute instance a MIG device. NVML
-identifies profiles in two ways: a *kind* (NVML_GPU_INSTANCE_PROFILE_…) selects a profile in queries, and an *id* is
-used to create and list its instances.
+A GPU instance has a part of the card's memory and compute. Its compute instances divide its compute, and NVML lists
+each of them as a MIG device. NVML identifies profiles in two ways: a *kind* (NVML_GPU_INSTANCE_PROFILE_…) selects a
+profile in queries, and an *id* is used to create and list instances of the profile.
 """
 
 # ruff: noqa: N802 (the names are the pynvml module's)
@@ -21,16 +20,16 @@ from mgpu.model.mig import Instance, Layout, Profile, layout_of
 
 _SUFFIXES = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
 _SUFFIXES[17] = "+gfx"
-"""The suffixes of profile names, by the kind of the profile. A kind that is not listed has no suffix."""
+"""The suffixes of profile names, by the kind of the profile. The other kinds have no suffix."""
 _LAST = 17
-"""The last kind of GPU instance profiles that nvml.h names; pynvml has only some of them."""
+"""The last kind of GPU instance profiles in nvml.h. It is a number here because pynvml does not name all kinds."""
 
 KINDS = range(_LAST + 1)
 """The kinds of GPU instance profiles."""
 COMPUTE_KINDS = range(9)
 """The kinds of compute instance profiles."""
 NO_MIG = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-"""The errors of a query for the MIG mode on a card without MIG, and with a driver that is older than MIG."""
+"""The errors of a query for the MIG mode: the card does not support MIG, or the driver is older than MIG."""
 _EIGHTHS = 8
 _NO_PROFILE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _SHARED_ENGINES = 0
@@ -92,7 +91,7 @@ def profile_name(kind: int, slices: int, megabytes: int, total: int) -> str:
 
 
 class CardProfile(NamedTuple):
-    """A profile of a card, and the id with which NVML creates its instances."""
+    """A profile of a card, and the id with which NVML creates instances of the profile."""
 
     id: int
     profile: Profile
@@ -108,9 +107,9 @@ class GpuInstance(NamedTuple):
 
 
 def list_profiles(nvml: Nvml, card: Any) -> dict[str, CardProfile]:
-    """Return the card's profiles by name.
+    """Return the card's profiles by name, without profiles that have no place on the card.
 
-    Version 1 of the query is used because NVML answers it whether or not the card is in MIG mode.
+    The query has version 1, because NVML answers this version whether or not the card is in MIG mode.
     """
     total = int(nvml.nvmlDeviceGetMemoryInfo(card).total)
     built_in = layout_of(nvml.nvmlDeviceGetName(card), total)
@@ -152,7 +151,7 @@ def list_gpu_instances(nvml: Nvml, card: Any, card_profiles: Mapping[str, CardPr
 
 
 def find_whole_profile(nvml: Nvml, gpu: Any, profile: Profile) -> Any:
-    """Return the profile of the compute instance that takes all of a GPU instance, or None."""
+    """Return NVML's profile of the compute instance that takes all of a GPU instance, or None if there is none."""
     return next((info for info in _compute_profiles(nvml, gpu) if info.sliceCount == profile.compute), None)
 
 
@@ -164,7 +163,7 @@ def destroy_computes(nvml: Nvml, gpu: Any) -> None:
 
 
 def list_devices(nvml: Nvml, card: Any) -> dict[int, list[Any]]:
-    """Return the handles of the MIG devices of each GPU instance, by its id."""
+    """Return the handles of the MIG devices, by the id of their GPU instance."""
     handles: dict[int, list[Any]] = {}
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
         try:
@@ -199,8 +198,8 @@ def _list(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list
     Args:
         kind: The type of the elements.
         get: The function.
-        arguments: The arguments of the function before the array and the count.
-        most: The size of the array. If it is None, a first call of the function returns the size.
+        arguments: The arguments of the function that precede the array and the count.
+        most: The size of the array; None to get the size by a first call of the function.
     """
     count = ctypes.c_uint()
     if most is None:

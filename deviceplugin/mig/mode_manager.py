@@ -1,9 +1,8 @@
 """Switches cards into MIG mode and out of it.
 
-`partitioning.service` creates the `ModeManager`. Both partitioners call `ModeManager.switch` (by
-`PartitionContext.switch_mig_mode`) whenever they reconcile, first right after the agent's start: cards of the
-generation Hopper and later lose their MIG mode at a reboot. A card that pods hold, or on which processes run, keeps its
-mode.
+The partitioners call `ModeManager.switch` whenever they reconcile, and first when the agent starts, because cards of
+the generation Hopper and later lose their MIG mode at a reboot. A card that pods hold, or on which processes run, keeps
+its mode.
 """
 
 import logging
@@ -28,7 +27,6 @@ class _FailedAttempt:
         on: Whether the attempt was to switch MIG mode on.
         retry_at: The time of the next attempt, by the manager's clock.
         pause: The time between this attempt and the next one, in seconds.
-        reason: The reason of the failure.
     """
 
     on: bool
@@ -41,7 +39,6 @@ class ModeManager:
     """The manager of the cards' MIG modes. Only the partition worker's thread uses it.
 
     Args:
-        driver: The driver that reads and changes the cards.
         clock: A monotonic clock in seconds.
     """
 
@@ -53,15 +50,17 @@ class ModeManager:
     def switch(self, cards: Collection[str], in_use: Collection[str], *, on: bool) -> dict[str, str]:
         """Switch the MIG mode of these cards. Return, by UUID, why a card does not have the desired mode.
 
-        Cards without MIG, and cards that do not answer, are ignored. A failed attempt is repeated after growing pauses,
-        up to five minutes.
+        Cards without MIG, and cards that do not answer, are ignored. After a failure, a card is tried again in a later
+        call. The pause before that grows up to `_LONGEST_PAUSE`.
 
         Args:
             cards: The UUIDs of the cards.
             in_use: The UUIDs of the cards that must keep their mode because pods hold shares or slices of them.
             on: Whether the desired mode is on.
 
-        Raises RetryLater or MigRefused if no card can be read.
+        Raises:
+            MigRefused: The agent has no permission to read the cards.
+            RetryLater: NVML does not answer.
         """
         problems = {}
         for card in self._driver.read():
@@ -74,7 +73,7 @@ class ModeManager:
 
     def _switch(self, card: MigCard, held: bool, *, on: bool) -> str | None:
         """Switch the mode unless the card is in use or a pause has not ended. Return why the mode is not switched."""
-        # If only the pending mode differs from the desired one, it can be reverted although pods hold the card.
+        # If only the pending mode (after the next reset) differs, it can be changed although pods hold the card.
         if card.current != on and (held or card.busy):
             cause = "pods hold it" if held else "processes run on it"
             return f"the MIG mode of {card.uuid} cannot be switched {'on' if on else 'off'} yet: {cause}"
@@ -95,7 +94,8 @@ class ModeManager:
     def _attempt(self, card: MigCard, *, on: bool) -> str | None:
         """Switch the mode. Return why that failed, or None.
 
-        A card with instances cannot leave MIG mode, so they are destroyed. `_switch` has checked that none is in use.
+        A card with instances cannot leave MIG mode, so its instances are destroyed. `_switch` has checked that the card
+        is not in use.
         """
         try:
             if card.current and not on:

@@ -1,9 +1,8 @@
 """The DevicePlugin service (v1beta1) of one resource, on grpc.aio.
 
-`plugin.plugin_set` creates a `Plugin` for each resource, and `plugin.registration` serves it. The client is the
-kubelet, or an earlier agent that forwards the kubelet's calls. `Plugin` translates the calls for the resource's
-allocator, and holds them back while another agent takes over (`handover.takeover`). `DeviceList` contains the device
-ids that the kubelet reads by ListAndWatch.
+The client is the kubelet, or an earlier agent that forwards the kubelet's calls. `Plugin` passes the calls to the
+resource's allocator, and holds them back while another agent takes over (`handover.takeover`). `DeviceList` contains
+the device ids that the kubelet reads by ListAndWatch. `plugin.registration` starts the gRPC server.
 """
 
 import asyncio
@@ -27,7 +26,8 @@ from proto import deviceplugin_pb2_grpc as services
 log = logging.getLogger(__name__)
 
 CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-"""The options of a channel to a unix socket. A pooled connection could lead to an earlier process at this path."""
+"""The options of a channel to a unix socket. Channels must not share connections, because a connection that another
+channel opened could lead to an earlier process at the same path."""
 _DURATIONS = {"Allocate": metrics.ALLOCATE, "PreStartContainer": metrics.PRESTART}
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
@@ -44,8 +44,8 @@ class DeviceList:
 
     Attributes:
         ids: Whether a device id is healthy, by id.
-        silent: Set this to send nothing more. If the stream ended instead, the kubelet would disconnect the plugin that
-            serves the resource now (`plugin.registration`).
+        silent: Whether to send nothing, as long as another plugin may serve the resource. If the stream ended instead,
+            the kubelet would disconnect that plugin (`plugin.registration`).
         changed: A signal that wakes the streams.
     """
 
@@ -57,7 +57,7 @@ class DeviceList:
 
     @property
     def version(self) -> tuple[int, dict[str, bool]]:
-        """A value that changes whenever the streams must send the list."""
+        """A value that differs from the last one if the streams must send the list."""
         return self._resends, self.ids
 
     def offer(self, ids: Mapping[str, bool]) -> None:
@@ -75,12 +75,11 @@ class Plugin:
     """The service of one resource. Use it on one event loop.
 
     Attributes:
-        resource: The name of the resource.
-        device_list: The device ids that are offered.
         streams: The number of ListAndWatch streams that are open now.
-        opened: The number of streams that were opened since `open`, or since the last registration.
-        stream_ended: A signal that wakes coroutines whenever a stream has ended.
-        withdrawing: Set this to refuse to report the options, so that the kubelet drops the registration
+        opened: The number of streams that were opened since `open`. `Registration` sets it to 0 before it registers
+            again.
+        stream_ended: A signal that is sent whenever a stream has ended.
+        withdrawing: Whether to refuse to report the options, so that the kubelet drops the registration
             (`handover.takeover`).
         held_calls: The number of calls that wait for the successor or for its answer.
     """
@@ -101,7 +100,7 @@ class Plugin:
         self.held_calls = 0
 
     def open(self) -> None:
-        """Allow streams. Call this on the event loop."""
+        """Allow streams."""
         self._ended = False
         self.opened = 0
         for wakeup in (self.device_list.changed, self.stream_ended, self._idle):
@@ -123,16 +122,13 @@ class Plugin:
         self.device_list.changed.wake()
 
     async def hold_calls(self) -> None:
-        """Hold back new calls, and wait until those in progress are answered.
-
-        PreStartContainer takes at most `allocator.WAIT_SECONDS`.
-        """
+        """Hold back new calls, and wait until the calls in progress are answered."""
         self._successor = asyncio.get_running_loop().create_future()
         while self._calls:
             await self._idle.wait(1.0)
 
     def forward_calls_to(self, socket: Path | None) -> None:
-        """Forward held calls and all later ones to the successor's socket. If it is None, the calls fail."""
+        """Forward held calls and all later ones to the successor's socket. If the socket is None, the calls fail."""
         if self._successor is not None and not self._successor.done():
             self._successor.set_result(socket)
 
@@ -251,6 +247,6 @@ def _response_of(answer: Answer) -> api.ContainerAllocateResponse:
 
 
 def _response_of_list(ids: Mapping[str, bool]) -> api.ListAndWatchResponse:
-    """Return the message. It has no topology, because an id stands for no particular card."""
+    """Return the message. Its devices have no topology, because an id stands for no particular card."""
     rows = [api.Device(ID=i, health="Healthy" if healthy else "Unhealthy") for i, healthy in ids.items()]
     return api.ListAndWatchResponse(devices=rows)

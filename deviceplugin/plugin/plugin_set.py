@@ -1,7 +1,7 @@
 """The plugins of all resources that the agent offers, each with its allocator.
 
-`deviceplugin.agent` creates one `PluginSet`. `advertised_resources` adds the plugins of the dialects' resources, and
-`partitioning.slice_plugins` adds those of slices. `deviceplugin.reconciler` calls `resume`.
+`advertised_resources` adds the plugins of the dialects' resources, and `partitioning.slice_plugins` adds the plugins of
+slices.
 """
 
 from collections.abc import Collection
@@ -18,8 +18,8 @@ class PluginSet:
         context: The parts of the agent that the allocators share.
 
     Attributes:
-        plugins: The plugins by resource. A plugin is never removed, since the kubelet keeps a registered resource for
-            minutes.
+        plugins: The plugins by resource. A plugin is never removed, because the kubelet lists a resource for minutes
+            after its plugin has ended.
     """
 
     def __init__(self, context: AllocationContext) -> None:
@@ -29,7 +29,7 @@ class PluginSet:
         self.plugins: dict[str, Plugin] = {}
 
     def add(self, resource: str) -> Plugin:
-        """Create the plugin of a resource that has none yet."""
+        """Create and return the plugin of a resource that has none yet."""
         device_list = DeviceList()
         allocator = make_allocator(resource, self._context, device_list.resend)
         if self._resumed:
@@ -45,6 +45,6 @@ class PluginSet:
             allocator.resume()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the data that allocators store of all pods except those with these UIDs."""
+        """Remove the allocators' data of all pods except those with these UIDs."""
         for allocator in self._allocators.values():
             allocator.keep_only(uids)

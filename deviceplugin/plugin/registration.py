@@ -1,12 +1,12 @@
 """Keeps one plugin registered with the kubelet, also after the kubelet has restarted.
 
-`deviceplugin.advertised_resources` and `partitioning.slice_plugins` create a `Registration` for each plugin;
-`handover.node_ownership` withdraws, renews and retires registrations. The kubelet removes all sockets in its folder
-when it starts. When a device list (ListAndWatch) ends, the kubelet disconnects the plugin of that resource that is
-registered at that time, even if the list came from another plugin (docs/design/kubernetes.md, "Device manager"). So
-whenever the kubelet's socket is new or the plugin's own socket is gone, `Registration.run` ends the streams, starts a
-new server and registers it. If only a device list has ended, it first tries once to register the same server again,
-which is faster.
+The kubelet removes all sockets in its folder when it starts. When a device list (ListAndWatch) ends, the kubelet
+disconnects the plugin that is registered for the resource at that time, even if the list came from another plugin
+(docs/design/kubernetes.md, "Device manager"). So whenever the kubelet's socket is new or the plugin's own socket is
+gone, `Registration.run` ends the streams, starts a new server and registers it. If only a device list has ended,
+`run` first tries once to register the same server again, which is faster.
+
+`handover.node_ownership` withdraws, renews and retires registrations when another agent takes over.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
 _POLL_SECONDS = 0.1
-"""The interval at which the kubelet's socket is checked. It is short, because a starting kubelet (1.36) fails the pods
-that were bound in the meantime unless the plugin registers within 0.4 s of the creation of the socket."""
+"""The interval at which the agent looks for a new socket of the kubelet. It is short: a starting kubelet (1.36) fails
+the pods that were bound in the meantime unless the plugin registers within 0.4 s after the socket was created."""
 _REGISTER_SECONDS = 15.0
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _STABLE_SECONDS = 10.0
-"""A registration that has lasted this long counts as stable, so that the pause after its loss is short."""
+"""If a registration has lasted longer, the pause after its loss is short."""
 _GRACE_SECONDS = 1.0
 _SETTLE_SECONDS = 0.5
 """The time that the kubelet gets to notice the end of a stream before the plugin registers again."""
@@ -47,9 +47,8 @@ def socket_name(resource: str, *, second: bool = False) -> str:
     """Return the file name of a resource's plugin socket, such as `mgpu-core.sock` or `mgpu-gpu-mem.sock`.
 
     Args:
-        resource: The name of the resource.
-        second: Whether to return the second of the two names. An agent uses it if its predecessor still serves on the
-            first one.
+        second: Whether to return the second of the two names. An agent uses the second name if its predecessor still
+            serves on the first one.
     """
     name = resource.rpartition("/")[2]
     prefix = "" if name.startswith("mgpu-") else "mgpu-"
@@ -62,14 +61,12 @@ class Registration:
 
     Args:
         folder: The kubelet's device-plugins folder.
-        plugin: The plugin.
         check_seconds: The interval at which the sockets are checked.
         not_served_reason: A function that returns why this agent does not serve the resource now, or None. While it
             returns a reason, the plugin does not register again, but an open device list stays open.
         changed: A signal that is sent when the result of `not_served_reason` may have changed.
 
     Attributes:
-        not_served_reason: The function of the same name in the arguments.
         problem: The reason why the plugin is not registered; None if it is registered.
     """
 
@@ -108,16 +105,14 @@ class Registration:
         return self._socket.name
 
     def retire(self) -> None:
-        """Leave the resource to another agent. The plugin does not register again, even if a stream or the kubelet
-        ends.
-        """
+        """Leave the resource to another agent: never register again, even if a stream or the kubelet ends."""
         self._retired = True
 
     async def withdraw(self) -> None:
         """Make the kubelet forget which plugin it would disconnect when a device list ends (step 4 of the takeover).
 
-        When a plugin registers, the kubelet asks it for its options. If the plugin refuses, the kubelet only drops its
-        entry for the registered client. It still sends its calls to this plugin, and the devices stay healthy.
+        When a plugin registers, the kubelet asks the plugin for its options. If the plugin refuses, the kubelet drops
+        only its entry for the registered client. It still calls this plugin, and the devices stay healthy.
         """
         self._plugin.withdrawing = True
         try:
@@ -150,7 +145,11 @@ class Registration:
             self._renewing = False
 
     async def run(self) -> None:
-        """Keep the plugin registered until cancelled, or until `retire` is called. After failures the pauses grow."""
+        """Keep the plugin registered until cancelled. After failures the pauses grow.
+
+        After `retire`, a server that is registered goes on serving until this coroutine is cancelled. If none is
+        registered, the method returns.
+        """
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
         while not self._retired:
@@ -237,7 +236,8 @@ class Registration:
     async def _until_lost(self, kubelet: FileStamp) -> str:
         """Wait until the plugin must register again, and return the reason.
 
-        The kubelet opens the stream only after it has answered the registration.
+        The kubelet opens the stream only after it has answered the registration, so a missing stream is a reason only
+        after `_REGISTER_SECONDS`.
         """
         loop = asyncio.get_running_loop()
         own = _file_stamp(self._socket)
@@ -255,8 +255,8 @@ class Registration:
             if own is None or _file_stamp(self._socket) != own:
                 return f"the plugin's socket {self._socket} was removed"
             if self._plugin.opened and not self._plugin.streams:
-                # Without a device list the kubelet fails every pod, so register at once, on the same socket. If the
-                # kubelet ends the next stream soon after that, `run` pauses before it registers again.
+                # Without a device list the kubelet fails every pod that requests the resource, so register at once, on
+                # the same socket. If the next stream ends soon after that, `run` pauses before it registers again.
                 has_just_registered = loop.time() - repaired < _STABLE_SECONDS
                 self._plugin.opened = 0
                 if (
@@ -280,7 +280,7 @@ class Registration:
 
 
 async def _stop(server: grpc.aio.Server) -> None:
-    """Stop the server completely, even if this coroutine is cancelled meanwhile, and then raise the cancellation.
+    """Stop the server completely. If this coroutine is cancelled meanwhile, raise the cancellation after that.
 
     `Server.stop` awaits `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives when it returns. A
     caller that awaits `Server.stop` directly would continue although it was cancelled.

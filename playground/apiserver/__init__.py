@@ -1,12 +1,14 @@
-"""The playground's API server: in memory, in one process, indistinguishable for the clients that the project uses.
+"""The playground's API server, which serves the Kubernetes API from memory in one process.
 
-`tests/playground/apiserver` runs the same tests on this server and on a real kube-apiserver. Known differences:
+The clients that the project uses cannot tell it from a real kube-apiserver. Known differences:
 
-- A user may do everything unless the server restricts the user to RBAC.
-- There are no controllers; a deleted namespace empties itself, and quotas are charged from the existing pods.
-- Server-side apply knows neither conflicts nor `managedFields`.
-- Protobuf bodies are read only for the kinds that kubectl writes so. Streamed lists (`sendInitialEvents`) are declined.
-- `resize` and `ephemeralcontainers` are not served. Services get no address, pod templates of workloads no defaults.
+- RBAC applies only to the users for whom the server was told to apply it. All others may do everything.
+- There are no controllers. The server itself empties a deleted namespace, and computes the used quota from the pods.
+- Evictions ignore PodDisruptionBudgets.
+- Server-side apply has neither conflicts nor `managedFields`.
+- Protobuf bodies are read only for the kinds that kubectl sends as protobuf. Streamed lists (`sendInitialEvents`) are
+  refused.
+- `resize` and `ephemeralcontainers` are not served. Services get no address, and pod templates get no defaults.
 - OpenAPI documents contain only what clients look up before they write.
 """
 

@@ -1,8 +1,7 @@
 """Calls the admission webhooks that a request matches and applies their responses.
 
-Mutating webhooks run one after another, validating webhooks at the same time. The error messages are those of the real
-API server. `api_server` creates `Admission`, which `writes`, `deletions` and `subresources` call. `strategies` checks
-the match conditions of webhook configurations with `condition_problems`.
+Mutating webhooks are called one after another, and validating webhooks at the same time. The error messages follow
+those of kube-apiserver.
 """
 
 import asyncio
@@ -37,11 +36,11 @@ _ENVIRONMENT = cel.NewEnv(
 )
 
 Normalise = Callable[[Object], Object]
-"""A function that decodes an object that a webhook has patched and sets its defaults, as the real server does."""
+"""A function that decodes an object that a webhook has patched, and sets the defaults again."""
 
 
 class CallFailed(Exception):
-    """The webhook did not answer, or its answer is malformed. Its `failurePolicy` says whether the request fails."""
+    """The webhook did not answer, or its answer is malformed. The `failurePolicy` says whether the request fails."""
 
 
 class Admission:
@@ -52,11 +51,10 @@ class Admission:
         self._client = client
 
     async def mutate(self, attrs: Attributes, obj: Object | None, old: Object | None, normalise: Normalise) -> Any:
-        """Call the mutating webhooks and return the object as they patched it.
+        """Call the mutating webhooks and return the patched object.
 
         Args:
-            attrs: The request.
-            obj: The object of the request, or None for a deletion, in which case the result is None too.
+            obj: The object of the request, or None for a deletion. For a deletion the result is None too.
             old: The stored object, or None for a creation.
             normalise: The function that is applied to each patched object.
         """
@@ -73,7 +71,7 @@ class Admission:
         return obj
 
     async def validate(self, attrs: Attributes, obj: Object | None, old: Object | None) -> None:
-        """Call the validating webhooks at the same time. Raises the first refusal in the order of configurations."""
+        """Call the validating webhooks at the same time. If several refuse, raise the refusal of the first one."""
         hooks = [h for h in self._hooks(_VALIDATING, attrs) if self._concerns(h, attrs, obj, old)]
         results = await asyncio.gather(*(self._call(h, attrs, obj, old) for h in hooks), return_exceptions=True)
         for hook, result in zip(hooks, results, strict=True):
@@ -102,7 +100,7 @@ class Admission:
         return normalise(patched)
 
     async def _call(self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> Object | None:
-        """Return the webhook's response, or None if the call failed and the `failurePolicy` is Ignore."""
+        """Return the webhook's response, or None if the call failed and the `failurePolicy` ignores that."""
         name = hook["name"]
         if attrs.dry_run and hook.get("sideEffects") not in ("None", "NoneOnDryRun"):
             raise bad_request(f'admission webhook "{name}" does not support dry run')
@@ -116,9 +114,12 @@ class Admission:
         return response
 
     def _hooks(self, resource: str, attrs: Attributes) -> list[Object]:
-        """Return the webhooks of all configurations of one resource, in the order of the configurations' names."""
+        """Return the webhooks of all configurations of one resource, in the order of the configurations' names.
+
+        No webhook is called for configurations of webhooks, because a broken webhook must not prevent its own repair.
+        """
         if attrs.group == _GROUP:
-            return []  # a broken webhook must not prevent the repair of its own configuration
+            return []
         items = self._storage.collection(resource).items
         return [hook for key in sorted(items) for hook in items[key].obj.get("webhooks") or []]
 
@@ -170,7 +171,7 @@ def _labels(obj: Object | None) -> dict[str, str]:
 def _compiled(expression: str) -> Any:
     """Compile a CEL expression over the variables `object`, `oldObject` and `request`.
 
-    The variable `authorizer` of the real server is missing. Raises RuntimeError if the expression does not compile.
+    The variable `authorizer` of kube-apiserver is missing. Raises RuntimeError if the expression does not compile.
     """
     return _ENVIRONMENT.compile(expression)
 
@@ -179,7 +180,6 @@ def condition_problems(hook: Object, path: str) -> Iterator[Cause]:
     """Yield a cause for each match condition of a webhook that does not compile.
 
     Args:
-        hook: The webhook.
         path: The field path of the webhook, with which the paths of the causes begin.
     """
     for i, condition in enumerate(hook.get("matchConditions") or []):
@@ -194,8 +194,8 @@ def condition_problems(hook: Object, path: str) -> Iterator[Cause]:
 def _conditions_hold(hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> bool:
     """Return whether all match conditions are true.
 
-    As in the real server, a false condition skips the webhook even if the evaluation of another condition fails. If
-    none is false and one fails, the request is refused (ApiError), unless the `failurePolicy` is Ignore.
+    As in kube-apiserver, a false condition skips the webhook even if the evaluation of another condition fails. If none
+    is false and one fails, the webhook is skipped if its `failurePolicy` is Ignore. Otherwise ApiError is raised.
     """
     conditions = hook.get("matchConditions") or []
     if not conditions:
@@ -212,7 +212,7 @@ def _conditions_hold(hook: Object, attrs: Attributes, obj: Object | None, old: O
 
 
 def _denial(name: str, result: Object | None) -> ApiError:
-    """Return the error for a request that the webhook `name` refused. `result` is the Status of its response."""
+    """Return the error for a request that the webhook `name` refused. `result` is the `status` of its response."""
     status = dict(result or {})
     code = status.get("code") or 0
     explanation = status.get("message") or status.get("reason")
@@ -266,7 +266,7 @@ class WebhookClient:
     async def _post(self, hook: Object, body: bytes, seconds: int) -> Any:
         config = hook["clientConfig"]
         if "url" not in config:
-            # Services have no addresses here. `playground.installation` gives mgpu's webhooks URLs instead.
+            # Services have no addresses here, so `playground.installation` configures mgpu's webhooks with URLs.
             raise CallFailed(f'failed to call webhook: service "{config["service"]["name"]}" not found')
         shown = f'failed to call webhook: Post "{config["url"]}?timeout={seconds}s"'
         if self._session is None:

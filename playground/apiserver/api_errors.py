@@ -1,8 +1,7 @@
-"""Makes the failures of the API server: a `Status` with code, reason and details, in the words of kube-apiserver.
+"""The errors of the API server. Each becomes a `Status` with code, reason and details, in the words of kube-apiserver.
 
-Most modules of `playground.apiserver` use these functions. The name of a resource in an `ApiError` is the same as in
-`storage`: `pods`, `deployments.apps`. A `Cause` describes one broken rule of an object, and `invalid` makes a 422 of
-several causes.
+The argument `resource` is usually a name as in `storage`: `pods` or `deployments.apps`. A `Cause` describes one broken
+rule of an object, and `invalid` makes a 422 of several causes.
 """
 
 from collections.abc import Iterable
@@ -53,11 +52,11 @@ def forbidden_field(field: str, detail: str) -> Cause:
 
 
 class ApiError(Exception):
-    """The failure of a request, which ends the request when it is raised.
+    """The failure of a request.
 
     Attributes:
         code: The HTTP status code.
-        reason: The reason in the Status, such as `NotFound`. If it is empty, the Status has none.
+        reason: The reason in the Status, such as `NotFound`; "" if the Status has no reason.
         message: The message in the Status.
         details: The details in the Status, as in metav1.StatusDetails.
     """
@@ -81,7 +80,7 @@ class ApiError(Exception):
 
 
 def success(details: dict[str, Any] | None = None, code: int | None = None) -> dict[str, Any]:
-    """Return the Status that answers a successful request whose answer contains no other object."""
+    """Return the Status that answers a successful request if the answer contains no other object."""
     status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     return status | ({"details": details} if details else {}) | ({"code": code} if code else {})
 
@@ -113,7 +112,10 @@ def forbidden(resource: str, name: str, reason: str, causes: Iterable[dict[str, 
 
 
 def not_permitted(user: str, verb: str, group: str, resource: str, namespace: str, name: str) -> ApiError:
-    """Return the 403 for a user who does not have the right. `resource` includes the subresource (`pods/binding`)."""
+    """Return the 403 for a user without the right.
+
+    Here `resource` has no group, but includes the subresource (`pods/binding`). `namespace` and `name` may be "".
+    """
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
     reason = f'User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {where}'
     plural = resource.partition("/")[0]
@@ -152,7 +154,7 @@ def method_not_allowed() -> ApiError:
 
 
 def plain(code: int, message: str) -> ApiError:
-    """Return a failure without reason and details. kube-apiserver answers so if an internal error is not a Status."""
+    """Return a failure without reason and details, such as kube-apiserver's answer to an error without a Status."""
     return ApiError(code, "", message)
 
 
@@ -162,6 +164,6 @@ def unsupported_media_type(accepted: Iterable[str]) -> ApiError:
 
 
 def _details(resource: str, name: str) -> dict[str, Any]:
-    """Return the details that name the object: its name, its group and, in `kind`, its plural or its kind."""
+    """Return the details that name an object. Their `kind` is the part of `resource` before the group."""
     plural, _, group = resource.partition(".")
     return {key: value for key, value in (("name", name), ("group", group), ("kind", plural)) if value}

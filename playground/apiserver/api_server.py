@@ -1,8 +1,7 @@
 """The API server over HTTP: authenticates, authorizes and routes each request, and writes the response.
 
-`ApiServer` runs on the caller's event loop; `Served` and `running` run one in a thread of its own. `playground.cluster`
-uses `Served`; the benchmark of the node agent and many tests use `running`. This module contains only what concerns
-HTTP. What the server does with objects is in `reads`, `writes`, `deletions` and `subresources`.
+`ApiServer` runs on the caller's event loop. `Served` and `running` run a server on an event loop in a thread of its
+own. The handling of objects is in `reads`, `writes`, `deletions` and `subresources`.
 """
 
 import asyncio
@@ -45,11 +44,8 @@ class ApiServer:
         restricted: The names of the users whose requests RBAC authorizes. All other users may do everything.
         log_source: Returns the log of a container. If it is None, every log is empty.
         history: How many of the latest changes are kept for each resource. A watch can start at any of them.
-        bookmark_every: The seconds between the bookmarks of a watch.
+        bookmark_every: The seconds without a change after which a watch sends a bookmark.
 
-    Attributes:
-        storage: The stored objects.
-        registry: The kinds that are served.
     """
 
     def __init__(
@@ -83,14 +79,13 @@ class ApiServer:
 
     @property
     def requests(self) -> frozenset[Request]:
-        """The requests that the restricted users have made so far, allowed or not. It may be read from any thread."""
+        """The requests that the restricted users have made so far, allowed or not. Any thread may read it."""
         return frozenset(self._authorizer.requests)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None) -> str:
         """Serve at one more address and return its URL.
 
         Args:
-            host: The address to listen on.
             port: The port to listen on. If it is 0, the kernel chooses a free port.
             tls: The paths of the certificate and of its key. Without them the server speaks plain HTTP, over which
                 kubectl does not send its token.
@@ -112,8 +107,8 @@ class ApiServer:
     async def stop(self, *, abruptly: bool = False) -> None:
         """Stop serving. The server can be started again, and keeps its objects.
 
-        By default, every watch ends first. With `abruptly`, the connections are closed at once, with the requests that
-        are in progress.
+        By default, every watch ends first. With `abruptly`, the connections are closed at once, and requests in
+        progress get no answer.
         """
         if not abruptly:
             for collection in self.storage.collections().values():
@@ -133,7 +128,7 @@ class ApiServer:
         await self._webhooks.close()
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request. Errors become a Status."""
+        """Answer a request. An error is answered with a Status."""
         warnings: list[str] = []
         try:
             return await self._route(request, warnings)
@@ -178,7 +173,10 @@ class ApiServer:
         return await (self._one(request.method, call) if where.name else self._several(request, call))
 
     def _user(self, request: web.Request) -> User:
-        """Return the user of the request's bearer token, or the user whom that user impersonates. Raises a 401."""
+        """Return the user of the request's bearer token, or the user whom that user impersonates.
+
+        Raises a 401 if the token is missing or unknown.
+        """
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         user = self._tokens.get(token) if scheme.lower() == "bearer" else None
         if user is None:
@@ -195,10 +193,10 @@ class ApiServer:
         return parse_path(path, self.registry)
 
     def _without_resource(self, request: web.Request, path: str, call: Call) -> web.Response:
-        """Answer a request for a path that names no resource that is served.
+        """Answer a request for a path that names no stored resource.
 
-        If it is a review of the user's own rights, answer the review. Any other request gets a 404, with a Status if
-        the group and version are served, and otherwise with plain text.
+        A SelfSubjectAccessReview or SelfSubjectReview is answered. Any other request gets a 404, with a Status if the
+        group and version are served, and otherwise with plain text.
         """
         if request.method == "POST":
             review = subresources.self_review(call, path.rpartition("/")[2], self._authorizer.may)
@@ -281,7 +279,7 @@ class ApiServer:
 
 
 def reply(code: int, document: Object | bytes, warnings: list[str]) -> web.Response:
-    """Return a JSON response. Each warning becomes a `Warning` header, but none is sent twice."""
+    """Return a JSON response. Each different warning becomes a `Warning` header."""
     body = document if isinstance(document, bytes) else orjson.dumps(document)
     response = web.Response(status=code, body=body, content_type="application/json")
     for text in dict.fromkeys(warnings):
@@ -308,10 +306,10 @@ def _row(call: Call, item: Item, *, header: bool = True) -> bytes:
 
 
 class Served:
-    """Runs an API server on an event loop in a thread of its own, which `close` ends.
+    """Runs an API server on an event loop in a thread of its own. `close` ends the thread.
 
     `start` and `kill` may alternate any number of times. The stored objects remain, as in etcd. If the port is 0, the
-    first start chooses a free port, and every later start uses the same one.
+    first start chooses a free port, and every later start uses the same port.
     """
 
     def __init__(
@@ -332,11 +330,11 @@ class Served:
         return url
 
     def kill(self) -> None:
-        """Stop the server and close every connection at once, with the requests that are in progress."""
+        """Stop the server and close every connection at once. Requests in progress get no answer."""
         self._wait(self._server.stop(abruptly=True))
 
     def close(self) -> None:
-        """Stop the server and end its thread."""
+        """Stop the server and end its thread. It cannot be started again."""
         self._wait(self._server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)

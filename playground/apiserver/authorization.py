@@ -1,9 +1,7 @@
 """Authorizes the requests of the restricted users by RBAC, and records them.
 
 The roles and the bindings are read from the storage. ClusterRoles are not aggregated: an aggregated ClusterRole has
-only the rules that its object contains. `api_server` calls `Authorizer.check` for requests to resources and
-`Authorizer.may` for SelfSubjectAccessReviews. The end-to-end tests compare the recorded requests with the rights in
-`manifests/`.
+only the rules that its object contains. The recorded requests show which of the rights in `manifests/` are needed.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -24,13 +22,10 @@ class Request:
     """One request of a restricted user.
 
     Attributes:
-        user: The name of the user.
         verb: The verb of RBAC, such as `get`, `list` or `deletecollection`.
-        group: The API group of the resource.
-        resource: The resource with its subresource, as roles name it, such as `pods/binding`.
+        resource: The resource and its subresource as roles name them, such as `pods/binding`.
         namespace: The namespace, or "" for a cluster-scoped resource and for a request over all namespaces.
-        name: The name of the object, or "" for a request without a name, such as a creation or a list.
-        allowed: Whether the request was allowed.
+        name: The name of the object, or "" if the request names none, such as most creations and lists.
     """
 
     user: str
@@ -54,7 +49,7 @@ class _Grant:
 
 
 def allows(rule: Object, request: Request) -> bool:
-    """Return whether a rule of a role covers the request. The namespace of the role is not checked."""
+    """Return whether a rule of a role allows the request. The namespace is not compared."""
     _, slash, sub = request.resource.partition("/")
     resources = {"*", request.resource, f"*/{sub}"} if slash else {"*", request.resource}
     names = rule.get("resourceNames")
@@ -67,14 +62,14 @@ def allows(rule: Object, request: Request) -> bool:
 
 
 class Authorizer:
-    """Authorizes requests.
+    """Authorizes and records requests.
 
     Args:
-        storage: The storage with the roles and the bindings.
         users: The names of the restricted users, to whom RBAC applies. All other users may do everything.
 
     Attributes:
-        requests: The requests that the restricted users have made. Only a refused request has the name of its object.
+        requests: The requests that the restricted users have made. The names of objects are left out, except in refused
+            requests.
     """
 
     def __init__(self, storage: Storage, users: Collection[str]) -> None:
@@ -85,7 +80,7 @@ class Authorizer:
         self.requests: set[Request] = set()
 
     def check(self, method: str, call: Call) -> None:
-        """Record the request if its user is restricted. Raises a 403 if that user lacks the right."""
+        """Record the request if its user is restricted. Raises a 403 if the user lacks the right."""
         if call.user.name not in self._users:
             return
         request = _request(method, call)
@@ -105,7 +100,10 @@ class Authorizer:
         return self._allows(user, Request(user.name, verb, group, resource, namespace, name))
 
     def _allows(self, user: User, request: Request) -> bool:
-        """Return whether a grant of the user allows the request. Grants are read again after roles have changed."""
+        """Return whether a grant of the user allows the request.
+
+        The grants are read again whenever a role or a binding has changed.
+        """
         rows = (self._storage.collection(name) for name in (_BINDINGS, _CLUSTER_BINDINGS, _ROLES, _CLUSTER_ROLES))
         version = tuple(row.history[-1].rv if row.history else 0 for row in rows)
         if version != self._version:
@@ -154,7 +152,7 @@ def _request(method: str, call: Call) -> Request:
 
 
 def _selected(selector: str) -> str:
-    """Return the name in a field selector `metadata.name=…`, which roles treat as the name of the object, or ""."""
+    """Return the name in a field selector `metadata.name=…`, or "". For RBAC it is the name of the object."""
     for part in selector.split(","):
         key, _, value = part.replace("==", "=").partition("=")
         if key.strip() == "metadata.name":

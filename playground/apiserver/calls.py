@@ -1,7 +1,6 @@
 """Parsed requests to the API server, and the AdmissionReviews that describe them.
 
-`api_server` makes a `Call` from an HTTP request and passes it to the modules that handle requests, such as `reads`,
-`writes`, `deletions`, `subresources` and `authorization`. `admission_webhooks` sends the reviews.
+`api_server` makes a `Call` from an HTTP request, and `admission_webhooks` sends the reviews.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ _TRUE = ("true", "1", "t", "T", "TRUE", "True")
 
 @dataclass(frozen=True)
 class User:
-    """An authenticated user. `groups` is without `system:authenticated`, in which every user is."""
+    """An authenticated user. Every user is also in the group `system:authenticated`, which `groups` omits."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -35,16 +34,10 @@ class Attributes:
 
     Attributes:
         operation: CREATE, UPDATE or DELETE.
-        group: The API group of the resource.
-        version: The version of the resource.
-        plural: The name of the resource.
-        subresource: The subresource, or "".
-        kind: The group, version and kind of the object, which for a subresource may differ from the resource's kind.
-        namespace: The namespace of the object. For a request to a namespace, this is its own name.
-        name: The name of the object.
-        user: The user that makes the request.
-        dry_run: Whether nothing will be stored.
-        namespaced: Whether the resource is namespaced.
+        plural: The name of the resource, such as `pods`.
+        kind: The group, version and kind of the object in the request. For a subresource it may differ from the kind of
+            the resource.
+        namespace: The namespace of the object. If the object is a namespace, this is its name.
         options: The options of the operation, such as CreateOptions.
         warnings: The list to which the warnings of webhooks are added.
     """
@@ -67,7 +60,7 @@ class Attributes:
         """Return the AdmissionReview that a webhook receives.
 
         Args:
-            uid: The unique id of the review.
+            uid: The UID of the review.
             obj: The new object, or None for a deletion.
             old: The stored object, or None for a creation.
         """
@@ -87,10 +80,8 @@ class Path:
     """The resource or object that a request is for.
 
     Attributes:
-        kind: The kind of the resource.
         namespace: The namespace, or "" for a cluster-scoped resource and for a request over all namespaces.
         name: The name of the object, or "" for a request to the whole collection.
-        subresource: The subresource, or "".
     """
 
     kind: Kind
@@ -101,17 +92,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a resource.
-
-    Attributes:
-        path: The resource or object that the request is for.
-        user: The user that makes the request.
-        query: The query parameters.
-        accept: The `Accept` header.
-        content_type: The `Content-Type` header.
-        body: The body of the request.
-        warnings: The warnings for the `Warning` headers of the response.
-    """
+    """One request to a resource. `warnings` become the `Warning` headers of the response."""
 
     path: Path
     user: User
@@ -122,7 +103,6 @@ class Call:
     warnings: list[str] = field(default_factory=list)
 
     def flag(self, name: str) -> bool:
-        """Return whether a query parameter is true."""
         return self.query.get(name, "") in _TRUE
 
     def number(self, name: str) -> int:
@@ -134,7 +114,7 @@ class Call:
 
     @property
     def dry_run(self) -> bool:
-        """Whether the query asks for a dry run. Raises a 422 for an unknown value."""
+        """Whether the query requests a dry run. Raises a 422 for an unknown value."""
         return check_dry_run([self.query["dryRun"]] if "dryRun" in self.query else [])
 
     @property
@@ -170,7 +150,7 @@ class Call:
 
 
 def check_dry_run(values: list[str]) -> bool:
-    """Return whether the values of `dryRun` ask for a dry run. Raises a 422 for any value but `All`."""
+    """Return whether the values of `dryRun` request a dry run. Raises a 422 for any value but `All`."""
     if values not in ([], ["All"]):
         shown = " ".join(f'"{v}"' for v in values)
         cause = Cause("dryRun", f'Unsupported value: [{shown}]: supported values: "All"', "FieldValueNotSupported")
@@ -179,7 +159,7 @@ def check_dry_run(values: list[str]) -> bool:
 
 
 def parse_path(path: str, registry: Registry) -> Path | None:
-    """Return the resource that a URL path names, or None if no such resource is served.
+    """Return the resource or object that a URL path names, or None if nothing is served at the path.
 
     Examples of paths are `/api/v1/namespaces/default/pods/p/log`, `/apis/apps/v1/deployments` and
     `/apis/<group>/<version>/<plural>/<name>`.
@@ -192,7 +172,7 @@ def parse_path(path: str, registry: Registry) -> Path | None:
     else:
         return None
     namespace = ""
-    # `namespaces/<name>/status` and `…/finalize` are subresources of the namespace. Other paths lead inside of it.
+    # `namespaces/<name>/status` and `…/finalize` are subresources of the namespace. Other paths name resources in it.
     if rest[:1] == ["namespaces"] and len(rest) >= 3 and not (len(rest) == 3 and rest[2] in ("status", "finalize")):
         namespace, rest = rest[1], rest[2:]
     if not 1 <= len(rest) <= 3:

@@ -1,7 +1,6 @@
 """Prunes and validates custom resources, and sets their defaults, according to the schema of their CRD.
 
-`objects` calls `normalise` for every body of a custom resource and `problems` before every write. Keywords of schemas
-that the project's CRDs do not use, such as `pattern` and `x-kubernetes-validations`, are ignored.
+Keywords of schemas that the project's CRDs do not use, such as `pattern` and `x-kubernetes-validations`, are ignored.
 """
 
 import re
@@ -19,13 +18,16 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
-"""The format of RFC 3339. `fromisoformat` also accepts other formats."""
+"""The format of RFC 3339. It is checked because `datetime.fromisoformat` also accepts other formats."""
 _PRESERVE = "x-kubernetes-preserve-unknown-fields"
 _ROOT = ("apiVersion", "kind", "metadata")
 
 
 def normalise(obj: Object, schema: Mapping[str, Any]) -> tuple[Object, list[str]]:
-    """Return a copy of `obj` without unknown fields and with defaults, and the paths of the unknown fields."""
+    """Return a copy of `obj` without unknown fields and with defaults, and the paths of the unknown fields.
+
+    Without a schema, nothing is unknown.
+    """
     dropped: list[str] = []
     fresh = orjson.loads(orjson.dumps(obj))
     body = {k: v for k, v in fresh.items() if k not in _ROOT}
@@ -34,7 +36,7 @@ def normalise(obj: Object, schema: Mapping[str, Any]) -> tuple[Object, list[str]
 
 
 def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str]) -> Any:
-    """Return the value without unknown fields and with defaults, and append the paths of unknown ones to `dropped`."""
+    """Do the same as `normalise` for one value, but append the paths of its unknown fields to `dropped`."""
     if isinstance(value, list) and isinstance(schema.get("items"), dict):
         return [_prune(v, schema["items"], f"{path}[{i}]", dropped) for i, v in enumerate(value)]
     if not isinstance(value, dict) or schema.get("x-kubernetes-int-or-string"):
@@ -61,7 +63,7 @@ def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str])
 
 
 def problems(obj: Object, schema: Mapping[str, Any]) -> list[Cause]:
-    """Return one cause for each violation of the schema."""
+    """Return a cause for each violation of the schema."""
     return list(_check({k: v for k, v in obj.items() if k not in _ROOT}, {**schema, "type": "object"}, ""))
 
 

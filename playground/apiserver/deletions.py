@@ -1,8 +1,7 @@
-"""Deletes objects and carries out the consequences of writes.
+"""Deletes objects, and carries out what follows from a write.
 
-These are finalizers, grace periods, the end of terminating namespaces, and the kinds of CustomResourceDefinitions.
-`writes` passes creations and updates to `Lifecycle`. `api_server` calls `Deleter` for DELETE requests, and
-`subresources` calls it for evictions.
+`Lifecycle` handles finalizers, grace periods, terminating namespaces, and the kinds of CustomResourceDefinitions.
+`Deleter` handles DELETE requests and evictions.
 """
 
 import dataclasses
@@ -22,28 +21,29 @@ from playground.apiserver.storage import Item, Object, Stale, Storage
 _ATTEMPTS = 5
 _CRDS = "customresourcedefinitions.apiextensions.k8s.io"
 _PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-# The real server answers the deletion of these kinds with the object, and the deletion of all others with a Status.
+# kube-apiserver answers the deletion of these kinds with the object. For all other kinds, the answer is a Status once
+# the object has been removed.
 _RETURN_OBJECT = ("pods", "persistentvolumeclaims", "serviceaccounts", "resourcequotas", "services")
-# The finalizer that each propagationPolicy adds. The garbage collector, which is a client, removes it.
+# The finalizer that each propagationPolicy adds. In a real cluster the garbage collector removes it.
 _FINALIZER = {"Orphan": "orphan", "Foreground": "foregroundDeletion", "Background": ""}
 
 
 class Lifecycle:
-    """Writes objects to the storage and carries out the consequences."""
+    """Writes updates and deletions to the storage, and carries out what follows from them."""
 
     def __init__(self, storage: Storage, registry: Registry) -> None:
         self._storage = storage
         self._registry = registry
 
     def created(self, kind: Kind, item: Item) -> None:
-        """Serve the kinds of a new CustomResourceDefinition. Other new objects have no consequences."""
+        """Serve the kinds of the object if it is a new or changed CustomResourceDefinition."""
         if kind.resource == _CRDS:
             self._registry.define(item.obj)
 
     def changed(self, kind: Kind, old: Item, new: Object) -> Item:
-        """Write an update. An object that is being deleted and has lost its last finalizer is removed instead.
+        """Write an update. If the object is being deleted, remove it instead once nothing delays its deletion.
 
-        Raises Stale if the stored object has changed since `old` was read.
+        A finalizer or a grace period delays the deletion. Raises Stale if `old` is no longer the stored object.
         """
         metadata = new["metadata"]
         done = "deletionTimestamp" in metadata and not metadata.get("finalizers")
@@ -59,21 +59,21 @@ class Lifecycle:
         """Remove an object, or mark it as being deleted if it has finalizers or a grace period.
 
         Args:
-            kind: The kind of the object.
-            old: The stored object.
             grace: The seconds that the kubelet has to end a pod, or None for the pod's own grace period.
             finalizers: The new finalizers of the object, or None to leave them as they are.
 
-        Returns: the object after the call, and whether it was removed.
+        Returns:
+            The object after the call, and whether it was removed.
 
-        Raises Stale if the stored object has changed since `old` was read.
+        Raises:
+            Stale: `old` is no longer the stored object.
         """
         if kind.resource == "namespaces":
             return self._delete_namespace(kind, old)
         obj = _with_finalizers(old.obj, finalizers)
         seconds = grace_period(obj, grace) if kind.resource == "pods" else 0
         if "deletionTimestamp" in obj["metadata"]:
-            # A second deletion only shortens the grace period.
+            # A second deletion can only shorten the grace period.
             pending = obj["metadata"].get("deletionGracePeriodSeconds") or 0
             if grace is None or seconds >= pending:
                 return (old if obj == old.obj else self.changed(kind, old, obj)), False
@@ -84,7 +84,10 @@ class Lifecycle:
         return self._remove(kind, old, old.obj), True
 
     def _remove(self, kind: Kind, old: Item, obj: Object) -> Item:
-        """Remove an object whose last state is `obj`, and finish its namespace if it was the last one there."""
+        """Remove an object whose last state is `obj`, and carry out what follows.
+
+        The kinds of a CustomResourceDefinition are removed, and so is a terminating namespace that is now empty.
+        """
         gone = self._storage.remove(kind.resource, old, obj)
         if kind.resource == _CRDS:
             self._undefine(gone.obj)
@@ -125,7 +128,7 @@ class Lifecycle:
 
 
 class Deleter:
-    """Handles DELETE requests: checks preconditions and admission, then calls `Lifecycle.delete`."""
+    """Checks the preconditions and the admission of deletions, then calls `Lifecycle.delete`."""
 
     def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
         self._storage = storage
@@ -133,7 +136,7 @@ class Deleter:
         self._lifecycle = lifecycle
 
     async def delete(self, call: Call) -> Item | Object:
-        """Delete one object. Return it, or the Status with which the real server reports that it was removed."""
+        """Delete one object. Return the object or a Status, as kube-apiserver answers the request."""
         item, gone = await self._delete(call, _options(call))
         kind = call.path.kind
         if gone and kind.resource not in _RETURN_OBJECT:
@@ -142,7 +145,7 @@ class Deleter:
         return item
 
     async def delete_collection(self, call: Call) -> list[Item]:
-        """Delete all objects that the call's namespace and selectors choose, and return them."""
+        """Delete the objects that the call's namespace and selectors choose, and return them."""
         options, deleted = _options(call), []
         for item in selected(self._storage, call):
             path = dataclasses.replace(call.path, namespace=item.key[0], name=item.key[1])
@@ -171,7 +174,11 @@ class Deleter:
 
 
 def terminating(obj: Object, seconds: int | None) -> Object:
-    """Return the object marked as being deleted. `seconds` is the grace period of a pod, and None for a namespace."""
+    """Return the object, marked as being deleted.
+
+    Args:
+        seconds: The grace period of a pod, 0 for other objects, or None for a namespace, which has no such field.
+    """
     at = datetime.fromtimestamp(int(time.time()) + (seconds or 0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     metadata = {**obj["metadata"], "deletionTimestamp": at}
     if "deletionTimestamp" not in obj["metadata"] and "generation" in metadata:
@@ -182,7 +189,7 @@ def terminating(obj: Object, seconds: int | None) -> Object:
 
 
 def _with_finalizers(obj: Object, finalizers: Sequence[str] | None) -> Object:
-    """Return the object with new finalizers, or unchanged if they are None."""
+    """Return the object with other finalizers, or unchanged if `finalizers` is None."""
     if finalizers is None or [*finalizers] == (obj["metadata"].get("finalizers") or []):
         return obj
     others = {k: v for k, v in obj["metadata"].items() if k != "finalizers"}
@@ -190,7 +197,7 @@ def _with_finalizers(obj: Object, finalizers: Sequence[str] | None) -> Object:
 
 
 def _options(call: Call) -> Object:
-    """Return the DeleteOptions of the body. The grace period may be in the query instead."""
+    """Return the DeleteOptions in the body. If they have no grace period, the query may have one."""
     options = (read_body(call) if call.body.strip() else None) or {}
     if "gracePeriodSeconds" in call.query and "gracePeriodSeconds" not in options:
         options = {**options, "gracePeriodSeconds": call.number("gracePeriodSeconds")}

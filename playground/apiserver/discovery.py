@@ -1,8 +1,4 @@
-"""The documents from which clients discover which groups, versions and resources are served.
-
-`api_server` answers GET requests for these documents with `document`, and GET requests for `/version` with `VERSION`.
-An OpenAPI document states that the server validates fields.
-"""
+"""The documents from which clients learn which groups, versions and resources are served."""
 
 from playground.apiserver.kinds import Kind, Registry
 from playground.apiserver.storage import Object
@@ -14,7 +10,7 @@ _SUBRESOURCES = {
     "eviction": ("policy/v1", "Eviction", ["create"]),
     "log": ("", "", ["get"]),
 }
-# Reviews are answered but not stored, so they are in no `Registry`.
+# Reviews are answered but not stored, so the `Registry` does not contain them.
 _REVIEWS = {
     "authorization.k8s.io/v1": ("selfsubjectaccessreviews", "SelfSubjectAccessReview"),
     "authentication.k8s.io/v1": ("selfsubjectreviews", "SelfSubjectReview"),
@@ -56,7 +52,7 @@ def document(registry: Registry, path: str) -> Object | None:
 
 
 def _groups(registry: Registry) -> dict[str, list[str]]:
-    """Return the versions of each named group. The legacy group, which has no name, is not included."""
+    """Return the versions of each group, without the core group, which has no name."""
     found: dict[str, list[str]] = {v.partition("/")[0]: ["v1"] for v in _REVIEWS}
     for kind in registry:
         if kind.group and kind.version not in found.setdefault(kind.group, []):
@@ -113,8 +109,8 @@ def _root(group_version: str) -> str:
 def _openapi(registry: Registry, root: str) -> Object | None:
     """Return the OpenAPI document of a group and version, or None if nothing of it is served.
 
-    It contains only what clients look up: that PATCH has the parameters `fieldValidation` and `dryRun`. A client that
-    finds them leaves the validation of fields and the dry run to the server.
+    The document contains only what clients look up: PATCH has the parameters `fieldValidation` and `dryRun`. A client
+    that finds them leaves the validation of fields and the dry run to the server.
     """
     paths: Object = {}
     for kind in registry:

@@ -1,8 +1,4 @@
-"""Provides the listening socket of an API server, its certificate for loopback, and kubeconfigs for its clients.
-
-`api_server` listens on a `Listener`. The playground's cluster, its kubelets, `realapi`, the benchmarks and the tests
-call the functions.
-"""
+"""Provides the listening socket of an API server, its certificate for loopback, and kubeconfigs for its clients."""
 
 import asyncio
 import base64
@@ -21,11 +17,11 @@ _LOOP_TURNS = 3
 
 
 class Listener(socket.socket):
-    """A listening socket that knows its connections until they are closed, and can end all of them.
+    """A listening socket that records its connections until they are closed, and can end all of them.
 
-    It also knows the connections that are still in their TLS handshake or were accepted while the server was closing,
-    of which asyncio and aiohttp have no record. If `port` is 0, the kernel chooses a free port. Raises OSError if the
-    address cannot be bound.
+    asyncio and aiohttp have no record of connections that are still in their TLS handshake, or that were accepted while
+    the server was closing. If `port` is 0, the kernel chooses a free port. Raises OSError if the address cannot be
+    bound.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -44,11 +40,11 @@ class Listener(socket.socket):
         return int(self.getsockname()[1])
 
     async def stop_accepting(self) -> None:
-        """Accept no more connections, and return when all accepted ones are being served.
+        """Accept no more connections, and return when a handler serves each accepted one.
 
-        asyncio loses a connection that is accepted in the turn of the loop in which its server closes, and aiohttp
-        waits for a handler that has not begun as if it were serving a request. So this method waits three turns: in the
-        first the transport is created, in the second the handler is created, and in the third the handler begins.
+        asyncio loses a connection if its server closes in the turn of the event loop that accepted the connection, and
+        aiohttp waits for a handler that has not begun as if it were serving a request. So this method waits for three
+        turns: the first creates the transport, the second creates the handler, and in the third the handler begins.
         """
         self._open = False
         for _ in range(_LOOP_TURNS):
@@ -75,10 +71,10 @@ class Listener(socket.socket):
 
 
 def self_signed(folder: Path, names: tuple[str, ...] = ("localhost",)) -> tuple[str, str]:
-    """Write a certificate for 127.0.0.1 and `names`, followed by the certificate of the CA that signed it.
+    """Write a certificate for 127.0.0.1 and `names`, and its key, to `folder`.
 
-    Return the paths of the certificate file and of the key file (PEM) in `folder`. Clients use the certificate file as
-    their CA bundle.
+    Return the paths of the certificate file and of the key file (PEM). The certificate file also contains the
+    certificate of the CA, so clients can use the file as their CA bundle.
     """
     files = renew_if_due({}, ("127.0.0.1", *names), datetime.now(UTC))
     certificate, key = folder / "apiserver.crt", folder / "apiserver.key"

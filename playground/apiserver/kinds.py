@@ -1,8 +1,7 @@
 """The kinds that the API server serves: a table of built-in kinds, and those that CustomResourceDefinitions add.
 
-To serve another built-in kind, add a row to `BUILT_IN`. Its schema is a class of the Kubernetes Python client.
-`api_server` has the one `Registry`, with which `calls` parses paths and `discovery` lists the resources; `deletions`
-adds and removes the kinds of CustomResourceDefinitions. The other modules of the package use `Kind`.
+To serve another built-in kind, add a row to `BUILT_IN`. The schema of a built-in kind is a class of the Kubernetes
+Python client. `deletions` adds and removes the kinds of CustomResourceDefinitions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,9 +27,9 @@ class Kind:
         subresources: The names of the subresources, such as `status`.
         categories: The categories for kubectl, such as `all`.
         fields: The fields that a field selector may name, each with the path of the field in the object.
-        model: The schema of a built-in kind, which is a class of the Kubernetes Python client, or "" for a custom
-            resource.
-        generation: Whether a change of the spec raises `metadata.generation`.
+        model: The name of the class of the Kubernetes Python client that is the schema of a built-in kind, or "" for a
+            custom resource.
+        generation: Whether a change outside of the metadata and the status raises `metadata.generation`.
         schema: The OpenAPI schema of a custom resource.
         columns: The additional printer columns of a custom resource.
         singular: The singular name of the resource.
@@ -189,11 +188,11 @@ class Registry:
         return self._kinds.get((group, version, plural))
 
     def of(self, resource: str) -> Kind:
-        """Return a kind by the name of its resource, such as `deployments.apps`. It must be served."""
+        """Return a kind by the name of its resource, such as `deployments.apps`. The kind must be served."""
         return next(k for k in self if k.resource == resource)
 
     def define(self, crd: Object) -> None:
-        """Serve the kinds of a CustomResourceDefinition. They replace those of its earlier state."""
+        """Serve the kinds of a CustomResourceDefinition, in place of the kinds of its earlier state."""
         self.undefine(crd)
         for kind in from_definition(crd):
             self._kinds[(kind.group, kind.version, kind.plural)] = kind

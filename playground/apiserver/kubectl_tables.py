@@ -1,8 +1,7 @@
 """Computes the Tables of the API server: the rows and columns that `kubectl get` prints.
 
-`api_server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`.
-The definition of a custom resource lists its columns in `additionalPrinterColumns`. All other kinds have the columns
-Name and Age.
+To give a built-in kind columns, add a row to `_COLUMNS`. The CustomResourceDefinition of a kind lists its columns in
+`additionalPrinterColumns`. All other kinds have the columns Name and Age.
 """
 
 import re
@@ -30,7 +29,7 @@ def ready_count(pod: Object) -> str:
 
 
 def restarts(pod: Object) -> str:
-    """Return the RESTARTS column of a pod: the restarts of all its containers except init containers."""
+    """Return the RESTARTS column of a pod: the sum over its containers, without init containers."""
     return str(sum(s.get("restartCount") or 0 for s in _statuses(pod, "containerStatuses")))
 
 
@@ -48,7 +47,7 @@ def _reason_of(status: Object) -> str | None:
 
 
 def _initializing(pod: Object) -> str | None:
-    """Return the STATUS of a pod whose init containers are not done, or None if they are."""
+    """Return the STATUS of a pod whose init containers have not all ended or started, or None if they have."""
     specs = pod["spec"].get("initContainers") or []
     for i, status in enumerate(_statuses(pod, "initContainerStatuses")):
         state = status.get("state") or {}
@@ -65,7 +64,7 @@ def _initializing(pod: Object) -> str | None:
 
 
 def summary(pod: Object) -> str:
-    """Return the STATUS column of a pod, as kubectl's printPod computes it."""
+    """Return the STATUS column of a pod. This is a shorter form of printPod in kube-apiserver's pkg/printers."""
     status = pod.get("status") or {}
     reason = status.get("reason") or status.get("phase") or "Unknown"
     if "SchedulingGated" in [c.get("reason") for c in status.get("conditions") or [] if c["type"] == "PodScheduled"]:
@@ -89,8 +88,7 @@ class Column:
     """A column of a Table.
 
     Attributes:
-        name: The heading.
-        cell: Returns the value for an object.
+        cell: A function that returns the value for an object.
         type: The OpenAPI type of the values.
         priority: 0 if kubectl always prints the column, 1 if only `kubectl get -o wide` prints it.
     """
@@ -227,7 +225,7 @@ _STEP = re.compile(r"""\.?([\w\0/-]+)|\['([^']+)'\]|\[(\d+)\]|\[\?\(@\.([\w.]+)=
 
 
 def json_path(obj: Any, path: str) -> Any:
-    """Return the value at the jsonPath of a printer column, or None if there is none.
+    """Return the value at the jsonPath of a printer column, or None if there is no value.
 
     A path consists of fields (`\\.` is a dot in a name), indexes, and conditions such as `[?(@.type=="Ready")]`.
     """
@@ -253,7 +251,6 @@ def _custom_column(column: Any) -> Column:
 
 
 def columns(kind: Kind) -> tuple[Column, ...]:
-    """Return the columns of the Table of a kind."""
     if kind.columns:
         return (_NAME, *map(_custom_column, kind.columns))
     return _COLUMNS.get(kind.resource, (_NAME, _AGE))
@@ -263,7 +260,7 @@ def table(items: list[Item], kind: Kind, metadata: Object, include: str, *, head
     """Return a Table of meta.k8s.io/v1 with a row for each object, as JSON.
 
     Args:
-        metadata: The metadata of the list.
+        metadata: The metadata of the Table.
         include: The query parameter `includeObject`: "Object", "Metadata" or "None".
         header: Whether to include the definitions of the columns. A watch includes them only in its first event.
     """

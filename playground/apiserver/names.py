@@ -1,7 +1,4 @@
-"""Checks names, labels and annotations as the API server does, and generates names.
-
-`objects` and `pod_rules` call these functions. Every check returns the problems that it finds.
-"""
+"""Checks names, labels and annotations as kube-apiserver does, and generates names."""
 
 import random
 import re
@@ -39,9 +36,9 @@ _MAX_ANNOTATIONS = 256 * 1024
 
 
 def generate(prefix: str) -> str:
-    """Return a name for `generateName`: the prefix and five random characters.
+    """Return a name for `generateName`: the prefix, cut to 58 characters, and five random characters.
 
-    As in Kubernetes, no character is a vowel, so that the name contains no words by chance.
+    As in Kubernetes, no random character is a vowel, so that names contain no words by chance.
     """
     return prefix[:58] + "".join(random.choices(_ALPHABET, k=5))
 
@@ -67,9 +64,7 @@ def qualified_name(value: str, field: str) -> list[Cause]:
 def check_metadata(metadata: Object, plural: str) -> list[Cause]:
     """Return the problems of the name, the labels and the annotations of an object.
 
-    Args:
-        metadata: The metadata of the object.
-        plural: The plural of its kind. Some kinds allow other names than most.
+    The plural of the kind matters, because namespaces and the kinds of RBAC have rules of their own for names.
     """
     problems: list[Cause] = []
     name = metadata.get("name", "")

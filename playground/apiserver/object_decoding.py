@@ -1,11 +1,8 @@
-"""Decodes built-in kinds as Go structs do, and writes quantities and times in their canonical form.
+"""Decodes built-in kinds in the same way as kube-apiserver, which decodes them into Go structs.
 
-Unknown fields are found and dropped, and wrong types are refused. Quantities are written in canonical form, so that
-`1024Mi` becomes `1Gi` and `6000` becomes `6k`. The fields and types come from the models of the Kubernetes Python
-client, which are generated from the API's own description.
-
-`objects` and `subresources` call `decode`, and so do the tests of the manifests. `writes` calls `check_unknown`, and
-`pod_rules` uses `canonical` in messages.
+Unknown fields are dropped and reported, and values of wrong types are refused. Quantities and times are written in
+their canonical form: `1024Mi` becomes `1Gi`, and `6000` becomes `6k`. The fields and types come from the models of the
+Kubernetes Python client, which are generated from the OpenAPI document of Kubernetes.
 """
 
 import re
@@ -29,9 +26,9 @@ _EXPONENT = re.compile(r"[eE][+-]?\d+$")
 
 
 def canonical(value: object) -> str:
-    """Return the form in which the API writes a quantity.
+    """Return the canonical form of a quantity.
 
-    Raises ValueError with the API's message if the quantity is malformed.
+    Raises ValueError with kube-apiserver's message if the quantity is malformed.
     """
     try:
         amount = parse_quantity(value)
@@ -58,7 +55,7 @@ _MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d
 
 
 def read_time(text: str, field: str) -> str:
-    """Return a time in UTC as Go writes it, with whole seconds, or with six decimals if the field is a MicroTime.
+    """Return a time in UTC as Go writes it: with six decimals if the field is a MicroTime, else with whole seconds.
 
     Raises ValueError if the time is malformed. A MicroTime, such as `renewTime` of a Lease, must have six decimals.
     """
@@ -96,7 +93,7 @@ class _WrongType(Exception):
 
 @cache
 def _fields(model: str) -> dict[str, tuple[str, bool]]:
-    """Return the type of each field of a model of the client, and whether the field is a quantity, by its JSON name."""
+    """Return, by the JSON name of each field of a model, the type of the field and whether it is a quantity."""
     cls = getattr(client, model)
     return {
         json: (cls.openapi_types[name], name in _QUANTITIES and cls.openapi_types[name] in ("str", "Dict[str, str]"))
@@ -112,7 +109,6 @@ def _nested(type_name: str) -> tuple[str, str]:
 
 
 def _go(type_name: str) -> str:
-    """Return the Go name of a type of the client."""
     return _GO.get(type_name) or f"v1.{type_name.removeprefix('V1')}"
 
 
@@ -165,12 +161,12 @@ def _struct(value: Object, model: str, path: str, unknown: list[str]) -> Object:
 
 
 def decode(obj: Object, kind: Kind, model: str = "") -> tuple[Object, list[str]]:
-    """Decode a body as an object of a built-in kind, or of another model such as `V1Binding`.
+    """Decode a body as an object of a built-in kind, or as another model such as `V1Binding`.
 
     Raises a 400 if the type of a field is wrong, or if a quantity or a time is malformed.
 
     Returns:
-        The object, and the paths of the fields that its kind does not have.
+        The object, and the paths of the unknown fields.
     """
     unknown: list[str] = []
     try:
@@ -184,7 +180,8 @@ def decode(obj: Object, kind: Kind, model: str = "") -> tuple[Object, list[str]]
 def check_unknown(mode: str, kind: str, version: str, unknown: list[str], warn: Callable[[str], None]) -> None:
     """Apply the query parameter `fieldValidation` to the unknown fields of an object.
 
-    "Strict" raises a 400 for unknown fields, "Warn" passes a warning for each to `warn`, and "Ignore" does nothing.
+    "Strict" raises a 400 for unknown fields, "Warn" passes one warning for each field to `warn`, and "Ignore" does
+    nothing.
     """
     named = [f'unknown field "{path}"' for path in unknown]
     if named and mode == "Strict":

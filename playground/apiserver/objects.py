@@ -1,8 +1,7 @@
 """The steps that turn the body of a request into an object to store: reading, decoding, defaulting and validation.
 
-`writes` calls these functions in order for a create (`normalise`, `complete`, `create_problems`) and for an update
-(`normalise`, `carried_over`, `update_problems`). `deletions` and `subresources` also read bodies, and `api_server`
-creates the first namespaces. The rules for single kinds are in `strategies`.
+`writes` calls `normalise`, `complete` and `create_problems` in this order for a creation, and `normalise`,
+`carried_over` and `update_problems` for an update. The rules for single kinds are in `strategies`.
 """
 
 import time
@@ -34,9 +33,9 @@ def now() -> str:
 
 
 def read_body(call: Call) -> Any:
-    """Return the decoded body of a request, which is JSON, YAML, or protobuf for the kinds that kubectl sends in it.
+    """Return the decoded body of a request: JSON, YAML, or protobuf for the kinds that kubectl sends as protobuf.
 
-    Raises a 400 for a malformed body and a 415 for another media type.
+    Raises a 400 if JSON or YAML is malformed, and a 415 for another media type or protobuf that cannot be read.
     """
     media = call.content_type.partition(";")[0].strip() or "application/json"
     if media == _PROTOBUF:
@@ -56,7 +55,7 @@ def read_body(call: Call) -> Any:
 
 
 def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
-    """Decode an object and fill in its defaults. Raises a 400 if it cannot be decoded.
+    """Decode an object and set its defaults. Raises a 400 if the object cannot be decoded.
 
     Returns:
         A copy that shares nothing with `obj`, and the paths of the fields that were dropped as unknown.
@@ -92,7 +91,6 @@ def complete(kind: Kind, obj: Object) -> None:
 
 
 def create_problems(kind: Kind, obj: Object) -> list[Cause]:
-    """Return the problems of a new object."""
     found = check_metadata(obj["metadata"], kind.plural)
     if kind.custom:
         return [*found, *custom_resources.problems(obj, kind.schema or {})]
@@ -100,12 +98,7 @@ def create_problems(kind: Kind, obj: Object) -> list[Cause]:
 
 
 def check_preconditions(resource: str, metadata: Object, given: Object) -> None:
-    """Raise a 409 if the preconditions of a request name another uid or resourceVersion than the object has.
-
-    Args:
-        metadata: The metadata of the stored object.
-        given: The preconditions.
-    """
+    """Raise a 409 if the preconditions `given` name another UID or resourceVersion than the stored object has."""
     for field, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if given.get(field) and given[field] != metadata[field]:
             mismatch = f"{word} in precondition: {given[field]}, {word} in object meta: {metadata[field]}"
@@ -115,7 +108,7 @@ def check_preconditions(resource: str, metadata: Object, given: Object) -> None:
 def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Object:
     """Return a copy of `new` that takes from `old` everything that this request may not change.
 
-    Raises a 400 if the name differs from that of `old`, and a 409 if the uid or the resourceVersion does.
+    Raises a 400 if `new` has another name than `old`, and a 409 if it has another UID or resourceVersion.
 
     Args:
         subresource: "status" if the request is for the status, or "" if it is for the object.
@@ -142,7 +135,7 @@ def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Obje
 
 
 def _with_new_status(kind: Kind, metadata: Object, new: Object, old: Object) -> Object:
-    """Return a copy of `old` with the status of `new`. Built-in kinds also take the metadata, except the owners."""
+    """Return a copy of `old` with the status of `new`. For built-in kinds it has `metadata`, except the owners."""
     before = old["metadata"]
     if kind.custom:
         metadata = before
@@ -161,7 +154,6 @@ def _desired(kind: Kind, obj: Object) -> Object:
 
 
 def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> list[Cause]:
-    """Return the problems of an update that changes `old` into `new`."""
     found = check_metadata(new["metadata"], kind.plural)
     before, after = (set(obj["metadata"].get("finalizers") or []) for obj in (old, new))
     if "deletionTimestamp" in old["metadata"] and (added := sorted(after - before)):

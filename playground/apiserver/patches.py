@@ -1,10 +1,7 @@
 """The four kinds of patch: JSON patch (RFC 6902), merge patch (RFC 7396), strategic merge patch, server-side apply.
 
-Server-side apply works without field ownership. A manager that applies an object again removes the fields that it
-applied before and leaves out now. There are no `managedFields`, and managers never conflict.
-
-`writes` calls `parse`, `apply` and `removal` for PATCH requests. `admission_webhooks` applies the patches that webhooks
-answer with `json_patch`.
+Server-side apply works without field ownership: there are no `managedFields`, and managers never conflict. If a manager
+applies an object again and leaves out fields that it applied before, these fields are removed.
 """
 
 import copy
@@ -24,7 +21,8 @@ STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 _REFUSED = "the server rejected our request due to an error in our request"
 _MAX_OPERATIONS = 10_000
-# The key that identifies the items of each list, by the list's field, from the API's x-kubernetes-patch-merge-key.
+# The key that identifies the items of a list, by the name of the list's field. The keys are those of
+# x-kubernetes-patch-merge-key in the OpenAPI document of Kubernetes.
 _KEYS = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "env": "name", "volumes": "name",
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "imagePullSecrets": "name", "hostAliases": "ip",
@@ -32,7 +30,7 @@ _KEYS = {
     "conditions": "type", "addresses": "type", "ownerReferences": "uid", "webhooks": "name", "matchConditions": "name",
     "secrets": "name", "resourceClaimStatuses": "name",
 }  # fmt: skip
-# Lists of plain values that are merged.
+# The lists of plain values that a strategic merge patch adds to. It replaces all other lists of plain values.
 _PRIMITIVES = frozenset(("finalizers", "podCIDRs"))
 _DELETE = "$deleteFromPrimitiveList/"
 _ORDER = "$setElementOrder/"
@@ -45,7 +43,7 @@ def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
     Raises a 400 for a malformed patch, a 413 for too many operations, and a 415 for another media type.
 
     Args:
-        custom: Whether the request is for a custom resource, which does not support strategic merge patches.
+        custom: Whether the request is for a custom resource. Custom resources do not support strategic merge patches.
     """
     media = content_type.partition(";")[0].strip()
     accepted = [JSON, MERGE, APPLY] if custom else [JSON, MERGE, STRATEGIC, APPLY]
@@ -64,11 +62,13 @@ def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
 
 
 def apply(media: str, patch: Any, target: Object, *, custom: bool) -> Object:
-    """Return a patched copy of `target`. Raises a 422 if a JSON patch does not apply to the object.
+    """Return a patched copy of `target`.
+
+    Raises a 422 if a JSON patch does not apply to the object, and the errors of `strategic_merge`.
 
     Args:
         media: The media type of the patch, as `parse` returns it.
-        custom: Whether the object is a custom resource.
+        custom: Whether the object is a custom resource, for which server-side apply merges like a merge patch.
     """
     if media == MERGE or (media in (STRATEGIC, APPLY) and custom):
         return dict(merge(target, patch))
@@ -96,7 +96,7 @@ def merge(target: Any, patch: Any) -> Any:
 def json_patch(target: Object, operations: list[Object]) -> Object:
     """Return a copy of `target` with a JSON patch (RFC 6902) applied.
 
-    As in the real server, `replace` adds a member that is missing. Raises jsonpatch.JsonPatchException or
+    As in kube-apiserver, `replace` adds a member that is missing. Raises jsonpatch.JsonPatchException or
     jsonpointer.JsonPointerException if the patch does not apply.
     """
     result: Object = copy.deepcopy(target)
@@ -114,7 +114,7 @@ def _parent(target: Object, path: str) -> Any:
 def merge_key(field: str, items: list[Any]) -> str | None:
     """Return the key that identifies the items of a list, or None for a list that is replaced as a whole."""
     if field == "ports":
-        # The ports of a container and of a Service have different keys; those of a Service have no containerPort.
+        # The ports of a container have the key containerPort, and the ports of a Service have the key port.
         return "containerPort" if any("containerPort" in i for i in items if isinstance(i, dict)) else "port"
     return _KEYS.get(field)
 
@@ -122,7 +122,7 @@ def merge_key(field: str, items: list[Any]) -> str | None:
 def strategic_merge(target: Object, patch: Object) -> Object:
     """Return a copy of `target` with a strategic merge patch applied.
 
-    Raises a 400 for an unknown directive and, as the real server does, a 500 for a list item without its key.
+    Raises a 400 for an unknown directive and, as kube-apiserver does, a 500 for a list item without its key.
     """
     directive = patch.get("$patch")
     if directive == "replace":
@@ -182,11 +182,12 @@ def _merge_list(current: list[Any], patch: list[Any], key: str, order: list[Any]
 
 
 def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | None) -> list[Any]:
-    """Return the items sorted.
+    """Return the items of a patched list in their final order.
 
-    The items that `order` contains get that order. Each other item stays before the items that it preceded in `server`.
+    The items in `order` get that order. Each other item stays before the items that it preceded in `server`.
 
     Args:
+        order: The order that the patch requests.
         server: The list before the patch.
         key: The key that identifies the items, or None for a list of plain values.
     """
@@ -210,7 +211,7 @@ def removal(before: Object, after: Object, *, lists: bool) -> Object:
     """Return the patch that removes the fields that `before` sets and `after` does not.
 
     Args:
-        lists: Whether to compare the items of lists by their keys, instead of leaving such lists alone.
+        lists: Whether to remove items of lists whose items have a key. Otherwise these lists are left alone.
     """
     patch: Object = {}
     for name, value in before.items():

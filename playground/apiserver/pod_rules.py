@@ -1,7 +1,7 @@
-"""The API server's rules for pods: defaults, validation, and the admission plugins Priority and ResourceQuota.
+"""The API server's rules for pods: defaults, validation, grace periods, and admission plugins such as Priority.
 
-`strategies` registers the defaults, the validation and the initial status, `writes` calls the plugins when a pod is
-created, and `deletions` asks for the grace period.
+`strategies` registers the defaults, the validation and the initial status. `writes` calls the plugins Priority and
+ResourceQuota when a pod is created.
 """
 
 from fractions import Fraction
@@ -48,13 +48,13 @@ def _default_container(container: Object) -> None:
 
 
 def containers(spec: Object) -> list[tuple[str, Object]]:
-    """Return every container of a pod with its field path. The init containers come first."""
+    """Return the field path and the container for each container of a pod. The init containers come first."""
     lists = ("initContainers", "containers")
     return [(f"spec.{name}[{i}]", c) for name in lists for i, c in enumerate(spec.get(name) or [])]
 
 
 def defaults(pod: Object) -> None:
-    """Fill in the defaults that the decoder of the API server fills in. The pod is changed in place."""
+    """Set the defaults of a pod in place, including the tolerations of the plugin DefaultTolerationSeconds."""
     spec = pod.setdefault("spec", {})
     for _, container in containers(spec):
         _default_container(container)
@@ -87,7 +87,10 @@ def _default_status(status: Object) -> None:
 
 
 def default_tolerations(spec: Object) -> None:
-    """Make the pod tolerate a lost node for five minutes, as the DefaultTolerationSeconds plugin does."""
+    """Make the pod tolerate a node that is not ready or unreachable for five minutes.
+
+    kube-apiserver does this in its admission plugin DefaultTolerationSeconds.
+    """
     tolerations = spec["tolerations"] = list(spec.get("tolerations") or [])
     for key in _NODE_LIFE:
         if any(t.get("key") in (key, None, "") and t.get("effect") in ("NoExecute", None, "") for t in tolerations):
@@ -96,7 +99,7 @@ def default_tolerations(spec: Object) -> None:
 
 
 def qos_class(spec: Object) -> str:
-    """Return the QoS class: Guaranteed, Burstable or BestEffort. It depends on cpu and memory alone."""
+    """Return the QoS class: Guaranteed, Burstable or BestEffort. Only cpu and memory determine it."""
     guaranteed = True
     any_amount = False
     for _, container in containers(spec):
@@ -111,7 +114,7 @@ def qos_class(spec: Object) -> str:
 
 
 def initial_status(pod: Object) -> Object:
-    """Return the status of a new pod: it is pending, and it has a condition if scheduling gates hold it back."""
+    """Return the status of a new pod: Pending, with a condition if the pod has scheduling gates."""
     status: Object = {"phase": "Pending", "qosClass": qos_class(pod["spec"])}
     if pod["spec"].get("schedulingGates"):
         condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "lastProbeTime": None}
@@ -164,7 +167,7 @@ def _check_pair(path: str, name: str, request: Any, limit: Any) -> list[Cause]:
 
 
 def validate(pod: Object) -> list[Cause]:
-    """Return the problems of a pod, which are the same for a new pod and for an updated one."""
+    """Return the problems of a new or an updated pod."""
     problems: list[Cause] = []
     seen = set()
     spec = pod["spec"]
@@ -189,7 +192,7 @@ def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
 
     Args:
         old_grace: The pod's terminationGracePeriodSeconds before the update. A negative one may be changed.
-        gated: Whether the pod has scheduling gates. As long as it has, its node selector and affinity may change.
+        gated: Whether the pod has scheduling gates. The node selector and the affinity of such a pod may change.
     """
     fixed = {k: v for k, v in spec.items() if k not in ("activeDeadlineSeconds", "tolerations", "schedulingGates")}
     for name in ("containers", "initContainers"):
@@ -204,7 +207,7 @@ def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
 
 
 def validate_update(new: Object, old: Object) -> list[Cause]:
-    """Return the problems of an update that changes `old` into `new` through the pod itself, not a subresource."""
+    """Return the problems of an update of a pod that is not an update of a subresource."""
     now, was = new["spec"], old["spec"]
     if len(now.get("containers") or []) != len(was["containers"]):
         return [forbidden_field("spec.containers", "pod updates may not add or remove containers")]
@@ -242,8 +245,8 @@ _SYSTEM = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_0
 def resolve_priority(storage: Storage, pod: Object) -> None:
     """Set the priority and the preemption policy of a pod, as the Priority plugin does.
 
-    A pod without a class gets the default class if there is one. Raises a 403 for an unknown class, and for a pod whose
-    own values differ from those of its class.
+    A pod without a PriorityClass gets the default class if there is one. Raises a 403 for an unknown class, and for a
+    pod whose own values differ from the values of its class.
     """
     spec = pod["spec"]
     pod_name = pod["metadata"].get("name") or pod["metadata"].get("generateName") or ""
@@ -282,9 +285,9 @@ def _sum(containers: list[Object], part: str) -> dict[str, Fraction]:
 
 
 def usage(pod: Object) -> dict[str, Fraction]:
-    """Return the amounts that count towards a quota for a pod.
+    """Return the amounts of a pod that count towards a quota.
 
-    The keys are those of a quota's `spec.hard`: `pods`, `cpu`, `requests.<name>`, `limits.<name>` and so on.
+    The keys are the same as in a quota's `spec.hard`: `pods`, `cpu`, `requests.<name>`, `limits.<name>` and so on.
     """
     spec = pod["spec"]
     charged = {"pods": Fraction(1), "count/pods": Fraction(1)}
@@ -303,7 +306,7 @@ def usage(pod: Object) -> dict[str, Fraction]:
 def check_quotas(storage: Storage, pod: Object) -> None:
     """Raise a 403 if a new pod exceeds a quota of its namespace, as the ResourceQuota plugin does.
 
-    A change of `spec.hard` counts here at once. A real server waits until a controller has copied it into the status.
+    A change of `spec.hard` counts at once. In a real cluster a controller copies it into the status first.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     items = sorted(storage.collection("resourcequotas").items.items())

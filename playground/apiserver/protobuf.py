@@ -1,8 +1,7 @@
 """Reads bodies in Kubernetes' protobuf envelope, for the few kinds that kubectl sends as protobuf.
 
-For example, `kubectl create namespace` does so. The field numbers are those of the API's public .proto files. Fields
-that the tables below do not contain are skipped. To read another kind or field, add it to the tables.
-`objects.read_body` calls `read`.
+`kubectl create namespace` is an example. The field numbers come from the .proto files of Kubernetes. Fields that the
+tables below do not contain are skipped. To read another kind or field, add it to the tables.
 """
 
 import base64
@@ -19,7 +18,7 @@ _MAGIC = b"k8s\x00"
 
 
 class NotReadable(Exception):
-    """The body has no envelope, is malformed, or is of a kind that is not read from protobuf."""
+    """The body has no envelope, is malformed, or contains a kind that the tables do not contain."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ _KINDS: dict[str, _Table] = {
 def _fields(data: bytes) -> list[tuple[int, Any]]:
     """Return the number and the value of each field of a message. Raises NotReadable for a malformed message.
 
-    The value is an int, or the bytes of a length-delimited field. The message is parsed as an Empty message, because
-    protobuf then treats all fields as unknown fields, which need no schema.
+    The value is an int, or the bytes of a length-delimited field. The message is parsed as the message type Empty: all
+    its fields are then unknown fields, which protobuf reads without a schema.
     """
     message = empty_pb2.Empty()
     try:
@@ -110,13 +109,13 @@ def _message(table: _Table, data: bytes) -> Object:
         elif field.repeated:
             result.setdefault(field.name, []).append(_value(field.type, value))
         elif value != b"" or isinstance(field.type, dict):
-            # Go writes a text that is not set as an empty text, so empty texts are left out.
+            # Go writes an empty text for a field that is not set, so empty texts are left out.
             result[field.name] = _value(field.type, value)
     return result
 
 
 def read(body: bytes) -> Object:
-    """Return the object in a body. Raises NotReadable if it cannot be read."""
+    """Return the object in a body. Raises NotReadable."""
     if not body.startswith(_MAGIC):
         raise NotReadable("no envelope")
     envelope = dict(_fields(body[len(_MAGIC) :]))

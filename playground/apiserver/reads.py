@@ -1,9 +1,8 @@
 """Gets, lists and watches objects.
 
 All pages of a list show the state at one resourceVersion. A watch sends the changes after a resourceVersion as lines of
-JSON. If it has selectors, an object that begins to match is reported as added, and one that no longer matches as
-deleted. `api_server` calls these functions for GET requests; `writes`, `deletions` and `subresources` also use
-`existing` and `selected`.
+JSON. If the watch has selectors, an object that begins to match is reported as added, and an object that no longer
+matches as deleted.
 """
 
 import asyncio
@@ -22,6 +21,7 @@ from playground.apiserver.storage import Change, Item, Key, Object, Storage, Sub
 
 Render = Callable[[Item], bytes]
 _LONGEST_WATCH = 1800.0
+"""The seconds after which a watch ends if the client sends no `timeoutSeconds`."""
 
 
 def existing(storage: Storage, call: Call) -> Item:
@@ -34,14 +34,14 @@ def existing(storage: Storage, call: Call) -> Item:
 
 
 def render(item: Item, kind: Kind) -> bytes:
-    """Return the stored bytes of an object. They are made again only if the request is for another version of a CRD."""
+    """Return the JSON of an object in the version of `kind`, which for a custom resource may not be the stored one."""
     if item.obj["apiVersion"] == kind.api_version:
         return item.raw
     return orjson.dumps(item.obj | {"apiVersion": kind.api_version})
 
 
 def render_list(items: list[Item], metadata: Object, kind: Kind) -> bytes:
-    """Return the bytes of a list of objects."""
+    """Return the JSON of a list of objects."""
     head = orjson.dumps({"kind": kind.list_kind, "apiVersion": kind.api_version, "metadata": metadata})
     return head[:-1] + b',"items":[' + b",".join(render(i, kind) if kind.custom else i.bare for i in items) + b"]}"
 
@@ -64,8 +64,8 @@ def _matches(call: Call) -> Match | None:
 def list_items(storage: Storage, call: Call) -> tuple[list[Item], Object]:
     """Return one page of a list and the list's metadata.
 
-    Raises a 410 if the history no longer reaches back to the requested resourceVersion, and other errors for invalid
-    parameters.
+    Raises a 410 if the history does not go back to the requested resourceVersion, a 504 if that resourceVersion does
+    not exist yet, and a 400 for invalid parameters.
     """
     rv, after = storage.rv, ("", "")
     wanted = call.query.get("resourceVersion") or ""
@@ -105,7 +105,7 @@ def _at(storage: Storage, kind: Kind, rv: int, *, paged: bool) -> dict[Key, Item
 
 
 def _token(rv: int, key: Key) -> str:
-    """Return the `continue` token of a list whose last object on this page has the key."""
+    """Return the `continue` token of a page. `key` is the key of the last object on the page."""
     return base64.urlsafe_b64encode(orjson.dumps([rv, *key])).decode().rstrip("=")
 
 
@@ -120,13 +120,11 @@ def _read_token(token: str) -> tuple[int, Key]:
 class Watch:
     """One watch.
 
-    The constructor raises a 400 or a 422 for invalid parameters. A resourceVersion that is too old is reported as an
-    ERROR event of the stream.
+    The constructor raises a 400 or a 422 for invalid parameters. A resourceVersion that is too old is reported by an
+    ERROR event in the stream.
 
     Args:
-        storage: The storage to watch.
-        call: The request.
-        show: A function that serialises an object for this client, or None for the object itself.
+        show: A function that returns the JSON that this client gets for an object, or None for the object itself.
         bookmark_every: The seconds without a change after which a bookmark is sent, if the client allows bookmarks.
     """
 
@@ -143,7 +141,10 @@ class Watch:
         self._reached = int(call.query.get("resourceVersion") or 0)
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield events until the watch times out, the reader falls too far behind or the server stops."""
+        """Yield events, as lines of JSON, until the watch ends.
+
+        It ends if it times out, if the reader falls too far behind, if the server stops, or if the resource is removed.
+        """
         storage, resource = self._storage, self._kind.resource
         first = [] if self._reached else selected(storage, self._call)
         self._reached = self._reached or storage.rv
@@ -167,7 +168,7 @@ class Watch:
                 async with asyncio.timeout(min(left, self._bookmark_every)):
                     changes = await subscription.take()
             except TimeoutError:
-                # A change may have come at the moment of the timeout. A bookmark must not be sent before it.
+                # A change may have come at the moment of the timeout. It must be sent before the bookmark.
                 if self._bookmarks and not subscription.behind:
                     self._reached = max(self._reached, self._storage.rv)
                     yield _bookmark(self._kind, self._reached)
@@ -189,7 +190,7 @@ class Watch:
             return None
         if change.removed:
             return _line("DELETED", self._show(change.new))
-        # The object no longer matches. The client gets the last state that did, with the resourceVersion of the change.
+        # The object no longer matches. The client gets its last matching state, with the resourceVersion of the change.
         metadata = {**change.old.obj["metadata"], "resourceVersion": str(change.rv)}
         return _line("DELETED", self._show(Item({**change.old.obj, "metadata": metadata})))
 
@@ -206,7 +207,7 @@ def _bookmark(kind: Kind, rv: int) -> bytes:
 def _check_watch(call: Call) -> None:
     """Raise a 400 or a 422 if the parameters of a watch are invalid."""
     if "sendInitialEvents" in call.query:
-        # After this answer, which a server without the WatchList feature gives, clients make a list and then a watch.
+        # A server without the feature WatchList gives this answer. Clients then send a list and a watch instead.
         detail = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
         cause = Cause("sendInitialEvents", detail, "FieldValueForbidden")
         raise invalid("ListOptions.meta.k8s.io", "", [cause])

@@ -1,7 +1,6 @@
 """Parses label selectors and field selectors, and matches objects with them.
 
-`reads` calls `both` for lists and watches, and `admission_webhooks` calls `selector_matches` for the selectors of
-webhooks.
+`label_match` reads a label selector of a query, and `selector_matches` a metav1.LabelSelector, as webhooks have it.
 """
 
 import re
@@ -96,7 +95,10 @@ def field_match(text: str, kind: Kind) -> Match:
 
 
 def both(labels: str, fields: str, kind: Kind) -> Match | None:
-    """Return one predicate for a label selector and a field selector, or None if both are empty. Raises a 400."""
+    """Return one predicate for a label selector and a field selector, or None if both are empty.
+
+    Raises a 400 if one of them is malformed.
+    """
     if not labels and not fields:
         return None
     by_label, by_field = label_match(labels), field_match(fields, kind)

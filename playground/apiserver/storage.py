@@ -1,8 +1,7 @@
 """Stores the objects of the API server in memory, with one resourceVersion that counts the writes of all resources.
 
-`api_server` creates the `Storage`, and the other modules of `playground.apiserver` read and write the objects. Each
-resource has a history of bounded length, from which watches and paged lists are served. All calls come from one event
-loop, so each of them is atomic. A stored object is never changed in place.
+Each resource has a history of limited length, from which watches and paged lists are served. All calls come from one
+event loop, so each of them is atomic. A stored object is never changed in place.
 """
 
 import asyncio
@@ -13,11 +12,10 @@ from typing import Any
 
 import orjson
 
-# The first resourceVersion is not 1, so that a watch that continues from before a restart of the server ends with
-# "too old".
+# The resourceVersion of the empty storage. A watch at a lower resourceVersion ends with "too old".
 _FIRST = 100
 
-# The size of the largest object, which is etcd's limit for a request, 1.5 MiB.
+# The maximum size of an object in bytes: etcd's limit for a request, 1.5 MiB.
 _LARGEST = 1_572_864
 
 Object = dict[str, Any]
@@ -26,11 +24,11 @@ Key = tuple[str, str]
 
 
 class Stale(Exception):
-    """The object was changed or removed since it was read."""
+    """The object was changed or removed after it was read."""
 
 
 class Exists(Exception):
-    """An object of this name is stored already."""
+    """An object with this name is stored already."""
 
 
 class TooLarge(Exception):
@@ -38,17 +36,14 @@ class TooLarge(Exception):
 
 
 class TooOld(Exception):
-    """The history does not go back to the resourceVersion `wanted`.
-
-    A watch can continue at `oldest` or at any later resourceVersion.
-    """
+    """The history does not go back to the resourceVersion `wanted`, but only to `oldest`."""
 
     def __init__(self, wanted: int, oldest: int) -> None:
         super().__init__(f"too old resource version: {wanted} ({oldest})")
 
 
 class Item:
-    """A stored object. It is serialised at most once, regardless of how many clients read or watch it.
+    """A stored object. Its JSON is made at most once in each form, however many clients read or watch the object.
 
     Attributes:
         obj: The object, which must not be changed.
@@ -85,8 +80,7 @@ class Change:
     Attributes:
         rv: The resourceVersion of the write.
         old: The object before the write, or None if the write created the object.
-        new: The object after the write, or the last state of a removed object. Both have the resourceVersion of the
-            write.
+        new: The object after the write, or the last state of a removed object, with the resourceVersion of the write.
         removed: Whether the write removed the object.
     """
 
@@ -97,9 +91,13 @@ class Change:
 
 
 class Subscription:
-    """The changes that a watcher has not read yet.
+    """The changes that a watcher has not taken yet.
 
-    The subscription is closed if more changes are pending than `limit` and the initial `backlog` together.
+    The subscription is closed if more changes are pending than `limit` and the length of `backlog` together.
+
+    Args:
+        backlog: The changes that are pending at first.
+        limit: The number of further changes that may be pending.
 
     Attributes:
         closed: Whether the watch must end.
@@ -129,7 +127,7 @@ class Subscription:
         return bool(self._pending)
 
     async def take(self) -> list[Change]:
-        """Wait for changes and return all that are pending. The list is empty only if the subscription is closed."""
+        """Wait for changes and return all pending ones. The list is empty only if the subscription is closed."""
         await self._wake.wait()
         self._wake.clear()
         taken = self._pending
@@ -138,10 +136,9 @@ class Subscription:
 
 
 class Collection:
-    """The objects of one resource in all namespaces, and the latest changes of them.
+    """The objects of one resource in all namespaces, and their latest changes.
 
     Attributes:
-        items: The objects.
         history: The latest changes, in order.
         watchers: The subscriptions of the watches of this resource.
         floor: The oldest resourceVersion from which `since` can list the changes.
@@ -204,7 +201,7 @@ class Storage:
         self._collections: dict[str, Collection] = {}
 
     def collection(self, resource: str) -> Collection:
-        """Return the collection of a resource. If there is none, create an empty one."""
+        """Return the collection of a resource. If it does not exist, create an empty one."""
         if resource not in self._collections:
             self._collections[resource] = Collection(self._history, _FIRST)
         return self._collections[resource]
@@ -219,11 +216,10 @@ class Storage:
             watcher.close()
 
     def get(self, resource: str, namespace: str, name: str) -> Item | None:
-        """Return the stored object, or None if there is none."""
         return self.collection(resource).items.get((namespace, name))
 
     def create(self, resource: str, obj: Object) -> Item:
-        """Store a new object. Raises Exists if its name is in use, and TooLarge if etcd would not accept it."""
+        """Store a new object. Raises Exists if its name is in use, and TooLarge."""
         item, collection = self._stamped(obj), self.collection(resource)
         if item.key in collection.items:
             raise Exists
@@ -235,9 +231,10 @@ class Storage:
         return self._write(collection, old, self._stamped(obj))
 
     def remove(self, resource: str, old: Item, obj: Object | None = None) -> Item:
-        """Remove `old`. Raises Stale if `old` is no longer the stored object.
+        """Remove `old`. Raises Stale if `old` is no longer the stored object, and TooLarge.
 
-        Watchers get `obj` with the resourceVersion of the removal. If `obj` is None, they get `old` instead.
+        The result and the event for watchers have `obj`, or `old` if `obj` is None, with the resourceVersion of the
+        removal.
         """
         collection = self._current(resource, old)
         return self._write(collection, old, self._stamped(obj or old.obj), removed=True)
@@ -264,7 +261,7 @@ class Storage:
         return collection
 
     def _stamped(self, obj: Object) -> Item:
-        """Return the object with the resourceVersion of the next write. Raises TooLarge."""
+        """Return `obj` with the resourceVersion of the next write. Raises TooLarge."""
         item = Item({**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.rv + 1)}})
         if len(item.raw) > _LARGEST:
             raise TooLarge

@@ -1,8 +1,4 @@
-"""The defaults and the validation that are particular to one kind, and which fields of its objects may change.
-
-`objects` calls `strategy` when it reads or writes an object. To give a kind defaults or validation, add a row to
-`_STRATEGIES`.
-"""
+"""The defaults and the validation of single kinds. To add some for a kind, add a row to `_STRATEGIES`."""
 
 import base64
 from collections.abc import Callable, Iterable
@@ -20,7 +16,7 @@ class Strategy:
 
     Attributes:
         defaults: Sets the defaults of an object in place. It is called whenever an object is decoded.
-        prepare: Sets the fields that a new object must have, in place. It is called once for each object.
+        prepare: Sets the fields that the server determines for a new object, in place.
         validate: Returns the problems of an object that is created or updated.
         validate_update: Returns the problems of an update, given the new and the old object.
         kept_status: The names of status fields that keep their old values if a new status does not contain them.
@@ -164,9 +160,5 @@ _PLAIN = Strategy()
 
 
 def strategy(resource: str) -> Strategy:
-    """Return the strategy of a resource, which for most resources does nothing.
-
-    Args:
-        resource: The name under which the storage knows the resource: its plural, with its group if it has one.
-    """
+    """Return the strategy of a resource, such as `pods` or `deployments.apps`. Most strategies do nothing."""
     return _STRATEGIES.get(resource, _PLAIN)

@@ -1,8 +1,4 @@
-"""Serves the subresources binding, eviction and log of pods, and the reviews, which are answered but not stored.
-
-`api_server` uses this module for the paths `pods/<name>/<subresource>`, `bindings`, `selfsubjectaccessreviews` and
-`selfsubjectreviews`.
-"""
+"""Serves the subresources binding, eviction and log of pods, and reviews of the user's own identity and rights."""
 
 import asyncio
 import dataclasses
@@ -20,9 +16,9 @@ from playground.apiserver.reads import existing
 from playground.apiserver.storage import Item, Object, Storage
 
 LogSource = Callable[[str, str, str], str]
-"""Returns the log of a container by the names of its namespace, its pod and itself.
+"""A function of a namespace, a pod and a container that returns the container's log.
 
-Raises LookupError if there is no log yet.
+It is called on another thread, and raises LookupError if there is no log yet.
 """
 
 
@@ -37,8 +33,8 @@ class Binder:
         """Handle POST of a Binding. Raises ApiError if the pod cannot be bound.
 
         Args:
-            legacy: Whether the path is `bindings` instead of `pods/<name>/binding`. The UID of the Binding is then
-                ignored.
+            legacy: Whether the path is `bindings` instead of `pods/<name>/binding`. The UID and the resourceVersion of
+                the Binding are then ignored.
         """
         body = read_body(call)
         if not isinstance(body, dict):
@@ -75,7 +71,7 @@ class Binder:
 
 
 def _decode(call: Call, body: Object) -> Object:
-    """Return the Binding in `body` with metadata and target, even if they are missing."""
+    """Return the Binding in `body`. If metadata or target are missing, they are empty."""
     whole = {"apiVersion": "v1", "kind": "Binding", "metadata": {}} | body
     obj, _ = object_decoding.decode(whole, call.path.kind, "V1Binding")
     metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if v is not None and k != "managedFields"}
@@ -112,14 +108,17 @@ def _bound(old: Object, binding: Object) -> Object:
 
 
 def _with_condition(pod: Object, condition: Object) -> Object:
-    """Return the pod with the condition in place of one of the same type."""
+    """Return the pod with the condition, which replaces a condition of the same type."""
     status = pod.get("status") or {}
     others = [c for c in status.get("conditions") or [] if c["type"] != condition["type"]]
     return {**pod, "status": {**status, "conditions": [*others, condition]}}
 
 
 async def evict(storage: Storage, deleter: Deleter, call: Call) -> Object:
-    """Handle POST of an Eviction: set the condition DisruptionTarget and delete the pod with the Eviction's options."""
+    """Handle POST of an Eviction: set the condition DisruptionTarget and delete the pod with the Eviction's options.
+
+    PodDisruptionBudgets are ignored.
+    """
     eviction = read_body(call) or {}
     options = {"kind": "DeleteOptions", "apiVersion": "v1"} | (eviction.get("deleteOptions") or {})
     pod = existing(storage, call)
@@ -136,7 +135,8 @@ async def evict(storage: Storage, deleter: Deleter, call: Call) -> Object:
 async def log(storage: Storage, source: LogSource | None, call: Call) -> str | None:
     """Return the log of a container, or None if the pod has no node yet.
 
-    `container` and `tailLines` are the only options that have an effect. Raises a 400 if there is no log yet.
+    Only the query parameters `container` and `tailLines` have an effect. Raises a 400 if there is no log yet, or if
+    `container` is invalid.
     """
     pod = existing(storage, call)
     container = _container(pod, call.query.get("container", ""))
@@ -158,8 +158,8 @@ async def log(storage: Storage, source: LogSource | None, call: Call) -> str | N
 def _container(pod: Item, wanted: str) -> str:
     """Return the name of the container whose log is requested.
 
-    If `wanted` is empty, that is the only container of the pod. Raises a 400 if there are several, or if the pod has no
-    container of this name.
+    If `wanted` is empty, return the only container of the pod. Raises a 400 if there are several, or if the pod has no
+    container with this name.
     """
     name, spec = pod.key[1], pod.obj["spec"]
     apps = [c["name"] for c in spec["containers"]]
@@ -173,11 +173,11 @@ def _container(pod: Item, wanted: str) -> str:
 
 
 def self_review(call: Call, plural: str, may: Callable[[User, Mapping[str, str]], bool]) -> Object | None:
-    """Return the answer to `kubectl auth can-i` or `kubectl auth whoami`. Return None for any other resource.
+    """Return the answer to `kubectl auth can-i` or `kubectl auth whoami`, or None for any other resource.
 
     Args:
-        may: Returns whether the user has the right that the `resourceAttributes` describe. It is not called for a path
-            that is not a resource, since any user may read such a path.
+        may: A function that returns whether the user has the right that the `resourceAttributes` describe. A review
+            without them is about a URL that names no resource, to which every user has the right.
     """
     if plural == "selfsubjectaccessreviews":
         review = dict(read_body(call))

@@ -1,7 +1,7 @@
 """Creates, updates and patches objects: each write passes admission before it is stored.
 
-`api_server` calls `Writer` for POST, PUT and PATCH. An update that names an outdated resourceVersion is refused. Any
-other update starts again if the object changes during its admission.
+An update that contains an outdated resourceVersion is refused. Any other update starts again if the object changes
+during the admission.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from playground.apiserver.reads import existing
 from playground.apiserver.storage import Exists, Item, Object, Stale, Storage
 
 _ATTEMPTS = 5
-# Removed from a new object before any webhook sees it.
+# These fields are removed from a new object before webhooks get it.
 _SERVER_OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink")
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -63,7 +63,7 @@ class Writer:
         return await self._create(call, check_kind(call.path.kind, read_body(call)))
 
     async def update(self, call: Call) -> Item:
-        """Handle PUT of an object or of one of its subresources, such as `status`."""
+        """Handle PUT of an object or of its status."""
         kind = call.path.kind
         obj = self._decoded(call, check_kind(kind, read_body(call)))
         if not obj["metadata"].get("resourceVersion") and needs_version(kind):
@@ -72,7 +72,7 @@ class Writer:
         return await self._change(call, lambda _: obj)
 
     async def patch(self, call: Call) -> tuple[Item, bool]:
-        """Handle PATCH. Return the object, and whether it is new, since a server-side apply may create an object."""
+        """Handle PATCH. Return the object, and whether it is new. Only a server-side apply can create an object."""
         kind = call.path.kind
         media, patch = patches.parse(call.content_type, call.body, custom=kind.custom)
         if media == patches.APPLY:
@@ -106,9 +106,10 @@ class Writer:
         return item
 
     async def _admitted(self, call: Call, obj: Object) -> Object:
-        """Return a new object after admission and validation, which take place in the order of kube-apiserver.
+        """Return a new object after admission and validation.
 
-        The order is: built-in plugins, mutating webhooks, completion, validation, validating webhooks, quotas.
+        As in kube-apiserver, the order is: built-in plugins, mutating webhooks, completion, validation, validating
+        webhooks, quotas.
         """
         kind = call.path.kind
         if kind.resource == "pods":
@@ -127,7 +128,7 @@ class Writer:
         return dict(mutated)
 
     async def _apply(self, call: Call, patch: Object) -> tuple[Item, bool]:
-        """Handle a server-side apply, which removes the fields that the manager applied before and now leaves out."""
+        """Handle a server-side apply. It removes the fields that the manager applied before and now leaves out."""
         kind, path = call.path.kind, call.path
         manager = call.query.get("fieldManager", "")
         if not manager:
@@ -168,7 +169,7 @@ class Writer:
         return obj
 
     async def _change(self, call: Call, make: Callable[[Object], Object]) -> Item:
-        """Write the object that `make` returns for the stored one.
+        """Write the object that `make` returns for the stored object.
 
         If another write comes during admission, start again. Raises a 409 after `_ATTEMPTS` attempts.
         """
@@ -193,14 +194,17 @@ class Writer:
 
     @staticmethod
     def _decoded(call: Call, body: Object) -> Object:
-        """Return the normalised object of a body. Unknown fields are handled as the call's fieldValidation says."""
+        """Return the object that a body describes. `fieldValidation` determines how unknown fields are handled."""
         kind = call.path.kind
         obj, unknown = normalise(kind, body)
         check_unknown(call.field_validation, kind.kind, kind.version, unknown, call.warnings.append)
         return obj
 
     def _check_namespace(self, call: Call, metadata: Object) -> None:
-        """Set the namespace of a new object. Raises ApiError if it is not the path's, is missing or is terminating."""
+        """Set the namespace of a new object to the namespace of the path.
+
+        Raises ApiError if the object names another namespace, or if the namespace does not exist or is terminating.
+        """
         namespace = call.path.namespace
         if metadata.setdefault("namespace", namespace) != namespace:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
@@ -215,6 +219,5 @@ class Writer:
 
 
 def _refuse(kind: Kind, name: str, problems: list[Cause]) -> None:
-    """Raise a 422 if there are problems."""
     if problems:
         raise invalid(kind.qualified_kind, name, problems)

@@ -106,7 +106,7 @@ def test_unequal_pods_do_not_exchange_their_records(fake_node: FakeNode) -> None
     for i, raw in enumerate((small, large)):
         fake_node.pods.take(at(i, raw))
     fake_node.admit(A, "uid-large")
-    with pytest.raises(Refused, match="the cards of another pod were given to it"):
+    with pytest.raises(Refused, match="was given the cards of another container"):
         fake_node.start(A)
     assert [name for name, _ in fake_node.refusals] == ["large"]
     assert not fake_node.written
