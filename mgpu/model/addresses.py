@@ -1,7 +1,6 @@
 """Reads blocks of IP addresses, and matches the peers of connections against them.
 
-`mgpu.settings` parses the setting `apiServers` with this module. `mgpu.serving` uses it to decide whether a peer may
-call an endpoint, and to count the connections of each block.
+`mgpu.serving` uses it mainly to decide which peers may call an endpoint.
 """
 
 import ipaddress
@@ -13,7 +12,10 @@ LOOPBACK: tuple[Block, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.I
 
 
 def read_block(text: str) -> Block:
-    """Return the block in CIDR notation or the single address in `text`. The ValueError states the remedy."""
+    """Return the block in `text`, which is in CIDR notation or a single address.
+
+    Raises ValueError with a message for the user, which does not repeat `text`.
+    """
     try:
         block = ipaddress.ip_network(text)
     except ValueError as error:
@@ -31,9 +33,9 @@ def read_block(text: str) -> Block:
 
 
 def read_peer(text: str) -> Address | None:
-    """Return the address of a connection's peer, or None for a peer without an IP address.
+    """Return the address of a connection's peer, or None if `text` is not an IP address.
 
-    An IPv6 socket reports its IPv4 peers as `::ffff:192.0.2.1`; their IPv4 address is returned.
+    An IPv6 socket reports an IPv4 peer as `::ffff:192.0.2.1`. The result is then the IPv4 address.
     """
     try:
         address = ipaddress.ip_address(text)
@@ -50,9 +52,9 @@ def is_within(peer: str, blocks: Iterable[Block]) -> bool:
 
 
 def counting_block(peer: str) -> Block | None:
-    """Return the block whose connections share a limit with those of this peer; None for a peer without an IP address.
+    """Return the block of addresses that are counted as one peer, or None if `peer` is not an IP address.
 
-    For IPv6 it is the peer's /64 block, since one host can use every address of it.
+    For IPv4 the block is the address itself. For IPv6 it is a /64, since one host can use every address of it.
     """
     address = read_peer(peer)
     if isinstance(address, ipaddress.IPv6Address):
@@ -61,7 +63,7 @@ def counting_block(peer: str) -> Block | None:
 
 
 def cover_everything(blocks: Iterable[Block]) -> bool:
-    """Return whether the blocks together contain all IPv4 or all IPv6 addresses."""
+    """Return whether the blocks together contain all IPv4 addresses, or all IPv6 addresses."""
     found = list(blocks)
     v4 = [block for block in found if isinstance(block, ipaddress.IPv4Network)]
     v6 = [block for block in found if isinstance(block, ipaddress.IPv6Network)]

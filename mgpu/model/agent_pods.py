@@ -1,9 +1,9 @@
-"""Finds the nodes without a ready agent in the Pods of the node agents.
+"""Determines from the Pods of the node agents which nodes have no ready agent.
 
-The scheduler (`scheduler.cluster`) keeps pods off such nodes, and `mgpu inspect` and `mgpu doctor` report them. An
-agent is ready if its Pod has the condition `Ready`. The kubelet sets this condition to false about a second after the
-container has ended, or when the readiness probe fails. A Lease for each agent would detect the failure seconds later,
-and would cost 500 writes a second on 5,000 nodes.
+The scheduler keeps GPU pods off such nodes. An agent is ready if its Pod has the condition `Ready` and is not being
+deleted. The kubelet sets the condition to false about a second after the container has ended, or when the readiness
+probe fails. A Lease for each agent would detect the failure seconds later, and would cost 500 writes a second on 5,000
+nodes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -25,7 +25,7 @@ class AgentPod:
 
     Attributes:
         problem: the reason why the agent is not ready; None if it is ready.
-        since: the time of the last change between ready and not ready, as the kubelet wrote it; None if unknown.
+        since: the `lastTransitionTime` of the condition `Ready`; None if it is missing.
     """
 
     node: str
@@ -52,10 +52,10 @@ def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
 
 
 def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
-    """Return an agent Pod that explains why a node has no ready agent, or None if an agent is ready.
+    """Return the agent Pod that explains why a node has no ready agent; None if an agent is ready or `agents` is empty.
 
-    During a rolling update a node has two agents, of which one has to be ready. A Pod that is not being deleted is
-    preferred, then the last by name.
+    During a rolling update a node can have two agents, and one ready agent is enough. Of several agents that are not
+    ready, the result is the last one by name, but a Pod that is being deleted only if there is no other.
 
     Args:
         agents: the agent Pods on one node.
@@ -66,7 +66,7 @@ def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
 
 
 def nodes_without_agent(pods: Iterable[Raw], namespace: str) -> dict[str, AgentPod]:
-    """Return the nodes without a ready agent, each with the Pod that explains it."""
+    """Return the nodes that have agent Pods but no ready agent, each with its Pod from `find_unready_agent`."""
     on_node: dict[str, list[AgentPod]] = {}
     for raw in pods:
         if found := agent_pod(raw, namespace):
@@ -75,12 +75,12 @@ def nodes_without_agent(pods: Iterable[Raw], namespace: str) -> dict[str, AgentP
 
 
 def is_ready(raw: Raw) -> bool:
-    """Return whether the kubelet reports the Pod as ready."""
+    """Return whether the Pod has the condition `Ready`, even if it is being deleted."""
     return _condition(raw).get("status") == "True"
 
 
 def not_ready_cause(raw: Raw) -> str:
-    """Return the reason why a container of the Pod is waiting or has terminated, or else the phase of the Pod."""
+    """Return why the first container that states a reason waits or has terminated, or else the phase of the Pod."""
     status = raw.get("status") or {}
     for row in status.get("containerStatuses") or ():
         state = row.get("state") or {}

@@ -1,11 +1,9 @@
 """Limits the size of the objects that mgpu accepts.
 
 The API server accepts objects of 1.5 MiB, and any user who may create pods chooses the length of their lists. Without
-limits a user could make every process spend any amount of work and memory. Each process calls this module before it
-reads an object. The webhook calls mainly `excess` and `excess_of_spec`, the scheduler calls `excess` and
-`excess_of_containers`, and the agents call `excess_of_containers`.
-`mgpu.serving` limits the memory of all requests together. Raising a limit needs a new measurement of the cost
-(docs/attacks.md).
+limits a user could make every process spend any amount of work and memory. Each process checks a Pod with this module
+before it reads the GPU request of the Pod. `mgpu.serving` limits the memory of all requests together. If you raise a
+limit, measure the cost again (docs/attacks.md).
 """
 
 from collections.abc import Iterator
@@ -19,18 +17,18 @@ from mgpu.model.errors import Problem, Rule
 from mgpu.model.raw_objects import table_at
 
 MAX_CONTAINERS = 256
-"""The most containers and init containers of a pod. The vocabularies allow at most 16 on each of 16 cards."""
+"""The most containers and init containers of a pod: 16 on each of 16 cards."""
 
 MAX_RESOURCES = 2048
-"""The most entries in the requests and limits of all containers. A container can have 8: cpu, memory and two GPU
-resources, in the requests and in the limits."""
+"""The most entries in the requests and limits of all containers: 8 for each of `MAX_CONTAINERS` containers. A usual
+container has cpu, memory and two GPU resources, each in the requests and in the limits."""
 
 MAX_VARIABLES = 16_384
 """The most environment variables of all containers together: 64 for each of `MAX_CONTAINERS` containers. Helm charts
-set at most some hundreds, in one container."""
+set a few hundred at most."""
 
 MAX_ANNOTATIONS = 1024
-"""The most annotations of an object. Ordinary pods have tens; the API server allows 256 KiB."""
+"""The most annotations of an object. Ordinary pods have tens, but the API server allows 256 KiB of annotations."""
 
 MAX_PATCH_OPERATIONS = 4096
 """The most operations of one JSON Patch: 16 for each of `MAX_CONTAINERS` containers. A container that needs both the
@@ -41,11 +39,12 @@ MAX_LABELS = 128
 by label (`mgpu.dialects.watched_pods`)."""
 
 MAX_NESTING = 32
-"""The most levels of objects and lists in the spec of an MtgpuPod, whose schema preserves unknown fields. A PodSpec has
-12 levels. At 254 levels the JSON encoder fails, and the Pod of the MtgpuPod could not be created."""
+"""The most levels of objects and lists in the spec of an MtgpuPod. The API server does not limit them, because the
+schema of MtgpuPods preserves unknown fields. A PodSpec has 12 levels. The JSON encoder fails at 254 levels, so mgpu
+could not create the Pod of the MtgpuPod."""
 
 MAX_SPEC_BYTES = 256 << 10
-"""The most bytes of the spec of an MtgpuPod as JSON. `kubectl apply` can store no larger spec in its annotation."""
+"""The most bytes of the spec of an MtgpuPod as JSON. `kubectl apply` cannot store a larger spec in its annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,13 @@ _BOUNDS = (
 
 
 def size_of(raw: object) -> Size:
-    """Return the size of a Pod or MtgpuPod (decoded JSON). Fields of the wrong type count as empty."""
+    """Return the size of a Pod or MtgpuPod (decoded JSON). Fields of the wrong type count as empty.
+
+    If the object has more than `MAX_CONTAINERS` containers, nothing else is counted, and the other sizes are 0.
+    """
     meta, spec = table_at(raw, "metadata"), table_at(raw, "spec")
     containers = [item for kind in ("initContainers", "containers") for item in _list(spec.get(kind))]
-    if len(containers) > MAX_CONTAINERS:  # enough to reject the object without counting further
+    if len(containers) > MAX_CONTAINERS:
         return Size(len(containers))
     resources = [table_at(item, "resources", kind) for item in containers for kind in ("requests", "limits")]
     return Size(
@@ -88,8 +90,8 @@ def excess(raw: object, old: object = None) -> list[Problem]:
     """Return a problem for each list of an object that is too long.
 
     Args:
-        old: the object before an update, or None. A list that was too long before the update may stay as long as it
-            was, so that objects that are older than the limits can still be updated and deleted.
+        old: the object before an update, or None. A list that was too long before the update may keep its length.
+            Otherwise existing objects with such a list could not lose their finalizers.
     """
     now = size_of(raw)
     before = size_of(old) if old is not None else Size()
@@ -97,16 +99,20 @@ def excess(raw: object, old: object = None) -> list[Problem]:
 
 
 def excess_of_containers(raw: object) -> list[Problem]:
-    """Return the problems of an existing pod: too many containers, or too many resources in them.
+    """Return a problem for too many containers of a pod, and one for too many resources in them.
 
-    Other lists are not counted, since the scheduler and the agents store only parts of them.
+    This is for pods that are bound already. The scheduler and the agents store only parts of their other lists.
     """
     now = size_of(raw)
     return [*_above(Size(containers=now.containers, resources=now.resources), Size())]
 
 
 def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
-    """Return the problems with the nesting and the bytes of an MtgpuPod's spec. `old` is as in `excess`."""
+    """Return the problems with the nesting and the bytes of an MtgpuPod's spec.
+
+    Args:
+        old: the object before an update, or None. A spec that was too large or too deeply nested may stay so.
+    """
     spec, spec_before = table_at(raw, "spec"), table_at(old, "spec")
     deep, deep_before = _is_deep(spec), _is_deep(spec_before)
     if deep:
@@ -121,7 +127,6 @@ def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
 
 
 def _is_deep(value: object) -> bool:
-    """Return whether a decoded value has more than `MAX_NESTING` levels."""
     level = [value]
     for _ in range(MAX_NESTING):
         parts = chain.from_iterable(

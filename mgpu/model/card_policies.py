@@ -1,9 +1,8 @@
 """The registry of the card policies.
 
-`mgpu.settings` reads the names of the policies for the settings, the annotation `mgpu.io/card-policy` and the command
-lines, and the placement engine loads the policies by these names. Each policy is implemented in the module of its name
-in `scheduler/engine/policies/`. To add a policy, add its name and its module (CONTRIBUTING.md, "Adding a policy").
-Users write the names, so the names must not change.
+The placement engine loads each policy from the module of its name in `scheduler/engine/policies/`. CONTRIBUTING.md,
+"Adding a policy", describes how to add one. Users write the names in settings, annotations and flags, so the names must
+not change.
 """
 
 SELECTABLE = (
@@ -18,4 +17,4 @@ DIALECT_DEFAULTS = (
     "minor",
     "bestfit",
 )
-"""The policies that dialects use by default, and that users cannot select."""
+"""Policies that dialects use by default, and that users cannot select."""

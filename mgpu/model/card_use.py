@@ -1,7 +1,7 @@
 """Computes how much of each card of a node is used, whether the card is partitioned or not.
 
-The metrics of the scheduler (`scheduler.api.collector`) and of the agent (`deviceplugin.metrics`) call it, since they
-report cards. The placement engine works on devices instead, which are whole cards or slices.
+The ledger has no state for a partitioned card, but one for each of its slices. The metrics report cards, so they use
+this module.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ class CardUse(NamedTuple):
     """How much of one card is used.
 
     Attributes:
-        core: the used core, in milli.
+        core: the used core, in thousandths of a card.
         memory: the used memory, in bytes.
         idle: whether no pod holds any part of the card.
         shared: whether pods can get parts of the card, because it is neither partitioned nor used by MtgpuPods.
@@ -52,18 +52,19 @@ def _use(card: Card, state: CardState | None, slices: Sequence[CardState]) -> Ca
 
 
 def held_amounts(holding: Holding, devices: Sequence[Card]) -> tuple[int, int]:
-    """Return the core (milli) and the memory (bytes) that a pod holds of these devices in total.
+    """Return the core (in thousandths of a card) and the memory (in bytes) that a pod holds of these devices in total.
 
-    On each device, the pod holds the most that it needs at any time (`mgpu.model.gpu_requests.peak`).
+    Of each device, the pod holds the most that it needs at any time (`mgpu.model.gpu_requests.peak`).
     """
     uses = [holding.uses(card) for card in _candidates(holding, devices)]
     return sum(use.core for use in uses), sum(use.memory for use in uses)
 
 
 def _candidates(holding: Holding, devices: Sequence[Card]) -> Iterator[Card]:
-    """Return the devices that the holding may be on.
+    """Return the devices that can be among those of the holding.
 
-    Nearly all records contain indexes. These are compared at once, which is faster than asking each share.
+    Nearly all allocation records name cards by index. Such devices are looked up in a set, which is faster than
+    `Share.is_on` for each share and device.
     """
     if all(isinstance(share.card, int) for share in holding.shares):
         named = {(share.type, share.card) for share in holding.shares}

@@ -1,8 +1,6 @@
 """Defines the cards and other devices of a node, and their states.
 
-A `Card` comes mainly from a Device (`device_object`), from the slices of a node (`node_slices`) or from NVML (the
-agent). The ledger creates the `CardState`s that the placement engine, the metrics and the command line read. Both
-classes are immutable.
+`mgpu.model.ledger` computes the states.
 """
 
 from collections.abc import Iterable
@@ -12,11 +10,11 @@ from mgpu.model.groups import Group
 from mgpu.model.slice_names import is_slice
 
 GPU = "gpu"
-"""The type of GPUs. Other types are the kinds of slices, and Koordinator's other devices (rdma, fpga or any other
-name)."""
+"""The device type of GPUs. Other types are those of slices (`mig-2g.20gb`, `gpu-4gb`) and of Koordinator's other
+devices (`rdma`, `fpga` or any other name)."""
 
 WHOLE_CORE = 1000
-"""The compute of one card, in milli, the unit of all amounts of core: thousandths of the compute of one card."""
+"""The compute of one card in milli. A milli is a thousandth of a card's compute. All amounts of core are in milli."""
 
 WHOLE_RATIO = 100
 """The memory of one card, in percent."""
@@ -37,8 +35,9 @@ class Card:
         memory: the memory in bytes.
         core: the compute in milli.
         numa: the NUMA node; None if it is unknown.
-        minor: the number in /dev/nvidia<minor>; None if it is equal to the index.
-        type: `GPU`, or another type of devices.
+        minor: the number in /dev/nvidia<minor>; None if it is equal to the index. The minor of a slice only determines
+            the order in which the placement engine takes slices.
+        type: the device type, such as `GPU`.
     """
 
     index: int
@@ -56,14 +55,16 @@ class Card:
 class CardState:
     """A card and how much of it is used.
 
-    The used amounts may exceed the card, for example because of a hand-written record. Nothing is free then.
+    A used amount may exceed the card's, for example because of an allocation record that a user wrote. Then the free
+    amount is 0.
 
     Attributes:
         core_used: the used core, in milli.
         memory_used: the used memory, in bytes.
-        shares: the number of containers on the card; 0 for an idle card.
-        groups: the groups whose pods hold a share of the card (`mgpu.model.pod_constraints`).
-        ratio_used: the memory in percent that is used by the shares whose memory is requested in percent.
+        shares: the most containers that can use the card at the same time; 0 for an idle card.
+        groups: the groups of the pods that are known to hold a share of the card (`mgpu.model.groups`).
+        ratio_used: the used memory, in percent. Whole cards count as 100, and other shares count only if their memory
+            is requested in percent.
         gpuid: the GPUID whose MtgpuPods share the card, to the exclusion of other pods (docs/design/mtgpu.md, "Meaning
             of a GPUID"); "" if no MtgpuPods use the card.
     """

@@ -1,7 +1,6 @@
-"""Computes what a pod requests of a node's resources, as kube-scheduler does, and what a node has allocatable.
+"""Computes what a pod requests of a node's resources, and what a node has allocatable, from decoded JSON.
 
-`mgpu.model.field_reader` calls it for cpu and memory, and the playground calls it for all resources. All functions
-read decoded JSON. The sums must be equal to kube-scheduler's (KEP-753, KEP-2837).
+The sums must be equal to kube-scheduler's (KEP-753, KEP-2837).
 """
 
 from collections.abc import Collection, Mapping
@@ -12,13 +11,13 @@ from mgpu.model.quantities import MAX_QUANTITY, QuantityError, parse_quantity
 
 Raw = Mapping[str, Any]
 Requests = dict[str, int]
-"""The amount of each resource, by its name. Cpu is in thousandths, everything else in whole units (bytes, pods,
-devices)."""
+"""The amount of each resource, by its name. Cpu is in thousandths of a CPU, and everything else in whole units (bytes,
+pods, devices)."""
 
 _CPU_AND_MEMORY = ("cpu", "memory")
 MAX_PER_POD = MAX_QUANTITY // 1000
-"""The most cpu or memory that mgpu counts for one pod, which is more than any node has. Without this limit, the cpu of
-several containers that each request 9E would not fit into 64 bits in milli."""
+"""The most cpu (in milli) or memory (in bytes) that mgpu counts for one pod, which is more than any node has. Without
+this limit, an amount such as 9E of cpu would not fit into 64 bits in milli."""
 
 
 class CpuMemory(NamedTuple):
@@ -28,7 +27,10 @@ class CpuMemory(NamedTuple):
     memory: int = 0
 
     def minus(self, other: "CpuMemory") -> "CpuMemory":
-        """Return the difference, at least 0. An amount that a node does not report (`MAX_QUANTITY`) stays unlimited."""
+        """Return the difference, at least 0.
+
+        `MAX_QUANTITY`, which stands for an amount that a node does not report, remains unchanged.
+        """
         return CpuMemory(
             *(have if have == MAX_QUANTITY else max(0, have - taken) for have, taken in zip(self, other, strict=True))
         )
@@ -39,11 +41,11 @@ UNBOUNDED = CpuMemory(MAX_QUANTITY, MAX_QUANTITY)
 
 
 def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
-    """Return what a pod requests of the resources of its node (KEP-753, KEP-2837).
+    """Return what a pod requests of the resources of its node.
 
     An init container runs beside the sidecars that started before it, and the app containers run beside all sidecars.
     The result is the largest sum of requests at any time. Pod-level requests replace this sum, and the overhead is
-    added. A container's limits replace missing requests, as the API server's defaults do.
+    added. Limits replace missing requests, as the API server's defaults do.
 
     Args:
         names: the resources to return; None returns all of them and `pods: 1`.
@@ -80,16 +82,16 @@ def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
 
 
 def allocatable_cpu_memory(node: Raw) -> CpuMemory:
-    """Return the allocatable cpu and memory, each at most `MAX_QUANTITY`, which also stands for a missing amount.
+    """Return the allocatable cpu and memory, each at most `MAX_QUANTITY`. Raises QuantityError.
 
-    Raises QuantityError.
+    `MAX_QUANTITY` also stands for an amount that the node does not report.
     """
     amounts = allocatable(node, _CPU_AND_MEMORY)
     return CpuMemory(*(min(MAX_QUANTITY, amounts.get(name, MAX_QUANTITY)) for name in _CPU_AND_MEMORY))
 
 
 def add_requests(used: Requests, more: Requests) -> Requests:
-    """Return the sum. The result may be one of the arguments, so callers must not modify it."""
+    """Return the sum. Callers must not modify the result, because it can be one of the arguments."""
     if not used or not more:
         return used or more
     return {name: used.get(name, 0) + more.get(name, 0) for name in {**used, **more}}

@@ -1,12 +1,10 @@
-"""Reads and writes the annotation of a Device that lists the cards of containers without an allocation record.
+"""Reads and writes the annotation of a Device that lists the cards of unrecorded pods and of remnants.
 
 docs/design/koordinator.md, "Annotations", describes the format. Each entry is `{"podUID": …, "containerName": …,
-"resourceName": …, "deviceIDs": […]}`. The agent (`deviceplugin.agent`) lists the cards of unrecorded pods, and the
-cards that remnants hold. The scheduler (`scheduler.cluster.nodes`), `mgpu.presentation` and `mgpu simulate` read the
-list. Its size is limited.
+"resourceName": …, "deviceIDs": […]}`. The node's agent writes the list, and mainly the scheduler reads it.
 
-Schedulers of other versions read the same annotation. The entry of a remnant has a `share`, the amounts that the
-remnant holds; a scheduler that does not know `share` counts the whole card. An entry without ids means that the pod
+Schedulers of other versions read the same annotation. The entry of a remnant that holds parts of cards has their
+amounts in `share`; a scheduler that does not know `share` counts whole cards. An entry without ids means that the pod
 runs without a record and was given nothing. The entry of `UNLISTED_PODS` says this of all pods that are not listed.
 Older schedulers ignore both kinds of entries.
 """
@@ -35,8 +33,8 @@ the guarantee is an entry of the list, the first write of an older agent removes
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _MAX_ENTRIES = 2048
-"""The most entries of one node. A kubelet runs some hundred pods, and each pod in the list becomes a holding in the
-ledger."""
+"""The most entries of one node. Each pod in the list becomes a holding in the ledger. A kubelet runs a few hundred
+pods."""
 _MAX_IDS = 4096
 """The most ids in all entries together. Each id becomes a share in the ledger."""
 
@@ -102,7 +100,7 @@ def shares_by_pod(entries: Iterable[CheckpointEntry]) -> dict[str, tuple[Share, 
     """Return the shares that each pod got, by UID; () for a pod that got nothing.
 
     Depending on the configuration of NVIDIA's plugin, an id is a UUID, an index, or a UUID and the number of a replica
-    (`GPU-…::3`). The card of a MIG device is unknown, so its share is held on every card.
+    (`GPU-…::3`). It is unknown on which card a MIG device is, so its share is held on every card of the node.
     """
     found: dict[str, dict[Share, None]] = {}
     for entry in entries:

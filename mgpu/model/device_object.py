@@ -1,9 +1,10 @@
 """Reads and writes the `Device` object of a node, which lists its cards and other devices.
 
-docs/design/koordinator.md, "Device CRD", describes the format. The agent (`deviceplugin.inventory`) writes the object;
-the scheduler, the command line and the playground read it. They also accept Koordinator's older spellings
-(`deviceType`, `resource`, `kubernetes.io/gpu-*`). The module also reads the card lists of simulated nodes. The size of
-a Device is limited, because a node that is under attack could write a very large one.
+docs/design/koordinator.md, "Device CRD", describes the format. The node's agent writes the object, and mainly the
+scheduler reads it. Koordinator's older spellings are accepted too (`deviceType`, `resource`, `kubernetes.io/gpu-*`).
+The size of a Device is limited, because a compromised node could write a very large one.
+
+The module also reads the card lists of simulated nodes.
 """
 
 import re
@@ -41,10 +42,10 @@ _MAX_TEXT = 128
 def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     """Return the devices in a Device object: GPUs by index, then other devices by type and index.
 
-    A device of another type than `gpu` has 1000 milli and no memory.
+    Devices of other types than `gpu` have no memory.
 
     Raises:
-        BadObject: with every problem, if any part of the object is invalid.
+        BadObject: if the object is invalid. It has the first problem of each invalid device.
     """
     spec = raw.get("spec")
     rows = spec.get("devices") if isinstance(spec, dict) else None
@@ -120,14 +121,17 @@ def _amount(read: Callable[[object], int], value: object, path: str, *, least: i
 
 
 def has_gained_capacity(before: Iterable[Card], after: Iterable[Card]) -> bool:
-    """Return whether a card has become healthy or larger, so that more may fit on it than before."""
+    """Return whether a healthy card is new, was unhealthy before, or has grown, so that more pods may fit."""
     usable = {(card.type, card.uuid): (card.core, card.memory) for card in before if card.healthy}
     after = [card for card in after if card.healthy]
     return any((card.core, card.memory) > usable.get((card.type, card.uuid), (-1, -1)) for card in after)
 
 
 def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
-    """Return the Device object of a node. The Node owns the object, so that the garbage collector deletes it."""
+    """Return the Device object of a node.
+
+    The Node owns the object, so that the garbage collector deletes it. If `node_uid` is empty, the object has no owner.
+    """
     meta: dict[str, Any] = {"name": node.name}
     if node_uid:
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node_uid}
@@ -161,7 +165,8 @@ def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
 
     Args:
         rows: a list of `{"index": 0, "uuid": "GPU-0", "model": "A100-SXM4-80GB", "memory": "80Gi", "healthy": true}`.
-            `"count": 8` lists 8 equal cards. Index and UUID have defaults (`GPU-<node>-<index>`).
+            `"count": 8` stands for 8 equal cards with ascending indexes. The default of `index` is the number of cards
+            that precede the row, and the default of `uuid` is `GPU-<node>-<index>`.
         path: the start of the paths in errors.
     Raises:
         BadObject: with the path of each problem (`<path>[0].memory`).

@@ -1,9 +1,7 @@
-"""Defines the two errors of mgpu, `BadObject` and `RetryLater`, and the problems that a `BadObject` lists.
+"""Defines the errors `BadObject` and `RetryLater`, and the problems that a `BadObject` lists.
 
-All packages raise and catch them. `BadObject` means that the object itself is invalid, and `RetryLater` means that the
-answer is not known yet. Each server maps them to its protocol in one place. A pod that does not fit is not an error:
-the answer is a value, `mgpu.model.gpu_requests.Rejection`. Users' dashboards contain the values of `Rule`, so the
-values must not change.
+Each server maps the two errors to its protocol in one place. A pod that does not fit is not an error: the answer is a
+value, `mgpu.model.gpu_requests.Rejection`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +13,8 @@ from enum import StrEnum
 class Rule(StrEnum):
     """The rule that an object breaks.
 
-    Its value is the label `rule` of the metric `mgpu_admission_denials` (docs/metrics.md). The wording of a message may
-    change, but a value must not.
+    The values are the label `rule` of the metric `mgpu_admission_denials` (docs/metrics.md). They must not change,
+    because users' dashboards contain them.
     """
 
     ONE_VOCABULARY = "one-vocabulary"
@@ -54,13 +52,12 @@ class Rule(StrEnum):
 class Problem:
     """One broken rule.
 
-    Comparisons ignore the rule, since it follows from the field and the message. Problems outside admission (settings,
-    inventories, records) are not counted and have the rule `OTHER`.
+    Comparisons ignore the rule, since it follows from the field and the message.
 
     Attributes:
         field: the path of the field.
         message: a text that continues the path to a sentence, and from which users learn what to change.
-        rule: the rule under which metrics count the problem.
+        rule: the rule under which the metrics of admission count the problem.
     """
 
     field: str
@@ -72,13 +69,13 @@ class Problem:
 
 
 MAX_PROBLEMS = 20
-"""The number of problems that one message lists, so that an invalid object does not lead to a large answer."""
+"""The most problems that one message lists, so that an invalid object does not lead to a large answer."""
 MAX_TEXT = 1024
-"""The most characters of one text that a message repeats. Resource names and annotation keys have at most 317."""
+"""The most characters of one text in a message. Valid resource names and annotation keys have at most 317."""
 
 
 def shorten(text: str) -> str:
-    """Return the text, truncated to `MAX_TEXT` characters."""
+    """Return the text. If it has more than `MAX_TEXT` characters, `…` replaces the rest."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
@@ -92,7 +89,7 @@ def summarize(problems: Sequence[Problem]) -> str:
 def shorten_problems(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     """Return the first problems with shortened texts.
 
-    Callers that store problems use this, since an object of a user may have any number of problems of any length.
+    Store only such problems, since an object of a user may have any number of problems of any length.
     """
     return tuple(Problem(shorten(p.field), shorten(p.message), p.rule) for p in problems[:MAX_PROBLEMS])
 
@@ -110,10 +107,9 @@ class BadObject(Exception):
 
 
 def raise_if_any(problems: Sequence[Problem]) -> None:
-    """Raise BadObject if there are problems."""
     if problems:
         raise BadObject(problems)
 
 
 class RetryLater(Exception):
-    """The answer is not known yet: caches are not in sync, another replica leads, or the API server did not answer."""
+    """The answer is not known yet, for example because caches are not in sync or another replica leads."""

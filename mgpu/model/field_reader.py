@@ -1,7 +1,6 @@
 """Reads typed values from decoded JSON, and collects a problem for each value of the wrong type.
 
-`mgpu.model.pods` reads Pods and Nodes with this module. The objects come from users, so the number of problems is
-limited.
+`mgpu.model.pods` reads Pods and Nodes with it. Users write the objects, so the number of problems is limited.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,10 +27,9 @@ _MAX_PROBLEMS = 1000
 
 
 class FieldReader:
-    """Reads values from one object. A value of the wrong type counts as absent and adds a problem.
+    """Reads values from one object. A value of the wrong type adds a problem, and `finish` raises all problems.
 
-    The argument `path` of each method is the path of the value, which the problem names. A FieldReader is not
-    thread-safe: create one for each object.
+    The argument `path` is the path of the value, which the problem names. Create one FieldReader for each object.
     """
 
     def __init__(self) -> None:
@@ -77,9 +75,10 @@ class FieldReader:
             seen.setdefault(name, path)
 
     def cpu_memory(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> CpuMemory:
-        """Return the cpu and memory that the pod reserves. Call it after the containers have been read.
+        """Return the cpu and memory that the pod reserves.
 
-        An amount that is not a quantity counts as 0; the API server rejects it after admission.
+        Call this method after the containers have been read, because it does not check their fields. If an amount is
+        not a quantity, the result is `NO_CPU_MEMORY`. The API server rejects such a pod after mutating admission.
         """
         self.amounts(spec.get("overhead"), "spec.overhead")
         of_pod = self.table(spec.get("resources"), "spec.resources")

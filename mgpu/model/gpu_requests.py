@@ -50,7 +50,14 @@ def whole_cards(
 
 
 class Amount(NamedTuple):
-    """An amount of one card: core in milli, memory in bytes, the number of containers, and memory in percent."""
+    """An amount of one card.
+
+    Attributes:
+        core: the core, in milli.
+        memory: the memory, in bytes.
+        shares: the number of containers.
+        ratio: the memory, in percent.
+    """
 
     core: int = 0
     memory: int = 0
@@ -65,8 +72,8 @@ def whole_card_amount(card: Card) -> Amount:
 def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
     """Return the amount of a card that one container needs (docs/design/koordinator.md, "Conversion").
 
-    If `ratio` is None, the request states no percentage, and the result has none. Otherwise, if `memory` or `ratio` is
-    0, it is computed from the other. Bytes are rounded down, and percentages are rounded up.
+    If `ratio` is None, the request states no percentage, and the percentage of the result is 0. Otherwise, if `memory`
+    or `ratio` is 0, it is computed from the other. Bytes are rounded down, and percentages are rounded up.
     """
     if ratio is None:
         return Amount(core, memory, 1)
@@ -76,11 +83,11 @@ def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The values of a node label that a pod requires.
+    """A label that a pod requires of its node.
 
     Attributes:
         allowed: the values that the label may have.
-        reason: the reason why other nodes do not fit, in which `{found}` is replaced by the node's value.
+        reason: the reason why other nodes do not fit. `{found}` in it stands for the node's value.
         default: the value that counts for a node without the label.
     """
 
@@ -99,8 +106,8 @@ class GpuRequest:
     """The request of one pod.
 
     Attributes:
-        containers: the requests for GPUs, one per container, in start order.
-        max_shares: the most containers that may share a card with this pod; 0 for any number.
+        containers: the requests for GPUs, one for each container that requests some, in start order.
+        max_shares: the most containers of all pods that may share a card of this pod; 0 for any number.
         requirements: the requirements on the node. The first unmet one is reported.
         constraints: the constraints on cards that the pod sets in annotations.
         others: the requests for devices of other types, in start order within each type.
@@ -162,10 +169,9 @@ class Placement:
 
 
 class RejectionKind(StrEnum):
-    """The kind of reason for which a pod does not fit on a node.
+    """The kind of a rejection, which is a label of the metric `mgpu_rejections_total`.
 
-    The values are label values of the metric `mgpu_rejections_total`, so they must not change. A new kind needs a row
-    in docs/metrics.md, in the same order.
+    The values must not change. A new kind needs a row in docs/metrics.md, in the same order.
     """
 
     GATED = "gated"
@@ -212,9 +218,9 @@ class Rejection:
 
     Attributes:
         kind: the label value under which metrics count the rejection.
-        hopeless: whether evicting pods from the node cannot help, because it has no such card or the wrong label.
-        proven: whether it is proven that the pod does not fit. False if the search ended before; then `hopeless` is
-            False too.
+        hopeless: whether evicting pods from the node cannot help, for example because it has no such card.
+        proven: whether it is proven that the pod does not fit. False if the search reached its limits before. Then
+            `hopeless` is False too.
     """
 
     kind: RejectionKind
@@ -245,18 +251,21 @@ class Rejection:
 
 
 def cards_rejection(cards: Sequence[CardRefusal], reason: str = "") -> Rejection:
-    """Return the rejection of a node of which no card fits. Its kind is that of the most frequent reason."""
+    """Return the rejection of a node on which no card fits. Its kind is that of the most frequent reason.
+
+    Args:
+        cards: the reason for each card; at least one.
+    """
     first, _ = _counted(cards)[0]
     kind = next(card.kind for card in cards if card.reason == first)
     return Rejection(kind, reason, tuple(cards))
 
 
 def _counted(cards: Sequence[CardRefusal]) -> list[tuple[str, int]]:
-    """Return each reason with its number of cards, the most frequent first, equally frequent ones by their text."""
+    """Return each reason with its number of cards, in descending order of the number and then by text."""
     counts = Counter(card.reason for card in cards)
     return sorted(counts.items(), key=lambda row: (-row[1], row[0]))
 
 
 def cards_by_index(cards: Sequence[Card], type: str = GPU) -> Mapping[int, Card]:
-    """Return the devices of a type by index."""
     return {card.index: card for card in cards if card.type == type}

@@ -1,8 +1,4 @@
-"""Defines the groups of pods that the constraints `spread-group` and `same-card-group` form, and a group's cards.
-
-`pod_constraints` reads groups from annotations. The ledger returns the cards of a group, which the scheduler uses to
-place further pods of the group, and which `mgpu inspect` prints.
-"""
+"""Defines the groups of pods that the constraints `spread-group` and `same-card-group` form, and a group's cards."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -28,7 +24,8 @@ class GroupCard(NamedTuple):
     """A card that a group holds.
 
     Attributes:
-        card: the index or the UUID of the card; "" if it is unknown which card of the node it is.
+        card: the index of the card, or its name in the allocation record if the node does not report the card; "" if it
+            is unknown which card of the node it is.
     """
 
     node: str

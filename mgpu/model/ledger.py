@@ -1,9 +1,9 @@
-"""The ledger stores which pod holds how much of which card.
+"""Defines the ledger, which stores which pod holds how much of which card.
 
-`scheduler.cluster` owns the ledger of the cluster and serializes all calls. The web page, the metrics, the controller
-of MtgpuPods, `mgpu.presentation` and `mgpu simulate` create ledgers of their own for what they show or examine.
 A ledger stores each pod's holding and each node's cards, and derives the state of the cards from these two alone. So
-the state must never depend on the order of events, and releasing a holding frees exactly what the holding took.
+the state never depends on the order of events, and releasing a holding frees exactly what the holding took.
+`scheduler.cluster` owns the ledger of the cluster and serializes all calls. Code that only shows or examines cards
+creates a ledger of its own.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from mgpu.model.slice_names import is_slice, place_of
 
 
 class Minor(NamedTuple):
-    """The minor number of a card (`Card.minor`), for a record that contains neither its index nor its UUID."""
+    """The minor number of a card (`Card.minor`), for an allocation record with neither its index nor its UUID."""
 
     number: int
 
@@ -33,12 +33,12 @@ class Share:
 
     Attributes:
         container: the name of the container.
-        card: the index, the UUID or the minor of the card, whichever the record contains. None means that the card is
-            unknown; the share is then held on every card of this type on the node.
+        card: the index, the UUID or the minor of the card, whichever the allocation record contains. None means that
+            the card is unknown. The share is then held on every card of this type on the node.
         core: the core in milli.
         memory: the memory in bytes.
         whole: whether the container holds the whole card.
-        ratio: the memory in percent. One of `memory` and `ratio` may be computed from the other (`amount_of`).
+        ratio: the memory in percent; None if the request states no percentage (`amount_of`).
     """
 
     container: str
@@ -62,7 +62,6 @@ class Share:
 
 
 def share_of(request: ContainerRequest, card: int | str | Minor | None) -> Share:
-    """Return the share of a container with this request on one of its cards."""
     return Share(
         request.container, card, request.core, request.memory, request.whole, request.stage, request.ratio, request.type
     )
@@ -75,10 +74,10 @@ class Holding:
     Attributes:
         dialect: the name of the vocabulary.
         bound: whether the binding is observed; False for a reservation.
-        constraints: the constraints under which the pod got its cards. The groups that they name hold these cards too.
+        constraints: the constraints of the pod. Its cards are also cards of the groups that the constraints name.
         gpuid: the GPUID of an MtgpuPod or occupy pod; "" for other pods.
-        occupies: whether the pod is an occupy pod, which holds a whole card for the MtgpuPods of its GPUID. On their
-            card its amount is not added to theirs (docs/design/mtgpu.md, "Accounting").
+        occupies: whether the pod is an occupy pod, which holds a whole card for the MtgpuPods of its GPUID. The amount
+            that it holds of this card is not added to theirs (docs/design/mtgpu.md, "Accounting").
     """
 
     uid: str
@@ -122,15 +121,15 @@ def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: boo
         pod: the pod, or None. If it is given, only the shares that the node may have allocated are returned: the cards
             and slices of containers that have ever run. Nothing on a node allocates rdma and fpga, so without a record
             no container holds any.
-        recorded: whether the pod has a record that cannot be read or is not valid. Such a record may name rdma and fpga
-            too.
+        recorded: whether the pod has an allocation record that cannot be read or is not valid. Such a record may name
+            rdma and fpga too.
     """
     requests = (*request.containers, *(one for one in request.others if pod is None or recorded or is_slice(one.type)))
     return tuple(share_of(one, None) for one in requests if pod is None or pod.has_run((one.container,)))
 
 
 def missing_cards(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
-    """Return a text such as `card of minor 7` or `card 3` for each card of a record that is not among `cards`.
+    """Return a text such as `card of minor 7` or `card 3` for each card of `shares` that is not among `cards`.
 
     The shares of these cards have no effect until the node reports the cards.
     """
@@ -150,7 +149,8 @@ def _named(type_: str, card: object) -> str:
 class Ledger:
     """The holdings of all pods and the cards of all nodes.
 
-    A Ledger is not thread-safe. All values that it returns are immutable.
+    A Ledger is not thread-safe. The values that it returns are immutable, except for the mapping that `nodes` returns,
+    which changes with the ledger.
     """
 
     def __init__(self) -> None:
@@ -217,12 +217,13 @@ class Ledger:
         return self._by_type(node, without).get(GPU, ())
 
     def states_for_gpuid(self, node: str, gpuid: str, without: str = "") -> tuple[CardState, ...]:
-        """Return the GPUs that the occupy pod of a GPUID may get.
+        """Return the states of the GPUs that the occupy pod of a GPUID may get.
 
-        If a card has the GPUID already, the result is that card, returned as idle. Otherwise the result is all GPUs.
+        If cards of the node have the GPUID already, the result has only these, and their states are idle. Otherwise it
+        has all GPUs.
 
         Args:
-            without: the UID of that occupy pod, as in `cards`.
+            without: the UID of the occupy pod, as in `cards`.
         """
         states = self.cards(node, without)
         return tuple(CardState(s.card) for s in states if s.gpuid == gpuid) or states
@@ -257,10 +258,7 @@ class Ledger:
         return tuple(sorted(self._members))
 
     def _name(self, node: str, share: Share) -> str:
-        """Return the index of a share's card, or its name in the record if the node does not report the card.
-
-        The result is "" for an unknown card.
-        """
+        """Return `GroupCard.card` for the card of a share."""
         if isinstance(share.card, str | Minor):
             named = share.card if isinstance(share.card, str) else f"of minor {share.card.number}"
             return next((str(c.index) for c in self._cards.get(node, ()) if share.is_on(c)), named)

@@ -1,11 +1,10 @@
 """Describes into which GPU instances NVIDIA's MIG can partition a card, and where each instance may start.
 
-The partition planner (`scheduler.engine.partitioning`), the agent, the settings, the dialect of slices,
-`mgpu.presentation` and the playground call it. A card's memory is divided into a row of memory slices. An instance
-takes as many consecutive memory slices as its profile has, and may start only at certain positions. Instances must not
-overlap, each profile has a maximum number of instances, and only one instance can have media engines (`+me`)
-(docs/design/slices.md, "Choosing a geometry"). The tables for A30, A100 and H100 are the output of `nvidia-smi mig
--lgipp`; the starts for H200 and B200 are inferred from those for the H100.
+A card's memory is divided into a row of memory slices. An instance takes as many consecutive memory slices as its
+profile has, and may start only at certain positions. Instances must not overlap, each profile has a maximum number of
+instances, and only one instance can have media engines (`+me`) (docs/design/slices.md, "Choosing a geometry"). The
+tables for A30, A100 and H100 are the output of `nvidia-smi mig -lgipp`. The starts for H200 and B200 are inferred from
+those for the H100.
 """
 
 import re
@@ -76,7 +75,10 @@ class Layout:
 
 
 def _of_eight(name: str, one: int, two: int, four: int, all_: int, *, inferred: bool = False) -> Layout:
-    """Return a layout of eight memory slices, given the GB in the profile names for one, two, four and all slices."""
+    """Return a layout of eight memory slices.
+
+    The numbers are the gigabytes in the names of profiles with one, two, four and all memory slices.
+    """
     profiles = (
         Profile(f"1g.{one}gb", 1, 1, tuple(range(7)), 7),
         Profile(f"1g.{one}gb+me", 1, 1, tuple(range(7)), 1),
@@ -187,7 +189,7 @@ def invalid_reason(layout: Layout, instances: Iterable[Instance]) -> str | None:
 
 
 def possible_instances(layout: Layout, instances: Iterable[Instance]) -> tuple[Instance, ...]:
-    """Return each instance that can be created beside these, in the order of profiles and starts."""
+    """Return each instance that can be created beside `instances`, in the order of the layout's profiles and starts."""
     return _possible(layout, frozenset(instances))
 
 
@@ -210,10 +212,10 @@ def _possible(layout: Layout, instances: frozenset[Instance]) -> tuple[Instance,
 
 
 def arrange(layout: Layout, fixed: Iterable[Instance], wanted: Mapping[str, int]) -> tuple[Instance, ...] | None:
-    """Return the best positions of new instances beside fixed ones, ascending, or None if there are none.
+    """Return the best positions of new instances beside fixed ones, ascending, or None if they do not fit.
 
-    The best arrangement leaves the most possible instances, and then has the lowest starts. All arrangements are tried:
-    a card has at most 7 instances, so there are few.
+    The best arrangement leaves the most `possible_instances`. Of several such arrangements, it is the one with the
+    lowest starts. All arrangements are tried; there are few, because a card has at most 7 instances.
 
     Args:
         wanted: the number of new instances by profile.
@@ -228,7 +230,7 @@ def _arranged(
 ) -> tuple[Instance, ...] | None:
     """Return the result of `arrange`.
 
-    It is cached, since the cards of a cluster have few different partitions and pods request few different slices.
+    The result is cached: the cards of a cluster have few different partitions, and pods request few different slices.
     """
     found = (tuple(sorted(new)) for new in _arrangements(layout, fixed, wanted, 0))
     return min(found, key=lambda new: (-len(_possible(layout, fixed.union(new))), new), default=None)
@@ -239,8 +241,8 @@ def _arrangements(
 ) -> Iterator[tuple[Instance, ...]]:
     """Yield every arrangement of the instances in `wanted`.
 
-    Instances of equal profiles have ascending starts, so that no arrangement is yielded twice. The first instance
-    starts at `least` or above.
+    Instances of equal profiles have ascending starts, so that no arrangement is yielded twice. `least` is the lowest
+    start of the first instance.
     """
     if not wanted:
         yield ()

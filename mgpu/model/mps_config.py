@@ -28,9 +28,9 @@ MAX_CHARACTERS = 64 << 10
 """The most characters of one node's configuration. 16 cards with ten sizes each need 18 KiB, and parsing YAML takes
 100 ms for each 8 KiB."""
 _NODES = 8192
-"""The most values of one configuration. Each entry has 12 values."""
+"""The most YAML nodes (keys, values, lists and objects) of one configuration. An entry with one card has 12."""
 _LEVELS = 16
-"""The most levels of objects and lists. The devices of an entry are on the sixth level."""
+"""The most levels of objects and lists. The list of an entry's cards is on the sixth level."""
 _SCALAR = 256
 """The most characters of one value. The longest valid values are resource names. Parsing a long number takes quadratic
 time."""
@@ -69,7 +69,7 @@ def config_of(data: Mapping[str, str], node: str) -> tuple[str, str] | None:
 
 
 def write_config(spec: SliceCounts) -> str:
-    """Return the YAML of the configuration, with one entry for each card and size of shares, in order."""
+    """Return the YAML of the configuration, with one entry for each card and size of shares."""
     rows = [
         {
             "devices": [str(card)],
@@ -95,7 +95,7 @@ def read_config(text: str, source: str = "configuration") -> dict[int, dict[str,
     Args:
         source: the start of the paths in errors.
     Raises:
-        BadObject: with the path of every invalid value.
+        BadObject: if the text is not a valid configuration, with the paths of the invalid values.
     """
     problems: list[Problem] = []
     found: dict[int, dict[str, int]] = {}
@@ -131,7 +131,7 @@ def _document(text: str, problems: list[Problem]) -> Json:
 
 
 def _rows(config: Json, problems: list[Problem]) -> Iterator[tuple[str, Json]]:
-    """Yield the entries with their paths."""
+    """Yield the path and the content of each entry."""
     if problems:
         return
     if config.get("version") != _VERSION:

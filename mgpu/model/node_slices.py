@@ -4,9 +4,8 @@ The scheduler (`scheduler.partitioning`) writes the partition plan (`spec-…`),
 (`deviceplugin.partitioning`) writes the existing slices (`status-…`). Both write them into the annotation
 `dynamicgpuslice`, whose format comes from the project nos. Each of them also writes an annotation of mgpu's own with
 the positions of the slices, because the positions determine which further slices can be created
-(docs/design/slices.md, "Node annotation"). The scheduler, the agent, `mgpu.presentation` and the playground read the
-annotations. Other programs may read them too, so the formats must not change. Readers must limit the size of what they
-read, because they do not trust the writer.
+(docs/design/slices.md, "Node annotation"). Other programs may read the annotations, so the formats must not change. The
+functions that read them limit the size, because they do not trust the writer.
 """
 
 import json
@@ -47,7 +46,8 @@ PLANNED = "mgpu.io/slices-planned"
 `standing` is true for a slice that existed before the first plan of mgpu.
 """
 _MOST_SLICES = 1024
-"""The most slices of one node; 16 cards under MPS have 768. The scheduler reads all of them after each change."""
+"""The most slices of one node. 16 cards with the most MPS shares have 768. The scheduler reads all slices of a node
+after each change."""
 _MOST_TEXT = 256
 """The most characters of a slice's UUID and of a pod's UID."""
 _MOST_REASON = 1024
@@ -90,7 +90,8 @@ class NodeSlices:
         existing: the slices that exist.
         cards: the indexes of the cards that can be partitioned now: under MIG the cards in MIG mode, under MPS the
             cards with slices.
-        planned: the positions of the slices of the plan; None if another program wrote the plan with counts alone.
+        planned: the slices of the plan with their positions; None if the positions are unknown, for example because
+            another program wrote the plan, with counts alone.
         refused: the id of the plan that the agent could not apply, and the reason; None if there is none.
         has_positions: whether the positions of the slices are known. An agent that writes only counts does not report
             positions.
@@ -144,8 +145,8 @@ NO_SLICES = NodeSlices()
 def read_slices(node: Node) -> NodeSlices:
     """Return the slices of a node, or `NO_SLICES` if it does not have the label.
 
-    Slices of the other mode are ignored, since they date from before a change of the label. Raises BadObject with the
-    path of every invalid value; no part of an invalid annotation is used.
+    Slices of the other mode are ignored, since they date from before a change of the label. Raises BadObject if the
+    label or an annotation is invalid.
     """
     mode = node.labels.get(LABEL, "")
     if not mode:
@@ -248,8 +249,7 @@ def with_spec(text: str | None, spec: SliceCounts, plan: int) -> str:
     """Return the value of the annotation with its spec replaced. Raises BadObject if the old value is invalid.
 
     Args:
-        text: the old value.
-        spec: the slices of the plan.
+        text: the old value; None if there is none.
         plan: the id of the plan.
     """
     written = {f"spec-gpu-{card}-{name}": n for card, names in spec.items() for name, n in names.items() if n}
@@ -260,7 +260,7 @@ def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) 
     """Return the value of the annotation with its status replaced. Raises BadObject if the old value is invalid.
 
     Args:
-        text: the old value.
+        text: the old value; None if there is none.
         applied: the id of the plan that is applied; None leaves it unchanged.
     """
     counts = Counter((s.card, s.name, "used" if s.pod else "free") for s in slices)
@@ -271,7 +271,11 @@ def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) 
 
 
 def next_plan(before: int | None, now: int) -> int:
-    """Return the id of the next plan: the time in seconds since 1970, but more than the id of the last plan."""
+    """Return the id of the next plan: `now`, the time in seconds since 1970, or `before` + 1 if that is larger.
+
+    Args:
+        before: the id of the last plan; None if there is none.
+    """
     return max((before or 0) + 1, now)
 
 
@@ -288,13 +292,7 @@ def _parse(text: str | None) -> dict[str, Any]:
 
 
 def write_existing(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int, str] | None) -> str:
-    """Return the value of the annotation `EXISTING`.
-
-    Args:
-        slices: the existing slices.
-        cards: the indexes of the cards that can be partitioned.
-        refused: the id of the plan that the agent could not apply, and the reason; None if there is none.
-    """
+    """Return the value of the annotation `EXISTING`. `cards` and `refused` are as in `NodeSlices`."""
     rows: dict[str, list[dict[str, Any]]] = {str(card): [] for card in sorted({*cards})}
     for s in sorted(slices):
         row = {"profile": s.name, "start": s.start, "uuid": s.uuid, "pod": s.pod}
@@ -306,13 +304,7 @@ def write_existing(slices: Iterable[Slice], cards: Iterable[int], refused: tuple
 
 
 def write_planned(slices: Iterable[Slice], plan: int, preexisting: Collection[Slice] = ()) -> str:
-    """Return the value of the annotation `PLANNED`.
-
-    Args:
-        slices: the slices of the plan.
-        plan: the id of the plan.
-        preexisting: the slices of the plan that existed before the first plan of mgpu.
-    """
+    """Return the value of the annotation `PLANNED`. `preexisting` is as in `NodeSlices`."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for s in sorted(slices):
         row: dict[str, Any] = {"profile": s.name, "start": s.start}
@@ -334,10 +326,10 @@ def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[in
 
 
 def _read_planned(text: str | None, plan: int | None) -> tuple[tuple[Slice, ...] | None, frozenset[Slice]]:
-    """Return the slices of a plan, and those of them that existed before the first plan.
+    """Return `NodeSlices.planned` and `NodeSlices.preexisting` for the plan with the id `plan`.
 
-    The slices are None if the annotation is about another plan, since other writers of `dynamicgpuslice` write only
-    counts.
+    The former is None if the annotation is about another plan, because other programs that write a plan into
+    `dynamicgpuslice` do not write this annotation.
     """
     found = {} if text is None or plan is None else parse_json_object(text, annotation_path(PLANNED))
     if not found or found.get("plan") != plan:
@@ -398,7 +390,10 @@ def _read_row(card: int, row: object) -> Slice | None:
 
 
 def slice_devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
-    """Return as devices the slices that pods can get, each with its part of the card's core and memory."""
+    """Return the slices that pods can get, as devices with their part of the card's core and memory.
+
+    Slices in use by an unknown pod are left out.
+    """
     by_index = {card.index: card for card in gpus}
     return tuple(
         _device(s, card, found)

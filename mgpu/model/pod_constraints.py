@@ -1,8 +1,7 @@
 """Reads the constraints on cards that a pod of any vocabulary may set in annotations `mgpu.io/…`.
 
-`mgpu.dialects` calls it for admission and for each GPU request, and the placement engine applies the constraints.
-Constraints have no effect once the pod's cards are decided. Users rely on the annotations, their syntax and the
-matching of models, so these must not change (docs/constraints.md).
+The placement engine applies the constraints when it decides the pod's cards. Users rely on the annotations, their
+syntax and the matching of models, so these must not change (docs/constraints.md).
 """
 
 import re
@@ -28,10 +27,10 @@ CONSTRAINT_ANNOTATIONS = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UU
 MAX_ENTRIES = 100
 """The most entries of a list. The filter compares each of them with the cards of thousands of nodes."""
 MAX_ENTRY_LENGTH = 128
-"""The most characters of an entry, since `_words` caches entries. A UUID has 40, a model name 30."""
+"""The most characters of an entry. It is limited because `_words` caches entries. A UUID has 40 characters, and a model
+name about 30."""
 
 NOT_LISTED = "not among card-uuids"
-"""The reason why a card that is not in the list `card-uuids` is not allowed."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -66,20 +65,19 @@ class Constraints:
         return bool(self.models or self.excluded_models or self.uuids)
 
     def allows_model(self, model: str) -> bool:
-        """Return whether cards of this model are allowed."""
         return self.reason_against_model(model) is None
 
     def reason_against(self, card: Card) -> str | None:
-        """Return the reason why the card's model or UUID is not allowed, or None.
+        """Return the reason why the card's model or UUID is not allowed, or None if both are.
 
-        Messages count the cards with equal reasons.
+        Messages count the cards with equal reasons, so the reason must not name the card.
         """
         if self.uuids and card.uuid not in self.uuids:
             return NOT_LISTED
         return self.reason_against_model(card.model)
 
     def reason_against_model(self, model: str) -> str | None:
-        """Return the reason why cards of a model are not allowed, or None."""
+        """Return the reason why cards of a model are not allowed, or None if they are."""
         if self.models and not any(matches_model(allowed, model) for allowed in self.models):
             return f"model {model or 'unknown'} not among card-models"
         if any(matches_model(excluded, model) for excluded in self.excluded_models):
@@ -131,7 +129,7 @@ def _words(model: str) -> str:
 def read_constraints(
     annotations: Mapping[str, str], namespace: str, policies: Collection[str]
 ) -> tuple[Constraints, tuple[Problem, ...]]:
-    """Return the readable constraints in a pod's annotations, and a problem for each unreadable one.
+    """Return the constraints in a pod's annotations that can be read, and the problems with the annotations.
 
     Args:
         policies: the names of all card policies.
@@ -191,10 +189,9 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
 def find_contradictions(constraints: Constraints) -> Iterator[Problem]:
     """Yield a problem for each excluded model that matches an allowed one.
 
-    Admission calls this. If such a pod exists nevertheless, no card fits it. Users choose the length of the lists, so
-    comparing all pairs would be too slow. An excluded name matches an allowed name exactly if the words of the excluded
-    name are the beginning of a suffix of the allowed name's words. Bisection finds the first candidate in the sorted
-    list of all suffixes.
+    Users choose the length of the lists, so comparing all pairs would be too slow. An excluded name matches an allowed
+    name exactly if the words of the excluded name are the beginning of a suffix of the allowed name's words. Bisection
+    finds the first candidate in the sorted list of all suffixes.
     """
     suffixes: dict[str, str] = {}
     for model in constraints.models if constraints.excluded_models else ():

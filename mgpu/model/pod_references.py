@@ -10,7 +10,7 @@ _STRANGERS = "pods of other namespaces"
 
 
 def names_visible_to(namespace: str, pods: Iterable[tuple[str, str]]) -> str:
-    """Return a text that names the pods of `namespace`, and mentions other pods without their names and number.
+    """Return a text with the names of the pods of `namespace`. It mentions pods of other namespaces without names.
 
     Args:
         pods: the namespace and the name of each pod; at least one.

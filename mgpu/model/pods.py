@@ -1,8 +1,7 @@
 """Reads Pods and Nodes from decoded JSON into frozen values with the fields that mgpu needs.
 
-All processes, the command line and the playground call `read_pod` and `read_node` for the objects that they watch, list
-or review. The functions must be fast, since they run for each event. They are the first to see what users write, so
-they check types and limit sizes. `mgpu.dialects` reads what a pod requests.
+`read_pod` and `read_node` must be fast, since they run for each event. They are the first functions that see what users
+and nodes write, so they check all types. `mgpu.dialects` reads the GPU request of a pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -46,7 +45,7 @@ class RequestedAmount(NamedTuple):
         limit: str = "any node has",
         read: Callable[[object], int] = whole_number,
     ) -> int | None:
-        """Return the amount. If it is not a number from 1 to `most`, append a problem and return None.
+        """Return the amount as a number. If it is not from 1 to `most`, append a problem and return None.
 
         Args:
             limit: the meaning of `most`, which completes the message "… is more than …".
@@ -67,10 +66,10 @@ class RequestedAmount(NamedTuple):
 
 
 def is_none(resource: str, amount: str) -> bool:
-    """Return whether an amount requests nothing, as 0 of an NVIDIA resource does.
+    """Return whether an amount requests nothing: whether it is 0 of a resource `nvidia.com/…`.
 
-    LimitRanges and charts set such amounts for pods without GPUs. For the vocabularies' own resources, admission denies
-    an amount of 0 (docs/design/mgpu.md, "Validation").
+    LimitRanges and Helm charts set such amounts for pods without GPUs. For the vocabularies' own resources, admission
+    denies an amount of 0 (docs/design/mgpu.md, "Validation").
     """
     return resource.startswith("nvidia.com/") and same_quantity(amount, "0")
 
@@ -95,7 +94,7 @@ class Container:
     visible: tuple[int, ...] = ()
 
     def requested(self, resource: str) -> RequestedAmount | None:
-        """Return the amount in the requests, or else in the limits; None if there is none, or if it `is_none`."""
+        """Return the amount in the requests, or else in the limits; None if there is none or it requests nothing."""
         for kind, amounts in (("requests", self.requests), ("limits", self.limits)):
             if resource in amounts:
                 amount = amounts[resource]
@@ -111,13 +110,13 @@ class Pod:
     Attributes:
         containers: the containers in start order: first init containers and sidecars, then app containers.
         node: `spec.nodeName`; "" before the pod is bound.
-        nominated_node: `status.nominatedNodeName`; "" if there is none.
+        nominated_node: `status.nominatedNodeName`; "" if there is none, and for a gated pod.
         ran: the names of the containers that have ever run.
-        created: the creationTimestamp.
+        created: `metadata.creationTimestamp`.
         scheduler: `spec.schedulerName`.
         cpu_memory: the cpu and memory that the pod reserves on its node.
-        gated: whether the pod has scheduling gates. A gated pod cannot be bound, and cards that were reserved for it
-            would be held without a time limit.
+        gated: whether the pod has scheduling gates and no node. A gated pod cannot be bound, so cards that were
+            reserved for it would be held without a time limit.
     """
 
     namespace: str
@@ -144,7 +143,7 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Whether the pod has ended and holds nothing. A terminating pod still holds its cards."""
+        """Whether the pod's phase is final, so that it holds nothing. A terminating pod still holds its cards."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -185,14 +184,17 @@ class Node:
 def read_new_pod(raw: object) -> Pod:
     """Return the pod in a user's CREATE request, ignoring its `status`. Raises BadObject as `read_pod` does.
 
-    The API server resets the status of a new pod only after mutating admission. Until then the user chooses it, and
-    could name a ResourceClaim there that hides the pod's request.
+    The API server resets the status of a new pod only after mutating admission. Until then the user chooses the status,
+    and could name a ResourceClaim in it that hides the pod's request.
     """
     return read_pod({k: v for k, v in raw.items() if k != "status"} if isinstance(raw, dict) else raw)
 
 
 def read_pod(raw: object) -> Pod:
-    """Return the pod in `raw` (decoded JSON). Raises BadObject with the path of each value of the wrong type."""
+    """Return the pod in `raw` (decoded JSON).
+
+    Raises BadObject if a value has the wrong type, or if two containers have the same name.
+    """
     reader = FieldReader()
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
@@ -236,8 +238,8 @@ def read_node(raw: object) -> Node:
     """Return the node in `raw` (decoded JSON).
 
     Raises:
-        BadObject: with the path of each value of the wrong type, and of labels, annotations or capacity that are too
-            large. A node's kubelet and agent write these, and each process stores them for all nodes.
+        BadObject: if a value has the wrong type, or if labels, annotations or capacity are too large. A node's kubelet
+            and agent write these, and the scheduler stores them for all nodes.
     """
     reader = FieldReader()
     top = reader.table(raw, "node")

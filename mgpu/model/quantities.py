@@ -1,7 +1,7 @@
-"""Parses Kubernetes quantities exactly as apimachinery's `resource.Quantity` does, and formats amounts for messages.
+"""Parses Kubernetes quantities, and formats amounts for messages.
 
-The modules that read objects of the API call the parsers, and all other modules get integers. Values and rounding must
-agree with Kubernetes. The modules that write messages and tables call the functions `format_…`.
+Values and rounding must agree with apimachinery's `resource.Quantity`. The modules that read API objects convert
+quantities to integers, so that all other modules need no quantities.
 """
 
 import math
@@ -22,7 +22,7 @@ _FORM = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,3})|([A-Za-z]{0,2
 
 
 class QuantityError(ValueError):
-    """The value is not a quantity, or not an allowed one. Callers add the path of the field to the message."""
+    """The value is not a quantity, or it is not allowed. Callers add the path of the field to the message."""
 
 
 def parse_quantity(value: object) -> Fraction:
@@ -69,7 +69,7 @@ def same_quantity(one: str, other: str) -> bool:
 
 
 def whole_number(value: object) -> int:
-    """Return the value of a quantity. Raises QuantityError for a fraction such as `500m`."""
+    """Return the value of a quantity. Raises QuantityError, also for a fraction such as `500m`."""
     number = parse_quantity(value)
     if number.denominator != 1:
         raise QuantityError(f"{value!r} is a fraction; only whole numbers are allowed")
@@ -77,12 +77,12 @@ def whole_number(value: object) -> int:
 
 
 def whole_bytes(value: object) -> int:
-    """Return a quantity of bytes, rounded up to whole bytes as in Kubernetes."""
+    """Return a quantity of bytes, rounded up to whole bytes as in Kubernetes. Raises QuantityError."""
     return math.ceil(parse_quantity(value))
 
 
 def format_bytes(amount: int) -> str:
-    """Return a text such as `4.0 GiB`, `256 MiB` or `12 B`, in the largest unit that is not more than the amount."""
+    """Return a text such as `4.0 GiB`, `256 MiB` or `12 B`. GiB is the largest unit."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(amount) >= 1 << shift:
             value = amount / (1 << shift)

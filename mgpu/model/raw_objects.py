@@ -1,7 +1,6 @@
 """Reads values from decoded JSON that has not been validated yet.
 
-The modules of `mgpu.model` and `mgpu.dialects`, the webhook and the scheduler call these functions for objects and
-annotations that users and agents write. `table_at` and `is_integer` accept values of any type.
+Users and agents write these values, so `table_at` and `is_integer` accept values of any type.
 """
 
 import json
@@ -19,7 +18,6 @@ def table_at(raw: object, *path: str) -> Mapping[str, Any]:
 
 
 def annotation_path(key: str) -> str:
-    """Return the path of an annotation, as messages show it."""
     return f"metadata.annotations[{key}]"
 
 

@@ -1,10 +1,9 @@
 """Signs and verifies seals, the signatures that prove that mgpu decided an allocation record.
 
-The scheduler signs its decisions with Ed25519 and writes the seal together with the record. The class
-`mgpu.dialects.record_verification.RecordVerifier` calls this module to sign and to verify, and
-`mgpu.serving.record_keys` reads the keys from files. A seal is valid for one object on one node with exactly the signed
-annotations. It must not be valid on another pod, on a later pod of the same name, or after an annotation was changed,
-added or removed (docs/security.md).
+The scheduler signs its decisions with Ed25519 and writes the seal together with the record. A seal is valid for one
+object on one node with exactly the signed annotations. It must not be valid on another pod, on a later pod of the same
+name, or after one of these annotations was changed, added or removed (docs/security.md). Mainly
+`mgpu.dialects.record_verification` uses this module.
 """
 
 import hmac
@@ -88,9 +87,9 @@ class Keys:
     """The keys whose seals are valid.
 
     Attributes:
-        since: the time since which records have been sealed, in the format of the API server.
+        since: the time since which records have been sealed, in the format of `creationTimestamp`.
         public: the public keys, by key id.
-        signer: the signer with the private key; None in processes other than the scheduler.
+        signer: the signer with the private key; None in a process that only verifies.
     """
 
     since: str
@@ -110,7 +109,7 @@ class Keys:
         if seal.subject != subject.uid:
             return f"it was made for the object with uid {seal.subject}"
         if self.signer is not None and seal.key == self.signer.id:
-            # Ed25519 is deterministic, and signing the record again takes a third of the time of verifying the seal.
+            # Ed25519 is deterministic. Signing the record again takes a third of the time of verifying the seal.
             expected = self.signer.sign(subject, record)
             return None if hmac.compare_digest(expected.signature, seal.signature) else _MISMATCH
         public = self.public.get(seal.key)

@@ -1,9 +1,8 @@
 """Translates between the names, resources and device types of slices, which are MIG instances and MPS shares.
 
 A slice has a name (`2g.20gb`, `4gb`), a resource (`nvidia.com/mig-2g.20gb`, `nvidia.com/gpu-4gb`) and a device type of
-its own in the ledger and the placement engine (`mig-2g.20gb`, `gpu-4gb`). The dialect of slices, the webhook, the
-scheduler, the agent, the settings, `mgpu.presentation` and the playground call this module. Users write the names and
-the resources, so these must not change.
+its own in the ledger and the placement engine (`mig-2g.20gb`, `gpu-4gb`). Users write the names and the resources, so
+these must not change.
 """
 
 import re
@@ -16,10 +15,10 @@ MIG, MPS = "mig", "mps"
 """The modes in which a node's cards are partitioned: values of the node label `gpu.partitioning`."""
 RESOURCE_PREFIX = "nvidia.com/"
 PLACES = 100
-"""The factor by which a slice's device index contains the index of its card (`Slice.index`). It must be larger than the
-number of slices of any card, which is at most 48 (under MPS)."""
+"""The device index of a slice is the index of its card times `PLACES`, plus its start (`Slice.index`). `PLACES` must be
+larger than the number of slices of any card, which is at most 48 (under MPS)."""
 MAX_MPS_CLIENTS = 48
-"""The most clients of MPS per card (Volta and later)."""
+"""The most clients that MPS serves on one card (Volta and later)."""
 
 _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-([1-9]\d?g\.[1-9]\d{0,3}gb)(\.me)?", re.ASCII)
 _MPS_RESOURCE = re.compile(r"nvidia\.com/gpu-([1-9]\d{0,4}gb)", re.ASCII)
@@ -49,12 +48,10 @@ def is_mps(type: str) -> bool:
 
 
 def device_type(slice_: str) -> str:
-    """Return the device type of slices of this name."""
     return f"gpu-{slice_}" if _MPS_NAME.fullmatch(slice_) else f"mig-{slice_.replace('+', '.')}"
 
 
 def resource_of(slice_: str) -> str:
-    """Return the extended resource of a slice."""
     return RESOURCE_PREFIX + device_type(slice_)
 
 
@@ -77,7 +74,7 @@ class Slice:
         start: the first memory slice of a MIG instance, or the number of an MPS share on its card.
         name: the name in annotations (`2g.20gb`, `4gb`).
         uuid: the UUID of the MIG device; "" before it exists.
-        pod: the UID of the pod that uses the slice; "" for none.
+        pod: the UID of the pod that uses the slice; "" for none, and `node_slices.UNKNOWN_POD` for an unknown pod.
     """
 
     card: int
@@ -107,7 +104,7 @@ def place_of(index: int) -> tuple[int, int]:
 
 
 def read_name(text: str) -> str | None:
-    """Return the name of the slice that the text names, or None.
+    """Return the canonical name of a slice, or None if the text is not the name of a slice.
 
     The spelling in resources (`1g.10gb.me`) is accepted too.
     """

@@ -1,10 +1,8 @@
-"""The card map: a picture of nodes and their cards for the terminal.
+"""Draws the card map, a picture of nodes and their cards for the terminal.
 
-Each card has two bars, one for core and one for memory, which are divided among the pods that hold the card. A card
-with slices shows each slice at its position in memory, with its name below. Each pod has a letter, which the legend of
-the node explains, so that the picture is complete without color.
-
-`mgpu inspect`, `mgpu demo` and `mgpu simulate` draw it. The picture may change, because no program reads it.
+Each card has two bars, one for core and one for memory, which are divided among the pods that hold the card. On a card
+with slices, the bar for memory shows the slices, with their names below. Each pod has a letter, which the legend of the
+node explains, so that the picture is complete without color. The picture may change, because no program reads it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,10 +37,11 @@ _COLOURS = (
 )
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _UNKNOWN, _MORE = "?", "+"
-_LONGEST_CONSTRAINTS = 60
+_LONGEST_CONSTRAINTS = 60  # characters
+# In characters: the column with the names of the rows, the gap between columns, and the least and most width of a bar.
 _GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
-_SHORTEST_GPUID = 5
-_MOST_BARE = 20
+_SHORTEST_GPUID = 5  # characters
+_MOST_BARE = 20  # names of nodes
 _IDLE, _WARNING, _NOTE, _NAME = "grey50", "bold red", "yellow", "italic"
 
 
@@ -60,7 +59,7 @@ _ASCII = _Signs(".", "/", "x", "-", "|")
 
 @dataclass(frozen=True, slots=True)
 class card_map:  # noqa: N801 (callers use it like a function)
-    """Draws nodes as a renderable of `rich`, in 60 columns or more. Nodes without cards share one line at the end."""
+    """A renderable of `rich` that draws nodes. It needs 60 columns. Nodes without cards share one line."""
 
     nodes: Sequence[NodeView]
 
@@ -108,7 +107,7 @@ def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
 def _labels(node: NodeView) -> dict[str, _Label]:
     """Return the letter and the color of each pod on the node, in the order of the cards.
 
-    The letter of a pod whose cards are unknown is `?`.
+    The letter of a pod whose cards are unknown is `?`. If there are more pods than letters, the others have `+`.
     """
     labels: dict[str, _Label] = {}
     letters = iter(_LETTERS)
@@ -121,7 +120,7 @@ def _labels(node: NodeView) -> dict[str, _Label]:
 
 
 def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
-    """Draw the cards in rows of equal length, with as many cards in a row as fit."""
+    """Draw the cards in as few rows as possible, with about the same number of cards in each row."""
     narrowest = max(_NARROWEST, *(_least_head_width(card) for card in node.cards))
     fit = max(1, (width - _GUTTER + _GAP) // (narrowest + _GAP))
     rows = -(-len(node.cards) // fit)
@@ -141,7 +140,7 @@ def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> 
 
 
 def _line(name: str, cells: Iterable[Text], width: int) -> Text:
-    """Draw one line of a row of cards, with a cell of this width for each card."""
+    """Draw one line of a row of cards: its name, and a cell of this width for each card."""
     line = Text().append(name.ljust(_GUTTER - _GAP), style=_IDLE if name else "")
     for cell in cells:
         cell.truncate(width, overflow="ellipsis")
@@ -150,7 +149,7 @@ def _line(name: str, cells: Iterable[Text], width: int) -> Text:
 
 
 def _lines(lines: Iterable[Text]) -> Text:
-    """Join lines into one text. A Table of `rich` measures each cell, which takes seconds for thousands of nodes."""
+    """Join lines into one text. A Table of `rich` would measure each cell: seconds for thousands of nodes."""
     text = Text("\n").join(lines)
     text.no_wrap = True
     text.overflow = "ellipsis"
@@ -186,7 +185,7 @@ def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
 
 
 def _least_head_width(card: CardView) -> int:
-    """Return the least width of the head of a card with a GPUID."""
+    """Return the width that the head of a card with a GPUID needs at least; 0 for other cards."""
     state = card.state
     return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {_used(card)}") if state.gpuid else 0
 
@@ -250,8 +249,8 @@ def _block(label: _Label, cells: int, pen: _Pen) -> Text:
 def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
     """Divide `width` cells among the amounts, by the largest remainder method.
 
-    Every amount above 0 gets at least one cell, so that every pod is visible; if necessary, the widest amount gives up
-    the cell. If the card is not full, at least one cell stays free.
+    An amount above 0 gets at least one cell, so that every pod is visible. If no cell is left for it, the widest amount
+    gives one up, unless that has only one cell itself.
     """
     held = sum(amounts)
     scale = Fraction(width, max(total, held, 1))
@@ -288,7 +287,7 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
     """Return a pod's line of the legend, such as `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`.
 
     Args:
-        several: whether the node has pods of several vocabularies. If it has, the line names the vocabulary.
+        several: whether the node has pods of several vocabularies, so that the line names the vocabulary.
     """
     on = _uses_of(node, pod)
     uses = [use for _, use in on]
@@ -321,13 +320,13 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
 
 
 def _total_of(held: Sequence[tuple[int, CardUse]]) -> str:
-    """Return amounts such as `50% 8 GiB`, without an amount that the pod does not request."""
+    """Return amounts such as `50% 8 GiB`. An amount of 0 is left out, unless both are 0."""
     core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
     return " ".join(([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else []))
 
 
 def _slices_of(node: NodeView, pod: str) -> str:
-    """Return the slices of a pod, such as `2g.20gb and 1g.10gb of card 0`, or ""."""
+    """Return the slices of a pod, such as `2g.20gb and 1g.10gb of card 0`; "" if it has none."""
     parts = []
     for card in node.cards:
         held = [s.slice.name for s in card.slices if any(use.pod == pod for use in s.uses)]
@@ -352,7 +351,7 @@ def _models(node: NodeView) -> Iterator[str]:
 
 
 def _share(node: NodeView, what: str) -> str:
-    """Return how much of all cards of the node, including unhealthy cards, is held, in percent."""
+    """Return how much of the node's cards pods hold, in percent. Unhealthy cards are included."""
     states = [card.state for card in node.cards]
     used = sum(s.core_used if what == "core" else s.memory_used for s in states)
     total = sum(s.card.core if what == "core" else s.card.memory for s in states)

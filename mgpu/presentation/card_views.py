@@ -1,8 +1,7 @@
-"""Snapshots of nodes, their cards and slices, and the pods that hold them.
+"""Defines snapshots of nodes, their cards and slices, and the pods that hold them.
 
-`view_nodes` creates them from a ledger. The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the
-scheduler's web page show them. The functions are pure. Users' programs read the keys that `nodes_json` returns, so the
-keys must not change (docs/design/simulate.md).
+`view_nodes` creates them from a ledger. Users' programs read the keys that `nodes_json` returns, so the keys must not
+change (docs/design/simulate.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,17 +21,18 @@ class CardUse:
     """The part of one card that one pod holds.
 
     Attributes:
-        pod: the pod as `namespace/name`; a pod that no longer exists as `pod UID`.
+        pod: the pod as `namespace/name`. If only its UID is known, it is `pod UID`, or the UID alone for the pod of a
+            slice.
         containers: the containers that have the card.
         core: the most core that the pod needs at any time, in thousandths of a card. It is 0 for an occupy pod that
             keeps a card for its MtgpuPods.
         memory: the most memory that the pod needs at any time, in bytes. It is 0 for such an occupy pod.
-        certain: whether the pod's cards are known. A pod whose allocation record cannot be read holds its share on
-            every card of its node.
+        certain: whether the pod's cards are known. A pod whose cards are unknown holds its share on every card of its
+            node.
         dialect: the vocabulary of the request; `nvidia` if NVIDIA's device plugin chose the cards, and "" if it is
             unknown.
-        occupies: the GPUID for which an occupy pod keeps the card; "" for all other pods. An occupy pod is shown only
-            on a card that no MtgpuPod with this GPUID uses.
+        occupies: the GPUID for which an occupy pod keeps the card; "" for all other pods. An occupy pod is left out if
+            other pods hold the card of its GPUID.
     """
 
     pod: str
@@ -51,7 +51,8 @@ class SliceView:
 
     Attributes:
         state: the slice as a device, with the core and memory that pods hold of it.
-        holder: the container that has the slice, as `namespace/pod/container`; "" if the slice is free.
+        holder: the container that has the slice, as `namespace/pod/container`, or the UID of the pod if only that is
+            known; "" if the slice is free.
     """
 
     slice: Slice
@@ -64,7 +65,7 @@ class SliceView:
 class CardView:
     """A card, or a device of another type.
 
-    The use of a partitioned card is the sum of the use of its slices.
+    What pods hold of a partitioned card is the sum over its slices.
 
     Attributes:
         mode: `mig` or `mps` for a card that is partitioned or reserved for slices; "" for other cards.
@@ -118,7 +119,10 @@ class NodePartitions:
 
 
 def list_allocatable(node_slices: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the devices that pods can get: whole cards, slices, and devices of other types."""
+    """Return the devices that pods can hold: unpartitioned cards, slices, and devices of other types.
+
+    Slices that a pending plan removes are included, because pods may still hold them.
+    """
     gpus = [card for card in cards if card.type == GPU]
     slices = slice_devices(replace(node_slices, partitioning=Partitioning()), gpus)
     return (*unpartitioned_cards(node_slices, gpus), *slices, *(card for card in cards if card.type != GPU))
@@ -128,7 +132,7 @@ def view_nodes(ledger: Ledger, partitions: Mapping[str, NodePartitions] | None =
     """Return every node of the ledger, sorted by name.
 
     Args:
-        partitions: the slices of the nodes with partitioned cards, by the name of the node.
+        partitions: the slices of nodes with partitioned cards, by the name of the node.
     """
     unpartitioned = NodePartitions(NO_SLICES, ())
     return tuple(_node(ledger, name, (partitions or {}).get(name, unpartitioned)) for name in sorted(ledger.nodes()))
@@ -149,7 +153,6 @@ def _whole_cards(ledger: Ledger, node: str, states: Iterable[CardState]) -> tupl
 
 
 def _partitioned_card(ledger: Ledger, node: str, card: Card, node_slices: NodeSlices) -> CardView:
-    """Return a partitioned card, with the sum of its held slices as its use."""
     single = [(s, NodeSlices(node_slices.mode, existing=(replace(s, pod=""),))) for s in node_slices.existing]
     made = [(s, device) for s, one_slice in single for device in slice_devices(one_slice, [card])]
     slices = tuple(_slice(ledger, node, s, device) for s, device in made)
@@ -192,7 +195,7 @@ def _plan_note(slices: NodeSlices) -> str:
 
 
 def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[CardUse, ...]:
-    """Return what each pod holds of these devices together.
+    """Return what each pod holds of these devices in total.
 
     Args:
         gpuid: the GPUID of the card, if `cards` is a single card with a GPUID; "" otherwise.

@@ -1,7 +1,6 @@
 """Formats the tables of `kubectl inspect gpushare` exactly as gpushare's own plugin does.
 
-`mgpu.cli.inspect_gpushare` prints them. The functions are pure. Scripts parse this output, so it must not change
-(docs/gpushare.md).
+Scripts parse this output, so it must not change (docs/gpushare.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +57,11 @@ class NodeRow:
 
 
 def summary(nodes: Sequence[NodeRow], unit: str) -> str:
-    """Return the table with one line for each node, and the total of the cluster."""
+    """Return the table with one line for each node, and the total of the cluster.
+
+    Args:
+        unit: the unit of `gpu-mem`, which the head of the table names.
+    """
     indexes = sorted({card.index for node in nodes for card in node.cards})
     pending = any(node.pending for node in nodes)
     head = ["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in indexes)]

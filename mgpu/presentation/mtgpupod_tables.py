@@ -1,8 +1,7 @@
-"""Snapshots of MtgpuPods: their holdings, the reasons why they wait, and what is left of the card of each GPUID.
+"""Defines snapshots of MtgpuPods: their holdings, why they wait, and what is left of the card of each GPUID.
 
-`mgpu.presentation.overview`, `mgpu inspect`, `mgpu simulate` and the scheduler's web page use it. The functions are
-pure. The accounting follows K8sGPUSharing (docs/design/mtgpu.md, "Accounting"). Users' programs read the keys that the
-JSON functions return, so the keys must not change.
+The accounting follows K8sGPUSharing (docs/design/mtgpu.md, "Accounting"). Users' programs read the keys that the JSON
+functions return, so the keys must not change.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,12 +20,12 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MtgpuView:
-    """An MtgpuPod that has not ended.
+    """An MtgpuPod that has not ended, or that still holds a card.
 
     Attributes:
         reason: the reason of its condition `Bound`; "" without the condition.
         message: the message of its condition `Bound`; "" without the condition.
-        degraded: the message of its condition `Degraded` while that is true; "" otherwise.
+        degraded: the message of its condition `Degraded`, or else the reason; "" if the condition is not true.
     """
 
     pod: mtgpu.MtgpuPod
@@ -37,10 +36,12 @@ class MtgpuView:
 
 @dataclass(frozen=True, slots=True)
 class MtgpuPods:
-    """All MtgpuPods, sorted by namespace and name, and their holdings.
+    """The MtgpuPods of a cluster.
 
     Attributes:
-        unclear: for each MtgpuPod that cannot be read the reason, by `MtgpuPod namespace/name`.
+        views: the MtgpuPods that have not ended or still hold a card, sorted by namespace and name.
+        holdings: what MtgpuPods and their Pods hold.
+        unclear: the reasons why MtgpuPods cannot be read, by `MtgpuPod namespace/name`.
     """
 
     views: tuple[MtgpuView, ...]
@@ -51,7 +52,7 @@ class MtgpuPods:
 def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
     """Read all MtgpuPods.
 
-    An MtgpuPod with a card holds its share until its own Pod has ended, whatever its phase is, because the containers
+    An MtgpuPod with a card holds its share until both the MtgpuPod and its own Pod have ended, because the containers
     use the card until then. For the same reason a running Pod holds its share if its MtgpuPod, or the status of the
     MtgpuPod, is lost.
 
@@ -83,7 +84,6 @@ def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
 
 
 def _of_own_pod(raw: Raw) -> Iterator[Holding]:
-    """Yield the holding of a Pod that was created for an MtgpuPod."""
     if mtgpu.controlling_mtgpupod(raw):
         pod = read_pod(raw)
         held = mtgpu.holding_of_pod(pod, raw)
@@ -92,7 +92,7 @@ def _of_own_pod(raw: Raw) -> Iterator[Holding]:
 
 
 def _of_unreadable(raw: Raw) -> Iterator[Holding]:
-    """Yield the whole card of an MtgpuPod whose request cannot be read, because it may use all of the card."""
+    """Yield a holding of a whole card for an MtgpuPod whose request cannot be read, because it may use all of it."""
     bound = (raw.get("status") or {}).get("BoundDeviceID")
     try:
         pod = read_pod(raw)
@@ -128,13 +128,13 @@ def _view(pod: mtgpu.MtgpuPod, raw: Raw) -> MtgpuView:
 
 
 def occupying(holding: Holding, pod: Pod) -> Holding:
-    """Return the holding, marked as the holding of an occupy pod if the pod is one on this node."""
+    """Return the holding. If `pod` is an occupy pod for the node of the holding, the result is marked accordingly."""
     node, gpuid = mtgpu.occupy_target(pod) or ("", "")
     return replace(holding, gpuid=gpuid, occupies=True) if node == holding.node else holding
 
 
 def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str | None:
-    """Return a problem if the card of the MtgpuPod is not among the cards of its node, or None."""
+    """Return a problem if the card of the MtgpuPod is not among `cards`, the cards of its node, or None."""
     names = ", ".join(missing_cards([Share("", view.pod.card_uuid)], cards)) if view.pod.card_uuid else ""
     return f"it is on {names}, which {view.pod.node} does not have" if names else None
 
@@ -172,7 +172,7 @@ class NodeAccount:
 def account_nodes(nodes: Sequence[NodeView]) -> tuple[NodeAccount, ...]:
     """Return the account of each node with cards.
 
-    Ended pods do not count, and an occupy pod counts only if it is alone on its card.
+    An occupy pod takes nothing of the account of its GPUID, but its card is not free.
     """
     return tuple(_account(node) for node in nodes if node.cards)
 

@@ -1,8 +1,8 @@
 """Reads the API objects of a cluster into a snapshot of nodes, cards and holdings.
 
-`mgpu inspect`, `top`, `doctor` and `simulate`, and `kubectl inspect gpushare`, use it. The functions are pure. They
-must read every annotation as the scheduler does, so they use the same dialects. An object that cannot be read must not
-make the snapshot fail: `Overview.unclear` lists it.
+Mainly `mgpu inspect`, `top` and `doctor` use it. The functions must read every annotation as the scheduler does, so
+they use the same dialects. A request or an annotation that cannot be read must not make the snapshot fail: the object
+is listed in `Overview.unclear`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -51,12 +51,12 @@ class Overview:
     Attributes:
         nodes: the nodes, sorted by name.
         pending: the GPU pods without a node and the MtgpuPods without a card, as `namespace/name`, sorted.
-        unclear: for each object that cannot be read or whose cards are unknown the reason, by kind and name (`Pod
+        unclear: the reasons why objects cannot be read or their cards are unknown, by kind and name of the object (`Pod
             default/train`).
-        constraints: the constraints of the GPU pods that have some, by `namespace/name`.
+        constraints: the constraints of the GPU pods that have some and have not ended, by `namespace/name`.
         groups: the groups, sorted by constraint, namespace and name.
-        mtgpupods: the MtgpuPods that have not ended, sorted by namespace and name.
-        agents_not_ready: the agent Pod of each node that gets no new GPU pods because its agent is not ready.
+        mtgpupods: the MtgpuPods that have not ended or still hold a card, sorted by namespace and name.
+        agents_not_ready: the agent Pods that are not ready, by node. Their nodes get no new GPU pods.
     """
 
     nodes: tuple[NodeView, ...]
@@ -70,7 +70,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a bound pod holds.
+    """What a pod holds.
 
     Attributes:
         holding: the holding of the pod; None if it holds nothing.
@@ -89,15 +89,14 @@ NVIDIA_PLUGIN = "nvidia"
 
 
 def read_claim(pod: Pod, request: GpuRequest | BadObject | None, checkpoint: tuple[Share, ...] = ()) -> Claim:
-    """Return what a pod holds according to its allocation record, or else according to the kubelet's checkpoint.
+    """Return what a pod holds according to its allocation record, or else according to the agent of its node.
 
-    A pod whose record cannot be read holds its share on every card of the node, because it may use any of them. If its
-    request cannot be read either, it holds all of every card. An occupy pod holds its card for the MtgpuPods of its
-    GPUID.
+    If neither says it, a pod whose record cannot be read holds its share on every card of the node, because it may use
+    any of them. A pod with placement annotations whose request cannot be read holds all of every card.
 
     Args:
         request: the pod's request; the error if it cannot be read, and None for a pod without a request.
-        checkpoint: the shares that the agent found in the kubelet's checkpoint for this pod.
+        checkpoint: the shares of this pod that the agent found without the record.
     """
     if not pod.node or pod.ended:
         return Claim()
@@ -126,9 +125,6 @@ def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str | Non
     """Return a problem if the record of a holding names cards that its node does not have, or None.
 
     Devices that NVIDIA's plugin allocated are not checked, because the Device object need not list them.
-
-    Args:
-        cards: the cards of the node.
     """
     names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(missing_cards(holding.shares, cards))
     return f"its record names {names}, which {holding.node} does not have" if names else None
@@ -154,7 +150,9 @@ def make_overview(
     configmaps: Iterable[Raw] = (),
     mtgpupods: Iterable[Raw] = (),
 ) -> Overview:
-    """Return the snapshot of a cluster from raw API objects. Never raises.
+    """Return the snapshot of a cluster from raw API objects.
+
+    Raises BadObject only for a Pod or Node that `read_pod` or `read_node` refuses.
 
     Args:
         configmaps: the ConfigMaps of gpushare that can list unhealthy cards (docs/design/gpushare.md).
@@ -184,8 +182,9 @@ class _Reader:
 
     Attributes:
         cards: the cards that the Device of each node lists, by node.
-        checkpoints: the node and the shares of each pod in a kubelet's checkpoint, by the pod's UID.
-        complete: the nodes whose Device lists every pod that the kubelet has given a device.
+        checkpoints: the node and the shares of the pods whose cards an agent found without a record, by UID. They are
+            () for a pod that was given nothing.
+        complete: the nodes whose agents list all pods that hold cards without a record (`UNLISTED_PODS`).
         nvidia_nodes: the names of the NVIDIA device plugin nodes.
     """
 
@@ -263,11 +262,11 @@ class _Reader:
             self.unclear[f"Pod {pod.key}"] = problem
 
     def _claim_unrecorded(self, pod: Pod, request: GpuRequest, claim: Claim, *, is_listed: bool) -> Claim:
-        """Return what a pod holds that runs without a readable record and has no cards in a checkpoint.
+        """Return the claim of a running pod that has no readable record, and for which no agent found cards.
 
         Args:
-            claim: what the pod holds according to its annotations.
-            is_listed: whether its node reports that this pod was given nothing.
+            claim: the claim according to the pod's annotations.
+            is_listed: whether the agent reports that this pod was given nothing.
         """
         if claim.problem != NO_RECORD and not is_listed:
             return claim
@@ -281,7 +280,7 @@ class _Reader:
         return Claim(occupying(_holding(pod, request, shares), pod), _UNRECORDED) if shares else Claim(problem=_BARE)
 
     def hold_unknown_pods(self) -> None:
-        """Hold the shares of pods in a checkpoint that no longer exist. Call it after all pods are read."""
+        """Hold the shares that agents report for pods that no longer exist. Call it after all pods are read."""
         for uid, (node, shares) in self.checkpoints.items():
             if shares:
                 self.ledger.hold(Holding(uid, "", "", node, NVIDIA_PLUGIN, shares))
@@ -298,7 +297,7 @@ class _Reader:
 
 
 def read_partitioning(node: Node, cards: Iterable[Card]) -> tuple[NodePartitions, str]:
-    """Return the slices of a node's GPUs, and the reason why its annotations cannot be read, or ""."""
+    """Return the slices of a node's GPUs, and the reason why they cannot be read, or ""."""
     problem = ""
     try:
         slices = read_slices(node)
@@ -316,7 +315,6 @@ def mark_unhealthy(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[C
 
 
 def list_groups(ledger: Ledger) -> tuple[GroupView, ...]:
-    """Return the groups whose pods hold cards."""
     return tuple(
         GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.group_cards(group))
         for group in ledger.groups()

@@ -1,7 +1,6 @@
-"""Describes in words a GPU request and how its cards are chosen. The functions are pure.
+"""Describes in words a GPU request and how its cards are chosen.
 
-`mgpu demo` and `mgpu explain` print the text, and the scheduler's web page shows it. The wording may change, because no
-program parses it.
+The wording may change, because no program parses it.
 """
 
 from mgpu import dialects
@@ -24,7 +23,7 @@ def describe_containers(request: GpuRequest) -> list[tuple[str, str]]:
 
 
 def describe_policy(request: GpuRequest, settings: Settings) -> str:
-    """Return a text that says which of the cards that fit are chosen."""
+    """Return a text that says which cards are chosen among those that fit."""
     if all(c.whole for c in request.containers):
         return "whole cards must be idle"
     policy = dialects.card_policy(request, settings)

@@ -1,7 +1,4 @@
-"""Positions the slices of a card in a bar of text cells.
-
-The card map and the scheduler's web page use it. The functions are pure.
-"""
+"""Positions the slices of a card in a bar of text cells."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

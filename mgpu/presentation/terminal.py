@@ -1,7 +1,6 @@
 """Prints the output of the commands: tables and pictures with rich, and JSON.
 
-`mgpu inspect`, `top`, `doctor` and `explain` print with `show`, `show_json` or a `Terminal`. Text from the cluster must
-never be interpreted, neither as markup of `rich` nor as terminal control sequences.
+Text from the cluster must never be interpreted, neither as markup of `rich` nor as terminal control sequences.
 """
 
 import json
@@ -19,17 +18,21 @@ from rich.text import Text
 from mgpu.presentation.plain_text import printable
 
 _SEGMENTS = 2_000
+"""The number of segments of `rich` that `show` prints at once."""
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
 class Terminal(Console):
-    """A console of `rich` that does not interpret text, and replaces control characters."""
+    """A console of `rich` that does not interpret text, and replaces characters that are not printable."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Replace control characters, and render. `rich` calls this method for the cells of tables and panels too."""
+        """Replace characters that are not printable, and render.
+
+        `rich` calls this method for the cells of tables and panels too.
+        """
         if isinstance(renderable, Text) and printable(renderable.plain) != renderable.plain:
             renderable = renderable.copy()
             renderable.plain = printable(renderable.plain)
@@ -37,9 +40,9 @@ class Terminal(Console):
 
 
 def show(renderable: RenderableType) -> None:
-    """Print the first part of a renderable while the rest is rendered.
+    """Print a renderable in parts, each as soon as it is rendered.
 
-    Rendering thousands of nodes takes seconds, but `mgpu inspect | head` ends at once.
+    Rendering thousands of nodes takes seconds. `mgpu inspect | head` ends after the first part.
     """
     terminal = Terminal()
     segments = iter(terminal.render(renderable))
@@ -48,7 +51,7 @@ def show(renderable: RenderableType) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print a value as indented JSON. Control characters beyond ASCII are escaped, although JSON allows them."""
+    """Print a value as indented JSON. All characters that are not printable are escaped, even if JSON allows them."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
     click.echo(_BEYOND_ASCII.sub(_escape, text))
 

@@ -1,7 +1,6 @@
 """Computes how much of a cluster's cards is in use, by node, by model and by pod.
 
-`mgpu top` prints these figures as tables or as JSON. The functions are pure. Scripts read the keys that the JSON
-functions return, so the keys must not change.
+Mainly `mgpu top` uses it. Scripts read the keys that the JSON functions return, so the keys must not change.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,8 +19,6 @@ class Figures:
 
     Attributes:
         name: the name of the group: a node, a model, or the cluster.
-        nodes: the number of nodes.
-        cards: the number of cards.
         idle: the number of healthy cards that no pod holds.
         unhealthy: the number of unhealthy cards.
         core_used: the core that pods hold, in thousandths of a card. A card over its capacity counts as full.
@@ -66,9 +63,8 @@ class Fragmentation:
         part_memory: the free memory of these cards.
         most_core: the largest free core of one of these cards.
         most_memory: the largest free memory of one of these cards.
-        useless_core: the free core of cards without free memory, on which no share fits.
-        useless_memory: the free memory of cards without free core, on which no share fits.
-        partitioned: the number of partitioned cards.
+        useless_core: the free core of cards without free memory.
+        useless_memory: the free memory of cards without free core.
     """
 
     idle: int = 0
@@ -145,7 +141,6 @@ def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
 
 
 def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
-    """Return the distribution of the free capacity over the cards of these nodes."""
     views = [view for node in nodes for view in node.cards if view.state.card.healthy]
     whole = [view.state for view in views if not view.mode]
     idle = [s for s in whole if s.idle]
@@ -167,10 +162,10 @@ def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
 
 
 def holders(nodes: Iterable[NodeView]) -> list[Holder]:
-    """Return the pods with the sums of their holdings, largest first.
+    """Return the pods with the sums of their holdings, in descending order of core and then memory.
 
-    A pod whose allocation record cannot be read is left out. It holds its share on every card of its node, so the sum
-    of its holdings has no meaning.
+    A pod whose cards are unknown is left out. It holds its share on every card of its node, so the sum of its holdings
+    has no meaning.
     """
     uses: dict[str, list[tuple[str, CardUse]]] = {}
     for node in nodes:

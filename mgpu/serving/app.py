@@ -1,8 +1,7 @@
 """Builds the Flask apps that the webhook and the scheduler serve: admission reviews, probes and metrics.
 
-`webhook.admission`, `webhook.main` and `scheduler.api` add their routes to the app that `new_app` returns. The app
-answers every error with a status and one line of JSON (`_answer_error`). Routes must raise errors instead of building
-such answers.
+The app that `new_app` returns answers every error with a status and one line of JSON. Routes must raise errors instead
+of building such answers.
 """
 
 import logging
@@ -19,14 +18,14 @@ from mgpu.serving.request_memory import REVIEWS, Busy, Limits, RequestMemory, To
 from mgpu.serving.review import BadRequest, Reply, Review, deny, parse_review
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 16
-_MOST_DISCARDED = 32 << 20
+_CHUNK = 1 << 16  # bytes
+_MOST_DISCARDED = 32 << 20  # bytes
 _REQUEST_MEMORY = "mgpu-in-flight"
 
 ReviewObserver = Callable[[str, Review, Reply | None, float], None]
 """A function that is called after each review with the path, the review, the reply and the duration in seconds.
 
-The path has no leading slash. The reply is None if the review was not decided.
+The path has no leading slash. The reply is None if the handler raised an error other than BadObject.
 """
 
 
@@ -51,13 +50,13 @@ def serve_reviews(
 ) -> None:
     """Answer AdmissionReviews of these kinds at POST `path` with the handler's reply.
 
-    If the handler raises BadObject, the object is denied with 422 and all its problems. If it raises RetryLater, the
-    answer is 503 and the connection is closed. The API server then applies `failurePolicy`, and its next call can reach
+    If the handler raises BadObject, the object is denied with 422 and the problems. If it raises RetryLater, the answer
+    is 503 and the connection is closed. Then the API server applies `failurePolicy`, and its next call can reach
     another replica.
 
     Args:
         kinds: the kinds of objects that the path reviews. A review of another kind is denied with 400.
-        observe: the function that is called after each review, for the metrics.
+        observe: the function that is called after each review of one of these kinds, for the metrics.
     """
 
     def answer() -> Response:
@@ -85,7 +84,7 @@ def serve_reviews(
 
 @contextmanager
 def read_body() -> Iterator[bytearray]:
-    """Read the body of the current request, within the limits of its app (see `RequestMemory.read`)."""
+    """Read the body of the current request as `RequestMemory.read` does, within the limits of the app."""
     memory: RequestMemory = current_app.extensions[_REQUEST_MEMORY]
     with memory.read(request.stream) as body:
         yield body
@@ -114,7 +113,6 @@ def serve_probe(app: Flask, path: str, failure_reason: Callable[[], str | None])
 
 
 def serve_metrics(app: Flask, render: Callable[[], bytes], content_type: str) -> None:
-    """Serve GET `/metrics`."""
     app.add_url_rule("/metrics", "metrics", lambda: Response(render(), content_type=content_type))
 
 
@@ -145,7 +143,7 @@ def _answer_error(error: Exception) -> Response:
 
 
 def _discard_body() -> None:
-    """Read the rest of the body. A client that still sends it when the connection closes would not get the answer."""
+    """Read the rest of the body. A client that is still sending when the connection closes would not get the answer."""
     body = request.environ["wsgi.input"]
     with suppress(OSError):  # a client that disconnected or sends too slowly gets no answer anyway
         for _ in range(_MOST_DISCARDED // _CHUNK):

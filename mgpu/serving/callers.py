@@ -1,9 +1,7 @@
 """Limits the callers of an admission endpoint to the addresses of the API servers.
 
-`webhook.main` and `scheduler.api` read the callers from the settings, `mgpu.serving.server` enforces them, and `mgpu
-doctor` checks them. An AdmissionReview does not prove who sent it: its body names the user, so any client that reaches
-the endpoint could act as any user. Only the address of the connection counts, because the sender writes headers such as
-X-Forwarded-For.
+An AdmissionReview does not prove who sent it. Its body names the user, so any client that reaches the endpoint could
+act as any user. Only the address of the connection counts, because the sender writes headers such as X-Forwarded-For.
 """
 
 import logging
@@ -23,7 +21,7 @@ REFUSES = "does not accept calls from"
 """A part of the answer to a stranger. `mgpu doctor` and manifests/deploy.sh recognize the answer by this text."""
 _PROBES = frozenset({"/healthz", "/readyz", "/leads"})
 
-_LISTED_BLOCKS = 8
+_LISTED_BLOCKS = 8  # in the answer to a stranger
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,11 @@ class Callers:
     blocks: tuple[Block, ...] = LOOPBACK
 
     def admits(self, peer: str) -> bool:
-        """Return whether this peer may call. An IPv4 peer of an IPv6 socket (`::ffff:192.0.2.1`) counts as IPv4."""
+        """Return whether a peer with this address may call. `::ffff:192.0.2.1` counts as the IPv4 address."""
         return is_within(peer, self.blocks)
 
     def is_open(self) -> bool:
-        """Return whether every IPv4 or every IPv6 address may call."""
+        """Return whether all IPv4 addresses, or all IPv6 addresses, may call."""
         return cover_everything(self.blocks)
 
     def refusal(self, peer: str) -> str:
@@ -58,7 +56,9 @@ class Callers:
 
 
 def read_callers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers | None:
-    """Return the callers of the admission endpoint of a process, or None if `clientCa` authenticates them instead.
+    """Return the callers of the admission endpoint of a process, or None if every address may call.
+
+    Every address may call if `clientCa` is set and `apiServers` is not. If neither is set, only loopback addresses may.
 
     Args:
         key: the name of the settings block, `webhook` or `scheduler`.
@@ -72,8 +72,8 @@ def read_callers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers 
 def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplication":
     """Return an app that answers strangers with 403 before it reads their body, and passes other requests to `app`.
 
-    Probes of all peers are answered, since they take no input and reveal only the state of the process. The answer to a
-    stranger is plain text, because the API server copies it into its own error.
+    Probes of all peers are passed to `app`, since they take no input and reveal only the state of the process. The
+    answer to a stranger is plain text, because the API server copies it into its own error.
     """
     limit = RateLimit()  # Strangers choose how many requests they send.
 
@@ -108,7 +108,6 @@ def _peer_of(environ: "WSGIEnvironment") -> str:
 
 
 def warn_if_open(callers: Iterable[Callers]) -> None:
-    """Log a warning for each endpoint that every address may call."""
     for endpoint in callers:
         if endpoint.is_open():
             _log.warning(

@@ -1,7 +1,6 @@
 """Stores certificates in a directory that the process writes, or finds them in a mounted one that it only reads.
 
-`mgpu.cli.certificate` uses it for the webhook and the scheduler. The mounted directory can be, for example, a Secret of
-cert-manager. `webhook.main` stores its metrics in a folder of `create_private_folder`.
+The mounted directory can be, for example, a Secret of cert-manager.
 """
 
 import fcntl
@@ -21,7 +20,7 @@ _NAMES = (CA, CA_KEY, CHAIN, KEY)
 
 
 class CertificateFolder:
-    """A `certificates.Store` in a directory, which is created if necessary.
+    """A `certificates.Store` in a directory, which is created when it is first read or written.
 
     A lock on a file in the directory guards every access, so several processes can use the directory at the same time.
 
@@ -47,7 +46,7 @@ class CertificateFolder:
             return True
 
     def put(self, files: Files) -> None:
-        """Store these files, which come from another store, unless the directory has them already."""
+        """Store these files unless the directory has them already. They replace the files of any version."""
         while True:
             current, version = self.read()
             if current == files or self.write(files, version):
@@ -76,10 +75,10 @@ class CertificateFolder:
 
 
 def create_private_folder(stack: ExitStack, prefix: str) -> str:
-    """Create a private directory and register its removal with `stack`.
+    """Create a private temporary directory and register its removal with `stack`.
 
-    Only this process removes it. Forked workers unwind the same stack when they end, while others still use the
-    directory.
+    Only this process removes the directory. Forked workers unwind the same stack when they end, while other workers
+    still use the directory.
     """
     folder = tempfile.mkdtemp(prefix=prefix)
     owner = os.getpid()

@@ -1,4 +1,4 @@
-"""Renews the serving certificate of a process on a thread. `mgpu.cli.certificate` creates the renewer.
+"""Renews the serving certificate of a process on a thread.
 
 An error must not end the thread: it is logged, and the thread tries again.
 """
@@ -17,7 +17,7 @@ ROUND_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 """The pause after an error."""
 _CA_WARNING = timedelta(days=60)
-"""The time before the expiry of the CA from which on a warning is logged."""
+"""A warning is logged if the CA expires in less than this time."""
 
 
 class CertificateRenewer:
@@ -57,7 +57,7 @@ class CertificateRenewer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end. `join` waits until it has ended."""
+        """Ask the thread to end, without waiting for it."""
         self._stop.set()
 
     def join(self, seconds: float) -> None:
@@ -83,7 +83,7 @@ class CertificateRenewer:
             logged = warning
 
     def _warning(self, files: Files) -> str | None:
-        """Return a warning if the installation's CA, which no process renews, expires soon."""
+        """Return a warning if the CA of the installation expires soon, or None. No process renews that CA."""
         expiry = authority_expiry(files)
         if self._store is None or expiry - datetime.now(UTC) > _CA_WARNING:
             return None

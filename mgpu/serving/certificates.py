@@ -1,15 +1,13 @@
 """Creates and renews serving certificates, and the CAs that sign them.
 
-`mgpu.serving.certificate_renewer` calls it for the webhook and the scheduler, and the playground for its API server.
-
 In a cluster the installation creates the CA (manifests/certificates.sh), because a process that may write the CA bundle
 of a webhook configuration could also change the configuration to another server. This is `Authority.GIVEN`: the process
 creates no CA, and the newest CA signs at once, since the installation publishes the bundle before it distributes the
 CA.
 
 Outside of a cluster (`Authority.OWN`) the process creates the CA too, and a successor after two thirds of its lifetime.
-The successor signs nothing in the round that creates it, and the old CA stays in the bundle until it expires, so that
-clients trust a CA before they are shown a certificate that it signed.
+When it creates a successor, it does not renew a valid serving certificate yet, and the old CA stays in the bundle until
+it expires. So clients trust the new CA before they are shown a certificate that it signed.
 """
 
 import ipaddress
@@ -39,6 +37,7 @@ CA_LIFETIME = timedelta(days=730)
 LIFETIME = timedelta(days=90)
 _BACKDATED = timedelta(hours=1)  # A new certificate is valid from this time before now, for clients with slow clocks.
 _ATTEMPTS = 5
+"""The number of attempts of `ensure_certificate`, because other processes can change the files at the same time."""
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECASE)
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
@@ -53,8 +52,8 @@ _MOST_BUNDLE_BYTES = 65_536
 """The most bytes of a file of certificates in PEM. One CA has about 600 bytes."""
 _SERIAL_BITS = 160
 _ANY_KEY = ec.generate_private_key(ec.SECP256R1())
-"""The key that signs a leaf which is rebuilt only for a comparison. The comparison ignores the signature, and the key
-of the CA may be unknown."""
+"""A key for leaves that are rebuilt only for a comparison (`_is_ours`). The comparison ignores the signature, and the
+key of the CA can be unknown."""
 
 Files = Mapping[str, bytes]
 """The content of the files `CA`, `CA_KEY`, `CHAIN` and `KEY`, by name."""
@@ -80,7 +79,7 @@ class Store(Protocol):
     def write(self, files: Files, version: str) -> bool:
         """Replace all files, and return True.
 
-        Returns False, and changes nothing, if another process has written since `read` returned `version`.
+        If another process has written since `read` returned `version`, change nothing and return False.
         """
 
 
@@ -125,7 +124,7 @@ class Material:
 def ensure_certificate(store: Store, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
     """Create or renew what is due, and return the files in `store`.
 
-    If several processes renew at the same time, all use the files of the process that writes first.
+    If several processes renew at the same time, all return the files of the process that writes first.
 
     Args:
         names: the DNS names and IP addresses of the certificate.
@@ -145,10 +144,11 @@ def ensure_certificate(store: Store, names: Collection[str], now: datetime, by: 
 
 
 def renew_if_due(current: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
-    """Return the files that replace `current`.
+    """Return the files that replace `current`; `current` itself if nothing is due.
 
-    The result is `current` itself if it is complete and valid, has these names, and is not due. Raises BadObject and
-    NoAuthority as `ensure_certificate` does.
+    The certificate is due if it is missing or invalid, lacks one of `names`, or has reached two thirds of its lifetime.
+    If `by` is GIVEN, it is also due if the newest CA has not signed it. Raises BadObject and NoAuthority as
+    `ensure_certificate` does.
     """
     material = _read(current, now)
     authorities, serving = material.authorities, material.serving
@@ -172,7 +172,6 @@ def renew_if_due(current: Files, names: Collection[str], now: datetime, by: Auth
 
 
 def certificate_expiry(files: Files) -> datetime:
-    """Return the time at which the serving certificate expires."""
     return x509.load_pem_x509_certificate(files[CHAIN]).not_valid_after_utc
 
 
@@ -182,7 +181,7 @@ def authority_expiry(files: Files) -> datetime:
 
 
 def create_authority(now: datetime) -> dict[str, bytes]:
-    """Return the files of a new CA, as an installation distributes them."""
+    """Return the files of a new CA, `CA` and `CA_KEY`, as an installation distributes them."""
     authority = _create_authority(now)
     if authority.key is None:
         raise ValueError("a new authority has its key")
@@ -190,11 +189,14 @@ def create_authority(now: datetime) -> dict[str, bytes]:
 
 
 def _read(files: Files, now: datetime) -> Material:
-    """Return the usable part of the files. Damaged files, and files that do not fit the CA, count as missing."""
+    """Return the usable part of the files.
+
+    Damaged files, expired CAs, and a serving certificate that none of the CAs has signed count as missing.
+    """
     authorities = [Pair(c) for c in _certificates(files.get(CA, b"")) if c.not_valid_after_utc > now]
     ca_key = _key(files.get(CA_KEY, b""))
     if ca_key:
-        # A bundle written by hand may have the new CA last.
+        # In a bundle that was written by hand, the new CA can be the last one.
         authorities.sort(key=lambda pair: not _is_key_of(ca_key, pair.certificate))
         if authorities and _is_key_of(ca_key, authorities[0].certificate):
             authorities[0] = Pair(authorities[0].certificate, ca_key)
@@ -249,9 +251,10 @@ def _names(serving: Pair) -> list[x509.GeneralName]:
 def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
     """Return whether mgpu could have created the leaf, and whether it is valid now.
 
-    The leaf must equal, byte for byte, the leaf that mgpu would build with the same names, times and serial number. An
-    attacker with the CA's key could sign and store any leaf: one that becomes valid in years, is too large for clients,
-    cannot be read by OpenSSL or the API server, or never expires. It would be served as long as it is valid.
+    The leaf must equal, except for the signature, the leaf that mgpu would build with the same names, times and serial
+    number. An attacker with the CA's key could sign and store any leaf: one that becomes valid in years, is too large
+    for clients, cannot be read by OpenSSL or the API server, or never expires. It would be served as long as it is
+    valid.
     """
     leaf, key = serving.certificate, serving.key
     try:
@@ -289,7 +292,7 @@ def _leaf(
     last: datetime,
     serial: int,
 ) -> x509.CertificateBuilder:
-    """Return an unsigned serving certificate that is valid from `first` to `last`."""
+    """Return a serving certificate that is not signed yet."""
     issuer = authority.certificate.public_key()
     if not isinstance(issuer, ec.EllipticCurvePublicKey):
         raise TypeError("a CA has a key on an elliptic curve")

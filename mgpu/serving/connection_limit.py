@@ -1,10 +1,11 @@
 """Limits the number of connections, and shares it fairly between the addresses of the peers.
 
-`mgpu.serving.worker` and `deviceplugin.health` use it. An attacker can open connections faster than any time limit ends
-them. So the number is limited, and a connection beyond the limit replaces the oldest connection of the address that has
-the most. A peer with few connections keeps them, whatever another address does. A client behind the same NAT gateway as
-the attacker can still connect: its handshake takes milliseconds. To prevent it, the attacker would have to open as many
-connections in that time as the limit allows in total. All IPv6 addresses of a /64 block count as one address.
+An attacker can open connections faster than any time limit ends them. So the number is limited, and a connection beyond
+the limit replaces the oldest connection of the address that has the most. A peer with fewer connections than another
+address keeps them. All IPv6 addresses of a /64 block count as one address.
+
+A client behind the same NAT gateway as the attacker can still connect: its handshake takes milliseconds. To prevent it,
+the attacker would have to open as many connections in that time as the limit allows in total.
 """
 
 import threading
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 class ConnectionLimit(Generic[T]):
-    """A set of at most `size` connections. It is thread-safe: `_lock` guards both dicts while they change."""
+    """A set of at most `size` connections. It is thread-safe: `_lock` guards changes of both dicts."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -25,9 +26,12 @@ class ConnectionLimit(Generic[T]):
         self._by_block: dict[Block | None, dict[T, None]] = {}
 
     def add(self, connection: T, peer: str) -> T | None:
-        """Add a connection of this peer, and return the connection that it replaces, or None.
+        """Add a connection, and return the connection that it replaces, or None.
 
         The caller must close the returned connection.
+
+        Args:
+            peer: the address of the connection's peer.
         """
         block = counting_block(peer)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Detects that the client of a request no longer waits for the answer, so that `scheduler.api` stops working on it.
+"""Detects that the client of a request no longer waits for the answer.
 
 The API server and kube-scheduler close the connection of a call that takes too long. Further work on the call would be
 lost, and would delay other calls.
@@ -21,8 +21,8 @@ def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) ->
 
     Args:
         seconds: the longest time that the client waits. The API server sends its own limit in the parameter `timeout`
-            of the URL, in whole seconds (apiserver/pkg/admission/plugin/webhook/mutating/dispatcher.go). The shorter of
-            the two applies.
+            of the URL, in whole seconds (apiserver/pkg/admission/plugin/webhook/mutating/dispatcher.go). If it is
+            shorter than `seconds`, it applies.
         clock: a monotonic clock, in seconds.
     """
     timeout = _SECONDS.fullmatch(request.args.get("timeout", ""))
@@ -34,12 +34,12 @@ def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) ->
 def _watch_connection(environ: Mapping[str, Any]) -> Callable[[], bool]:
     """Return a function that returns True once the client has closed the connection.
 
-    Without a socket, as in tests, the function always returns False.
+    If the WSGI server is not gunicorn, the function always returns False.
     """
     connection = environ.get("gunicorn.socket")
     if connection is None:
         return lambda: False
     poll = select.poll()
-    # Do not ask for POLLIN: a client that has sent its next request already still waits for this answer.
+    # Do not ask for POLLIN: a client that has already sent its next request still waits for this answer.
     poll.register(connection.fileno(), select.POLLRDHUP)
     return lambda: any(events & _CLOSED for _, events in poll.poll(0))

@@ -1,6 +1,6 @@
 """Structured logs: one JSON object per line on stderr.
 
-The commands of the three processes call `set_up_logging`. Add fields to a log line with `extra={"pod": uid}`.
+Add fields to a log line with `extra={"pod": uid}`.
 """
 
 import json
@@ -16,7 +16,7 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """A formatter that writes JSON: time (UTC), level, logger, message, the fields of `extra`, and a traceback."""
+    """A formatter that writes JSON: time (UTC), level, logger, message, the fields of `extra`, and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -28,12 +28,12 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        # orjson refuses large integers and lone surrogates; a log line must never fail.
+        # Do not use orjson, which refuses large integers and lone surrogates: a log line must never fail.
         return json.dumps(entry, default=str)
 
 
 class RateLimit:
-    """A limit of one event a minute. It is thread-safe: `_lock` guards the counters.
+    """A limit of one event in `SECONDS` seconds. It is thread-safe: `_lock` guards the counters.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -48,7 +48,7 @@ class RateLimit:
         self._suppressed = 0
 
     def try_pass(self) -> int | None:
-        """Return the number of events that were suppressed before this one, or None if this one is suppressed too."""
+        """Return the number of events suppressed since the last one that passed, or None if this one is suppressed."""
         with self._lock:
             now = self._clock()
             if now < self._next:
@@ -63,9 +63,9 @@ class RateLimit:
 class RateLimitFilter(logging.Filter):
     """A filter that passes every record of level ERROR or higher, and one other record a minute.
 
-    The other records are shortened to 300 characters. The filter is for loggers whose records strangers can cause:
-    thousands of bad requests a second would push everything else out of the few log files that the kubelet keeps for a
-    container.
+    The message of the latter is shortened to 300 characters. The filter is for loggers whose records strangers can
+    cause: thousands of bad requests a second would push everything else out of the few log files that the kubelet keeps
+    for a container.
     """
 
     CHARACTERS = 300

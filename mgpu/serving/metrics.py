@@ -1,8 +1,7 @@
-"""The Prometheus metrics that the three processes share: version, histogram buckets, and the metrics of admission.
+"""Defines the Prometheus metrics that several processes share: version, histogram buckets, and metrics of admission.
 
-The modules of the three processes that define metrics use it. No label may have an unlimited number of values, such as
-the names of pods or anything that a stranger sends. This module must not import Flask, because the node agent uses this
-module, and its memory is limited.
+No label may have an unlimited number of values, such as the names of pods or anything that a stranger sends. The module
+must not import Flask: the node agent uses the module, and the memory of the agent is limited.
 """
 
 from collections.abc import Mapping
@@ -49,9 +48,9 @@ def render_metrics(*registries: CollectorRegistry) -> bytes:
 
 
 def add_version_metric(registry: CollectorRegistry, part: str) -> None:
-    """Add `mgpu_build_info` for this part of mgpu: webhook, scheduler or deviceplugin."""
+    """Add `mgpu_build_info` for a part of mgpu: `webhook`, `scheduler` or `deviceplugin`."""
     labels = ["part", "version"]
-    text = "Always 1: which part of mgpu this is, and its version."
+    text = "Always 1; the labels name the part of mgpu and its version."
     info = Gauge("mgpu_build_info", text, labels, registry=registry, multiprocess_mode="max")
     info.labels(part, own_version()).set(1)
 
@@ -75,7 +74,7 @@ class Admissions:
         )
         self._denials = Counter(
             "mgpu_admission_denials",
-            "Admission rules that objects broke, each once per review (docs/metrics.md lists them).",
+            "Admission rules that objects broke. A review counts each rule once (docs/metrics.md lists the rules).",
             ["path", "rule"],
             registry=registry,
         )
@@ -84,7 +83,7 @@ class Admissions:
         """Count one review.
 
         Args:
-            reply: the answer; None if the review was not decided and the API server has to call again.
+            reply: the answer; None if the review was not decided.
         """
         self._seconds.labels(path).observe(seconds)
         response: Mapping[str, Any] = reply.body.get("response", {}) if reply else {}

@@ -1,8 +1,8 @@
 """Sockets that limit how long a request waits for its client, because a slow client occupies a thread.
 
-`mgpu.serving.worker` and `mgpu.serving.tls_context` create them. A timeout for each read is not enough: a client that
-sends a byte now and then never exceeds it. These sockets limit the total time for which the reads and writes of one
-request wait. The time that the server takes to compute an answer does not count.
+A timeout for each read is not enough: a client that sends a byte now and then never exceeds it. These sockets limit the
+total time for which the reads and writes of one request wait. The time that the server takes to compute an answer does
+not count.
 """
 
 import errno
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 PATIENCE_SECONDS = 10.0
 """The longest total time that the reads and writes of one request wait. By default, the API server waits for a webhook
-for as long."""
+for the same time."""
 
 
 class PatientSocket(socket.socket):

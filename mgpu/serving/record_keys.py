@@ -1,7 +1,6 @@
 """Reads the keys that seal and verify allocation records from the files in the settings (docs/security.md).
 
-`scheduler.main` and `deviceplugin.main` call it at the start, and `mgpu doctor` reads the public keys of an
-installation with it. A key that cannot be read must be an error, because without keys every record would count.
+A key that cannot be read must be an error, because without keys every record would count.
 """
 
 import logging
@@ -27,13 +26,14 @@ _SIGNING, _PUBLIC = "records.signingKey", "records.publicKeys"
 
 
 def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier:
-    """Return the verifier of records.
+    """Return the verifier of records. It verifies no seals if `records.publicKeys` is empty.
 
     Args:
         signing: whether the process also seals records, as the scheduler does. It then needs the private key.
 
     Raises:
-        BadObject: if a key cannot be read, or if no public key belongs to the private key.
+        BadObject: if a key or the file `since` cannot be read, if no public key belongs to the private key, or if only
+            the private key is set.
     """
     own = settings.records
     peers: frozenset[str] = frozenset(own.peers)
@@ -51,7 +51,7 @@ def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier
 
 
 def warn_if_unsealed(records: RecordVerifier) -> None:
-    """Log a warning if records are not sealed, so that every record that admission allowed counts."""
+    """Log a warning if no seals are verified, so that every record that admission allowed counts."""
     if records.keys is None:
         text = "records are not sealed (records.publicKeys is empty): a record counts if admission allowed it"
         _log.warning("%s; docs/security.md, Records", text)

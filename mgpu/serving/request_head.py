@@ -1,7 +1,4 @@
-"""Limits the size of a request's header lines.
-
-`mgpu.serving.worker` parses the requests of all connections with `Parser`.
-"""
+"""Limits the size of a request's header lines."""
 
 from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser
@@ -14,10 +11,10 @@ HEAD_BYTES = 32 << 10
 class _Request(Request):  # type: ignore[misc]
     """A request whose header lines have at most HEAD_BYTES together. A larger request is answered with 431.
 
-    gunicorn limits the number and the length of the lines, which allows 0.8 MB. It reads the lines before the app can
-    check the peer, stores them twice, and searches all of them again after each read. With these limits alone, 64
-    strangers could fill the memory of a webhook, and one stranger that sent its lines byte by byte could keep a worker
-    busy.
+    gunicorn itself limits only the number and the length of the lines, which allows 0.8 MB. It reads the lines before
+    the app can check the peer, stores them twice, and searches all of them again after each read. With these limits
+    alone, 64 strangers could fill the memory of a webhook, and one stranger that sent its lines byte by byte could keep
+    a worker busy.
     """
 
     @property

@@ -1,11 +1,12 @@
-"""Limits the memory that all requests of a process use together. `mgpu.serving.app` reads every body through it.
+"""Limits the memory that all requests of an app use together.
 
 Every user who may create pods can make the API server send reviews of several MiB, and the size of a decoded body is
 not known before it is decoded: a list of empty objects takes 24 times the size of its text. So the bytes of a body are
-counted while it is read, and its decoded size is estimated. The estimate must never be lower than the real size. A
-request gets 503 if there is too little memory because of other requests, and 413 if it would not fit alone; in both
-cases the API server applies `failurePolicy`. Ordinary reviews have a limit of their own, so that a flood of large
-reviews does not delay them.
+counted while it is read, and its decoded size is estimated. The estimate must never be lower than the real size.
+
+A request gets 503 if there is too little memory because of other requests, and 413 if it would not fit alone. In both
+cases the API server applies `failurePolicy`. Ordinary requests have a limit of their own, so that a flood of large ones
+does not delay them.
 """
 
 import threading
@@ -18,9 +19,9 @@ from mgpu.model.errors import RetryLater
 
 MIB = 1 << 20
 ORDINARY = 2 * MIB
-"""The largest estimated decoded size of an ordinary request, which is that of a review of about 100 KiB."""
+"""The largest estimated decoded size of an ordinary request, in bytes. A review of about 100 KiB has this size."""
 _UNCOUNTED = 64 << 10
-"""The first bytes of each body, which do not count. With 64 threads they are 4 MiB."""
+"""The number of bytes at the beginning of each body that do not count. With 64 threads they are 4 MiB."""
 _CHUNK = 64 << 10
 _ASCII_ESCAPES = (b"\\u0026", b"\\u003c", b"\\u003e")
 _WAIT_SECONDS = 1.0
@@ -34,7 +35,7 @@ class Limits:
 
     Attributes:
         body: the most bytes of one body.
-        bodies: the most bytes of all bodies together while they are read.
+        bodies: the most bytes of all bodies together, until their requests end.
         ordinary: the most bytes of all ordinary requests together, when they are decoded.
         large: the most bytes of all other requests together, when they are decoded.
     """
@@ -48,7 +49,7 @@ class Limits:
 REVIEWS = Limits(body=8 * MIB, bodies=16 * MIB, ordinary=24 * MIB, large=80 * MIB)
 """The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB. A review
 contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are estimated at 60 MiB.
-The sum of the limits is 120 MiB, so that two worker processes fit into the webhook's memory limit of 384 MiB.
+All limits together are 120 MiB, so that two worker processes fit into the webhook's memory limit of 384 MiB.
 """
 
 EXTENDER = Limits(body=256 * MIB, bodies=256 * MIB, ordinary=16 * MIB, large=640 * MIB)
@@ -59,7 +60,7 @@ are estimated at 567 MiB.
 
 
 class TooLarge(Exception):
-    """The body is larger than a limit, even if no other request uses memory."""
+    """The body is larger than a limit, so it would not fit even without other requests."""
 
 
 class Busy(RetryLater):
@@ -78,7 +79,7 @@ class _Budget:
         self._freed = threading.Condition()
 
     def take(self, amount: int, seconds: float) -> bool:
-        """Take the amount, and return True. Returns False if it is not free after `seconds`."""
+        """Take the amount, and return True. If it is not free within `seconds`, return False."""
         with self._freed:
             if not self._freed.wait_for(lambda: self._free >= amount, seconds):
                 return False
@@ -104,7 +105,7 @@ class RequestMemory:
     def read(self, stream: _Stream) -> Iterator[bytearray]:
         """Read the body in `stream` to its end, and reserve its decoded size until the `with` block ends.
 
-        Raises TooLarge if the body exceeds a limit alone, and Busy if other requests use the memory.
+        Raises TooLarge if the body alone exceeds a limit, and Busy if other requests use the memory.
         """
         body = bytearray()
         counted = 0

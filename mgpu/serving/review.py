@@ -1,8 +1,7 @@
 """Parses an AdmissionReview (`admission.k8s.io/v1`) and builds the replies.
 
-`mgpu.serving.app` parses reviews, and `webhook.admission` and `scheduler.api` build replies. A request that is not an
-AdmissionReview raises BadRequest. This becomes an HTTP error, and the API server applies `failurePolicy`. A denial, in
-contrast, is a valid answer that rejects the object.
+A request that is not an AdmissionReview raises BadRequest, which becomes an HTTP error, and the API server applies
+`failurePolicy`. A denial, in contrast, is a valid answer that rejects the object.
 """
 
 import base64
@@ -16,8 +15,8 @@ from mgpu.model.errors import MAX_PROBLEMS, Problem, Rule, shorten, summarize
 
 API_VERSION = "admission.k8s.io/v1"
 _MOST_CHARACTERS = 1024
-"""The most characters of each text in a review, because answers and logs repeat these texts. Names in Kubernetes have
-at most 253 characters."""
+"""The most characters of a text outside the objects of a review. Answers and logs repeat these texts. Names in
+Kubernetes have at most 253 characters."""
 WARNINGS = 20
 """The most warnings of one answer. The API server truncates all of them together to 4 KiB."""
 _OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
@@ -27,11 +26,7 @@ Patch = Sequence[Mapping[str, Any]]
 
 
 class BadRequest(Exception):
-    """The HTTP request is invalid.
-
-    Attributes:
-        status: the HTTP status of the answer.
-    """
+    """The HTTP request is invalid. `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -49,7 +44,7 @@ class Review:
         name: the name of the object; "" for a CREATE with generateName.
         user: the name of the user whose request is reviewed.
         object: the object after the operation; None for DELETE.
-        old: the object before an UPDATE or DELETE; None for CREATE.
+        old: the object before an UPDATE or DELETE; None for CREATE and CONNECT.
     """
 
     uid: str
@@ -70,7 +65,7 @@ class Reply:
     """The answer to a request: an HTTP status and a JSON body.
 
     Attributes:
-        close: whether to close the connection, so that the next call can reach another replica.
+        close: whether to close the connection, so that the client's next call can reach another replica.
         broken_rules: the rules that the denied object breaks, for the metrics.
     """
 
@@ -144,7 +139,7 @@ def deny(
 ) -> Reply:
     """Return a reply that denies the object.
 
-    The message and `details.causes`, which kubectl lists, contain the first problems.
+    If `reasons` are problems, the message and `details.causes`, which kubectl lists, contain the first of them.
 
     Args:
         reasons: the message, or the problems of the object.

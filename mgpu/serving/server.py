@@ -1,10 +1,8 @@
-"""Runs WSGI apps under gunicorn, with TLS, several addresses and one TCP segment for each reply.
+"""Runs WSGI apps under gunicorn, with TLS and several listening addresses.
 
-`mgpu webhook` and `mgpu scheduler` call `serve`.
-
-gunicorn sends headers and body in two writes. With TCP_CORK the kernel sends both as one segment. With two segments,
-a client that delays its acknowledgements would get the second one 40 ms later (docs/design/kubernetes.md,
-"kube-scheduler's extender").
+gunicorn sends the headers and the body of a reply in two writes. A client that delays its acknowledgements would get
+the second TCP segment 40 ms later (docs/design/kubernetes.md, "kube-scheduler's extender"). With TCP_CORK the kernel
+sends both writes together.
 """
 
 import errno
@@ -38,9 +36,9 @@ KEEPALIVE_SECONDS = 120
 """The time for which the server keeps an idle connection. It is longer than the 90 s for which the API server's client
 keeps one: if the server closed the connection first, a request that is sent at the same moment would fail."""
 _DRAIN_SECONDS = 20
-"""The time that requests in progress have when the server ends."""
+"""The time that requests in progress have to finish when the server ends."""
 _END_SECONDS = 15
-"""The time that the function `end` has when the server ends."""
+"""The time that the function `end` has to return when the server ends."""
 _PORT_SECONDS = 5.0
 """The time for which the server waits for a port that another process holds."""
 _PORT_RETRY_SECONDS = 0.1
@@ -89,7 +87,6 @@ def serve(
         listen: the addresses, each with its app.
         certificate: the paths of the certificate chain and of the key, in PEM; None without TLS. If the files change,
             new connections get the new certificate.
-        workers: the number of worker processes.
         threads: the number of threads for each address of each worker. Most of them wait for clients or for the API
             server.
         start: the function that is called in every worker before its first request. It may start threads, because
@@ -100,7 +97,7 @@ def serve(
 
     Raises:
         BadObject: if it is not possible to listen on an address, or if a `client_ca` is not a file of certificates.
-        ValueError: if an address with TLS has no certificate.
+        ValueError: if an address needs TLS and `certificate` is None.
     """
     for address in listen:
         _check(address)
@@ -142,11 +139,11 @@ def _listen_error(address: Listen) -> OSError | None:
 
 
 def _send_in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
-    """Return an app that sends each reply of `app` in one segment.
+    """Return an app that sends the headers and the body of each reply of `app` together.
 
     It also closes the connection if a reply has the header `Connection: close`, or if `app` has not read the whole body
-    of the request. gunicorn ignores that header of an app, so the connection is closed through gunicorn's request
-    object.
+    of the request. gunicorn ignores this header in the replies of an app, so the connection is closed through
+    gunicorn's request object.
     """
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -237,7 +234,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         return _send_in_one_segment(app)
 
     def find_listener(self, server: object, sockets: Sequence[socket.socket]) -> tuple[Listen, Any]:
-        """Return the Listen of a listening socket, and gunicorn's configuration for it. The worker calls it."""
+        """Return the Listen of a listening socket, and gunicorn's configuration for it. The worker calls this."""
         index = [s.getsockname() for s in sockets].index(server)
         return self._listen[index], self._configs[index]
 

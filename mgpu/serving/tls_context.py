@@ -1,4 +1,4 @@
-"""Reloads the TLS context of a listening address when its certificate files change. `mgpu.serving.server` uses it."""
+"""Reloads the TLS context of a listening address when its certificate files change."""
 
 import logging
 import ssl
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadingContext:
-    """An SSLContext (TLS 1.2 or later) that reloads its files when they change.
+    """An SSLContext (TLS 1.2 or later) that is loaded again when its files change.
 
     While the files do not fit together, as in the middle of a rotation, the last valid context stays in use. The class
     is thread-safe: `_lock` guards the context and the stamp of its files.

@@ -1,13 +1,12 @@
 """The gunicorn worker, in which an unauthenticated peer (a stranger) cannot delay a caller.
 
-`mgpu.serving.server` configures gunicorn with this worker. Each listening address has two lanes with threads of their
-own, one for callers and one for strangers. The address of the peer determines the lane. If clients authenticate with
-certificates, every connection starts in the strangers' lane, and a handshake with a valid certificate moves it to the
-callers' lane. A connection occupies a thread only while there is something to read.
+Each listening address has two lanes with threads of their own, one for callers and one for strangers. The address of
+the peer determines the lane. If clients authenticate with certificates, every connection starts in the strangers' lane,
+and a handshake with a valid certificate moves it to the callers' lane. A connection occupies no thread while it waits
+for its next request.
 
-The class overrides methods of gunicorn's gthread worker, some of which are private. gunicorn's version is locked, and
-tests in tests/mgpu/serving check the properties of the worker. CONTRIBUTING.md has the reasons for overriding instead
-of using another server.
+The class overrides methods of gunicorn's gthread worker, some of which are private, so the version of gunicorn is
+locked. CONTRIBUTING.md says why no other server is used.
 """
 
 import ctypes
@@ -39,14 +38,13 @@ from mgpu.serving.request_head import Parser
 
 _log = logging.getLogger(__name__)
 CONNECTIONS = 1000
-"""The most connections of all addresses together."""
+"""The most connections of a worker to all addresses together."""
 STRANGERS = 32
-"""The most connections of strangers to one address, and the number of threads for their requests. Strangers get a 403
-after the TLS handshake instead of a closed connection, because the message tells an operator which address to allow."""
+"""The most connections of strangers to one address, and the number of threads for their requests. Strangers get a reply
+with status 403 instead of a closed connection, because the message tells an operator which address to allow."""
 HANDSHAKES = 256
-"""The most connections of strangers to an address where clients need certificates. They need no threads for requests,
-because strangers cannot send requests there. A busy API server can open this many connections at once, and each counts
-as a stranger until its handshake is done."""
+"""The most connections of strangers to an address where only the certificate tells callers from strangers. A busy API
+server can open this many connections at once, and each counts as one of a stranger until its handshake is done."""
 # Few threads do the cryptography of strangers' handshakes, so that callers keep most of the CPU.
 _HANDSHAKE_THREADS = 4
 # The TLS alerts of clients that do not trust the serving certificate. Go's client always sends bad_certificate.
@@ -64,7 +62,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
-    """The connections of one lane, and the executors that they share. The executors start threads when necessary."""
+    """The connections of one lane, and the executors that they share."""
 
     connections: ConnectionLimit[Any]
     handshakes: ThreadPoolExecutor
@@ -110,8 +108,8 @@ class _Threads:
 class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded worker with TLS, threads and limits for each address.
 
-    gunicorn has TLS for all addresses or for none; here each address has a configuration of its own. If a client does
-    not close the connection after its last reply, a thread waits for it for 2 s, so that the event loop need not wait.
+    gunicorn has TLS for all addresses or for none, but here each address has a configuration of its own. If a client
+    does not close the connection after its last reply, a thread waits for the client for 2 s instead of the event loop.
 
     One address cannot block another: its callers may use at most half of the connections that all others leave free,
     and its strangers have a limit of their own.
@@ -145,7 +143,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return _Address(config, blocks, callers, strangers)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End the worker from the event loop, because a signal interrupts arbitrary code."""
+        """End the worker after the function `end`, if there is one, has returned on a thread of its own.
+
+        The event loop starts the thread, because a signal handler interrupts arbitrary code.
+        """
         if not self.app.end:
             super().handle_exit(sig, frame)
         elif not self._is_ending:
@@ -187,7 +188,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             self._wait(conn, selectors.EVENT_READ)
 
     def _join(self, conn: Any, lane: _Lane) -> bool:
-        """Add a connection to a lane. Returns False, and closes the connection, if the lane is full."""
+        """Add a connection to a lane, and return True. If the callers' lane is full, close it and return False."""
         conn.lane = lane
         address = self._addresses[conn.server]
         if lane is address.callers:
@@ -251,7 +252,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def murder_pending(self) -> None:
         """Close the connections that have timed out.
 
-        gunicorn checks them in order up to the first that has not, but here connections have different timeouts.
+        gunicorn stops at the first connection that has not timed out. Here that is wrong, because the timeouts differ.
         """
         now = time.monotonic()
         for conn in [conn for conn in self.pending_conns if conn.timeout <= now]:
@@ -276,9 +277,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         conn.close()
 
     def _log_failed_handshake(self, conn: Any, error: Exception) -> None:
-        """Log that a possible caller has rejected the serving certificate, at most once a minute.
+        """Log, at most once a minute, that a possible caller has rejected the serving certificate.
 
         The process may not read webhook configurations, so it has no other way to notice a missing or wrong CA bundle.
+        Other failures are logged at level DEBUG.
         """
         address = self._addresses[conn.server]
         reason = getattr(error, "reason", "")
@@ -293,10 +295,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         )
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """Shorten the timeouts of idle connections when the worker ends.
+        """Shorten the timeouts of all waiting connections when the worker ends.
 
-        Otherwise the worker would wait, until the parent kills it, for connections that have not sent a request. Go's
-        client opens connections in advance, so there are such connections.
+        gunicorn shortens only those of connections that it keeps alive. The worker would wait for the others until the
+        parent kills it. There are such connections, because Go's client opens connections in advance.
         """
         super()._cap_keepalive(deadline)
         for conn in self.pending_conns:
@@ -319,10 +321,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
 def _end_with_parent(parent: int) -> None:
     """Make the kernel kill this worker when its parent is killed, for example for lack of memory.
 
-    gunicorn's worker notices that too, but then finishes its requests for up to 35 s. In that time it would hold the
-    port, so that a new process could not listen, and it would make decisions that the new process does not know. On
-    SIGTERM this has no effect, because the parent waits for its workers. The kernel watches the thread that forked the
-    worker, which in gunicorn is the main thread.
+    gunicorn's worker would notice the end of its parent, but would then finish its requests for up to 35 s. In that
+    time it would hold the port, so that a new process could not listen, and it would make decisions that the new
+    process does not know. On SIGTERM the parent waits for its workers, so they are not killed. The kernel watches the
+    thread that forked the worker, which in gunicorn is the main thread.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -333,8 +335,8 @@ def _end_with_parent(parent: int) -> None:
 def _handshake(conn: Any) -> int | None:
     """Continue the TLS handshake without waiting.
 
-    Returns the event of the selector for which the handshake waits, or None when the handshake is done. Raises OSError
-    if the handshake fails.
+    Returns `EVENT_READ` or `EVENT_WRITE` of `selectors`, for which the handshake waits, or None when it is done. Raises
+    OSError if the handshake fails.
     """
     if conn not in conn.lane.connections:
         raise ConnectionAbortedError("another stranger's connection has taken its place")

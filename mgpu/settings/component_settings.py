@@ -1,7 +1,6 @@
 """Defines the settings of the three processes, and of allocation records.
 
-`mgpu.settings.loader` parses them. Each process reads its own block, and `mgpu doctor` and the playground read the
-blocks of all three processes. Users write the keys (docs/settings.md), so the keys must not change.
+Users write the keys (docs/settings.md), so the keys must not change.
 """
 
 from collections.abc import Collection
@@ -19,7 +18,6 @@ class WebhookSettings(Block):
     """The settings of the webhook, which serves /mutate, /rebuild and /validate on `host` and `port`.
 
     Keys:
-        workers: The number of worker processes.
         certDir: A folder with the certificate to serve (`tls.crt`, `tls.key`). If it is empty, the process makes a
             certificate for the names of the Service and for `names`. In a cluster it stores the certificate in a
             Secret, and signs it with the CA that the installation stored there. Elsewhere it stores the certificate in
@@ -57,7 +55,7 @@ class WebhookSettings(Block):
 
     @property
     def trusted_users(self) -> Collection[str]:
-        """The users that may write placement annotations and create the Pods of MtgpuPods."""
+        """The users in `identities`, or mgpu's service accounts if it is empty."""
         return self.identities or [self._service_account(f"mgpu-{name}") for name in _PROCESSES]
 
     @property
@@ -87,8 +85,8 @@ class SchedulerSettings(Block):
             ends after that time.
         reservationSeconds: The time after which the scheduler looks up the pod of a reservation whose binding it has
             not observed, and releases the reservation if the pod is not bound.
-        bindingUsers: The users and groups that may bind GPU pods. If the extender binds pods, the list must contain its
-            own service account. If it is empty, every user that has the right may bind GPU pods.
+        bindingUsers: The users and groups that may bind GPU pods. If mgpu's extender binds pods, the list must contain
+            the service account mgpu-scheduler. If the list is empty, every user with the right to bind pods may do so.
         requireReadyAgents: Whether a node is refused while the Pod of its agent is not ready.
         clientCa, apiServers: The same as for the webhook. They limit who may call the binding admission.
         webHost: The address of the web page with the cluster's cards, in plain HTTP, for `kubectl port-forward`.
@@ -125,7 +123,8 @@ class SchedulerSettings(Block):
     def _closed(cls, host: str, found: ValidationInfo) -> str:
         if not (found.data.get("extender_client_ca") or _is_loopback(host)):
             raise ValueError(
-                "must be a loopback address, because everyone who can reach it may bind pods; or set extenderClientCa"
+                "must be a loopback address unless extenderClientCa is set, because everyone who can reach it may bind "
+                "pods"
             )
         return host
 
@@ -155,7 +154,7 @@ class DevicePluginSettings(Block):
             With `auto`, this agent serves it unless another plugin does. Change the setting only on a drained node.
         enforce: With `mps`, an MPS control daemon runs for each shared card, and limits each share to its memory and
             compute.
-        mpsDir: The folder with the folders of the MPS daemons.
+        mpsDir: The folder that has a folder for each MPS daemon.
         mpsControl: The program of the MPS control daemon.
         mpsRequireMounts: Whether an MPS daemon starts only if the folders that containers write to are separate mounts.
         migManager: Whether this agent may switch the MIG mode of cards.

@@ -1,8 +1,7 @@
 """Defines the settings of the dialects, one block each.
 
-`mgpu.settings.loader` parses them. Each dialect reads its own block; the webhook, the scheduler, the node agent and the
-playground read single settings. Users write the keys (docs/settings.md), so the keys must not change. They are spelled
-as in the vocabularies' own documents.
+Users write the keys (docs/settings.md), so the keys must not change. Keys that come from a vocabulary are spelled as in
+its documents.
 """
 
 from typing import Annotated, Literal
@@ -21,12 +20,12 @@ class MgpuSettings(Block):
 
     Keys:
         enabled, MGPUEnable: Whether mgpu serves pods of this vocabulary. Both must be true.
-        MGPUPolicy: The card policy for pods of this vocabulary, or None for `cardPolicy`.
+        MGPUPolicy: The card policy for pods of this vocabulary. If it is None, `cardPolicy` applies.
         MGPUWeightOfCore: The weight of compute in the score of a card, in percent. Memory has the rest.
         MGPUScheduleMode: Whether allocation records name cards by index or by UUID (`id`).
         MGPUMaxContainersPerCard: The most shares on one card.
-        MGPUMaxContainersNumPolicyValid: For pods with more containers than this, the search may end before it has found
-            the best placement.
+        MGPUMaxContainersNumPolicyValid: The number of containers above which the search for a pod's placement may end
+            before it has found the best one.
     """
 
     enabled: bool = True
@@ -51,7 +50,7 @@ class GpushareSettings(Block):
     Keys:
         enabled: Whether mgpu serves pods of this vocabulary.
         memoryUnit: The unit of `aliyun.com/gpu-mem` in all pods, annotations and nodes of the cluster.
-        policy: The card policy for pods of this vocabulary, or None for `cardPolicy`.
+        policy: The card policy for pods of this vocabulary. If it is None, `cardPolicy` applies.
     """
 
     enabled: bool = True
@@ -65,7 +64,7 @@ class KoordinatorSettings(Block):
 
     Keys:
         enabled: Whether mgpu serves pods of this vocabulary.
-        policy: The card policy for pods of this vocabulary, or None for `cardPolicy`.
+        policy: The card policy for pods of this vocabulary. If it is None, `cardPolicy` applies.
         minGPUMemory: The minimum memory, in MiB on each card, of a share that is requested in bytes.
         minGPUMemoryRatio: The minimum memory, in percent of each card, of a share that is requested in percent.
     """

@@ -1,7 +1,6 @@
 """Defines the types of settings that several blocks share.
 
-The other modules of this package use them. Blocks are frozen and reject unknown keys. The alias of a field is its key
-in files and environment variables. Users write the keys, so they must not change.
+The alias of a field, or else its name, is its key in files and environment variables.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +13,7 @@ from mgpu.model.card_policies import SELECTABLE
 
 
 class Block(BaseModel):
-    """A block of settings."""
+    """A block of settings. It is frozen and rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
@@ -55,4 +54,4 @@ else:
 Policy = Annotated[_Policy, BeforeValidator(to_lower_case)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPort = Annotated[int, Field(ge=-1, le=65535)]
-"""A port that is closed if the value is -1."""
+"""A port, or -1 if nothing is served there."""

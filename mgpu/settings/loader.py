@@ -1,8 +1,7 @@
 """Loads the settings from a YAML file, environment variables and flags.
 
-The processes, the commands and the playground call `load_settings`, mainly through `mgpu.cli.process_settings`.
-Environment variables override the file, and flags override both. Every error contains the key. The file may be
-Volcano's `volcano-scheduler.conf`; then only its arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
+The file may be Volcano's `volcano-scheduler.conf`. Then only its arguments `predicate.MGPU…` and `dynamicgpuslice.…`
+are read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -67,7 +66,7 @@ def load_settings(
             overrides the policies of the dialects.
 
     Raises:
-        BadObject: The settings are not valid. The error has the path of each invalid key, and the allowed values.
+        BadObject: The settings are not valid. The error names the invalid keys.
     """
     tree = _parse(text, source)
     problems = []
@@ -124,7 +123,7 @@ _VOLCANO: Mapping[str, tuple[str, type[BaseModel]]] = {
 }
 """The dialect and its block of settings, by the prefix of the Volcano arguments.
 
-Volcano has only the settings whose fields have an alias.
+Only settings whose fields have an alias are accepted in a Volcano configuration.
 """
 
 

@@ -1,7 +1,6 @@
 """Defines the settings of slices: the `dynamicgpuslice.*` keys of a Volcano configuration without their prefix.
 
-`mgpu.settings.loader` parses them. The scheduler's partition planner reads most of them; the node agent, `mgpu doctor`
-and the playground also read some. Users write the keys (docs/slices.md), so the keys must not change.
+Mainly the scheduler's partition planner reads them. Users write the keys (docs/slices.md), so the keys must not change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +24,9 @@ Cards of a model that is missing may have any geometry.
 
 
 def _each_one(value: object) -> object:
-    """Return the weight 1 for each resource of a list or a text with commas, and any other value unchanged.
+    """Return the weight 1 for each resource in a list or in a text with commas, and any other value unchanged.
 
-    `weight.resources.<name>` overrides the weight of one resource.
+    `weight.resources.<name>` overrides this weight for one resource.
     """
     names = split_list(value)
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -119,7 +118,7 @@ class SlicesSettings(Block):
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The weights above 0 by resource (`cpu`, `memory`, `gpu` and others); never empty."""
+        """The weights above 0 by resource (`cpu`, `memory`, `gpu` and others). There is at least one."""
         return self.weight.of
 
     @property
@@ -149,7 +148,8 @@ def nest_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
         path: The path of the block, for errors.
 
     Raises:
-        BadObject: The flat keys contradict one another, or the block also has the key `weight`.
+        BadObject: A flat key has the weight of a resource that `weight.resources` does not list, or the block also has
+            the key `weight`.
     """
     flat = {key.removeprefix(_WEIGHT): value for key, value in block.items() if str(key).startswith(_WEIGHT)}
     if not flat:
