@@ -36,7 +36,6 @@ def prepare_certificate(
     `selfSignedDir` or in a temporary directory, and the user gives that CA to the clients.
 
     Args:
-        own: the settings of the process.
         kubeconfig: the path of the kubeconfig file; "" if there is none.
         stack: the stack that removes the temporary directory when it is closed.
 

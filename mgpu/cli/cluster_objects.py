@@ -1,7 +1,7 @@
 """Lists the API objects that describe cards and holdings, page by page.
 
-The commands that read a cluster call these functions. Each function that lists objects raises ApiError or Unreachable
-if the list fails, with the exceptions that its docstring names.
+The argument `fields` is a field selector; "" selects all objects. Each function that lists objects raises ApiError or
+Unreachable if the list fails, except in the cases that its docstring names.
 """
 
 import gc
@@ -20,11 +20,6 @@ Raw = dict[str, Any]
 
 
 def nodes(api: Api, fields: str = "") -> Iterator[Raw]:
-    """Yield the Nodes.
-
-    Args:
-        fields: a field selector; "" selects all.
-    """
     return _list(api, "/api/v1/nodes", fields=fields)
 
 
@@ -32,9 +27,6 @@ def devices(api: Api, fields: str = "") -> Iterator[Raw]:
     """Yield the Devices; none if the CRD is missing.
 
     A cluster with gpushare's own device plugin may lack the CRD, because that plugin reports cards in the node status.
-
-    Args:
-        fields: a field selector; "" selects all.
     """
     return _list(api, f"/apis/{DEVICE_API}/devices", fields=fields, empty_status=404)
 
@@ -48,11 +40,7 @@ def pods(api: Api) -> Iterator[Raw]:
 
 
 def whole_pods(api: Api, fields: str = "") -> Iterator[Raw]:
-    """Yield the Pods with all fields.
-
-    Args:
-        fields: a field selector; "" selects all.
-    """
+    """Yield the Pods with all fields."""
     return _list(api, "/api/v1/pods", fields=fields)
 
 

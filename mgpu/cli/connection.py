@@ -41,7 +41,10 @@ def report_api_errors() -> Iterator[None]:
 
 
 def current_namespace(kubeconfig: str, context: str) -> str:
-    """Return the namespace of a context of the kubeconfig; `default` if the context has none."""
+    """Return the namespace of a kubeconfig context; `default` if the context has none.
+
+    If `context` is "" or unknown, it means the current context.
+    """
     try:
         contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]
     except config.ConfigException:

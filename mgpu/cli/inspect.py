@@ -144,7 +144,6 @@ def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
 
 
 def _table(accounts: tuple[NodeAccount, ...]) -> Table:
-    """Return a table with the number of idle cards of each node, and with what is left of each GPUID's card."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="grey50")
     for name in ("node", "free cards", "GPUID", "card", "core left", "memory left"):
         table.add_column(name, overflow="fold", justify="left" if name in ("node", "GPUID") else "right")

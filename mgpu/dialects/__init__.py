@@ -313,7 +313,6 @@ def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
 
 
 def unhealthy_card_lists(settings: Settings) -> tuple[UnhealthyCardLists, ...]:
-    """Return the lists of unhealthy cards of the enabled vocabularies."""
     return tuple(lists for dialect in enabled(settings) if (lists := dialect.UNHEALTHY_CARD_LISTS))
 
 

@@ -102,8 +102,8 @@ def write_placement(
 ) -> dict[str, str]:
     units = _units(pod)
     chosen = {c.container: placement.cards(c.container)[0] for c in request.containers}
-    # gpushare's own tools read one card per pod. The first container that runs after the init containers determines
-    # it, because init containers end early. If there is no such container, the first init container determines it.
+    # gpushare's own tools read one card per pod. Init containers end early, so the first app or sidecar container
+    # determines the card. Without such a container, the first init container does.
     longest = max(request.containers, key=lambda c: c.stage is not Stage.INIT).container
     return {
         INDEX: str(chosen[longest]),
@@ -215,7 +215,6 @@ def _read_units(container: Container, least: int, of_one: int, problems: list[Pr
     Args:
         least: the smallest allowed share in bytes.
         of_one: the bytes of one unit.
-        problems: the list to which a problem is appended for each broken rule.
     """
     memory = container.requested(MEMORY)
     count = container.requested(COUNT)
@@ -241,13 +240,12 @@ def _units(pod: Pod) -> dict[str, int]:
 
 
 def _peak_units(pod: Pod) -> int:
-    """Return the most units that the pod needs at any time. Without init containers, this is the sum of all."""
+    """Return the most units that the pod needs at any time."""
     units = _units(pod)
     return peak((c.stage, Amount(memory=units[c.name])) for c in pod.containers if c.name in units).memory
 
 
 def _unparsable(pod: Pod) -> list[Problem]:
-    """Return a problem for each annotation that must be a number and is not."""
     return [
         Problem(annotation_path(key), f"must be {what}, not {pod.annotations[key][:40]!r}")
         for key, form, what in (

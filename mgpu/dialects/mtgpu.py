@@ -63,7 +63,6 @@ class MtgpuPod:
         request: the requested core, in thousandths of its card.
         limit: the limit of the core, in thousandths of its card.
         memory: the requested memory, in bytes.
-        created: the creationTimestamp.
         card_uuid: the UUID of its card (`status.BoundDeviceID`); None before it has one.
         phase: the value of `status.phase`; `Pending` if the status has none.
         pod_uid: the UID of the Pod that runs for it; "" before that Pod exists.
@@ -142,7 +141,7 @@ def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def parse_milli(text: str) -> int | None:
-    """Return the exact thousandths of a decimal such as `0.25`; None for a text that is not from 0 to 9999.999."""
+    """Return the exact thousandths of a decimal such as `0.25`; None unless it has this form and at most 3 places."""
     match = _DECIMAL.fullmatch(text)
     return int(match[1]) * 1000 + int((match[2] or "").ljust(3, "0")) if match else None
 
@@ -261,11 +260,8 @@ def visible_card(raw: Mapping[str, Any]) -> str | None:
 def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
     """Return the holding of a Pod's MtgpuPod according to the Pod alone.
 
-    Returns None if the Pod is not the Pod of an MtgpuPod, or if the Pod does not state its node, card and share.
-
-    Args:
-        pod: the Pod in `raw`.
-        raw: the Pod as decoded JSON.
+    Returns None if the Pod is not the Pod of an MtgpuPod, or if the Pod does not state its node, card and share. `pod`
+    is the Pod in `raw`.
     """
     owner = claimed_mtgpupod(raw)
     card = visible_card(raw)
@@ -282,10 +278,7 @@ def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
 def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
     """Return the variables of all containers of the Pod, including init containers.
 
-    Args:
-        pod: the MtgpuPod.
-        uuid: the UUID of its card.
-        index: the index of its card.
+    `uuid` and `index` identify the MtgpuPod's card.
     """
     return {
         VISIBLE: uuid,
@@ -296,7 +289,6 @@ def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
 
 
 def occupy_name(node: str, gpuid: str) -> str:
-    """Return the name of the occupy pod that keeps a card of the node for a GPUID."""
     return f"{_OCCUPY}{node}-{gpuid}"
 
 

@@ -17,7 +17,6 @@ def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> di
     """Return the manifest of the Pod that runs for an MtgpuPod.
 
     Args:
-        raw: the MtgpuPod as decoded JSON.
         pod: the MtgpuPod in `raw`.
         uuid: the UUID of the MtgpuPod's card.
         index: the index of the MtgpuPod's card.

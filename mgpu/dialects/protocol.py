@@ -32,9 +32,9 @@ class NodeResource:
     """An extended resource of a node.
 
     Attributes:
-        amounts: the index and the amount of every card, including unhealthy ones.
+        amounts: the index and the amount of every device of the type, including unhealthy devices.
         as_ids: whether the device plugin serves the resource with one device id per unit. Otherwise the resource is a
-            number in the node's status, the sum over healthy cards, since the kubelet cannot handle very many device
+            number in the node's status, the sum over healthy devices, since the kubelet cannot handle very many device
             ids (docs/design/kubernetes.md, "Device manager").
         type: the type of the devices.
         follows_settings: whether `as_ids` depends on the settings. An agent applies a change of `as_ids` only while no

@@ -2,8 +2,8 @@
 
 The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) must call `RecordVerifier.judge` before they
 read a record, and ignore an invalid one. If records are sealed in the cluster, a record is valid in three cases: it has
-a valid seal, its pod was created before sealing began, or it has no seal and belongs to a vocabulary in the setting
-`records.peers`. docs/security.md describes the attacks that this prevents.
+a valid seal, it has no seal of a known key and its pod was created before sealing began, or it has no seal and belongs
+to a vocabulary in the setting `records.peers`. docs/security.md describes the attacks that this prevents.
 """
 
 from collections.abc import Mapping
@@ -46,8 +46,6 @@ class Verdict:
     A caller that passes it to `RecordVerifier.judge` saves the verification of an unchanged record.
 
     Attributes:
-        subject: the pod and its node.
-        created: the creationTimestamp of the pod.
         record: the digest of the annotations of the record, including its seal.
         finding: the reason why the record is invalid; None if it is valid.
     """
@@ -73,8 +71,8 @@ class RecordVerifier:
     def judge(self, pod: Pod, before: Verdict | None = None) -> tuple[Pod, Verdict | None]:
         """Return the pod, without its record if the record is invalid, and the verdict.
 
-        The verdict is None if there is nothing to verify: the pod is not bound, it has no record, or records are not
-        sealed.
+        The verdict is None if the pod is not bound or has no record. It is also None if records are not sealed, unless
+        the record has more than `_MAX_RECORD` annotations.
 
         Args:
             before: the verdict of the previous call for the pod; None in the first call.

@@ -27,7 +27,6 @@ _RESOURCE_PREFIXES = tuple(prefix for dialect in ALL for prefix in dialect.RESOU
 
 
 def by_name(name: str) -> Dialect:
-    """Return the dialect of this name. Raises KeyError for an unknown name."""
     return _BY_NAME[name]
 
 

@@ -81,7 +81,6 @@ def owns_resource(name: str) -> bool:
 
 
 def _amounts(container: Container) -> dict[str, RequestedAmount]:
-    """Return the amounts of the slice resources that a container requests, sorted by name."""
     names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
     return {name: amount for name in names if (amount := container.requested(name))}
 
@@ -142,7 +141,6 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Return a resource for each kind of slice that the node has now."""
     if not enabled(settings):
         return ()
     slices: dict[str, list[int]] = {}

@@ -47,13 +47,7 @@ _loading = threading.Lock()
 
 
 class ApiError(Exception):
-    """An error that the API server returned.
-
-    Attributes:
-        status: The HTTP status.
-        reason: The reason in the Status object.
-        message: The message in the Status object.
-    """
+    """An error that the API server returned, with the HTTP status and the reason and message of its Status object."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -106,7 +100,6 @@ class Api:
             kubeconfig: The path of the file. "" means the default file or, if that file does not exist and `context` is
                 "", the in-cluster configuration.
             context: A context of the kubeconfig; "" means the current context.
-            timeout: See the class.
 
         Raises:
             BadObject: There is no usable configuration.

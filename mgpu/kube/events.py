@@ -28,7 +28,6 @@ class Recorder:
     Thread-safe. The lock guards `_recent`.
 
     Args:
-        component: The component that is the source of the Events.
         host: The node of the source; "" if it has none.
     """
 

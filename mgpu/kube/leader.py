@@ -50,8 +50,6 @@ class Leader:
     """A candidate of the election. At most one candidate is `leading` at a time. Thread-safe.
 
     Args:
-        namespace: The namespace of the Lease.
-        name: The name of the Lease.
         identity: The name of this candidate, which no other candidate may have.
         clock: A clock in seconds that is never set back and that counts suspensions.
         should_yield: A function that gets whether this replica leads, and returns whether another replica should lead.

@@ -83,8 +83,8 @@ def check_bindings(installation: Installation, failed: Collection[str]) -> Itera
     """Check that Bindings reach mgpu. If they do not, the API server admits them all, because failurePolicy is Ignore.
 
     Args:
-        failed: the names of the checks that have failed. If one of them explains why Bindings do not reach mgpu, the
-            function reports nothing.
+        failed: the names of the checks that have failed. If one of them explains why Bindings do not reach mgpu, this
+            check does not fail too.
     """
     status, message = installation.binding_dry_run.status, installation.binding_dry_run.message
     own = installation.settings.scheduler
@@ -112,10 +112,7 @@ def _expected_configurations(installation: Installation) -> Iterator[tuple[str, 
 
 
 def _failed_call(installation: Installation, message: str) -> Finding:
-    """Return the finding about a failed call of the webhook, which depends on the error message.
-
-    The error message comes from Go's TLS library or, in the playground, from OpenSSL.
-    """
+    """Return the finding that follows from the error message of Go's TLS library or, in the playground, of OpenSSL."""
     cause = message.partition("failed to call webhook: ")[2] or message
     lower = cause.lower()
     logs = f"{installation.kubectl} logs deployment/{installation.settings.webhook.service}"
@@ -145,7 +142,6 @@ def _not_called(status: int, message: str) -> Finding:
 
 
 def _check_dates(installation: Installation) -> Iterator[Finding]:
-    """Check that the served certificates are valid, and that they do not expire within `_SOON`."""
     for service, secret in sorted(installation.secrets.items()):
         remedy = f"{installation.kubectl} logs deployment/{service} shows why it is not renewed"
         if not secret.is_renewed_by_mgpu:

@@ -26,7 +26,10 @@ _DAEMON_SET = "mgpu-deviceplugin"
 
 
 def check_nodes(installation: Installation) -> Iterator[Finding]:
-    """Check all nodes that have GPUs and are Ready. There is no finding if the user may not list nodes."""
+    """Check all nodes that have GPUs and are Ready. A node that is not Ready may lack its agent.
+
+    There is no finding if the user may not list nodes.
+    """
     if "nodes" in installation.hidden:
         return
     nodes = [node for node in installation.nodes if _is_ready(node) and _has_gpus(installation, node)]
@@ -80,7 +83,6 @@ def _not_served_reason(installation: Installation, node: Raw) -> str | None:
 
 
 def _check_resources(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Check that the status of each node has the resources of its cards."""
     check = "node resources"
     problems: dict[str, list[str]] = {}
     for node, agent in reports:
@@ -122,7 +124,6 @@ def _expected_resources(installation: Installation, node: Raw, cards: Sequence[C
 
 
 def _check_cdi(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
-    """Check that the container runtimes have CDI enabled if the settings require it."""
     check = "cdi"
     is_required = installation.settings.deviceplugin.cdi
     without = sorted(_name(node) for node, agent in reports if agent.cdi is False)
@@ -218,7 +219,7 @@ def _has_gpus(installation: Installation, node: Raw) -> bool:
 
 
 def _is_ready(node: Raw) -> bool:
-    """Return whether the node is Ready, or has no condition `Ready`. A node that is not Ready may lack its agent."""
+    """Return whether the node is Ready. A node without this condition counts as Ready."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return not any(row.get("type") == "Ready" and row.get("status") != "True" for row in conditions)
 

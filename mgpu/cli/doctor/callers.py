@@ -29,7 +29,7 @@ def environment_variables(key: str) -> tuple[str, ...]:
 
 
 def check_callers(installation: Installation) -> Iterator[Finding]:
-    """Report each endpoint that clients other than the API server may call."""
+    """Report endpoints that every address or addresses of pods may call, and settings that are not valid."""
     found = [finding for key in ENDPOINTS for finding in _check_endpoint(installation, key)]
     if not found:
         blocks = (f"{key}: {_describe(_configured_callers(installation, key))}" for key in ENDPOINTS)

@@ -172,7 +172,6 @@ def check_versions(installation: Installation) -> Iterator[Finding]:
 
 
 def _reported_versions(installation: Installation) -> Iterator[tuple[str, str]]:
-    """Yield the name and the version of each part that reports its version."""
     for lease in _own_leases(installation):
         version = (lease["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION)
         if version:

@@ -32,8 +32,6 @@ class Finding(NamedTuple):
     """A result of a check.
 
     Attributes:
-        check: the name of the check.
-        message: what the check has found.
         remedy: what the administrator can do about it; "" if there is nothing to do.
     """
 
@@ -93,8 +91,6 @@ class Installation:
     """A snapshot of an installation.
 
     Attributes:
-        namespace: the namespace of the installation.
-        now: the time of the snapshot.
         version: the version of the command `mgpu` that took the snapshot.
         pod_dry_run: the answer to the dry run of a Pod that uses two vocabularies.
         binding_dry_run: the answer to the dry run of a Binding of a Pod that does not exist.
@@ -105,7 +101,6 @@ class Installation:
         leases: the Leases of mgpu's schedulers in all namespaces.
         devices: the Devices, by the name of the node.
         pods: the Pods of mgpu and of NVIDIA's device plugin.
-        overview: all cards and the pods that hold them.
         workloads: mgpu's Deployments and DaemonSets, by name.
         hidden: the API server's message for each object or kind of objects that the user may not read.
         environment: the environment variables of the webhook and the scheduler that override the settings of their
