@@ -162,7 +162,6 @@ class Cluster:
 
     @property
     def page_url(self) -> str:
-        """The URL of the scheduler's web page."""
         return f"http://127.0.0.1:{self._ports['web']}/"
 
     def nvml_state(self, node: str) -> Path:
@@ -182,14 +181,13 @@ class Cluster:
         self.wait_ready(name)
 
     def kill_api_server(self) -> None:
-        """End the playground's API server until `start_api_server` is called. Its stored objects are kept.
+        """Stop the playground's API server. It keeps its objects in memory for `start_api_server`.
 
         Raises StartError if the cluster runs a real API server.
         """
         self._own_api_server().kill()
 
     def start_api_server(self) -> None:
-        """Start the playground's API server again after `kill_api_server`."""
         self._own_api_server().start()
 
     def start_scheduling(self) -> None:

@@ -81,7 +81,7 @@ def _specs(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def _complete(devices: Sequence[dict[str, Any]] | None) -> bool:
-    """Return whether there is at least one device, and every device changes something in a container."""
+    """Return whether there is at least one device, and every device has edits."""
     return bool(devices) and all(any((device.get("containerEdits") or {}).values()) for device in devices or ())
 
 
@@ -267,7 +267,7 @@ class Runtime:
         return record
 
     def end(self, container: Container, exit_code: int = 0) -> None:
-        """End a container. If it has already ended, do nothing."""
+        """End a container unless it has already ended."""
         with self._lock:
             of_pod = self._pods[container.uid]
             if of_pod[container.id].running:

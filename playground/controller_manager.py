@@ -132,7 +132,7 @@ class ControllerManager:
             self._stopped.wait(_PASS_SECONDS)
 
     def _pass(self) -> bool:
-        """Do what is due now. Return whether another pass is needed even if no object changes."""
+        """Take all steps that are due. Return whether another pass is needed even if no object changes."""
         with self._lock:
             objects = dict(self._objects)
             nodes = set(self._nodes)
@@ -184,7 +184,6 @@ class ControllerManager:
         self._api.patch(owner.path, {"metadata": {**_version(owner), "finalizers": kept or None}})
 
     def _delete_ownerless(self, found: _Object, objects: Mapping[str, _Object]) -> None:
-        """Delete an object if none of its owners exists."""
         if not any(ref["uid"] in objects or self._exists(ref, found) for ref in found.owners):
             self._api.delete(found.path, found.precondition)
 
@@ -201,7 +200,7 @@ class ControllerManager:
         return self._uid(f"{root}{where}/{plural}/{ref['name']}") == str(ref["uid"])
 
     def _uid(self, path: str) -> str:
-        """Return the UID of the object at a path, or "" if there is none."""
+        """Return the UID of the object at a URL path, or "" if there is none."""
         try:
             return str(self._api.get(path)["metadata"]["uid"])
         except ApiError as error:

@@ -50,8 +50,7 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
     """Run sample pods through the whole chain and show the cards.
 
     API server, scheduling loop, kubelets and GPUs are simulated on this machine; the webhook, the scheduler and the
-    node agents are the real processes. The exit code is 1 if a check fails, such as whether each container sees exactly
-    its cards.
+    node agents are the real processes. The exit code is 1 if a check fails; each container must see exactly its cards.
     """
     console = Console(highlight=False)
     settings = read_settings(config, {}, {})
@@ -139,7 +138,7 @@ class Demo:
         return _Before(self._samples.states(), {name: self._samples.slices(name) for name in partitioned})
 
     def _show_side_by_side(self) -> None:
-        """Show each card that pods of several vocabularies share. With some policies there is no such card."""
+        """Show each card that pods of several vocabularies share. Some policies place no pods like that."""
         cards = [(node.name, card) for node in self._samples.overview().nodes for card in node.cards]
         together = {
             f"{node}, card {card.state.card.index}": ", ".join(sorted(f"{u.dialect} ({u.pod})" for u in card.uses))
@@ -209,7 +208,7 @@ class Demo:
         return request_text.describe_request(request) if request else "no GPU"
 
     def _placement(self, created: Json, outcome: Outcome, before: _Before, seconds: float) -> dict[str, str]:
-        """Return the rows that say where the pod is, after how many seconds, and why it is there."""
+        """Return the rows that say on which cards the pod is, how long that took, and why it is there."""
         request, shares = self._samples.request(outcome.pod), self._samples.record(outcome.pod)
         if request is None or shares is None:
             return {"placed": f"{outcome.node}, without a record"}
@@ -225,10 +224,7 @@ class Demo:
         return rows | ({"not on": elsewhere} if elsewhere else {})
 
     def _refusals(self, pod: Json, without: str = "") -> str:
-        """Return the extender's reason for each rejected node except `without`.
-
-        The cards that the pod itself holds count as used.
-        """
+        """Return the extender's present reason for each node that it rejects, except for `without`."""
         try:
             found = Extender(self._cluster.extender_url).filter(pod, [node.name for node in self._cluster.nodes])
         except ExtenderError as error:

@@ -69,7 +69,7 @@ def as_event(text: str) -> str:
 
 
 def _short_of(wanted: Requests, node: Raw, used: Requests, counted: Callable[[str], bool]) -> list[str]:
-    """Return a reason for each resource of which the node has too little."""
+    """Return a reason for each resource of which the node has too little free."""
     there = allocatable(node)
     return [
         "Too many pods" if name == "pods" else f"Insufficient {name}"
@@ -106,7 +106,6 @@ def _tolerates(toleration: Raw, taint: Raw) -> bool:
 
 
 def _selected(spec: Raw, node: Raw) -> bool:
-    """Return whether the pod's nodeSelector and its required node affinity match the node."""
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False

@@ -88,7 +88,7 @@ def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
 
 
 def located(manifest: Json, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> Json:
-    """Return a copy of the manifest in which webhooks have URLs on this machine and CA bundles in place of Services."""
+    """Return a copy of the manifest. Its webhooks have URLs on 127.0.0.1 and CA bundles in place of Services."""
     found = copy.deepcopy(manifest)
     for webhook in found.get("webhooks") or ():
         service = webhook["clientConfig"]["service"]
@@ -123,7 +123,11 @@ def record_keys(folder: Path) -> dict[str, str]:
 
 
 def config_map(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ConfigMap from which `mgpu doctor` reads the public keys. `variables` come from `record_keys`."""
+    """Return the ConfigMap from which `mgpu doctor` reads the public keys.
+
+    Args:
+        variables: The result of `record_keys`.
+    """
     folder = Path(variables["MGPU_RECORDS__PUBLICKEYS"])
     data = {file.name: file.read_text() for file in sorted(folder.iterdir())}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mgpu-record-keys"}, "data": data}

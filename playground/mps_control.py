@@ -26,7 +26,6 @@ _DEFAULT = "/tmp/nvidia-mps"
 
 
 def main() -> int:
-    """Run the program and return its exit status."""
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _DEFAULT))
     match sys.argv[1:]:
         case []:
@@ -108,7 +107,7 @@ class _Daemon:
         self._ended = False
 
     def run(self, server: socket.socket) -> None:
-        """Answer commands until one of them is `quit` or the pipe directory is removed."""
+        """Answer commands until `quit` comes or the pipe directory is removed."""
         while not self._ended and (self._pipes / "control").exists():
             with contextlib.suppress(OSError):  # no client came, or the client is gone
                 connection, _ = server.accept()

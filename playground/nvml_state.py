@@ -149,7 +149,6 @@ def register(file: Path, uuid: str, pid: int) -> None:
 
 
 def deregister(file: Path, uuid: str, pid: int) -> None:
-    """Record that a process no longer runs on the MIG device or card with this UUID."""
     (_clients(file, uuid) / str(pid)).unlink(missing_ok=True)
 
 

@@ -54,7 +54,6 @@ class Ports:
             return next(port for port in self._free if _is_free(port))
 
     def close(self) -> None:
-        """Give the reserved blocks back."""
         for owned in self._owned:
             owned.close()
 
@@ -144,7 +143,7 @@ class Process:
             self._child = spawn(self.command, self.environ, out, self._orphaned)
 
     def terminate(self) -> None:
-        """Send SIGTERM, and do not wait for the process to end."""
+        """Send SIGTERM without waiting for the process to end."""
         if self._child and self.running:
             self._child.terminate()
 

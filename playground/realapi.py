@@ -103,7 +103,10 @@ def _request(event: Mapping[str, Any]) -> Request:
 
 
 def _audit(folder: Path, users: Collection[str]) -> dict[str, object]:
-    """Return the flags for an audit log of these users' requests, including watches that have not ended."""
+    """Write the audit policy, and return the flags for an audit log of the requests of these users.
+
+    The log also has the watches that have not ended.
+    """
     policy = folder / "audit.yaml"
     rules = [{"level": "Metadata", "users": sorted(users)}]
     head = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}

@@ -94,7 +94,7 @@ class Samples:
         return dialects.by_name(request.dialect).read_placement(read_pod(pod), request) if request else None
 
     def cards(self, node: str) -> tuple[Card, ...]:
-        """Return the cards of the node. Raises ApiError if the node has no Device."""
+        """Return the cards in the node's Device. Raises ApiError if the node has none."""
         return read_device(self._api.get(f"{_DEVICES}/{node}"))
 
     def slices(self, node: str) -> NodeSlices:
@@ -107,7 +107,6 @@ class Samples:
         return make_overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)
 
     def states(self) -> dict[str, tuple[CardState, ...]]:
-        """Return the states of the cards of each node, by the name of the node."""
         return {node.name: tuple(view.state for view in node.cards) for node in self.overview().nodes}
 
     def _wait(self, name: str, reached: Callable[[Outcome], bool], seconds: float) -> Outcome:

@@ -104,7 +104,6 @@ class SimulatedNvml:
         return self._handle(pynvml.c_nvmlDevice_t, "card", uuid)
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
-        """Return the UUID of a card or of a MIG device."""
         key = self._key(handle, "card", "mig")
         return self._card(handle).uuid if key[0] == "card" else self._mig(handle)[1].uuid
 
@@ -115,7 +114,7 @@ class SimulatedNvml:
         return SimpleNamespace(total=self._card(handle).memory)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        """Return the processes on a MIG device, or those on a card and on all of its instances."""
+        """Return the processes on a MIG device. For a card, return those on the card and on all of its instances."""
         key = self._key(handle, "card", "mig")
         if key[0] == "mig":
             found = clients(self._file, self._mig(handle)[1].uuid)

@@ -128,9 +128,9 @@ class Story:
 
 
 def _cards(node: NodeView) -> list[tuple[str, Mapping[str, int]]]:
-    """Return the GPUID and the pods of each card in use, sorted as text.
+    """Return the GPUID and the pods of each card in use.
 
-    They are not in the order of the cards, because a GPUID may get either card.
+    The order does not depend on the cards, because a GPUID may get either card.
     """
     cards = (
         (card.state.gpuid, {use.pod.rpartition("/")[2]: use.core for use in card.uses})

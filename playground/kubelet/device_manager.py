@@ -187,7 +187,7 @@ class DeviceManager:
             return {r: e.ids for (pod, c, r), e in self._held.items() if (pod, c) == (uid, container)}
 
     def all_ids(self) -> dict[str, tuple[str, ...]]:
-        """Return the ids in the device lists of all resources, healthy or not."""
+        """Return all ids in the device list of each resource, including the unhealthy ones."""
         with self._lock:
             return {resource: tuple(ids) for resource, ids in self._devices.items()}
 
@@ -252,7 +252,7 @@ class DeviceManager:
             self._held[uid, name, resource] = entry
 
     def _choose(self, uid: str, name: str, resource: str, wanted: int, *, running: bool) -> tuple[str, ...]:
-        """Return the ids to allocate, or () if the container holds its ids already or runs. Raises AdmissionError."""
+        """Return the ids to allocate, or () if the container runs or holds its ids already. Raises AdmissionError."""
         with self._lock:
             held = self._held.get((uid, name, resource))
             if held and len(held.ids) != wanted:

@@ -196,7 +196,7 @@ class Kubelet:
                 self._take(pod, restored=pod["metadata"]["uid"] in found)
 
     def _pick(self, found: set[str]) -> Json | None:
-        """Take the next pod to admit from the queue and return it, or None if it is gone.
+        """Take the next pod to admit from the queue. Return it, or None if it no longer exists.
 
         Args:
             found: The UIDs of the pods that existed when the kubelet started. They are admitted by creation time.

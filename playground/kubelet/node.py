@@ -214,7 +214,7 @@ class NodeReporter:
                 log.warning("status of node %s not written: %s", self._config.node, error)
 
     def _report(self, node: Json) -> None:
-        """Patch only the fields that differ from `node`, so that resources which other clients have written remain."""
+        """Patch only the fields that differ from `node`, so that the resources of other clients remain."""
         wanted = self._status(node.get("status") or {})
         patch = _difference(node.get("status") or {}, wanted)
         if patch:
@@ -273,7 +273,6 @@ _NODE_INFO = {
 
 
 def _extended(name: str) -> bool:
-    """Return whether a resource of this name is an extended resource."""
     return "/" in name and not name.startswith("kubernetes.io/")
 
 

@@ -74,7 +74,7 @@ class PodWorker:
         self._thread.start()
 
     def update(self, pod: Json) -> None:
-        """Continue with a newer version of the pod's object."""
+        """Tell the worker to continue with a newer version of the pod's object."""
         self._pod = pod
         self.poke()
 
@@ -90,7 +90,7 @@ class PodWorker:
             self._wake.notify()
 
     def stop(self) -> None:
-        """End the thread, because the kubelet stops. The containers continue to run."""
+        """Tell the thread to end, because the kubelet stops. The containers continue to run."""
         self._stop.set()
         self.poke()
 
@@ -114,7 +114,7 @@ class PodWorker:
     def sync(self) -> float | None:
         """Start or end the containers that are due, and report the status.
 
-        Returns: the seconds until the next call is due, or None to wait for a change of the pod.
+        Return the seconds until the next call is due, or None if the next call is due when the pod changes.
         """
         pod = self._pod
         phase = (pod.get("status") or {}).get("phase")
@@ -136,7 +136,7 @@ class PodWorker:
     def _initialize(self, pod: Json) -> bool:
         """Run the init containers one after the other. Each of them ends at once, except for sidecars.
 
-        Returns: whether the app containers may start.
+        Return whether the app containers may start.
         """
         for container in pod["spec"].get("initContainers") or ():
             latest = self._machine.runtime.latest(pod["metadata"]["uid"], container["name"])
@@ -193,7 +193,7 @@ class PodWorker:
                 self._machine.runtime.end(container)
 
     def _remaining(self, pod: Json) -> list[tuple[Container, float]]:
-        """Return the running app containers with the seconds left to each, or nothing without the annotation."""
+        """Return the running app containers with their remaining seconds, or [] for a pod without the annotation."""
         seconds = (pod["metadata"].get("annotations") or {}).get(RUN_SECONDS)
         if seconds is None:
             return []
@@ -224,7 +224,7 @@ class PodWorker:
             self._deleted = True
 
     def _finish(self, pod: Json) -> None:
-        """End the containers that are left, such as sidecars. From here on, other pods may get the pod's device ids."""
+        """End the containers that still run, such as sidecars. After that, other pods may get the pod's device ids."""
         for container in self._machine.runtime.containers(pod["metadata"]["uid"]):
             if container.running:
                 self._machine.runtime.end(container)

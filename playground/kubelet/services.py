@@ -128,7 +128,7 @@ class Registry(services.RegistrationServicer):
         self._closing = False
 
     def start(self) -> None:
-        """Remove every socket in the folder, so that the plugins register again, and then serve."""
+        """Remove every socket in the folder and then serve. A plugin whose socket disappears registers again."""
         for path in self._folder.iterdir():
             if path.name != FILE and path.is_socket():
                 path.unlink()

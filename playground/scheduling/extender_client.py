@@ -18,7 +18,7 @@ _SECONDS = 5.0
 
 
 class ExtenderError(Exception):
-    """A call to the extender failed. The pod cannot be scheduled now."""
+    """A call to the extender failed, so the pod cannot be scheduled now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,6 @@ class Scheduling:
             self._queue.changed()
 
     def _run(self) -> None:
-        """Schedule the pods of the queue until the queue is closed."""
         self._nodes.wait_synced(60)
         self._pods.wait_synced(60)
         while (pod := self._queue.pop()) is not None:

@@ -75,7 +75,7 @@ class Queue:
                 self._retry(uid, self._refused.pop(uid))
 
     def remove(self, uid: str) -> None:
-        """Forget a pod that is bound, deleted or ended."""
+        """Forget a pod that was bound, was deleted or has ended."""
         with self._ready:
             self._pods.pop(uid, None)
             self._refused.pop(uid, None)
@@ -120,7 +120,7 @@ class Queue:
                 self._refused[uid] = until
 
     def changed(self) -> None:
-        """Note a change of the cluster, so that refused pods are tried again after their back-off."""
+        """Note a change of the cluster. Refused pods are then tried again after their back-off."""
         with self._ready:
             self._moves += 1
             for uid, until in self._refused.items():

@@ -138,7 +138,7 @@ class MtgpuPods:
         self._settle(pod.node)
 
     def name_containers(self) -> None:
-        """Divide the holding of each MtgpuPod among its containers, because the output names their shares."""
+        """Put the names of the containers into the holding of each MtgpuPod, because the output lists them."""
         for row in self._rows.values():
             holding = self._cluster.ledger.holding(row.pod.uid)
             if holding:
@@ -209,7 +209,7 @@ class MtgpuPods:
         return True
 
     def _admit(self, node: str, holdings: Sequence[Holding]) -> None:
-        """Replace the reservations of the node's MtgpuPods that have no card yet by `holdings` of a new plan."""
+        """Replace the reservations for the node's MtgpuPods that have no card yet by the `holdings` of a new plan."""
         for uid in [uid for uid, held in self._admitted.items() if held.node == node]:
             del self._admitted[uid]
             self._cluster.release(uid)

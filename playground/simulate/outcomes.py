@@ -68,7 +68,7 @@ class Result:
 
 
 def result_json(result: Result) -> dict[str, Any]:
-    """Return the JSON output."""
+    """Return the output of `mgpu simulate -o json`."""
     return {"pods": [_row(outcome) for outcome in result.outcomes], "nodes": nodes_json(result.nodes)}
 
 

@@ -61,7 +61,7 @@ class PartitionedNode:
         return bool(self.slices.mode)
 
     def available_devices(self) -> tuple[Card, ...]:
-        """Return the devices that pods can get."""
+        """Return the devices that pods can get: cards that are not partitioned, slices, and devices of other types."""
         if self.is_partitioned and self.problem:
             return self._others  # it is unknown how the GPUs are partitioned
         return (*unpartitioned_cards(self.slices, self.gpus), *slice_devices(self.slices, self.gpus), *self._others)
@@ -141,7 +141,7 @@ class PartitionedNode:
             self.slices = replace(self.slices, partitioning=partitioning, existing=existing, refused=None)
 
     def _desired_slices(self) -> tuple[Slice, ...]:
-        """Return the slices that the plan asks for. Raises PlanNotApplicable if the plan cannot be applied."""
+        """Return the slices of the pending plan. Raises PlanNotApplicable if the plan cannot be applied."""
         slices = self.slices
         used = [s.place for s in slices.existing if s.pod]
         if slices.mode != MIG:

@@ -126,7 +126,6 @@ class _Simulation:
         return running
 
     def node_views(self) -> tuple[NodeView, ...]:
-        """Return the nodes at the end of the simulation."""
         self._mtgpupods.name_containers()
         return view_nodes(self.cluster.ledger, self.cluster.partitions())
 
@@ -160,7 +159,7 @@ class _Simulation:
             self._ranking.refresh()
 
     def submit(self, raw: Raw) -> Outcome:
-        """Take one pod or MtgpuPod through all steps and return its outcome."""
+        """Take a pod or an MtgpuPod through all steps and return its outcome."""
         if raw["kind"] == mtgpu.KIND:
             return self._submit_mtgpupod(raw)
         outcome = Outcome(read_pod(raw))
@@ -206,7 +205,7 @@ class _Simulation:
         """Return the placement of the pod on each node that it fits, by the name of the node.
 
         For a pod without GPUs, the placement is None. The reasons why the pod does not fit the other nodes are stored
-        in the outcome. If the pod fits no node, the cards of a node that it would then fit are partitioned.
+        in the outcome. If the pod fits no node, one node is partitioned for it, provided that it then fits this node.
         """
         placements: dict[str, Placement | None] = {}
         candidates: list[str] = []

@@ -68,7 +68,6 @@ class SimulatedCluster:
         self._named_resources.follow(replace(pod, node=node))
 
     def hold(self, holding: Holding) -> None:
-        """Enter a holding in the ledger."""
         self.ledger.hold(holding)
         self._changed.add(holding.node)
 
@@ -112,7 +111,7 @@ class SimulatedCluster:
         )
 
     def reservation(self, uid: str) -> None:  # noqa: ARG002
-        """Return None: each pod is bound before the next one is scheduled, so there are no reservations."""
+        """Return None. There are no reservations, because each pod is bound before the next one is scheduled."""
         return
 
     def group_cards(self, request: GpuRequest, without: str) -> tuple[GroupCard, ...]:

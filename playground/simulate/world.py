@@ -157,7 +157,7 @@ def read_world(documents: Iterable[Document], note: Callable[[str], None], setti
     """Return the objects of the documents, sorted by their use. Raises BadObject with the first problem.
 
     Args:
-        note: Receives a line for every object or list that is ignored.
+        note: Receives a line for every object that has no effect.
     """
     found = list(documents)
     world = World()

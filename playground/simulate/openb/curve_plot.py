@@ -23,7 +23,7 @@ _STYLE: Mapping[str, dict[str, Any]] = {
 
 
 def check(file: Path) -> None:
-    """Raise BadObject if `file` has another suffix, its directory is missing, or matplotlib is not installed.
+    """Raise BadObject if the suffix of `file` is not one of SUFFIXES, its directory is missing, or matplotlib is missing.
 
     The experiment takes long, so `openb_command` calls this function before it.
     """

@@ -131,7 +131,7 @@ def run_all(trace: Trace, wanted: Sequence[tuple[str, int]], load: float, done: 
     workers = min(len(wanted), os.cpu_count() or 1)
     if len(wanted) == 1:
         return [run(trace, *wanted[0], load)]
-    # The processes are spawned, because a fork would copy the thread that draws the progress bar.
+    # The processes are spawned, because a fork could copy a lock while the thread of the progress bar holds it.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(run, trace, policy, seed, load) for policy, seed in wanted]
         try:

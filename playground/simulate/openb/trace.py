@@ -27,7 +27,7 @@ class Trace:
 
     @property
     def capacity(self) -> int:
-        """The capacity of all cards together, in thousandths of a card."""
+        """The compute of all cards together, in thousandths of a card."""
         return CARD * sum(node.cards for node in self.nodes)
 
 
@@ -37,8 +37,8 @@ def read_trace(nodes: Path, pods: Path) -> Trace:
     The columns may be in any order, and unknown columns are ignored.
 
     Raises:
-        BadObject: A file cannot be read or is invalid. The only problem names the file, and where possible the line
-            and the column.
+        BadObject: A file cannot be read or is invalid. The error has one problem, which names the file and, if there is
+            one, the line and the column.
     """
     trace = Trace(tuple(_rows(nodes, _NODE_COLUMNS, _node)), tuple(_rows(pods, _POD_COLUMNS, _pod)))
     if not trace.capacity:
@@ -49,7 +49,7 @@ def read_trace(nodes: Path, pods: Path) -> Trace:
 
 
 def demand(pod: Shape) -> int:
-    """Return how much a pod requests on all its cards together, in thousandths of a card."""
+    """Return how much compute a pod requests on all its cards together, in thousandths of a card."""
     return pod.cards * pod.core
 
 
