@@ -23,7 +23,7 @@ _STYLE: Mapping[str, dict[str, Any]] = {
 
 
 def check(file: Path) -> None:
-    """Raise BadObject if the suffix of `file` is not one of SUFFIXES, its directory is missing, or matplotlib is missing.
+    """Raise BadObject if the suffix is not one of SUFFIXES, the directory is missing, or matplotlib is not installed.
 
     The experiment takes long, so `openb_command` calls this function before it.
     """
