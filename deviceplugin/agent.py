@@ -290,10 +290,7 @@ class Agent:
     # What the parts call
 
     def _facts(self) -> NodeFacts:
-        """Return the facts that the reporter writes. The reporter's thread calls this method.
-
-        Raises RetryLater while some of the facts are not known yet.
-        """
+        """Return the facts for the reporter, on its thread. Raises RetryLater while some are not known yet."""
         state = self._state
         whole = state.devices.whole()
         server = state.whole_cards.server

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 _BEAT_SECONDS = 0.5
 UNRESPONSIVE_SECONDS = 3.0
-"""After this time without a beat the agent is not ready, so that no pod is scheduled to the node."""
+"""After this time without a beat the agent is not ready, so that no GPU pod is scheduled to the node."""
 HANGING_SECONDS = 30.0
 """After this time without a beat the agent is unhealthy, since only a restart helps."""
 

@@ -134,10 +134,7 @@ def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settin
 
 
 def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
-    """Check that a dialect is enabled, that the MPS command is valid, and that socket paths are not too long.
-
-    Raises BadObject.
-    """
+    """Raise BadObject if no dialect is enabled, the MPS command is invalid, or the path of a socket is too long."""
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
     _check_command(own.mps_control)

@@ -1,4 +1,4 @@
-"""Keeps receipts, acknowledgements and the device list of whole cards up to date, and stops containers of deleted pods.
+"""Keeps receipts, acknowledgements and the device list of whole cards up to date, and stops overdue containers.
 
 `deviceplugin.agent` runs the coroutines while the agent serves the node. Each of them reads the present state, acts on
 it, and waits for the next change. So it makes no difference if several changes are handled at once.

@@ -236,10 +236,7 @@ class Allocator:
     # PreStartContainer: the data that a start waits for
 
     async def _pod(self, uid: str, deadline: float) -> GpuPod:
-        """Wait until the watch has delivered the pod, which the kubelet may observe first, and return the pod.
-
-        Raises Refused.
-        """
+        """Wait for the pod, which the kubelet may observe before the watch delivers it. Raises Refused."""
         while True:
             gpu_pod = self._context.pods.by_uid(uid)
             if self._resumed and gpu_pod is not None:
@@ -250,10 +247,7 @@ class Allocator:
                 raise Refused(f"the API server has not delivered pod {uid} yet")
 
     async def _until_decided(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float) -> GpuPod:
-        """Wait for the pod's allocation record, which a late binding decision may not have written yet.
-
-        Raises Refused.
-        """
+        """Wait for the allocation record, which a late binding decision may write after the pod. Raises Refused."""
         while not (gpu_pod := self._with_kept_cards(gpu_pod, entries)).is_decided:
             if not await self._changed_before(deadline):
                 limit = f"within {self._wait_seconds:g} s"

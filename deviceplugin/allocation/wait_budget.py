@@ -1,7 +1,6 @@
 """Limits how long answers to Allocate may wait if the container runtime has no CDI.
 
-`allocator_without_cdi` spends the budget; with CDI, Allocate answers at once. All resources share one budget, since the
-kubelet's sync loop does nothing else while it waits for an answer.
+`allocator_without_cdi` spends the budget; with CDI, Allocate answers at once. All resources share one budget.
 """
 
 import time

@@ -117,7 +117,6 @@ def reportable_slices(
     A slice in use is always reported. A free slice is reported only if a pod that gets it can start.
 
     Args:
-        slices: The slices of the node, with their pods.
         unhealthy: The indexes of the cards whose slices must not be given out.
         is_registered: A function that returns whether the kubelet would admit a pod that requests slices of this name.
     """

@@ -252,9 +252,7 @@ class PartitionWorker:
         return self._offer_and_report(gpus, observed, slices)
 
     def _users(self, environments: Environments, existing: Collection[Slice]) -> Users:
-        """Return which pods use which places, according to the checkpoint, CDI files and allocation records.
-
-        If these sources contradict each other, the checkpoint takes precedence over CDI files, and these over records.
+        """Return which pods use which places, according to the three sources of `slice_usage`.
 
         Args:
             existing: The slices that exist. The Node may not list all of them, because administrators can create some.

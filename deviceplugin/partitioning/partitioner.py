@@ -88,7 +88,4 @@ class Partitioner(Protocol):
         """Forget the state of the cards, because the node has another mode now, and let daemons of this mode end."""
 
     def reconcile(self, context: PartitionContext) -> ObservedPartitions:
-        """Change the cards towards the desired state as far as that is possible now.
-
-        Raises RetryLater if the state of the cards is not known.
-        """
+        """Change the cards towards the desired state as far as possible now. Raises RetryLater."""

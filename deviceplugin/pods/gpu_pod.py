@@ -38,8 +38,7 @@ def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
     """Return the UID by which the kubelet knows the pod whose UID in the API is `uid`.
 
     The two differ for a static pod, which the kubelet knows by a hash without "-". Users can write the annotation
-    `MIRROR` too, and could name another pod there. So a value with "-" is ignored, since it could be the UID of such a
-    pod.
+    `MIRROR` too, so a value with "-" is ignored: it could be the UID of another pod.
     """
     mirror = annotations.get(MIRROR, "")
     return mirror if _STATIC.fullmatch(mirror) else uid

@@ -113,10 +113,7 @@ class RecordWriter:
                 self._changed.notify_all()
 
     def _next(self, lane: dict[str, _Record]) -> _Record | None:
-        """Wait until a record is due, and remove and return it; None after `stop`.
-
-        Pods that the other thread is writing are skipped.
-        """
+        """Remove and return the next record that is due; None after `stop`. Skip pods that are being written."""
         with self._changed:
             while not self._stopped:
                 ready = [record for uid, record in lane.items() if uid not in self._in_flight]

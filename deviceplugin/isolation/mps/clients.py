@@ -31,7 +31,7 @@ class Mps:
     Use it on one event loop, except for the methods that are documented as thread-safe.
 
     A card has a daemon while it is partitioned into slices, and while it has clients. A container is a client from the
-    call of `ready` until its pod has ended or is gone. A client stays one when the settings change.
+    call of `ready` until its pod has ended or its pod's object is gone. Changed settings do not affect a client.
 
     Args:
         files: The CDI files, in which the clients of an earlier agent are found.

@@ -101,7 +101,8 @@ class Control:
                 when they started, and may need their files in it. So nothing is mounted over it, and only links are
                 removed. Without a daemon they would have no limits, so the daemon starts even if the folder's size is
                 not limited.
-            is_only_user: Whether no container of the node is a client, and no other daemon runs.
+            is_only_user: Whether no container of the node is a client, and no other daemon runs. If so, the shared
+                memory is emptied too.
 
         Raises OSError and UnlimitedFolder.
         """
