@@ -1,1 +1,1 @@
-"""The admission webhook, which validates and mutates pods that request GPUs, and MtgpuPods."""
+"""The admission webhook, which completes and validates pods that request GPUs, and validates MtgpuPods."""

@@ -55,7 +55,7 @@ Examples:
 @click.option(
     "--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="The unit of gpu-mem.  [default: GiB]"
 )
-@click.option("--kubeconfig", default="", help="Serve the cluster of this file.  [default: the cluster of its pod]")
+@click.option("--kubeconfig", default="", help="Kubeconfig of the cluster.  [default: the cluster that this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
     """Serve the admission webhook: /mutate, /rebuild and /validate.

@@ -51,8 +51,8 @@ def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
 def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -> Patch:
     """Return the JSON Patch that replaces a new Pod by the one that mgpu builds from its MtgpuPod.
 
-    Of the old content only the seal, the index of the card and its UUID stay. The UUID must be that of the MtgpuPod's
-    card.
+    Of the content of the new Pod only the seal, the index of the card and its UUID stay. The UUID must be that of the
+    MtgpuPod's card.
 
     Args:
         find: the function that reads the MtgpuPod; None if this process has no API server.

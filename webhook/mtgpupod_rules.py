@@ -48,7 +48,7 @@ def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], set
 
 
 def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
-    """Yield the problems of a new Pod that looks like the Pod of an MtgpuPod, and whose user is not trusted.
+    """Yield the problems of a new Pod of an untrusted user if the Pod looks like the Pod of an MtgpuPod.
 
     Such a Pod would hold a card. The rules apply even if MtgpuPods are disabled, because the Pods of earlier MtgpuPods
     still hold their cards.

@@ -191,7 +191,8 @@ def _remove_visible_devices(container: Container) -> Iterator[Operation]:
     """Yield the operations that remove the pod's own `NVIDIA_VISIBLE_DEVICES`, last position first.
 
     The pod's variable would override the variable from Allocate (docs/design/kubernetes.md, "Device manager"). Each
-    operation of a patch applies to the result of the previous one, and would shift the positions of later variables.
+    operation of a patch applies to the result of the previous one, so each removal shifts the positions of the
+    variables that follow.
     """
     for i in reversed(container.visible):
         yield {"op": "remove", "path": _pointer(container, "env", i)}

@@ -101,7 +101,7 @@ def binding_users(own: SchedulerSettings) -> Collection[str]:
     """Return the users and groups that may bind GPU pods; empty if everyone may.
 
     If the setting names the service account of mgpu-scheduler, the kube-scheduler of components/second-scheduler may
-    bind GPU pods too. Settings that are older than that kube-scheduler's own account name only mgpu-scheduler's.
+    bind GPU pods too. In older settings the account of mgpu-scheduler stands for both.
     """
     accounts = f"system:serviceaccount:{own.namespace}:"
     if own.kube_scheduler_lease and f"{accounts}mgpu-scheduler" in own.binding_users:

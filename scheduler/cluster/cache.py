@@ -437,7 +437,7 @@ class ClusterCache:
             return True
 
     def keep(self, reservation: Reservation) -> None:
-        """Restart the full time of a reservation, if it is in force. Its pod is bound, or may be bound."""
+        """Restart the full time of a reservation, if it is in force. The pod is bound or may be."""
         with self._lock:
             if not self._is_closed and self._reservations.get(reservation.uid) is reservation:
                 self._reservations.keep(reservation)

@@ -27,9 +27,9 @@ class Eligibility:
     """The excluded cards, with a row for each node and a column for each card of the node. Not thread-safe.
 
     Attributes:
-        exclusions: The exclusions by code. A card that is not excluded has the code 0, which is not in this mapping. A
-            code never changes its meaning, because the filter caches the result for a row together with the row's
-            codes.
+        exclusions: The exclusions, that is, the reasons why a pod must not use a card, by code. A card that is not
+            excluded has the code 0, which is not in this mapping. A code never changes its meaning, because the filter
+            caches the result for a row together with the row's codes.
     """
 
     def __init__(self) -> None:

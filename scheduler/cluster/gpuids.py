@@ -1,8 +1,9 @@
 """Counts the GPUIDs that each namespace uses at once. The settings can limit their number.
 
-Each GPUID of a node takes a whole card from all other pods, however small the requests of its MtgpuPods are. A
-namespace uses a GPUID while one of its MtgpuPods holds a share of the card of the GPUID, even if an MtgpuPod of another
-namespace was the first to use it. Otherwise two namespaces could take cards for each other.
+MtgpuPods that name the same node and GPUID share a card. Each GPUID of a node takes a whole card from all other pods,
+however small the requests of its MtgpuPods are. A namespace uses a GPUID while one of its MtgpuPods holds a share of
+the card of the GPUID, even if an MtgpuPod of another namespace was the first to use it. Otherwise two namespaces could
+take cards for each other.
 """
 
 from collections import Counter

@@ -129,7 +129,7 @@ class Holdings:
         shares = (*shares, *(s for s in slices if (s.type, s.card) not in named))
         holding = self._holding_of(gpu_pod, dialect, shares)
         if holding == self.ledger.holding(pod.uid) and not pod.deleting:
-            # Most events end here. A pod that is being deleted goes on: nominated pods may now count on its cards.
+            # Most events end here. If the pod is being deleted, nominated pods may now count on its cards.
             return
         self.release(pod.uid)
         self.hold(holding)

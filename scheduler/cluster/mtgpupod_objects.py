@@ -1,6 +1,7 @@
 """Stores the MtgpuPods, the Pods that are created for them, and the taints of the nodes, for the MtgpuPod controller.
 
-There may be thousands of these objects and users choose their size, so they are stored as JSON text of limited length
+It also stores the occupy pods, each of which occupies a card for the MtgpuPods of a GPUID. There may be thousands of
+these objects and users choose their size, so they are stored as JSON text of limited length
 (scheduler/cluster/stored_objects.py).
 """
 

@@ -139,7 +139,7 @@ class Nodes:
         return _gpus(self._devices(node))
 
     def _devices(self, node: Node) -> tuple[Card, ...]:
-        """Return the physical devices of the node, with the GPUs that a ConfigMap lists marked as unhealthy."""
+        """Return the physical devices of the node. A GPU that a ConfigMap of gpushare lists is unhealthy."""
         cards = self._cards.get(node.name)
         if cards is None:
             # If mgpu's agent runs here, it is about to create the Device. Allocation records must not name cards that

@@ -20,7 +20,7 @@ _PAUSE_FACTOR = 10
 _DELETED_SECONDS = 120.0
 """How long deleted pods are remembered. No request for a binding takes as long."""
 _MAX_DELETED = 1 << 16
-"""The most deleted pods that are remembered."""
+"""The most deleted pods that are remembered, to limit the memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,10 @@ class Reservations:
         return any(self._series[uid].last > since for uid in self._in_force)
 
     def overdue(self) -> tuple[Reservation, ...]:
-        """Return the reservations whose pods have not appeared in time, the longest overdue first."""
+        """Return the reservations whose pods have not appeared in time, the longest overdue first.
+
+        Series of reservations that no longer count are forgotten.
+        """
         now = self._clock()
         self._series = {
             uid: series

@@ -1,8 +1,8 @@
 """Keeps the JSON of all nodes for the web page, and sends each viewer what has changed.
 
-Each open page polls once a second, and `page_app` answers with `Board.since`. The JSON of a node is made once for all
-viewers. Polling occupies no thread of the process between two requests, unlike a stream, and works with any replica and
-through `kubectl port-forward`. A refresh must be short and must pause often, because the same process answers
+Each open page polls about once a second, and `page_app` answers with `Board.since`. The JSON of a node is made once for
+all viewers. Polling occupies no thread of the process between two requests, unlike a stream, and works with any replica
+and through `kubectl port-forward`. A refresh must be short and must pause often, because the same process answers
 kube-scheduler, and Python runs one thread at a time.
 """
 

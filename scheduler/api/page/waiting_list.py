@@ -31,7 +31,7 @@ changing a node."""
 _FIRST_PAUSE_RATIO = 1
 """The pauses, as a multiple of the work, while a reason is computed for the first time and viewers wait for it."""
 _RENEWAL_PAUSE_RATIO = 9
-"""The same while a reason is renewed. The pauses are long, because a busy cluster renews reasons all the time."""
+"""The ratio while a reason is renewed. The pauses are long, because a busy cluster renews reasons all the time."""
 
 Raw = Mapping[str, Any]
 Key = tuple[GpuRequest, int]
