@@ -32,10 +32,9 @@ NODE_PAUSE_SECONDS = 5.0
 WATCH_LAG_SECONDS = 10.0
 """How much later than kube-scheduler this process may observe a change, for example after a broken watch."""
 RACE_PAUSE_SECONDS = 1.0
-"""The pause before an announcement that covers only the race, after an announcement of any node.
+"""The pause between an announcement of any node and the next one that covers only the race.
 
-A filter call is also expected to take at most this time: a change that was observed this long before a rejection may
-have come too late for the answer.
+A change within this time before a rejection may have come too late for the filter's answer, so it is announced.
 """
 
 
@@ -63,7 +62,6 @@ class Announcements:
         self._last_change: tuple[str, float] = ("", -WATCH_LAG_SECONDS)
 
     def cards_freed(self, event: CardsFreed) -> None:
-        """Announce the node, because kube-scheduler does not observe that cards came free there."""
         self.announce(event.node)
 
     def node_may_fit(self, event: NodeMayFit) -> None:
@@ -77,7 +75,7 @@ class Announcements:
             self._announce_for_race(event.node)
 
     def pod_rejected(self) -> None:
-        """Note that a pod fits on no node. Announce the last change if the filter may have been too early for it."""
+        """Note that a pod fits on no node. If the filter may have missed the last change, announce the node of it."""
         self._last_rejection = self._clock()
         node, changed_at = self._last_change
         if self._last_rejection < changed_at + RACE_PAUSE_SECONDS:

@@ -39,7 +39,7 @@ _SIMPLE = re.compile(r"[-a-z0-9.]*")
 """Matches the names that need no escaping in a field selector. All valid names of nodes are among them."""
 _MAX_DETAILED_NODES = 8
 """If at most this many nodes have cards, the cards of all nodes are listed."""
-# The most holders of one card, nodes of one kind, and different reasons that the text lists.
+# The most holders of a card, nodes with an equal answer, and different reasons that the text lists.
 _MOST_HOLDERS = 2
 _MOST_NAMES = 4
 _MOST_REASONS = 12
@@ -69,7 +69,7 @@ def command(
 ) -> None:
     """Explain why a pod waits, node by node and card by card, or where its cards are.
 
-    TYPE is pod (the default) or mtgpupod. The reasons are the current ones of mgpu's engine. Other reasons (taints,
+    TYPE is pod (the default) or mtgpupod. The reasons are those of mgpu's engine at this moment. Other reasons (taints,
     selectors, cpu, volumes) are shown as the scheduler wrote them on the pod. The exit code is 1 if there is no such
     pod or the cluster does not answer.
     """

@@ -28,7 +28,6 @@ class LeaderLabel:
     """Keeps the label on the pod of the replica that decides, and on no other pod.
 
     Args:
-        namespace: The namespace of the replicas' pods.
         uid: The UID of this process's own pod.
         not_deciding_reason: Returns why this process does not decide now, or None.
 
@@ -106,8 +105,7 @@ class LeaderLabel:
 
         Args:
             value: The value of the label, or None to remove it.
-            preconditions: The UID, so that a new pod of the same name is not changed, and for some calls the
-                resourceVersion.
+            preconditions: The UID, so that a new pod of the same name is not changed, and perhaps a resourceVersion.
         """
         try:
             self._api.patch(f"{self._path}/{name}", {"metadata": {**preconditions, "labels": {LABEL: value}}})
@@ -135,8 +133,7 @@ class OwnKubeScheduler:
     is HOST_UUID, and all containers of a pod have the same host name.
 
     Args:
-        namespace: The namespace of the Lease.
-        lease: The name of the Lease of the kube-schedulers.
+        lease: The name of the Lease of the kube-schedulers, in `namespace`.
         host: The host name of this process's own pod.
     """
 

@@ -88,13 +88,9 @@ class Process:
 
     Args:
         identity: The name of this replica in the Lease and in Events.
-        records: Verifies and seals allocation records.
 
     Attributes:
-        state: The cache of the cluster.
-        planning: The controller that plans partitions.
         late: The queue of late binding decisions.
-        mtgpus: The controller of MtgpuPods.
     """
 
     def __init__(self, settings: Settings, api: Api, identity: str, records: RecordVerifier = UNSEALED) -> None:
@@ -138,7 +134,7 @@ class Process:
         self._leadership_threads: list[threading.Thread] = []
 
     def _required_watches(self) -> dict[str, Reflector]:
-        """Return the watches that must be in sync before this replica answers, by a short name."""
+        """Return the watches that must be in sync before this replica answers, by their names in the metrics."""
         state = self.state
         mtgpupods = state.mtgpupods
         watch = partial(Reflector, self.api, watch_seconds=_WATCH_SECONDS)
@@ -207,7 +203,6 @@ class Process:
         return None
 
     def not_deciding_reason(self) -> str | None:
-        """Return why this replica does not decide, or None."""
         return self.not_ready_reason() or self._not_leading_reason()
 
     def _not_leading_reason(self) -> str | None:
@@ -284,11 +279,11 @@ class Process:
     def _wait_for_writes(self) -> None:
         """Return once all decisions and writes of this replica have arrived, at the latest after WRITE_SECONDS.
 
-        If the process continues, that is not checked: the call always takes WRITE_SECONDS.
+        If the process does not end, the call always takes WRITE_SECONDS, the longest time that a write takes.
         """
         until = time.monotonic() + WRITE_SECONDS
         if not self._stop.wait(WRITE_SECONDS):
-            return  # The process continues. A write takes at most WRITE_SECONDS.
+            return  # The process continues.
         for thread in self._writers:
             thread.join(max(0.0, until - time.monotonic()))
         while self.state.has_unobserved_reservations(WRITE_SECONDS) and time.monotonic() < until:

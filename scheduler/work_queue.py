@@ -39,12 +39,11 @@ class Queue:
                 self._changed.notify()
 
     def add_again(self, name: str, group: str = "") -> None:
-        """Queue a name that failed again, after a pause that doubles each time, to at most MAX_PAUSE, until `done`."""
+        """Queue a name again that failed. The pause doubles each time, up to MAX_PAUSE, until `done` resets it."""
         pause = self._pauses[name] = min(2 * self._pauses.get(name, _FIRST_PAUSE / 2), MAX_PAUSE)
         self.add(name, pause, group)
 
     def done(self, name: str) -> None:
-        """Reset the pause of a name that succeeded."""
         self._pauses.pop(name, None)
 
     def next(self) -> str | None:

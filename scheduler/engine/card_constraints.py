@@ -80,7 +80,10 @@ def same_card_group_rejection(
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
-    """Return the score, changed so that nodes score highest on which the pod shares no card with its spread group."""
+    """Return the score, moved to the upper half of all scores if the pod shares no card with its spread group.
+
+    Otherwise the score is moved to the lower half. Without a spread group it does not change.
+    """
     if request.constraints.spread is None:
         return score
     if shares_card_with_group(request, placement, cards):
@@ -96,12 +99,10 @@ def shares_card_with_group(request: GpuRequest, placement: Placement, cards: Seq
 
 
 def score_on_fresh_cards(score: Score) -> Score:
-    """Return the score of a node on which the pod shares no card with its spread group."""
     return _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
 
 
 def score_beside_group(score: Score) -> Score:
-    """Return the score of a node on which the pod shares a card with its spread group."""
     return score * (_FRESH - 1) // HIGHEST
 
 

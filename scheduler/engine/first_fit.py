@@ -52,7 +52,7 @@ class CardContent:
         state: The state of the card without the pod.
         held: The numbers of the containers' kinds in ascending order, which is their start order.
         configuration: The configuration of the containers.
-        with_kind: By kind, the content with one more container of it; None if that does not fit.
+        with_kind: By kind, the content with one more container of that kind; None if the container does not fit.
         worth: The policy's score by the position of the card, because some policies rate equal cards differently.
     """
 
@@ -245,10 +245,10 @@ def _in_request_order(order: Sequence[_Turn], path: Sequence[CardPositions]) -> 
 
 
 def _orders(kinds: Sequence[Kind], cards: Sequence[CardState]) -> tuple[list[_Turn], list[_Turn], list[_Turn]]:
-    """Return three orders of the containers, the largest first: by core or memory, by memory, and by core.
+    """Return three orders of the containers, each with the largest containers first.
 
-    The first order takes the larger of the two, as parts of the largest card. In each order, containers that request
-    whole cards come first.
+    The orders differ in what the size is: the larger of core and memory as parts of the largest card, the memory, or
+    the core. Containers that request whole cards always come first.
     """
     core, memory = (max(1, *sizes) for sizes in zip(*((s.card.core, s.card.memory) for s in cards), strict=True))
 

@@ -1,7 +1,7 @@
 """Decides about one pod on one node: whether it fits and on which cards, the node's score, and the allocation record.
 
-Mainly `scheduler.decisions` calls these functions. All callers must use `assess`, so that filter, preemption and
-binding agree. A policy that has learnt may change which cards a pod gets, but not whether the pod is proven to fit.
+The filter, preemption and the binding admission must all call `assess`, so that they agree. A policy that has learnt
+may change which cards a pod gets, but not whether the pod fits, unless a search reaches its limits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,8 +92,7 @@ def assess(
         cards: The cards of the node without what the pod itself holds, and its other devices if the pod requests some.
         foresight: What policies that have learnt need; None if no policy has.
         group_cards: The cards of the other pods of the request's same-card group, on any node.
-        limits: The limits of the search on this node.
-        effort: Counts the steps, and may end the search (`scheduler.decisions.effort_budgets`).
+        effort: Counts the steps, and may end the search by an exception (`scheduler.decisions.effort_budgets`).
     """
     unmet = request.unmet_requirement(node)
     if unmet is not None:
@@ -155,11 +154,7 @@ def _card_policy(
 
 
 def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
-    """Return the node's score for this placement under `nodePolicy`, 0 to 10.
-
-    Args:
-        cards: The cards of the node, as for `assess`.
-    """
+    """Return the node's score for this placement under `nodePolicy`, 0 to 10."""
     by_policy = node_score(request, placement, cards, settings.node_policy, _weight_of_core(settings))
     return spread_group_score(by_policy, request, placement, states_of_type(cards))
 

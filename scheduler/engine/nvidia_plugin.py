@@ -58,10 +58,6 @@ def indexes_used_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: st
     again. It does not count either if the MtgpuPods are admitted, but their card is not known yet.
 
     Args:
-        without: The UID of a pod whose holding does not count; "" for none.
-        gpuid: If MtgpuPods with this GPUID have a known card on the node, no card of MtgpuPods counts.
-
-    Args:
         without: The UID of a pod that does not count.
         gpuid: The GPUID whose occupy pod `without` is. If its MtgpuPods have a card already, the cards of other
             MtgpuPods do not count. Otherwise two missing occupy pods would wait for each other forever.
@@ -89,7 +85,6 @@ class CardsUsedByMgpu:
         self._cached: dict[str, tuple[int, ...]] = {}
 
     def touch(self, node: str) -> None:
-        """Forget the node, because something has changed there."""
         self._cached.pop(node, None)
 
     def on(self, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:

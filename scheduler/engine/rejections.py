@@ -96,12 +96,12 @@ def impossible_request(request: GpuRequest, cards: Sequence[CardState]) -> Rejec
         return Rejection(RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True)
     for container in request.containers:
         if container.cards > len(cards):
-            asked = f"{container.cards} {noun(container.type)}s, the node has {len(cards)}"
-            text = f"container {container.container!r} asks for {asked}"
+            cards_text = f"{container.cards} {noun(container.type)}s, but the node has {len(cards)}"
+            text = f"container {container.container!r} requests {cards_text}"
             return Rejection(RejectionKind.NO_DEVICE, text, hopeless=True)
         if container.cards > 1 and request.constraints.same_card:
-            requests = f"container {container.container!r} asks for {container.cards}"
-            text = f"{request.constraints.same_card} shares one card, {requests}"
+            requested = f"container {container.container!r} requests {container.cards} cards"
+            text = f"{requested}, but the pods of {request.constraints.same_card} share one card"
             return Rejection(RejectionKind.CONSTRAINT, text, hopeless=True)
     return None
 

@@ -92,7 +92,7 @@ def test_each_type_is_placed_by_itself_in_minor_order(name: str) -> None:
             "2 rdma devices: 1 10 percent short, 1 unhealthy",
             False,
         ),
-        (request(rdma(1000, 2)), [used(0)], "container 'c' asks for 2 rdma devices, the node has 1", True),
+        (request(rdma(1000, 2)), [used(0)], "container 'c' requests 2 rdma devices, but the node has 1", True),
         (request(rdma(600), rdma(600, name="d")), [used(0)], "each of the 2 rdma containers fits alone", True),
     ],
 )

@@ -33,7 +33,7 @@ from scheduler.engine.arrays.node_table import (
 from scheduler.engine.rejections import container_rejection, impossible_request
 
 MAX_REASONS = 50
-"""The most groups of nodes for one container. If there were more, the reasons of all these nodes are brief."""
+"""The most groups of nodes for one container. With more groups, the reasons of all these nodes are brief."""
 _LARGEST_CODE = 1 << 61
 """The codes of `_number_by_brief_reasons` stay below this number, so that twice a code fits 64 bits."""
 
@@ -45,12 +45,7 @@ Reasons = npt.NDArray[np.int32]
 
 
 class RejectedNodes(NamedTuple):
-    """Nodes with an equal rejection.
-
-    Attributes:
-        nodes: The positions of the nodes.
-        rejection: The rejection, shortened by `Rejection.summary`.
-    """
+    """Nodes with an equal rejection, by their positions in the call. `Rejection.summary` has shortened it."""
 
     nodes: Places
     rejection: Rejection
@@ -82,7 +77,7 @@ def _reject_container(
     """Yield the rejections of nodes on which this is the first container for which too few cards have capacity."""
     reasons = _brief_reasons(rows, request, container).take(places, axis=0)
     without_hope = hopeless_nodes(rows, request).take(places)
-    # To save time, the first nodes come first: if there are too many reasons, they mostly have too many already.
+    # To save time, only the first nodes are tried at first. They often have too many different reasons already.
     few = _number_by_amounts(rows, places[: 4 * MAX_REASONS], container, reasons) is not None
     exact = _number_by_amounts(rows, places, container, reasons) if few else None
     numbers = _number_by_brief_reasons(reasons) if exact is None else exact

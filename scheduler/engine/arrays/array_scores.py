@@ -1,7 +1,7 @@
 """Scores many nodes at once, for `scheduler.decisions.array_filter`.
 
-That works for nodes on which the pod has the same score on any cards. `node_assessment.score` scores the other nodes
-one by one. The scores must be exactly those of `scheduler.engine.node_score`.
+The module can score a node on which the pod has the same score on any cards. `node_assessment.score` scores the other
+nodes one by one. The scores must be exactly those of `scheduler.engine.node_score`.
 """
 
 from functools import lru_cache

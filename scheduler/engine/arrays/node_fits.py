@@ -1,8 +1,8 @@
 """Decides for thousands of nodes at once whether a request fits.
 
 `scheduler.decisions.array_filter` calls `evaluate` first. The engine then evaluates only the undecided nodes, one by
-one. A verdict must agree with `scheduler.engine.placement.place` for the same node. If it is not certain, the node must
-stay undecided, which only costs time.
+one. A verdict must agree with `scheduler.engine.placement.place` for the same node. A node without a certain verdict
+must stay undecided, which only costs time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,6 @@ class NodeVerdicts(NamedTuple):
     failing_container: Ints
 
     def select(self, places: Places) -> "NodeVerdicts":
-        """Return the verdicts on the nodes at these positions."""
         return NodeVerdicts(self.fits.take(places), self.too_few.take(places), self.failing_container.take(places))
 
     def without(self, nodes: Mask) -> "NodeVerdicts":
@@ -56,7 +55,6 @@ class NodeVerdicts(NamedTuple):
 
     @property
     def undecided(self) -> Mask:
-        """The nodes on which there is no verdict."""
         return ~self.fits & ~self.too_few & (self.failing_container < 0)
 
 

@@ -94,13 +94,11 @@ class NodeArrays:
         ]
 
     def excluded(self, position: int) -> list[Exclusion | None]:
-        """Return for each card of the node the reason why it is excluded, or None."""
         count = self.totals[COUNT, position]
         codes = [0] * count if self.exclusion is None else self.exclusion[position, :count].tolist()
         return [self.exclusions[code] if code else None for code in codes]
 
     def select(self, positions: Places) -> "NodeArrays":
-        """Return a copy of the rows at these positions."""
         return NodeArrays(
             self.data.take(positions, axis=1),
             self.totals.take(positions, axis=1),

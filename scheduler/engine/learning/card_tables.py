@@ -50,7 +50,7 @@ def grains(milli: int) -> int:
 
 
 def card_values(demand: Mapping[int, float]) -> Floats:
-    """Return the worth of a card for each number of free grains, [101]. The unit is a whole card.
+    """Return the worth of a card for each number of free grains, [101]. An empty card is worth 1.
 
     Args:
         demand: The number of requested shares by their size in grains.
@@ -163,10 +163,7 @@ class PodTypes:
         return np.array([position[row.tobytes()] for row in rows], np.int64), both[:, 0], both[:, 1]
 
     def _weights_on(self, node: NodeClass) -> Floats:
-        """Return the fit and copy weights on one class, [2, T].
-
-        The result is cached, because a class is part of many sets of classes.
-        """
+        """Return the fit and copy weights on one class, [2, T]."""
         weights = self._weights_by_class.get(node)
         if weights is None:
             allowed = [[t for t in types if milli_per_card(t.shape, node) is not None] for types in self._members]
@@ -218,7 +215,6 @@ class CardTables:
 
 
 def empty_card_tables(types: PodTypes) -> CardTables:
-    """Return tables without kinds of cards."""
     return CardTables({}, np.zeros((0, 3 * len(types.sizes)), np.float32), np.zeros(0, np.int64))
 
 

@@ -120,7 +120,7 @@ def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass,
 
     The fit weight of a type is proportional to the expected number of its pods, divided by the number of cards that the
     type could use if all nodes were empty. If only the number of pods counted, pods that fit every node would crowd out
-    pods that fit few nodes. The copy weight is also proportional to the cards of one pod. The expected number is two
+    pods that fit few nodes. The copy weight is also proportional to the size of one pod. The expected number is two
     standard deviations above the count, so that a type that is rare by chance is not crowded out.
 
     Args:

@@ -204,7 +204,6 @@ class BoardByName:
         self.board.put(row, class_of(node, cards), *free_resources, free_milli(cards))
 
     def drop(self, name: str) -> None:
-        """Remove the node if it is there."""
         self.wide.discard(name)
         row = self._row.pop(name, None)
         if row is not None:
@@ -221,8 +220,8 @@ class BoardByName:
 def extender_scores(names: Sequence[str], keys: Ints) -> list[int]:
     """Return scores for kube-scheduler, which chooses at random among the nodes with the highest score.
 
-    So exactly one node gets 10: among the nodes with the highest key, the one with the first name. The others get 0 to
-    4 in proportion to their keys. If no node is known to fit, all scores are 0.
+    So exactly one node gets 10: among the nodes with the highest key, the one with the first name. The other nodes get
+    0 to `_HIGHEST_OF_OTHERS` in proportion to their keys. If all keys are UNFIT, all scores are 0.
     """
     fit = keys != UNFIT
     if not fit.any():

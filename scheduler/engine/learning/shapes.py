@@ -28,8 +28,8 @@ class Shape(NamedTuple):
     """What a pod requests.
 
     Attributes:
-        cpu: CPU of the node, in thousandths of a core.
-        memory: Memory of the node, in bytes.
+        cpu: The CPU that the pod requests, in thousandths of a core.
+        memory: The memory that the pod requests, in bytes.
         cards: The number of cards.
         core: The core that the pod requests of each card, in milli.
         card_memory: The memory that the pod requests of each card, in bytes.
@@ -106,7 +106,6 @@ class NodeRows:
     free: Ints
 
     def select(self, at: Ints) -> "NodeRows":
-        """Return the rows at these positions."""
         return NodeRows(self.classes, self.class_index[at], self.cpu[at], self.memory[at], self.free[at])
 
 
@@ -117,7 +116,7 @@ def milli_per_card_or_never(shape: Shape, node: NodeClass) -> int:
 
 
 def needed_milli(rows: NodeRows, shape: Shape) -> Ints:
-    """Return how many milli of each card the pod takes in each row, [B]; NEVER where it can never run."""
+    """Return how many milli of each card the pod takes in each row, [B]; NEVER where the cards can never suffice."""
     return _needed(rows.classes, shape)[rows.class_index]
 
 

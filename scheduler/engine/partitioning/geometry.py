@@ -7,9 +7,10 @@ The choice is exact, because it compares all geometries (docs/design/slices.md, 
 list geometries for the card, only these are compared. Otherwise only geometries to which no instance can be added are
 compared, because a smaller one could not serve more requests. There are few: at most 239 for a layout.
 
-An instance is a profile at a start. A set of instances is an integer with a bit for each instance that the card could
-have, so a geometry is tested with a few operations on integers. Two things must hold: an instance in use is part of
-every result, and results depend only on the arguments, because they are cached.
+An instance is a profile and a start, which is the number of its first memory slice. A set of instances is an integer
+with a bit for each instance that the card could have, so a geometry is tested with a few operations on integers. Two
+things must hold: an instance in use is part of every result, and results depend only on the arguments, because they are
+cached.
 """
 
 import re
@@ -56,11 +57,7 @@ def largest_vectors(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
 
 
 def gigabytes_of(names: Iterable[str], vector: Vector) -> int:
-    """Return the total memory of slices in GB, according to their names.
-
-    Args:
-        vector: The number of slices of each name.
-    """
+    """Return the total memory in GB of this many slices of each name."""
     return sum(map(mul, map(_gigabytes, names), vector))
 
 
@@ -101,7 +98,6 @@ class GeometryTable:
     """The geometries of the cards of a model, as sets of bits. Bit i stands for instances[i].
 
     Attributes:
-        layout: The MIG layout of the model.
         instances: The instances that such a card could have, one for each bit.
         clashes: For each instance, the set of instances that cannot exist beside it.
         profile_bits: By profile, the set of its instances.
@@ -126,11 +122,10 @@ class GeometryTable:
         return blocked
 
     def creatable(self, existing: int) -> int:
-        """Return how many instances (profile and start) can each be created beside these instances."""
+        """Return how many other instances could be created beside these, each by itself."""
         return len(self.instances) - self.blocked(existing).bit_count()
 
     def places(self, existing: int) -> tuple[Instance, ...]:
-        """Return these instances in ascending order."""
         return tuple(sorted(self.instances[i] for i in bits_of(existing)))
 
 
@@ -225,7 +220,6 @@ class MigCard:
     """A card in MIG mode.
 
     Attributes:
-        table: The geometries of the card's model.
         used: The set of instances in use.
         free: The set of other instances. All instances of the card can exist together.
         options_base: The set on which the options of the card depend: with configured geometries the instances in use,
@@ -244,7 +238,6 @@ class MigCard:
         return False
 
     def count_free(self, name: str) -> int:
-        """Return the number of free instances of this profile."""
         return (self.free & self.table.profile_bits.get(name, 0)).bit_count()
 
     def max_free(self, name: str) -> int:
@@ -374,10 +367,10 @@ def _find_partition(card: MigCard, requested: Counts, extra: Counts) -> CardPart
 
 
 def _creatable_beside(card: MigCard, geometry: int, requested: Counts) -> int:
-    """Return how many instances (profile and start) can be created beside those in use and the requested ones.
+    """Return how many other instances could be created beside those in use and the requested ones, each by itself.
 
-    The pod gets those instances of the geometry that leave the most possible instances. The geometry's other free
-    instances do not count, because they can be destroyed.
+    The pod gets those free instances of the geometry with which this number is highest. The other free instances do not
+    matter, because they can be destroyed.
     """
     table, free = card.table, geometry & ~card.used
     choices = (combinations(bits_of(free & table.profile_bits[name]), count) for name, count in requested)

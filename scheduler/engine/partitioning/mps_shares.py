@@ -40,7 +40,6 @@ class MpsCard:
     free: tuple[Place, ...]
 
     def count_free(self, name: str) -> int:
-        """Return the number of free slices of this size."""
         return sum(size == name for _, size in self.free)
 
     @property
@@ -127,7 +126,7 @@ def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCar
 
 
 def _max_vectors(memory: int, requested: Counts) -> int:
-    """Return an upper bound on the number of vectors that `_full_vectors` yields."""
+    """Return an upper bound on the number of vectors of `_full_vectors`."""
     return prod(min(count, memory // gigabytes(name)) + 1 for name, count in requested[1:])
 
 

@@ -1,8 +1,7 @@
 """Plans the slices of one node's cards, so that a pod finds the slices that it requests.
 
-`partitionable_node` calls these functions. With a sufficient budget, `can_offer` must be True exactly where
-`plan_cards` returns a plan. A plan must keep every slice in use at its place. Source: docs/design/slices.md,
-"Scheduling".
+With a sufficient budget, `can_offer` must be True exactly where `plan_cards` returns a plan. A plan must keep every
+slice in use at its place. Source: docs/design/slices.md, "Scheduling".
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -30,7 +30,6 @@ class PartitionableNode:
 
     Attributes:
         version: A number that changes with every change of the node, like `NodeSnapshot.version`.
-        gpus: All GPUs of the node.
         observed: What the node reports about its slices.
         used: The places that pods hold, including reservations, or that the node reports as used.
         missing: The places that bound pods hold although no slice exists there. Only cards that are healthy and, under
@@ -39,7 +38,6 @@ class PartitionableNode:
         free: The places that a pod can have now, in the order in which they are given to pods.
         memory_used: The GPU memory in use, in bytes.
         cards: The cards that can be partitioned.
-        free_resources: The free CPU and memory of the node.
         named_resources: For each extended resource that the settings name, the sum that the pods of the node request.
         problem: The reason why the node's report of its slices cannot be read, or None.
     """
@@ -91,11 +89,10 @@ def make_partitionable_node(
     """Return the partitionable node with this state. `node`, `observed`, `version` and `problem` become its attributes.
 
     Args:
-        gpus: All GPUs of the node.
         states: The whole cards and the slices of the node, with what pods hold of them.
         holdings: The holdings of the pods on the node.
         geometries: The geometries that the settings allow.
-        room: The attribute `free_resources`.
+        room: The free CPU and memory of the node.
         named: The attribute `named_resources`.
     """
     states, holdings = tuple(states), tuple(holdings)

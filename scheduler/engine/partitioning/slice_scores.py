@@ -57,7 +57,6 @@ class NamedResourceUsage:
             self._on_node.setdefault(pod.node, Counter()).update(requested)
 
     def drop(self, uid: str) -> None:
-        """Remove a pod if it is there."""
         node, requested = self._of_pod.pop(uid, ("", {}))
         if requested:
             self._on_node[node].subtract(requested)

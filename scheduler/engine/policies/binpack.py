@@ -13,7 +13,7 @@ from scheduler.engine.node_fit import HIGHEST
 
 
 def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
-    """Rate cards by Σ w·c² + (100 − w)·m² over all cards, including unhealthy ones.
+    """Rate each card, including unhealthy ones, by w·c² + (100 − w)·m².
 
     w is the weight of core in percent. c and m are the fractions of core and memory that are free on a card once the
     pod is there. Because of the squares, few large free parts are better than many small ones. To compare exactly, the

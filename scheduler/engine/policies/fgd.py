@@ -40,14 +40,14 @@ _SCORE_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
 
 @dataclass(frozen=True, slots=True)
 class TypicalPod:
-    """A shape and how often it was seen. `shape.memory` is 0, because FGD ignores the memory of nodes."""
+    """A shape and its count. `shape.memory` is 0, because FGD ignores the memory of nodes."""
 
     shape: Shape
     number: int
 
 
 def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -> tuple[TypicalPod, ...]:
-    """Return the most frequent shapes that together make up `percent` of all pods.
+    """Return the most frequent shapes, as many as are needed to make up `percent` of all pods.
 
     Of equally frequent shapes the larger comes first. There are at most `_MAX_TYPES`, because the work for each pod and
     node grows with their number, and tenants decide how many different shapes there are.

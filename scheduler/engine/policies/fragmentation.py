@@ -9,8 +9,8 @@ sum of
 - for every expected type of pod that fits now, the free milli that the type can use, times the type's fit weight,
 - for every expected type, the number of pods of the type for which there is capacity, times the type's copy weight.
 
-Types that fit few nodes have the largest weights (`expected_pods`). If only the number of pods counted, pods that fit
-every node would crowd these types out.
+The fewer nodes a type fits, the larger are its weights (`expected_pods`). If only the number of pods counted, pods that
+fit every node would crowd out pods that fit few nodes.
 
 Two things must hold. Taking something from a node never raises its worth, because no summand grows when less is free.
 The sums are exact, because they add whole numbers below 2^53 that are stored as floats. So they are the same on every

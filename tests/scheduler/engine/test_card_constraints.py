@@ -167,7 +167,7 @@ REASONS = {
     "more cards than the one": (
         GpuRequest("mgpu", (ContainerRequest("a", 2, 600),), constraints=Constraints(same_card=TOGETHER)),
         [of("T4"), of("T4", 1)],
-        "same-card-group pair shares one card, container 'a' asks for 2",
+        "container 'a' requests 2 cards, but the pods of same-card-group pair share one card",
         True,
     ),
 }

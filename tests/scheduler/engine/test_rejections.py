@@ -53,7 +53,7 @@ CASES = {
     "more cards than there are": (
         request(share("a"), share("b", 3)),
         [state(0), state(1)],
-        "container 'b' asks for 3 cards, the node has 2",
+        "container 'b' requests 3 cards, but the node has 2",
         RejectionKind.NO_DEVICE,
         True,
     ),
