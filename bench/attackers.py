@@ -28,12 +28,7 @@ SOURCE = ("127.0.0.2", 0)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The cluster that is attacked.
-
-    Attributes:
-        kubeconfig: The path of a kubeconfig.
-        admission: The port and the path of each admission endpoint.
-    """
+    """The attacked cluster. `admission` has the port and the URL path of each admission endpoint."""
 
     kubeconfig: str
     admission: tuple[tuple[int, str], ...]

@@ -29,7 +29,7 @@ def held(name: str, node: int, card: int, container: dict[str, Any]) -> dict[str
 
 
 def fill(state: ClusterCache, nodes: int) -> None:
-    """Add nodes with 8 pods each. On every second node no card has 80 % free."""
+    """Add nodes with 8 pods each. On every second node no card has 80 % of its core free."""
     pick = random.Random(0)
     for i in range(nodes):
         name = f"node-{i}"

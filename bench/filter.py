@@ -22,7 +22,7 @@ class Case(NamedTuple):
 
     Attributes:
         core: Percent of a card.
-        fresh: Whether the requested memory differs in each call, so that no answer is in the memo of the filter.
+        fresh: Whether the requested memory differs in each call, so that the filter has no cached answer.
     """
 
     title: str

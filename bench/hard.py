@@ -27,11 +27,7 @@ LIMITS: Mapping[str, Limits] = {"full": FULL, "short": SHORT}
 
 
 class Hard(NamedTuple):
-    """The measurement of one case.
-
-    Attributes:
-        seconds: The CPU time.
-    """
+    """The measurement of one case. `seconds` is CPU time."""
 
     title: str
     policy: str
@@ -42,13 +38,13 @@ class Hard(NamedTuple):
 
 
 def different(containers: int, cards: int, cards_each: int = 1) -> Case:
-    """Return small, different containers on idle cards. They have too many configurations to count all of them."""
+    """Return small, different containers on idle cards. Too many sets of them fit on one card to count all sets."""
     requests = (ContainerRequest(f"c{i}", cards_each, 10 + i % 7, (200 + i) * MIB) for i in range(containers))
     return Case(GpuRequest("mgpu", tuple(requests), 16), tuple(_card(i, 80 << 10) for i in range(cards)))
 
 
 def exclusive(containers: int, cards: int) -> Case:
-    """Return containers of which few fit on a card together. The configurations are few, but hard to find."""
+    """Return containers of which at most two fit on a card together. It takes much work to find the pairs."""
     requests = (ContainerRequest(f"c{i}", 1, 335 + i, (2000 + i) * MIB) for i in range(containers))
     return Case(GpuRequest("mgpu", tuple(requests)), tuple(_card(i, (26 << 10) + i) for i in range(cards)))
 
@@ -57,7 +53,7 @@ def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
     """Return random containers that nearly fill cards of different sizes.
 
     Args:
-        fullness: The part of all cards that the containers take, of core and of memory.
+        fullness: The part of the core and of the memory of all cards that the containers request together.
     """
     random = Random(seed)
     sizes = [int(1000 + 8000 * random.random()) for _ in range(containers)]
@@ -69,7 +65,7 @@ def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
 
 
 def partition(containers: int, cards: int) -> Case:
-    """Return containers whose sum equals that of the cards, but which do not fit.
+    """Return containers that request exactly the memory of all cards, but do not fit.
 
     All requests but one are multiples of 3 MiB, and the memory of a card is not.
     """

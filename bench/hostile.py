@@ -258,10 +258,7 @@ def _sampling(cluster: Cluster) -> Iterator[Mapping[str, int]]:
 
 
 def _bytes_of(pid: int) -> int:
-    """Return the proportional set size of a process and its children.
-
-    Like a container's memory limit, it counts shared pages once.
-    """
+    """Return the memory of a process and its children. Shared pages count once, as in a container's memory limit."""
     total = 0
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -27,12 +27,7 @@ CARDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A node with its API server and agent.
-
-    Attributes:
-        folder: The directory of the kubelet.
-        agent: The process ID of the agent.
-    """
+    """A node with its API server. `folder` is the kubelet's directory, and `agent` the agent's process ID."""
 
     node: Node
     api: Api

@@ -46,11 +46,7 @@ def run() -> list[Row]:
 
 
 def prove(count: int = 60) -> tuple[int, list[str]]:
-    """Compare `place()` with exhaustive search on small cases.
-
-    Returns:
-        The number of comparisons, and a text for each difference.
-    """
+    """Compare `place()` with exhaustive search. Return the number of comparisons, and a text for each difference."""
     compared, differing = 0, []
     for case in _small(count):
         for name in POLICIES:

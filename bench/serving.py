@@ -12,11 +12,7 @@ import orjson
 
 
 class Client:
-    """One connection that is kept alive.
-
-    Args:
-        pid: The process ID of the server.
-    """
+    """One connection that is kept alive. `pid` is the process ID of the server."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.port, self.pid = port, pid

@@ -88,10 +88,7 @@ def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometrie
 
 
 def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -> int:
-    """Check every node, and plan the first one that can be partitioned. Return how many can be.
-
-    Raises ValueError if the check and the plan contradict each other.
-    """
+    """Check every node, and plan the first one that can be partitioned. Return how many can be partitioned."""
     could = [node for node in nodes if can_offer(node, request)]
     planned = plan_cards(could[0] if could else nodes[0], [request])
     if isinstance(planned, Rejection) == bool(could):

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _turn(made: Bench, name: str, binder: Binder) -> float:
-    """Start pods and delete them again. Return how many pods per second started."""
+    """Return how many pods per second start. The pods are deleted afterwards."""
     names = [f"{name}-{i}" for i in range(COUNT)]
     uids = {n: made.api.create(PODS, share(n))["metadata"]["uid"] for n in names}
     cards = {n: i % CARDS for i, n in enumerate(names)}

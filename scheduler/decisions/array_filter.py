@@ -59,7 +59,6 @@ class ArrayVerdict:
         unmet: The nodes that cannot take the pod regardless of free capacity, each with the reason.
         fits: True for nodes on which the pod fits.
         rejected: The nodes that are rejected for other reasons.
-        remaining: The nodes that the engine has to evaluate.
     """
 
     unmet: Mapping[int, Rejection]

@@ -45,11 +45,7 @@ def pod_path(namespace: str, name: str) -> str:
 
 
 class FoundPod(NamedTuple):
-    """A pod that exists.
-
-    Attributes:
-        gpu_pod: The pod as a GPU pod, or None if it requests no GPU.
-    """
+    """A pod that exists. `gpu_pod` is None if it requests no GPU."""
 
     uid: str
     gpu_pod: GpuPod | None
@@ -58,8 +54,8 @@ class FoundPod(NamedTuple):
 class Decider:
     """Decides and reserves cards. Thread-safe.
 
-    Decisions are idempotent for each UID. If the pod is decided again for the same node, it gets the same cards. If it
-    is decided for another node, its reservation moves there.
+    Decisions are idempotent for each UID. If the pod is decided again for the same node, it gets the same cards, as
+    long as they still fit. If it is decided for another node, its reservation moves there.
     """
 
     def __init__(self, state: ClusterCache, api: Api, settings: Settings, budgets: EffortBudgets | None = None) -> None:
@@ -260,7 +256,7 @@ class Decider:
         return result
 
     def check_overdue(self) -> None:
-        """Check each reservation whose pod the watch has not delivered on its node in time."""
+        """Check the reservations whose pods the watch has not delivered on their nodes in time."""
         for decision in self._state.overdue_reservations():
             self.check(decision)
 

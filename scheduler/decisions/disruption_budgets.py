@@ -128,7 +128,6 @@ def _groups(pod: Pod) -> list[_Group]:
 
 
 def _size(selector: _Table) -> int:
-    """Return how many labels, expressions and values a LabelSelector has."""
     expressions = selector.get("matchExpressions") or ()
     return len(selector.get("matchLabels") or {}) + sum(1 + len(row.get("values") or ()) for row in expressions)
 

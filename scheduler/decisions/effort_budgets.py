@@ -112,7 +112,7 @@ class Call:
     def allows(self, steps: int) -> bool:
         """Return whether the call may begin work of this many steps that cannot be interrupted.
 
-        Only a namespace that has used up its allowance and its debt must not begin such work, unless it is small.
+        If the namespace has used up its allowance and its debt, the call may begin only small work.
         """
         return steps <= FREE or self._limits is not LEAST
 
@@ -236,7 +236,6 @@ class EffortBudgets:
         self._long_call_lock.release()
 
     def pace(self) -> Pace:
-        """Return a new `Pace` for one long call."""
         return Pace(_PAUSE_RATIO, self._sleep)
 
 

@@ -1,7 +1,7 @@
 """Explains why a pod waits, or where its cards are, from the engine, the ledger and the pod's own conditions.
 
-`mgpu explain` (`scheduler.explain_command`) calls it. The reasons must be those of the filter and the engine, word for
-word. Nothing is decided or written.
+`mgpu explain` (`scheduler.explain_command`) calls this module. The reasons must be those of the filter and the engine,
+word for word. Nothing is decided or written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -237,7 +237,6 @@ class Explainer:
 
 
 def _without_request(pod: Pod, raw: Raw) -> str:
-    """Return the verdict for a pod that is not a GPU pod."""
     if mtgpu.controlling_mtgpupod(raw):
         name = next(o.get("name") for o in raw["metadata"]["ownerReferences"] if o.get("kind") == mtgpu.KIND)
         return f"It was created for an MtgpuPod and has the card of that MtgpuPod; explain mtgpupod/{name}."
@@ -283,7 +282,6 @@ def _node_rows(result: Filtered, points: Mapping[str, int]) -> tuple[NodeRow, ..
 
 
 def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeRow]) -> list[str]:
-    """Return the verdict for a pod that waits."""
     if explanation.problems:
         return ["It fits on no node for this reason. Create a new Pod, since the request of a Pod cannot change."]
     verdict = []

@@ -1,6 +1,6 @@
 """Filters and scores nodes for a pod, thousands of nodes per call. It writes nothing.
 
-Mainly `api.extender` calls it. A call takes a snapshot of the nodes, evaluates the arrays of all of them
+Mainly `api.extender` calls this module. A call takes a snapshot of the nodes, evaluates the arrays of all of them
 (`decisions.array_filter`), and evaluates the remaining nodes one by one with the engine. `decisions.slice_filter`
 evaluates requests for slices instead, and the engine alone evaluates requests for devices of other types than GPU.
 
@@ -82,7 +82,7 @@ def _of_answers(names: Sequence[str], answers: Iterable[NodeFit]) -> Filtered:
 
 Answers = dict[tuple[bytes, Limits], NodeFit]
 """The engine's answers by the state of a node's cards and the limits of the search. Proven answers are stored under
-FULL, since higher limits cannot change them."""
+FULL, because higher limits cannot change them."""
 
 _NOT_EXAMINED = Rejection(RejectionKind.NOT_PROVEN, NOT_EXAMINED, proven=False)
 

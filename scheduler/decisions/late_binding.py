@@ -86,7 +86,7 @@ class LateDecisions:
         self._queue.add(uid, after, self._namespace(uid))
 
     def _namespace(self, uid: str) -> str:
-        """Return the namespace of a pod, so that the queue takes turns between namespaces."""
+        """Return the namespace of a pod as its group in the queue, or "" if the pod is not known."""
         gpu_pod = self._state.gpu_pod(uid)
         return "" if gpu_pod is None else gpu_pod.pod.namespace
 

@@ -68,8 +68,7 @@ def assign_cards(node: ObservedNode, ledger: Ledger, degraded: Mapping[str, Cond
 
     Args:
         ledger: The result of `ledger_of`. The function adds the new reservations to it.
-        degraded: By GPUID, the condition Degraded of an MtgpuPod that has its card. No further MtgpuPod gets a share of
-            that card.
+        degraded: By GPUID, a condition that says why no further MtgpuPod gets a share of the card of the GPUID.
     """
     assigner = _CardAssigner(node, ledger, degraded)
     for pod in _in_order(node):

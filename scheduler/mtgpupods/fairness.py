@@ -14,11 +14,14 @@ from scheduler.engine.round_robin import by_turns
 T = TypeVar("T")
 
 WRITES = 48
-"""The number of writes after which an attempt on a node ends. A write takes 5 to 10 ms, so an attempt half a second."""
+"""The writes after which an attempt on a node handles no further MtgpuPod.
+
+A write takes 5 to 10 ms, so other nodes wait for about half a second.
+"""
 FINALIZER_WRITES = WRITES // 2
 """How many writes of an attempt may add finalizers to new MtgpuPods. The rest is for MtgpuPods with a finalizer."""
 WRITE_SECONDS = 1.0
-"""The time after which an attempt makes no further writes, even if it has made fewer than `WRITES`."""
+"""The time of all writes after which an attempt handles no further MtgpuPod, even after fewer than `WRITES`."""
 SLOW_SECONDS = 1.0
 """The duration from which a write counts as slow. A tenant can cause slow writes by a large MtgpuPod."""
 _REST_FACTOR = 2
@@ -40,7 +43,7 @@ class AttemptBudget:
     Attributes:
         writes: The number of writes.
         seconds: The total duration of the writes.
-        is_exceeded: Whether the attempt ended before everything was written, so that another one must follow.
+        is_exceeded: Whether the attempt has reached a limit, so that another one must follow.
     """
 
     writes: int = 0
@@ -87,7 +90,7 @@ class Backoffs:
         return max(0.0, until - self._clock())
 
     def extend(self, *key: str) -> None:
-        """Begin a pause, twice as long as the last one of this key within the limits."""
+        """Begin a pause. It is twice as long as the last one of this key, up to `LONGEST_PAUSE`."""
         now = self._clock()
         before, until = self._pauses.get(key, (0.0, 0.0))
         pause = FIRST_PAUSE if until <= now - LONGEST_PAUSE else min(max(2 * before, FIRST_PAUSE), LONGEST_PAUSE)
@@ -103,7 +106,7 @@ class Backoffs:
 class WriteBackoffs:
     """The pauses of MtgpuPods whose writes fail or are slow, and of their namespaces.
 
-    A slow write pauses the whole namespace, because the writes for its other MtgpuPods may be as slow.
+    After a slow write the whole namespace pauses, because the writes for its other MtgpuPods may be as slow.
 
     Args:
         clock: A monotonic clock, in seconds.

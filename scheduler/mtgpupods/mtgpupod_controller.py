@@ -38,7 +38,7 @@ from scheduler.work_queue import MAX_PAUSE, Queue
 log = logging.getLogger(__name__)
 
 _NEXT_ATTEMPT_SECONDS = 0.05
-"""The pause before the next attempt if one attempt was not enough. Meanwhile the watch delivers what it wrote."""
+"""The pause before the next attempt if one attempt was not enough. Meanwhile the watch delivers the written objects."""
 _TRIES = 50
 """The most plans of one attempt. A plan is discarded if the node has changed since it was observed."""
 
@@ -105,8 +105,7 @@ class MtgpuPodController:
     def reconcile(self, node: str) -> None:
         """Make one attempt on a node, with a bounded number of writes.
 
-        After a failure the next attempt follows after a pause, or as soon as one of the node's objects changes. The
-        pauses grow.
+        After a failure the next attempt follows after a pause, which grows each time, or as soon as an object changes.
         """
         self._term_of_attempt = self._term
         self._failed = False
@@ -195,9 +194,6 @@ class MtgpuPodController:
         """Plan the node and add the reservations of the plan to the ClusterCache.
 
         Raises StaleObject if the node changes faster than it can be planned.
-
-        Args:
-            left_out: The UIDs of the MtgpuPods that are not planned, because they have no finalizer.
         """
         limit = self._settings.dialects.mtgpu.max_gpuids
         for _ in range(_TRIES):
@@ -232,7 +228,7 @@ class MtgpuPodController:
             self._handle_failure(error, node, item, self._clock() - begun)
             return False
         except Exception:
-            # An error that the content of one MtgpuPod causes must not keep the other MtgpuPods of the node waiting.
+            # The content of one MtgpuPod may cause the error. It must not keep the others of the node waiting.
             log.exception("MtgpuPod not reconciled", extra={"object": "/".join(key_of(item))})
             self._pause(node, item, self._clock() - begun)
             return False

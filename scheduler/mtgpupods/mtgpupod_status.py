@@ -27,7 +27,7 @@ _NORMAL = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition of an MtgpuPod, without its type."""
+    """A condition of an MtgpuPod without its type."""
 
     status: str
     reason: str
@@ -68,7 +68,6 @@ class Transition:
     """A condition whose status or reason has changed. One Event is created for each transition.
 
     Attributes:
-        type: The type of the condition, such as Bound.
         warning: Whether the Event has the type Warning.
     """
 
@@ -101,7 +100,7 @@ def next_status(raw: Raw, desired: DesiredMtgpuPod, pod: Raw | None, now: str) -
     if pod is not None:
         status = _without_null(pod.get("status") or {})
         new |= {"phase": _phase(pod, status, old), "PodStatus": status, "PodObjectMeta": _mirrored_metadata(pod)}
-    elif old.get("phase") not in _ENDED:  # an MtgpuPod that has ended keeps its phase when its Pod is deleted
+    elif old.get("phase") not in _ENDED:  # After its end it keeps PodStatus and phase without a Pod.
         new = {key: value for key, value in new.items() if key not in ("PodStatus", "PodObjectMeta")}
         new["phase"] = "Pending"
     return new
@@ -176,7 +175,7 @@ def _mirrored_metadata(pod: Raw) -> dict[str, Any]:
 def _without_null(value: Any) -> Any:
     """Return the value without null fields.
 
-    The API server may drop null fields, and the status would then differ each time.
+    The API server may drop them, and then the stored status would differ from the desired one each time.
     """
     if isinstance(value, dict):
         return {key: _without_null(row) for key, row in value.items() if row is not None}

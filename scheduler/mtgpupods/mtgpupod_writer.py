@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 RecordEvent = Callable[[dict[str, Any], Transition], None]
-"""Creates an Event about a transition, given a reference to the object. It must return at once."""
+"""Creates an Event about a transition, given a reference to the object. It must not block."""
 _DENIED_BY_ADMISSION = ("admission webhook", "is forbidden: ")
 """Texts in the messages of admission webhooks (400 by default) and ValidatingAdmissionPolicies (422) that deny a Pod.
 
@@ -52,7 +52,7 @@ Admission may allow the same Pod later. A Pod that the API server itself calls i
 
 
 class StaleObject(Exception):
-    """The observed object is out of date. The watch is about to deliver the current one."""
+    """An observed object is out of date. The watch is about to deliver the current one."""
 
 
 class MtgpuPodApi:
@@ -72,7 +72,7 @@ class MtgpuPodApi:
         return self._api.get(_path(item))
 
     def pod(self, namespace: str, name: str) -> Raw | None:
-        """Return the Pod as the API server has it, or None if it does not exist."""
+        """Read the Pod from the API server. Return None if it does not exist."""
         try:
             return self._api.get(pod_path(namespace, name))
         except ApiError as error:
@@ -81,7 +81,6 @@ class MtgpuPodApi:
             raise
 
     def add_finalizer(self, item: Raw) -> Raw:
-        """Add the finalizer and return the resulting MtgpuPod."""
         item = self._with_all_finalizers(item)
         return self._write_finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
 
@@ -107,11 +106,7 @@ class MtgpuPodApi:
         self._api.create(f"/api/v1/namespaces/{quote(pod['metadata']['namespace'], safe='')}/pods", pod)
 
     def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Delete the Pod if it exists and has this UID.
-
-        Args:
-            force: Whether to delete it without a grace period.
-        """
+        """Delete the Pod if it exists and has this UID; with `force`, without a grace period."""
         self._before_write()
         grace = {"gracePeriodSeconds": 0} if force else {}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, **grace}
@@ -159,7 +154,7 @@ class OccupyPodFailures:
     """The occupy pods of a node that could not be created.
 
     Attributes:
-        any: Whether there are any.
+        any: Whether the creation of any occupy pod failed.
         conditions: By GPUID, the condition Bound of its MtgpuPods. A GPUID is missing if a pod of that name exists
             already (409), because the watch soon delivers that pod.
     """
@@ -290,7 +285,7 @@ class MtgpuPodWriter:
     def _is_due(self, node: str, name: str) -> bool:
         """Return whether a pod may be created now. If not, queue the node for the end of the pause of the pod.
 
-        The pauses limit how often a pod is created that the kubelet rejects, or that is preempted, each time.
+        The pauses limit how often a pod is created again if the kubelet rejects it or it is preempted each time.
 
         Args:
             name: The GPUID of an occupy pod, or the UID of an MtgpuPod.

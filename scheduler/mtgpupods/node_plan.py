@@ -164,10 +164,7 @@ def _pod_created(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) 
 
 
 def _with_reservation(node: ObservedNode, pod: MtgpuPod, reservation: Holding) -> DesiredMtgpuPod:
-    """Return the desired state of an MtgpuPod with a reservation.
-
-    The MtgpuPod is bound as soon as the occupy pod of its GPUID runs on the reserved card.
-    """
+    """Return the desired state: to be bound as soon as the occupy pod of its GPUID runs on the reserved card."""
     occupy_pod = node.occupy_pods.get(pod.gpuid)
     card = node.card(occupy_pod.card) if occupy_pod and occupy_pod.running else None
     if card is None or not reservation.is_known_on(card):
@@ -212,6 +209,6 @@ def _occupy_pod_steps(
 
 
 def _can_get_its_card(node: ObservedNode, user: Holding) -> bool:
-    """Return whether the card of this holding exists and is healthy. Otherwise a new occupy pod gets another card."""
+    """Return whether a new occupy pod can get the card of this holding, which may be unknown."""
     is_any_card = all(share.card is None for share in user.shares)
     return is_any_card or any(user.is_known_on(card) and card.healthy for card in node.cards)

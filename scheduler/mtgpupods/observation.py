@@ -107,8 +107,6 @@ def observe(
 
 @dataclass(slots=True)
 class _Objects:
-    """Collects the MtgpuPods of a node and their Pods."""
-
     readable: list[MtgpuPod] = field(default_factory=list)
     unreadable: list[UnreadableMtgpuPod] = field(default_factory=list)
     item_texts: dict[str, bytes] = field(default_factory=dict)
@@ -171,13 +169,11 @@ def is_pod_of(pod: Raw, item: Raw) -> bool:
     """Return whether this Pod was created for the MtgpuPod of the same name (`is_owned`).
 
     Args:
-        pod: The Pod as JSON.
-        item: The MtgpuPod as JSON, which may be invalid.
+        item: The MtgpuPod as JSON. It may be invalid.
     """
     mirrored = (item.get("status") or {}).get("PodObjectMeta") or {}
     return is_owned(pod, item["metadata"]["uid"], str(mirrored.get("uid") or ""))
 
 
 def occupy_pod_key(node: str, gpuid: str) -> Key:
-    """Return the namespace and the name of the occupy pod of a GPUID."""
     return mtgpu.OCCUPY_NAMESPACE, mtgpu.occupy_name(node, gpuid)

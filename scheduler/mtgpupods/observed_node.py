@@ -55,10 +55,9 @@ class ObservedNode:
     """The MtgpuPods of a node and everything that a plan for them depends on, at one moment.
 
     Attributes:
-        name: The name of the node.
-        pods: The valid MtgpuPods.
+        pods: The valid MtgpuPods of the node.
         cards: The GPUs of the node that are not partitioned.
-        held: The holdings of all pods on these cards, in any vocabulary.
+        held: The holdings of all pods on the node, in any vocabulary.
         exists: Whether there is a Node of this name. MtgpuPods may outlive their Node.
         unschedulable: Whether the node is cordoned.
         nvidia_plugin: Whether the NVIDIA device plugin, and not mgpu, chooses the cards of occupy pods.

@@ -57,7 +57,6 @@ class DeleteOccupyPod:
     """A step of the node plan that deletes the occupy pod of a GPUID.
 
     Attributes:
-        uid: The UID of the occupy pod.
         force: Whether to delete it without a grace period, because the node that could end the pod is gone.
     """
 
@@ -70,8 +69,7 @@ def read_occupy_pod(raw: Mapping[str, Any], pod: Pod, card: str | None) -> Occup
     """Read a pod that has the name of an occupy pod.
 
     Args:
-        raw: The pod as JSON.
-        pod: The same pod, as `read_pod` returns it.
+        pod: The same pod as `raw`, as `read_pod` returns it.
         card: The UUID of its card, or None while the card is not known.
     """
     return OccupyPod(pod.uid, occupy_target(pod) is not None, pod.phase, pod.deleting, card, _message(raw))
@@ -86,7 +84,6 @@ def _message(raw: Mapping[str, Any]) -> str | None:
 
 
 def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
-    """Return the manifest of the occupy pod of a GPUID."""
     mtgpu = settings.dialects.mtgpu
     one_card = {"nvidia.com/gpu": "1"}
     container = {

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 MISSING_SECONDS = 10.0
 """How long slices in use may be missing before the controller plans them again.
 
-During this time the agent of the node tries to restore them.
+Meanwhile the agent of the node tries to restore them.
 """
 _ROUND_SECONDS = 1.0
 """The time between rounds while work can become due without an event."""
@@ -98,8 +98,8 @@ class PartitionController:
         self._event = threading.Condition()
         self._due = False
         self._changed: set[str] = set()
-        self._missing_since: dict[str, float] = {}  # by node
-        self._reported: dict[str, str] = {}  # by node, the message of its last Event
+        self._missing_since: dict[str, float] = {}  # By node, the time since which slices are missing.
+        self._reported: dict[str, str] = {}  # By node, the message of its last Event.
 
     # Called by other threads.
 
@@ -107,7 +107,6 @@ class PartitionController:
         """Record the result of a filter for a pod that requests slices.
 
         Args:
-            known: The pod.
             nodes: The names of the nodes on which the pod would fit if they were partitioned again.
             passed: The names of the nodes on which it fits now. Its binding is expected on one of them, so for some
                 seconds no plan removes the slices that it may get.
@@ -199,7 +198,7 @@ class PartitionController:
             self._remove_idle(pods)
             self._publisher.publish()
         except RetryLater:
-            return  # the next leader observes all nodes, and its filters report all waiting pods
+            return  # The next leader observes all nodes, and its filters report all waiting pods.
 
     def _observe(self, changed: Iterable[str]) -> None:
         for name in sorted(changed):
@@ -252,7 +251,6 @@ class PartitionController:
                 self._plan(target, slices, others)
 
     def _serve(self, pods: Sequence[WaitingPod]) -> None:
-        """Make plans for the waiting pods that find no free slices."""
         waiting = [pod for pod in pods if not pod.passed]
         if not waiting:
             return
@@ -279,7 +277,6 @@ class PartitionController:
                 self._plan_for(pod, blocked, pods)
 
     def _is_nominated(self, pod: WaitingPod) -> bool:
-        """Return whether the pod is nominated to a node that has free slices for it."""
         name = pod.known.pod.nominated_node
         target = self._cluster.partitions.get(name, pod.known.pod.uid) if name in pod.nodes else None
         return target is not None and target.fits(pod.wanted)

@@ -42,7 +42,7 @@ class PlanWriter:
 
     Attributes:
         maps: The API path of the ConfigMaps in the namespace of the sharing configurations.
-        only_map: The query that selects the one ConfigMap.
+        only_map: The query that selects the ConfigMap of sharing configurations in a list or watch.
     """
 
     def __init__(self, api: Api, settings: Settings) -> None:

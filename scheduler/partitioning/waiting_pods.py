@@ -205,9 +205,9 @@ class PlanningOrder:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._served: OrderedDict[str, None] = OrderedDict()  # namespaces, in the order of their last plans
+        self._served: OrderedDict[str, None] = OrderedDict()  # The namespaces in the order of their last plans.
         self._missed: dict[str, _Missed] = {}
-        self._budgets: dict[str, dict[str, _Budget]] = {}  # by node and namespace
+        self._budgets: dict[str, dict[str, _Budget]] = {}  # By node and namespace.
 
     def sort(self, pods: Iterable[WaitingPod]) -> list[WaitingPod]:
         """Return the pods in the order in which plans are made for them.
@@ -230,11 +230,7 @@ class PlanningOrder:
         return budget is None or budget.full_at <= self._clock() + (BURST - 1) * REFILL_SECONDS
 
     def planned(self, pod: WaitingPod, node: str, *, destroys: bool) -> None:
-        """Record that a plan was made for this pod. Charge it to the namespace if it destroys free slices.
-
-        Args:
-            destroys: Whether the plan destroys free slices.
-        """
+        """Record that a plan was made for this pod. Charge it to the namespace if it destroys free slices."""
         self._served[pod.namespace] = None
         self._served.move_to_end(pod.namespace)
         while len(self._served) > _NAMESPACES_REMEMBERED:
