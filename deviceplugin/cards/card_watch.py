@@ -29,7 +29,8 @@ class CardWatch:
         source: The source of the cards. Only the thread of this object calls its methods.
         changed: A function that the thread calls when the cards have changed.
         failed: A function that the thread calls with the text of each new problem.
-        first_pause: The pause after the first failure, in seconds. Each further failure doubles the pause.
+        first_pause: The pause after the first failure, in seconds. Each further failure doubles the pause, up to
+            `_LONGEST_PAUSE`.
 
     Attributes:
         cards: The cards that were read last, with the missing ones (`with_missing_cards`); None if they have not been

@@ -232,7 +232,7 @@ class NvmlCards:
         """Return the index of a new card.
 
         NVML renumbers the cards when one is removed. Allocation records name cards by index, so a card keeps the index
-        that an earlier agent reported. Otherwise it gets its number in NVML, or a new one if that is already used.
+        that an earlier agent reported. Any other card gets its number in NVML, or a new index if that number is used.
         """
         used = {card.index for card in (*self._cards.values(), *found.values())}
         before = self._indexes or {}

@@ -64,7 +64,7 @@ class CdiFiles:
         self._folder = folder
 
     def write(self, name: str, uid: str, container: str, edits: Edits) -> None:
-        """Write the spec of a device; replace it atomically if it exists. Raises OSError.
+        """Write the spec of a device atomically. Raises OSError.
 
         Args:
             name: The name of the device, as `new_name` returned it.
@@ -91,7 +91,7 @@ class CdiFiles:
         self._remove([self._file(name, uid, container)])
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the specs of all pods except those with these UIDs, and with them their receipts (`pods.receipts`)."""
+        """Remove the specs and the receipts (`pods.receipts`) of all pods except those with these UIDs."""
         ours = self._folder.glob(f"{_PREFIX}_*_*")
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
 

@@ -29,8 +29,8 @@ _RESIGNED_LOCK_RETRY_SECONDS = 0.2
 """The same interval for an agent that has handed the node over. It is longer, so that an agent that requests the node
 gets the lock first."""
 _UNANSWERED_SECONDS = 5.0
-"""After this time without the lock, the serving agent counts as unable to hand over. After a predecessor has agreed,
-another agent counts as having taken the lock."""
+"""If nobody has answered for this time, the serving agent counts as unable to hand over. If a predecessor has agreed
+and the lock is still taken after this time, a third agent counts as having taken it."""
 _HOLD_SECONDS = 6.0
 """How long a handover waits for the kubelet's calls in progress, which take at most `allocator.WAIT_SECONDS`."""
 _REGISTERED_SECONDS = 15.0

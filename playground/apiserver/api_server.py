@@ -334,7 +334,7 @@ class Served:
         self._wait(self._server.stop(abruptly=True))
 
     def close(self) -> None:
-        """Stop the server and end its thread. It cannot be started again."""
+        """Stop the server and end its thread. After that, do not call `start` again."""
         self._wait(self._server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)

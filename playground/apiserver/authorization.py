@@ -135,7 +135,10 @@ def _is(user: User, subject: Object, namespace: str) -> bool:
 
 
 def _request(method: str, call: Call) -> Request:
-    """Return the request as the real API server reads it (apiserver/pkg/endpoints/request/requestinfo.go)."""
+    """Return the request, with the verb and the name that kube-apiserver derives for RBAC.
+
+    Source: k8s.io/apiserver/pkg/endpoints/request/requestinfo.go.
+    """
     path, name = call.path, call.path.name
     verb = _VERBS.get(method, method.lower())
     if method == "DELETE":

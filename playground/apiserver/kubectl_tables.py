@@ -47,7 +47,10 @@ def _reason_of(status: Object) -> str | None:
 
 
 def _initializing(pod: Object) -> str | None:
-    """Return the STATUS of a pod whose init containers have not all ended or started, or None if they have."""
+    """Return the STATUS of a pod whose init containers are not done, or None if they are done.
+
+    A restartable init container is done when it has started.
+    """
     specs = pod["spec"].get("initContainers") or []
     for i, status in enumerate(_statuses(pod, "initContainerStatuses")):
         state = status.get("state") or {}

@@ -58,7 +58,7 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
     """Decode an object and set its defaults. Raises a 400 if the object cannot be decoded.
 
     Returns:
-        A copy that shares nothing with `obj`, and the paths of the fields that were dropped as unknown.
+        The decoded object, and the paths of the fields that were dropped as unknown.
     """
     metadata: Object = obj.get("metadata") or {}
     obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
@@ -77,7 +77,7 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
 
 
 def complete(kind: Kind, obj: Object) -> None:
-    """Set the name, the UID, the creation time and the initial status of a new object, in place."""
+    """Set the fields that the server determines for a new object, in place: name, UID, status and so on."""
     metadata = obj["metadata"]
     if not metadata.get("name") and metadata.get("generateName"):
         metadata["name"] = generate(metadata["generateName"])
@@ -135,7 +135,10 @@ def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Obje
 
 
 def _with_new_status(kind: Kind, metadata: Object, new: Object, old: Object) -> Object:
-    """Return a copy of `old` with the status of `new`. For built-in kinds it has `metadata`, except the owners."""
+    """Return a copy of `old` with the status of `new`. For a built-in kind, the metadata are those of the update.
+
+    The owners of the object stay in any case.
+    """
     before = old["metadata"]
     if kind.custom:
         metadata = before

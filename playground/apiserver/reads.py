@@ -34,7 +34,7 @@ def existing(storage: Storage, call: Call) -> Item:
 
 
 def render(item: Item, kind: Kind) -> bytes:
-    """Return the JSON of an object in the version of `kind`, which for a custom resource may not be the stored one."""
+    """Return the JSON of an object in the version of `kind`. A custom resource may be stored in another version."""
     if item.obj["apiVersion"] == kind.api_version:
         return item.raw
     return orjson.dumps(item.obj | {"apiVersion": kind.api_version})
