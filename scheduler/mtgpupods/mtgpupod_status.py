@@ -100,7 +100,8 @@ def next_status(raw: Raw, desired: DesiredMtgpuPod, pod: Raw | None, now: str) -
     if pod is not None:
         status = _without_null(pod.get("status") or {})
         new |= {"phase": _phase(pod, status, old), "PodStatus": status, "PodObjectMeta": _mirrored_metadata(pod)}
-    elif old.get("phase") not in _ENDED:  # After its end it keeps PodStatus and phase without a Pod.
+    elif old.get("phase") not in _ENDED:
+        # Only an MtgpuPod that has ended keeps its phase and the mirrored status after its Pod is deleted.
         new = {key: value for key, value in new.items() if key not in ("PodStatus", "PodObjectMeta")}
         new["phase"] = "Pending"
     return new

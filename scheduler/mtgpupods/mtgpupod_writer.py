@@ -106,7 +106,7 @@ class MtgpuPodApi:
         self._api.create(f"/api/v1/namespaces/{quote(pod['metadata']['namespace'], safe='')}/pods", pod)
 
     def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Delete the Pod if it exists and has this UID; with `force`, without a grace period."""
+        """Delete the Pod if it exists and has this UID. `force` means without a grace period."""
         self._before_write()
         grace = {"gracePeriodSeconds": 0} if force else {}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, **grace}

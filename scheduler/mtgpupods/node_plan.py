@@ -164,7 +164,7 @@ def _pod_created(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) 
 
 
 def _with_reservation(node: ObservedNode, pod: MtgpuPod, reservation: Holding) -> DesiredMtgpuPod:
-    """Return the desired state: to be bound as soon as the occupy pod of its GPUID runs on the reserved card."""
+    """Bind the MtgpuPod as soon as the occupy pod of its GPUID runs on the reserved card. Otherwise let it wait."""
     occupy_pod = node.occupy_pods.get(pod.gpuid)
     card = node.card(occupy_pod.card) if occupy_pod and occupy_pod.running else None
     if card is None or not reservation.is_known_on(card):
