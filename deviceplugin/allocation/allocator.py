@@ -426,7 +426,7 @@ class Allocator:
             missing = f"none of {target.carrier}, which brings its cards"
             raise Refused(f"{target}: the kubelet gave it ids of {self._resource}, but {missing}", uid)
         if not entry.device and VISIBLE in entry.env:
-            raise Refused(f"{target}: at admission the cards of another pod were given to it", uid)
+            raise Refused(f"{target} was given the cards of another container at admission", uid)
         # A CDI device must have at least one edit.
         return {CARRIER_VARIABLE: target.carrier}
 

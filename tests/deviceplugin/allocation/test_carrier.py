@@ -148,7 +148,7 @@ def test_without_cdi_cards_of_a_pod_with_another_carrier_are_refused(tmp_path: P
     fake_node.admit(A, "uid-p", resource=CORE)
     fake_node.admit(B, "uid-alone", resource=RATIO)
     for ids in (A, B):
-        with pytest.raises(Refused, match="the cards of another pod were given to it"):
+        with pytest.raises(Refused, match="was given the cards of another container at admission"):
             fake_node.start(ids, resource=RATIO)
 
 
