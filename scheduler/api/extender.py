@@ -40,8 +40,9 @@ Body = bytes | bytearray
 class Extender:
     """Implements the four verbs. Each takes the body of a request, and returns an object that is sent as JSON.
 
-    Each verb raises BadRequest for a malformed body, and RetryLater if this replica cannot answer now. The argument
-    `gone` is a function that returns whether kube-scheduler has given up waiting.
+    Each verb raises BadRequest for a malformed body, and RetryLater if this replica cannot answer now. For GPU pods,
+    `filter`, `prioritize` and `preempt` also raise RetryLater while this replica does not decide. The argument `gone`
+    is a function that returns whether kube-scheduler has given up waiting.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -173,9 +174,14 @@ class Extender:
             raise BadRequest(400, "Pod must be an object")
         self._replica.may_answer()
         try:
-            return self._decider.read(raw)
+            gpu_pod = self._decider.read(raw)
         except BadObject as error:
             raise BadRequest(400, f"Pod is not a valid Pod: {error}") from error
+        if gpu_pod:
+            # Only the replica that decides has the reservations. Without them, several pods pass for one free card, and
+            # their Bindings are then accepted without mgpu's answer. kube-scheduler tries again after a 503.
+            self._replica.may_decide()
+        return gpu_pod
 
 
 def make_app(extender: Extender, seconds: float = 10.0) -> Flask:

@@ -167,11 +167,25 @@ def test_repeated_bind_keeps_the_cards(replica: Replica, client: Client) -> None
 
 
 def test_replica_that_does_not_lead_closes_connections(replica: Replica, client: Client) -> None:
-    body = {"Pod": b.share("p"), "NodeNames": ["n1"]}
+    body = {"Pod": b.pod("p", b.container("c")), "NodeNames": ["n1"]}
     assert "Connection" not in client.post("/filter", json=body).headers
     replica.leading = False
     reply = client.post("/filter", json=body)
     assert (reply.status_code, reply.headers["Connection"]) == (200, "close")
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [("/filter", {"NodeNames": ["n1"]}), ("/prioritize", {"NodeNames": ["n1"]}), ("/preempt", {})],
+)
+def test_replica_that_does_not_lead_chooses_no_node_for_a_gpu_pod(
+    replica: Replica, client: Client, path: str, arguments: dict[str, object]
+) -> None:
+    replica.leading = False
+    reply = client.post(path, json={"Pod": b.share("p"), **arguments})
+    assert (reply.status_code, reply.headers["Connection"]) == (503, "close")
+    assert "another replica leads" in reply.text
+    assert client.post(path, json={"Pod": b.pod("p", b.container("c")), **arguments}).status_code == 200
 
 
 def test_replica_that_does_not_lead_binds_without_a_decision(replica: Replica, client: Client) -> None:
