@@ -46,7 +46,6 @@ def read_peer(text: str) -> Address | None:
 
 
 def is_within(peer: str, blocks: Iterable[Block]) -> bool:
-    """Return whether one of the blocks contains the peer's address."""
     address = read_peer(peer)
     return address is not None and any(address.version == block.version and address in block for block in blocks)
 

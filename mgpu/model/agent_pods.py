@@ -54,8 +54,8 @@ def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
 def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
     """Return the agent Pod that explains why a node has no ready agent; None if an agent is ready or `agents` is empty.
 
-    During a rolling update a node can have two agents, and one ready agent is enough. Of several agents that are not
-    ready, the result is the last one by name, but a Pod that is being deleted only if there is no other.
+    During a rolling update a node can have two agents, and one ready agent is enough. If none is ready, the function
+    prefers a Pod that is not being deleted, and then the last one by name.
 
     Args:
         agents: the agent Pods on one node.
@@ -80,7 +80,7 @@ def is_ready(raw: Raw) -> bool:
 
 
 def not_ready_cause(raw: Raw) -> str:
-    """Return why the first container that states a reason waits or has terminated, or else the phase of the Pod."""
+    """Return a reason such as `CrashLoopBackOff` from the container statuses, or else the phase of the Pod."""
     status = raw.get("status") or {}
     for row in status.get("containerStatuses") or ():
         state = row.get("state") or {}

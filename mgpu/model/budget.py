@@ -20,7 +20,7 @@ MAX_CONTAINERS = 256
 """The most containers and init containers of a pod: 16 on each of 16 cards."""
 
 MAX_RESOURCES = 2048
-"""The most entries in the requests and limits of all containers: 8 for each of `MAX_CONTAINERS` containers. A usual
+"""The most entries in the requests and limits of all containers: 8 for each of `MAX_CONTAINERS` containers. An ordinary
 container has cpu, memory and two GPU resources, each in the requests and in the limits."""
 
 MAX_VARIABLES = 16_384
@@ -39,9 +39,8 @@ MAX_LABELS = 128
 by label (`mgpu.dialects.watched_pods`)."""
 
 MAX_NESTING = 32
-"""The most levels of objects and lists in the spec of an MtgpuPod. The API server does not limit them, because the
-schema of MtgpuPods preserves unknown fields. A PodSpec has 12 levels. The JSON encoder fails at 254 levels, so mgpu
-could not create the Pod of the MtgpuPod."""
+"""The most levels of objects and lists in the spec of an MtgpuPod, whose schema preserves unknown fields. A PodSpec has
+12 levels. The JSON encoder fails at 254 levels, so mgpu could not create the Pod of the MtgpuPod."""
 
 MAX_SPEC_BYTES = 256 << 10
 """The most bytes of the spec of an MtgpuPod as JSON. `kubectl apply` cannot store a larger spec in its annotation."""
@@ -99,10 +98,7 @@ def excess(raw: object, old: object = None) -> list[Problem]:
 
 
 def excess_of_containers(raw: object) -> list[Problem]:
-    """Return a problem for too many containers of a pod, and one for too many resources in them.
-
-    This is for pods that are bound already. The scheduler and the agents store only parts of their other lists.
-    """
+    """Return the problems of an existing pod: too many containers, or too many resources in them."""
     now = size_of(raw)
     return [*_above(Size(containers=now.containers, resources=now.resources), Size())]
 

@@ -28,8 +28,8 @@ UNRECORDED = "mgpu.io/unrecorded-pod"
 """The resource name in the entry of an unrecorded pod if it is unknown which resource brought its cards."""
 UNLISTED_PODS = "*"
 """The pod UID in the entry for all unrecorded pods that the list does not name. An agent that writes this entry
-guarantees that it lists all pods that hold cards without a record. An older agent cannot guarantee this, and because
-the guarantee is an entry of the list, the first write of an older agent removes it."""
+guarantees that it lists all pods that hold cards without a record. An older agent cannot guarantee this. It replaces
+the whole list, so its first write removes the entry."""
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _MAX_ENTRIES = 2048
@@ -58,7 +58,7 @@ class CheckpointEntry:
 
 
 def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
-    """Return the entries in the annotations of a Device, in order.
+    """Return the entries in the annotations of a Device, sorted.
 
     Raises BadObject if any entry is invalid or there are too many: one node's agent must not be able to fill the
     scheduler's memory.

@@ -36,7 +36,6 @@ class FieldReader:
         self._problems: list[Problem] = []
 
     def finish(self) -> None:
-        """Raise BadObject if there are problems."""
         raise_if_any(self._problems)
 
     @property

@@ -20,7 +20,6 @@ class ContainerRequest:
     """The request of one container: `cards` distinct cards of a type, and the same share of each.
 
     Attributes:
-        container: the name of the container.
         core: the core of each card, in milli.
         memory: the memory of each card, in bytes.
         whole: whether the container gets whole idle cards. In this case core is 1000 and memory is 0.
@@ -39,7 +38,6 @@ class ContainerRequest:
     is_nvidia_gpu: bool = False
 
     def amount_on(self, card: Card) -> "Amount":
-        """Return the amount of a card that this container needs."""
         return whole_card_amount(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
 
@@ -50,13 +48,9 @@ def whole_cards(
 
 
 class Amount(NamedTuple):
-    """An amount of one card.
+    """An amount of one card: the core in milli, the memory in bytes, and the memory in percent (`ratio`).
 
-    Attributes:
-        core: the core, in milli.
-        memory: the memory, in bytes.
-        shares: the number of containers.
-        ratio: the memory, in percent.
+    `shares` is the number of containers that use the amount.
     """
 
     core: int = 0
@@ -149,13 +143,13 @@ class Placement:
 
     Attributes:
         proven: whether it is proven that no better placement exists. False only if the search reached its limits.
-        others: type, container and indexes for each request of devices of other types.
+        others: the type, the container and the indexes for each request of devices of another type.
     """
 
     containers: tuple[tuple[str, tuple[int, ...]], ...]
     proven: bool = field(default=True, compare=False)
     others: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    # A table, since `cards` is called for every container on every card, and a pod may have hundreds of containers.
+    # This is a table, since `cards` is called for every container on every card, and a pod may have 256 containers.
     _cards: Mapping[tuple[str, str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

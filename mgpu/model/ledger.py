@@ -32,7 +32,6 @@ class Share:
     """The part of one card that one container holds.
 
     Attributes:
-        container: the name of the container.
         card: the index, the UUID or the minor of the card, whichever the allocation record contains. None means that
             the card is unknown. The share is then held on every card of this type on the node.
         core: the core in milli.
@@ -106,7 +105,6 @@ class Holding:
 
 
 def shares_of(request: GpuRequest, placement: Placement) -> tuple[Share, ...]:
-    """Return the shares that a placement gives to the containers of a request."""
     return tuple(
         share_of(c, index)
         for c in (*request.containers, *request.others)

@@ -32,8 +32,8 @@ class Profile:
 
     Attributes:
         name: NVIDIA's name (`1g.10gb+me`).
-        compute: the number of compute slices.
-        size: the number of memory slices.
+        compute: the number of compute slices of an instance.
+        size: the number of memory slices of an instance.
         starts: the memory slices at which an instance may start.
         most: the maximum number of instances per card.
     """
@@ -141,7 +141,7 @@ def layout_of(model: str, memory: int) -> Layout | None:
 
 
 def invalid_geometry_reason(model: str, geometry: Mapping[str, int]) -> str | None:
-    """Return why no card of a model can be partitioned into a geometry; None if one can, or the model is unknown.
+    """Return the reason why no card of a model can have a geometry; None if one can, or if the model is unknown.
 
     Args:
         model: the name of the model, with its memory in GB (`NVIDIA-A100-SXM4-80GB`) or without (`A100`).
@@ -169,7 +169,7 @@ def canonical(profile: str) -> str:
 
 
 def invalid_reason(layout: Layout, instances: Iterable[Instance]) -> str | None:
-    """Return why a card cannot have these instances, or None if it can."""
+    """Return the reason why a card cannot have these instances, or None if it can."""
     taken, counts = 0, dict.fromkeys((p.name for p in layout.profiles), 0)
     for start, name in sorted(instances):
         profile = layout.profile(name)

@@ -131,7 +131,6 @@ def _document(text: str, problems: list[Problem]) -> Json:
 
 
 def _rows(config: Json, problems: list[Problem]) -> Iterator[tuple[str, Json]]:
-    """Yield the path and the content of each entry."""
     if problems:
         return
     if config.get("version") != _VERSION:

@@ -1,11 +1,11 @@
 """Reads and writes the slices of a node in the annotations of its Node object.
 
 The scheduler (`scheduler.partitioning`) writes the partition plan (`spec-…`), and the node's agent
-(`deviceplugin.partitioning`) writes the existing slices (`status-…`). Both write them into the annotation
-`dynamicgpuslice`, whose format comes from the project nos. Each of them also writes an annotation of mgpu's own with
-the positions of the slices, because the positions determine which further slices can be created
-(docs/design/slices.md, "Node annotation"). Other programs may read the annotations, so the formats must not change. The
-functions that read them limit the size, because they do not trust the writer.
+(`deviceplugin.partitioning`) writes the existing slices (`status-…`). Both write into the annotation `dynamicgpuslice`,
+whose format comes from nebuly's project nos. Each of them also writes an annotation of mgpu's own with the positions of
+the slices, because the positions determine which further slices can be created (docs/design/slices.md, "Node
+annotation"). Other programs may read the annotations, so the formats must not change. The functions that read them limit
+the size, because they do not trust the writer.
 """
 
 import json
@@ -87,14 +87,12 @@ class NodeSlices:
 
     Attributes:
         mode: the value of the node's label `gpu.partitioning`: MIG or MPS; "" without the label.
-        existing: the slices that exist.
         cards: the indexes of the cards that can be partitioned now: under MIG the cards in MIG mode, under MPS the
             cards with slices.
         planned: the slices of the plan with their positions; None if the positions are unknown, for example because
             another program wrote the plan, with counts alone.
         refused: the id of the plan that the agent could not apply, and the reason; None if there is none.
-        has_positions: whether the positions of the slices are known. An agent that writes only counts does not report
-            positions.
+        has_positions: whether the agent reports the positions of the slices, and not only their numbers.
         preexisting: the slices of the plan that existed before the first plan of mgpu.
     """
 
@@ -227,7 +225,6 @@ def read_partitioning(text: str | None) -> Partitioning:
 
 
 def _excess(what: str, *counts: SliceCounts) -> Iterator[Problem]:
-    """Yield a problem for too many cards or slices of the node, and for each card with too many slices."""
     cards = sorted({card for of in counts for card in of})
     if len(cards) > MAX_GPUS:
         text = f"names {len(cards)} cards in its {what}, but a node has at most {MAX_GPUS}"
@@ -246,22 +243,16 @@ def _excess(what: str, *counts: SliceCounts) -> Iterator[Problem]:
 
 
 def with_spec(text: str | None, spec: SliceCounts, plan: int) -> str:
-    """Return the value of the annotation with its spec replaced. Raises BadObject if the old value is invalid.
-
-    Args:
-        text: the old value; None if there is none.
-        plan: the id of the plan.
-    """
+    """Return `text`, the value of the annotation, with its spec replaced. Raises BadObject if `text` is invalid."""
     written = {f"spec-gpu-{card}-{name}": n for card, names in spec.items() for name, n in names.items() if n}
     return _rewritten(text, _SPEC, _SPEC_PLAN, written | {_SPEC_PLAN: plan})
 
 
 def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) -> str:
-    """Return the value of the annotation with its status replaced. Raises BadObject if the old value is invalid.
+    """Return `text`, the value of the annotation, with its status replaced. Raises BadObject if `text` is invalid.
 
     Args:
-        text: the old value; None if there is none.
-        applied: the id of the plan that is applied; None leaves it unchanged.
+        applied: the id of the plan that is applied; None leaves the id unchanged.
     """
     counts = Counter((s.card, s.name, "used" if s.pod else "free") for s in slices)
     written = {f"status-gpu-{card}-{name}-{what}": n for (card, name, what), n in counts.items()}

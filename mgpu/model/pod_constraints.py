@@ -41,9 +41,9 @@ class Constraints:
 
     Attributes:
         card_policy: the card policy for this pod; "" for the policy in the settings.
-        models: the allowed models as the user writes them (`matches_model`); () for all.
-        excluded_models: the excluded models as the user writes them.
-        uuids: the allowed cards; () for all.
+        models, excluded_models: the allowed models (() for all) and the excluded ones, as the user writes them
+            (`matches_model`).
+        uuids: the UUIDs of the allowed cards; () for all.
         spread: the group whose pods get different cards if possible.
         same_card: the group whose pods must share one card.
     """
@@ -132,7 +132,7 @@ def read_constraints(
     """Return the constraints in a pod's annotations that can be read, and the problems with the annotations.
 
     Args:
-        policies: the names of all card policies.
+        policies: the names that `mgpu.io/card-policy` may have.
     """
     if not any(key in annotations for key in CONSTRAINT_ANNOTATIONS):
         return NO_CONSTRAINTS, ()
@@ -176,7 +176,7 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
         return ()
     if count > MAX_ENTRIES:
         problems.append(_malformed(key, f"may have at most {MAX_ENTRIES} entries, not {count}"))
-        return ()  # no further checks, whose time grows with the length of the list
+        return ()  # The time of the further checks grows with the length of the list.
     problems += (_malformed(key, f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
     long = [i for i, entry in enumerate(entries) if len(entry) > MAX_ENTRY_LENGTH]
     if long:

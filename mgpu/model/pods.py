@@ -1,7 +1,7 @@
 """Reads Pods and Nodes from decoded JSON into frozen values with the fields that mgpu needs.
 
 `read_pod` and `read_node` must be fast, since they run for each event. They are the first functions that see what users
-and nodes write, so they check all types. `mgpu.dialects` reads the GPU request of a pod.
+and nodes write, so they check the types of the values. `mgpu.dialects` reads the GPU request of a pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ class Stage(StrEnum):
     """When a container runs: init containers run one after another, then the app containers run together."""
 
     INIT = "init"
-    SIDECAR = "sidecar"  # an init container with restartPolicy Always; it continues to run beside the app containers
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always, which keeps running beside the app containers
     APP = "app"
 
 
@@ -112,8 +112,6 @@ class Pod:
         node: `spec.nodeName`; "" before the pod is bound.
         nominated_node: `status.nominatedNodeName`; "" if there is none, and for a gated pod.
         ran: the names of the containers that have ever run.
-        created: `metadata.creationTimestamp`.
-        scheduler: `spec.schedulerName`.
         cpu_memory: the cpu and memory that the pod reserves on its node.
         gated: whether the pod has scheduling gates and no node. A gated pod cannot be bound, so cards that were
             reserved for it would be held without a time limit.
@@ -171,7 +169,6 @@ class Node:
 
     Attributes:
         annotations: the annotations that mgpu reads; others are left out.
-        allocatable: the allocatable cpu and memory.
     """
 
     name: str

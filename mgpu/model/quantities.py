@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 MAX_QUANTITY = 2**63 - 1
-_LONGEST = 64
+_LONGEST = 64  # characters of a quantity
 
 _SUFFIX = {
     "": Fraction(1),

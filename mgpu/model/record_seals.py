@@ -2,8 +2,7 @@
 
 The scheduler signs its decisions with Ed25519 and writes the seal together with the record. A seal is valid for one
 object on one node with exactly the signed annotations. It must not be valid on another pod, on a later pod of the same
-name, or after one of these annotations was changed, added or removed (docs/security.md). Mainly
-`mgpu.dialects.record_verification` uses this module.
+name, or after one of these annotations was changed, added or removed (docs/security.md).
 """
 
 import hmac
@@ -33,9 +32,6 @@ class Subject(NamedTuple):
 
     Attributes:
         uid: the UID of the pod; for the Pod of an MtgpuPod, the UID of the MtgpuPod.
-        namespace: the namespace of the pod.
-        name: the name of the pod.
-        node: the node of the pod.
     """
 
     uid: str
@@ -70,7 +66,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Signer:
-    """Signs records with the private key of the scheduler."""
+    """Signs records with a private key, which only the scheduler has."""
 
     key: Ed25519PrivateKey
 

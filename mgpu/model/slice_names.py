@@ -38,12 +38,10 @@ def slice_of_resource(resource: str) -> str | None:
 
 
 def is_slice(type: str) -> bool:
-    """Return whether devices of this type are slices."""
     return slice_of_resource(RESOURCE_PREFIX + type) is not None
 
 
 def is_mps(type: str) -> bool:
-    """Return whether devices of this type are MPS shares."""
     return _MPS_RESOURCE.fullmatch(RESOURCE_PREFIX + type) is not None
 
 
@@ -56,7 +54,6 @@ def resource_of(slice_: str) -> str:
 
 
 def mode_of(slice_: str) -> str:
-    """Return the mode of a slice: `MIG` or `MPS`."""
     return MPS if _MPS_NAME.fullmatch(slice_) else MIG
 
 
@@ -70,7 +67,6 @@ class Slice:
     """A slice on a card.
 
     Attributes:
-        card: the index of the card.
         start: the first memory slice of a MIG instance, or the number of an MPS share on its card.
         name: the name in annotations (`2g.20gb`, `4gb`).
         uuid: the UUID of the MIG device; "" before it exists.
@@ -113,7 +109,6 @@ def read_name(text: str) -> str | None:
 
 
 def count_slices(slices: Iterable[Slice]) -> dict[int, dict[str, int]]:
-    """Return the number of slices of each name, by card."""
     found: dict[int, dict[str, int]] = {}
     for s in sorted(slices):
         card = found.setdefault(s.card, {})

@@ -59,7 +59,7 @@ _ASCII = _Signs(".", "/", "x", "-", "|")
 
 @dataclass(frozen=True, slots=True)
 class card_map:  # noqa: N801 (callers use it like a function)
-    """A renderable of `rich` that draws nodes. It needs 60 columns. Nodes without cards share one line."""
+    """A renderable of `rich` that draws nodes. It needs at least 60 columns. Nodes without cards share one line."""
 
     nodes: Sequence[NodeView]
 
@@ -140,7 +140,6 @@ def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> 
 
 
 def _line(name: str, cells: Iterable[Text], width: int) -> Text:
-    """Draw one line of a row of cards: its name, and a cell of this width for each card."""
     line = Text().append(name.ljust(_GUTTER - _GAP), style=_IDLE if name else "")
     for cell in cells:
         cell.truncate(width, overflow="ellipsis")

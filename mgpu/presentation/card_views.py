@@ -29,8 +29,8 @@ class CardUse:
         memory: the most memory that the pod needs at any time, in bytes. It is 0 for such an occupy pod.
         certain: whether the pod's cards are known. A pod whose cards are unknown holds its share on every card of its
             node.
-        dialect: the vocabulary of the request; `nvidia` if NVIDIA's device plugin chose the cards, and "" if it is
-            unknown.
+        dialect: the vocabulary of the request; `nvidia` if an agent found the cards without an allocation record, and
+            "" if it is unknown.
         occupies: the GPUID for which an occupy pod keeps the card; "" for all other pods. An occupy pod is left out if
             other pods hold the card of its GPUID.
     """

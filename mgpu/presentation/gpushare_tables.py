@@ -15,8 +15,8 @@ class PodRow:
     """The GPU memory that a pod holds on a node, in units of `gpu-mem`.
 
     Attributes:
-        cards: the memory that it holds of each card, by the index of the card.
-        pending: the memory that it holds of cards that are unknown.
+        cards: the memory that the pod holds of each card, by the index of the card.
+        pending: the memory that the pod holds of unknown cards.
     """
 
     namespace: str

@@ -23,8 +23,7 @@ class MtgpuView:
     """An MtgpuPod that has not ended, or that still holds a card.
 
     Attributes:
-        reason: the reason of its condition `Bound`; "" without the condition.
-        message: the message of its condition `Bound`; "" without the condition.
+        reason, message: the reason and the message of its condition `Bound`; "" without the condition.
         degraded: the message of its condition `Degraded`, or else the reason; "" if the condition is not true.
     """
 
@@ -40,7 +39,7 @@ class MtgpuPods:
 
     Attributes:
         views: the MtgpuPods that have not ended or still hold a card, sorted by namespace and name.
-        holdings: what MtgpuPods and their Pods hold.
+        holdings: what the MtgpuPods hold, including those that are lost while their Pods run.
         unclear: the reasons why MtgpuPods cannot be read, by `MtgpuPod namespace/name`.
     """
 
@@ -128,7 +127,7 @@ def _view(pod: mtgpu.MtgpuPod, raw: Raw) -> MtgpuView:
 
 
 def occupying(holding: Holding, pod: Pod) -> Holding:
-    """Return the holding. If `pod` is an occupy pod for the node of the holding, the result is marked accordingly."""
+    """Return the holding, with `gpuid` and `occupies` set if `pod` is an occupy pod for the node of the holding."""
     node, gpuid = mtgpu.occupy_target(pod) or ("", "")
     return replace(holding, gpuid=gpuid, occupies=True) if node == holding.node else holding
 

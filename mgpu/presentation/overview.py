@@ -36,7 +36,6 @@ class GroupView:
 
     Attributes:
         pods: the pods as `namespace/name`, sorted.
-        cards: the cards that the pods hold.
     """
 
     group: Group
@@ -85,14 +84,16 @@ NO_RECORD = "its cards are not decided yet"
 _UNRECORDED = "it runs without a record of its cards; its share is held on every card of the node"
 _BARE = "it runs without a record of its cards and was given no cards; it holds nothing"
 NVIDIA_PLUGIN = "nvidia"
-"""The dialect of holdings that NVIDIA's device plugin allocated."""
+"""The dialect of holdings that an agent found without an allocation record, mainly those that NVIDIA's device plugin
+allocated. It is also the value of `WHOLE_CARDS_LABEL` on NVIDIA device plugin nodes."""
 
 
 def read_claim(pod: Pod, request: GpuRequest | BadObject | None, checkpoint: tuple[Share, ...] = ()) -> Claim:
     """Return what a pod holds according to its allocation record, or else according to the agent of its node.
 
-    If neither says it, a pod whose record cannot be read holds its share on every card of the node, because it may use
-    any of them. A pod with placement annotations whose request cannot be read holds all of every card.
+    If the record cannot be read and the agent reports no cards, the pod holds its share on every card of the node,
+    because it may use any of them. If not even the request can be read, a pod with placement annotations holds all of
+    every card.
 
     Args:
         request: the pod's request; the error if it cannot be read, and None for a pod without a request.
@@ -124,7 +125,7 @@ def _read_record(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
 def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str | None:
     """Return a problem if the record of a holding names cards that its node does not have, or None.
 
-    Devices that NVIDIA's plugin allocated are not checked, because the Device object need not list them.
+    Holdings that an agent found without a record are not checked, because the Device object need not list their cards.
     """
     names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(missing_cards(holding.shares, cards))
     return f"its record names {names}, which {holding.node} does not have" if names else None

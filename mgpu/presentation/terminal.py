@@ -1,4 +1,4 @@
-"""Prints the output of the commands: tables and pictures with rich, and JSON.
+"""Prints the output of the commands: tables and pictures with the library `rich`, and JSON.
 
 Text from the cluster must never be interpreted, neither as markup of `rich` nor as terminal control sequences.
 """

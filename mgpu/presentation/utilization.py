@@ -20,7 +20,6 @@ class Figures:
     Attributes:
         name: the name of the group: a node, a model, or the cluster.
         idle: the number of healthy cards that no pod holds.
-        unhealthy: the number of unhealthy cards.
         core_used: the core that pods hold, in thousandths of a card. A card over its capacity counts as full.
         core: the core of all cards, in thousandths of a card.
         memory_used: the memory that pods hold, in bytes. A card over its capacity counts as full.
@@ -55,14 +54,10 @@ class Fragmentation:
     Core is in thousandths of a card, and memory is in bytes. Partitioned cards count only in `partitioned`.
 
     Attributes:
-        idle: the number of cards that no pod holds.
-        idle_core: the core of these cards.
-        idle_memory: the memory of these cards.
-        part: the number of cards in use that have both free core and free memory.
-        part_core: the free core of these cards.
-        part_memory: the free memory of these cards.
-        most_core: the largest free core of one of these cards.
-        most_memory: the largest free memory of one of these cards.
+        idle, idle_core, idle_memory: the number of cards that no pod holds, and their core and memory.
+        part, part_core, part_memory: the number of cards in use with both free core and free memory, and these free
+            amounts.
+        most_core, most_memory: the largest free core and the largest free memory of a card that counts in `part`.
         useless_core: the free core of cards without free memory.
         useless_memory: the free memory of cards without free core.
     """
@@ -107,7 +102,6 @@ def sum_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
     """Return the figures of these cards.
 
     Args:
-        name: the name of the group that the cards form.
         rows: the name of the node and the card, for each card.
     """
     rows = list(rows)

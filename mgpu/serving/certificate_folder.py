@@ -46,7 +46,7 @@ class CertificateFolder:
             return True
 
     def put(self, files: Files) -> None:
-        """Store these files unless the directory has them already. They replace the files of any version."""
+        """Store these files, whatever the directory contains."""
         while True:
             current, version = self.read()
             if current == files or self.write(files, version):

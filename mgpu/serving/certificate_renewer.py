@@ -61,7 +61,6 @@ class CertificateRenewer:
         self._stop.set()
 
     def join(self, seconds: float) -> None:
-        """Wait at most `seconds` until the thread has ended."""
         if self._thread:
             self._thread.join(seconds)
 

@@ -103,7 +103,6 @@ class Material:
 
     Attributes:
         authorities: the CAs. The first one, which is the newest, signs.
-        serving: the serving certificate; None if there is none.
     """
 
     authorities: tuple[Pair, ...]
@@ -292,7 +291,6 @@ def _leaf(
     last: datetime,
     serial: int,
 ) -> x509.CertificateBuilder:
-    """Return a serving certificate that is not signed yet."""
     issuer = authority.certificate.public_key()
     if not isinstance(issuer, ec.EllipticCurvePublicKey):
         raise TypeError("a CA has a key on an elliptic curve")

@@ -26,12 +26,9 @@ class ConnectionLimit(Generic[T]):
         self._by_block: dict[Block | None, dict[T, None]] = {}
 
     def add(self, connection: T, peer: str) -> T | None:
-        """Add a connection, and return the connection that it replaces, or None.
+        """Add a connection from the address `peer`, and return the connection that it replaces, or None.
 
         The caller must close the returned connection.
-
-        Args:
-            peer: the address of the connection's peer.
         """
         block = counting_block(peer)
         with self._lock:
@@ -45,7 +42,6 @@ class ConnectionLimit(Generic[T]):
             return oldest
 
     def discard(self, connection: T) -> None:
-        """Remove a connection if it is in the set."""
         with self._lock:
             if connection in self._block_of:
                 self._remove(connection)

@@ -22,7 +22,7 @@ from mgpu.version import own_version
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 """The upper bounds of the buckets of histograms, in seconds. A decision takes 0.2 ms, and a filter over 5,000 nodes 5
-ms. No client waits longer than 10 s."""
+ms. By default no client waits longer than 10 s."""
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 # Leave out the creation time of each counter. It would be one more series for each counter, and Prometheus recognizes

@@ -1,4 +1,4 @@
-"""Sockets that limit how long a request waits for its client, because a slow client occupies a thread.
+"""Defines sockets that limit how long a request waits for its client, because a slow client occupies a thread.
 
 A timeout for each read is not enough: a client that sends a byte now and then never exceeds it. These sockets limit the
 total time for which the reads and writes of one request wait. The time that the server takes to compute an answer does

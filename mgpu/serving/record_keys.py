@@ -62,7 +62,6 @@ def read_public_keys(path: str, texts: Mapping[str, str]) -> Keys:
 
     Args:
         path: the name of the ConfigMap, for messages.
-        texts: the `data` of the ConfigMap.
     Raises:
         BadObject: if a key or the time is not valid.
     """

@@ -39,10 +39,8 @@ class Review:
 
     Attributes:
         uid: the UID of the review, which the answer repeats.
-        operation: `CREATE`, `UPDATE`, `DELETE` or `CONNECT`.
         resource: the resource with its subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
         name: the name of the object; "" for a CREATE with generateName.
-        user: the name of the user whose request is reviewed.
         object: the object after the operation; None for DELETE.
         old: the object before an UPDATE or DELETE; None for CREATE and CONNECT.
     """

@@ -84,7 +84,6 @@ def serve(
     function prints a line such as `serving https on 127.0.0.1:8443` on stdout for each of them.
 
     Args:
-        listen: the addresses, each with its app.
         certificate: the paths of the certificate chain and of the key, in PEM; None without TLS. If the files change,
             new connections get the new certificate.
         threads: the number of threads for each address of each worker. Most of them wait for clients or for the API

@@ -17,8 +17,6 @@ class ReloadingContext:
     is thread-safe: `_lock` guards the context and the stamp of its files.
 
     Args:
-        chain: the path of the certificate chain.
-        key: the path of its key.
         client_ca: the path of a file of CA certificates (PEM). Clients need a certificate that one of these CAs has
             signed. If it is None, clients need no certificate.
     """

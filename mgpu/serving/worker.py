@@ -1,4 +1,4 @@
-"""The gunicorn worker, in which an unauthenticated peer (a stranger) cannot delay a caller.
+"""The gunicorn worker, in which a peer that may not call an endpoint (a stranger) cannot delay one that may (a caller).
 
 Each listening address has two lanes with threads of their own, one for callers and one for strangers. The address of
 the peer determines the lane. If clients authenticate with certificates, every connection starts in the strangers' lane,
@@ -62,8 +62,6 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
-    """The connections of one lane, and the executors that they share."""
-
     connections: ConnectionLimit[Any]
     handshakes: ThreadPoolExecutor
     requests: ThreadPoolExecutor
@@ -203,7 +201,6 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return True
 
     def _wait(self, conn: Any, events: int) -> None:
-        """Wait in the event loop until the connection is readable or writable."""
         conn.sock.setblocking(False)
         if not self.alive:
             conn.timeout = min(conn.timeout, time.monotonic() + gthread.STOP_KEEPALIVE_LINGER)

@@ -143,7 +143,7 @@ class DevicePluginSettings(Block):
         node: The name of the node. If it is empty, `$NODE_NAME` or else the name of the host applies.
         cards: A file of simulated cards. If it is empty, the agent finds the cards by NVML.
         kubeletDir: The folder of the kubelet, with its sockets and its checkpoint.
-        podResources: The PodResources socket. If it is empty, it is `pod-resources/kubelet.sock` in `kubeletDir`.
+        podResources: The PodResources socket. If it is empty, `pod-resources/kubelet.sock` in `kubeletDir` applies.
         cdiDir: The folder in which the container runtime looks for CDI files.
         cdi: Whether the container runtime supports CDI.
         healthPort: The port of /metrics, /healthz and /readyz. They are not served if it is 0.

@@ -94,8 +94,6 @@ class MtgpuSettings(Block):
 
 
 class DialectSettings(Block):
-    """The settings of all dialects."""
-
     mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
     gpushare: GpushareSettings = GpushareSettings()  # type: ignore[call-arg]
     koordinator: KoordinatorSettings = KoordinatorSettings()  # type: ignore[call-arg]

@@ -25,9 +25,6 @@ class Settings(Block):
     Attributes:
         card_policy: The policy that chooses the cards of a node; None for the default of each dialect.
         node_policy: The policy that scores nodes.
-        dialects: One block for each vocabulary.
-        webhook, scheduler, deviceplugin: One block for each process.
-        records: Which allocation records count.
         card_policy_flag: The value of the flag `--card-policy`, which a file cannot contain.
     """
 

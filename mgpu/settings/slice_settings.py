@@ -118,7 +118,7 @@ class SlicesSettings(Block):
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The weights above 0 by resource (`cpu`, `memory`, `gpu` and others). There is at least one."""
+        """The weights above 0 by resource (`cpu`, `memory`, `gpu` and others). At least one weight is above 0."""
         return self.weight.of
 
     @property
