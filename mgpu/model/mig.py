@@ -135,7 +135,7 @@ _ALIASES = {"7g.79gb": "7g.80gb"}
 
 
 def layout_of(model: str, memory: int) -> Layout | None:
-    """Return the layout of a model (`NVIDIA A100-SXM4-80GB`) with `memory` bytes, or None for cards without MIG."""
+    """Return the layout of a model (`NVIDIA A100-SXM4-80GB`) with `memory` bytes, or None if no layout is known."""
     words = set(re.split(r"[^A-Z0-9]+", model.upper()))
     return next((layout for word, least, layout in _MODELS if word in words and memory >= least * _GIB), None)
 

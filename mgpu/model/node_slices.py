@@ -4,8 +4,8 @@ The scheduler (`scheduler.partitioning`) writes the partition plan (`spec-…`),
 (`deviceplugin.partitioning`) writes the existing slices (`status-…`). Both write into the annotation `dynamicgpuslice`,
 whose format comes from nebuly's project nos. Each of them also writes an annotation of mgpu's own with the positions of
 the slices, because the positions determine which further slices can be created (docs/design/slices.md, "Node
-annotation"). Other programs may read the annotations, so the formats must not change. The functions that read them limit
-the size, because they do not trust the writer.
+annotation"). Other programs may read the annotations, so the formats must not change. The functions that read them
+limit the size, because they do not trust the writer.
 """
 
 import json

@@ -150,7 +150,7 @@ class Pod:
         return self.phase == "Running" or bool(self.ran)
 
     def has_run(self, containers: Iterable[str]) -> bool:
-        """Return whether any of these containers has ever run. In phase Running, all containers count as run."""
+        """Return whether any of these containers has ever run. In phase Running, every container counts."""
         return self.phase == "Running" or not self.ran.isdisjoint(containers)
 
     @property

@@ -1,7 +1,7 @@
 """Parses Kubernetes quantities, and formats amounts for messages.
 
-Values and rounding must agree with apimachinery's `resource.Quantity`. The modules that read API objects convert
-quantities to integers, so that all other modules need no quantities.
+Values and rounding must agree with `resource.Quantity` of apimachinery. The modules that read API objects convert
+quantities to integers, so that the rest of the code works with integers.
 """
 
 import math

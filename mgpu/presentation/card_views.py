@@ -253,5 +253,5 @@ def _slice_json(view: SliceView, cut: str) -> dict[str, Any]:
 
 
 def percent(milli: int) -> int | float:
-    """Return thousandths as a percentage, which is an int if it is a whole number."""
+    """Return thousandths in percent, as an int if the percentage is a whole number."""
     return milli // 10 if milli % 10 == 0 else milli / 10

@@ -23,7 +23,7 @@ _MOST_DISCARDED = 32 << 20  # bytes
 _REQUEST_MEMORY = "mgpu-in-flight"
 
 ReviewObserver = Callable[[str, Review, Reply | None, float], None]
-"""A function that is called after each review with the path, the review, the reply and the duration in seconds.
+"""A function that is called after a review with the path, the review, the reply and the duration in seconds.
 
 The path has no leading slash. The reply is None if the handler raised an error other than BadObject.
 """
@@ -32,7 +32,7 @@ The path has no leading slash. The reply is None if the handler raised an error 
 def new_app(limits: Limits = REVIEWS) -> Flask:
     """Return an app without routes.
 
-    An error is answered with its status and `{"error": "…"}`. An unexpected error is logged and answered with 500.
+    It answers an error with the status of the error and `{"error": "…"}`. It logs an unexpected error and answers 500.
     """
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.body

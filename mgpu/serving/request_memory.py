@@ -21,12 +21,12 @@ MIB = 1 << 20
 ORDINARY = 2 * MIB
 """The largest estimated decoded size of an ordinary request, in bytes. A review of about 100 KiB has this size."""
 _UNCOUNTED = 64 << 10
-"""The number of bytes at the beginning of each body that do not count. With 64 threads they are 4 MiB."""
+"""The number of bytes at the beginning of each body that do not count. For 64 threads they add up to 4 MiB."""
 _CHUNK = 64 << 10
 _ASCII_ESCAPES = (b"\\u0026", b"\\u003c", b"\\u003e")
 _WAIT_SECONDS = 1.0
-"""The longest time that a request waits for memory. A large review takes 0.1 s, and API servers wait 1 to 5 s for an
-answer."""
+"""The longest time that a request waits for memory. A large review takes 0.1 s, and the webhook configurations let the
+API server wait 1 to 5 s for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Limits:
 
 
 REVIEWS = Limits(body=8 * MIB, bodies=16 * MIB, ordinary=24 * MIB, large=80 * MIB)
-"""The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB. A review
-contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are estimated at 60 MiB.
+"""The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB. The
+review of an update contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are estimated at 60 MiB.
 All limits together are 120 MiB, so that two worker processes fit into the webhook's memory limit of 384 MiB.
 """
 

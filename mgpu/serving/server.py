@@ -40,7 +40,7 @@ _DRAIN_SECONDS = 20
 _END_SECONDS = 15
 """The time that the function `end` has to return when the server ends."""
 _PORT_SECONDS = 5.0
-"""The time for which the server waits for a port that another process holds."""
+"""The time for which the server waits at the start for a port that another process holds."""
 _PORT_RETRY_SECONDS = 0.1
 _request = threading.local()
 
