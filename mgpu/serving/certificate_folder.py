@@ -98,5 +98,6 @@ def find_mounted_certificate(path: Path) -> tuple[Path, Path]:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key)
     except ssl.SSLError as error:
-        raise BadObject([Problem(str(path), f"{CHAIN} and {KEY} are not a certificate and its key: {error}")]) from error
+        text = f"{CHAIN} and {KEY} are not a certificate and its key: {error}"
+        raise BadObject([Problem(str(path), text)]) from error
     return chain, key

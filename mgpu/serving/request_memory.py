@@ -48,8 +48,9 @@ class Limits:
 
 REVIEWS = Limits(body=8 * MIB, bodies=16 * MIB, ordinary=24 * MIB, large=80 * MIB)
 """The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB. The
-review of an update contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are estimated at 60 MiB.
-All limits together are 120 MiB, so that two worker processes fit into the webhook's memory limit of 384 MiB.
+review of an update contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are
+estimated at 60 MiB. All limits together are 120 MiB, so that two worker processes fit into the webhook's memory limit
+of 384 MiB.
 """
 
 EXTENDER = Limits(body=256 * MIB, bodies=256 * MIB, ordinary=16 * MIB, large=640 * MIB)

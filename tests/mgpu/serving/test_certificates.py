@@ -272,7 +272,7 @@ def test_mounted_certificate_must_exist_and_fit_its_key(tmp_path: Path, files: F
         find_mounted_certificate(tmp_path)
     (tmp_path / CHAIN).write_bytes(files[CHAIN])
     (tmp_path / KEY).write_bytes(renew_if_due({}, NAMES, NOW)[KEY])
-    with pytest.raises(BadObject, match="no certificate and its key"):
+    with pytest.raises(BadObject, match="are not a certificate and its key"):
         find_mounted_certificate(tmp_path)
     (tmp_path / KEY).write_bytes(files[KEY])
     assert find_mounted_certificate(tmp_path) == (tmp_path / CHAIN, tmp_path / KEY)
