@@ -31,7 +31,7 @@ class NoOp(Cluster):
 
 
 def serve_nothing() -> None:
-    """Allow every call of the webhook or of the scheduler.
+    """Run the no-op webhook or the no-op scheduler: allow every review, and let every node pass the filter.
 
     The arguments of the command line are a folder with a CA, a port, and for the scheduler the port of the extender.
     """

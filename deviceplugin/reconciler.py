@@ -1,4 +1,4 @@
-"""Keeps receipts, acknowledgements and the device list of whole cards up to date, and stops overdue containers.
+"""Keeps receipts, acknowledgements and the device list of whole cards up to date, and stops containers of remnants.
 
 `deviceplugin.agent` runs the coroutines while the agent serves the node. Each of them reads the present state, acts on
 it, and waits for the next change. So it makes no difference if several changes are handled at once.
@@ -34,7 +34,9 @@ class Reconciler:
         self._resumed = asyncio.Event()
 
     async def follow_pods(self, stores: Sequence[PodStore], mps: Coroutine[Any, Any, None]) -> None:
-        """Allow containers to start once all pods and cards have been read, then follow the pods, until cancelled.
+        """Allow containers to start once all pods and cards have been read, then react to pod changes until cancelled.
+
+        After each change, the data of pods that are gone is removed, and receipts and acknowledgements are written.
 
         Args:
             stores: The parts that store data of each pod. They remove the data of pods that are gone.
@@ -63,7 +65,10 @@ class Reconciler:
                 await state.pods_changed.wait()
 
     async def follow_forced_stops(self, stops: ForcedStops) -> None:
-        """Stop the containers of pods that were deleted by force, until cancelled. Begin when remnants are known."""
+        """Stop the containers of pods that were deleted by force, until cancelled.
+
+        The coroutine first waits until `follow_pods` has resumed the search for remnants.
+        """
         await self._resumed.wait()
         await stops.follow()
 
@@ -92,8 +97,8 @@ class Reconciler:
     def _shares_of_running_pods(self) -> list[tuple[GpuPod, tuple[Share, ...]]]:
         """Return the pods that have run, each with the shares whose card is certain.
 
-        Other shares are left out: `UnrecordedPods` finds out later what a pod without a record holds. If a bare pod got
-        a receipt for every card, that receipt would outlive the pod.
+        Other shares are left out: `UnrecordedPods` finds out later what a pod without a record holds. A share of an
+        unknown card counts on every card. A receipt with such a share would outlive the pod, even if it is a bare pod.
         """
         devices = self._state.devices.devices()
         found = []

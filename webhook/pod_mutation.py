@@ -91,7 +91,7 @@ def _check_size(patch: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return the patch unchanged. Raises BadObject if it has too many operations."""
     if len(patch) > budget.MAX_PATCH_OPERATIONS:
         limit = budget.MAX_PATCH_OPERATIONS
-        text = f"needs {len(patch)} changes before it can run, more than the {limit} of one patch; split the pod"
+        text = f"needs {len(patch)} changes before it can run, but a patch may have at most {limit}; split the pod"
         raise BadObject([Problem("spec.containers", text, Rule.TOO_LARGE)])
     return tuple(patch)
 
@@ -161,8 +161,8 @@ def _with_share(
 ) -> tuple[Amounts, Amounts]:
     """Return the amounts with `mgpu.io/share: 1` if the container needs it, and without it otherwise.
 
-    A container that gets cards or slices needs it unless it requests another resource that is served as device ids.
-    Otherwise the kubelet would not call the node agent for the container.
+    The kubelet calls the node agent only for a container that requests a resource that is served as device ids. So a
+    container that gets cards or slices needs `mgpu.io/share` unless it requests another such resource.
 
     Args:
         needed: whether the container gets cards or slices.

@@ -314,7 +314,10 @@ class Allocator:
         return replace(gpu_pod, shares=shares) if carried <= containers_with_cards else gpu_pod
 
     def _latest(self, gpu_pod: GpuPod) -> GpuPod | None:
-        """Return the current version of the pod, or None if it is gone. Cards of `_with_kept_cards` stay."""
+        """Return the current version of the pod, or None if it is gone.
+
+        If neither version has a record that counts, the result has the cards of `gpu_pod` (`_with_kept_cards`).
+        """
         now = self._context.pods.by_uid(gpu_pod.pod.uid)
         if now is None or now.finding is None or gpu_pod.finding is None:
             return now

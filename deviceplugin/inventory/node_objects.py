@@ -102,7 +102,7 @@ class NodeObjects:
             return None
         if not pods_synced:
             return "the pods of this node have not been listed yet"
-        return f"pods still hold {resource} as it was published before" if held else None
+        return f"pods still hold {resource} that an earlier agent published in the node status" if held else None
 
     def partition_mode(self) -> str:
         """Return the partitioning mode in the Node's label: MIG, MPS or "".

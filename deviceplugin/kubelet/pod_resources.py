@@ -20,8 +20,8 @@ from proto import podresources_pb2_grpc
 _QUERY_SECONDS = 2.0
 _LARGEST = 16 << 20
 """The size limit of an answer in bytes. An answer lists all containers of the node, and users choose their number and
-the length of their names. To decode an answer takes memory of three times its size, and the memory limit of the agent
-is 256 MiB. An answer with 250 pods of 20 containers each has less than 1 MiB.
+the length of their names. Decoding an answer takes three times its size in memory, and the memory limit of the agent is
+256 MiB. An answer with 250 pods of 20 containers each is smaller than 1 MiB.
 """
 _OPTIONS = [
     ("grpc.max_receive_message_length", _LARGEST),

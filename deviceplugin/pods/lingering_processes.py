@@ -80,7 +80,7 @@ class LingeringProcesses:
         for uid, since in self._since.items():
             if now - since > _LONGEST_SECONDS:
                 self._pods.forget_vanished(uid)
-        # An occupy pod runs no process on its card.
+        # An occupy pod only keeps other pods off its card (docs/mtgpu.md), and runs no process on it.
         vanished = [gone for gone in self._pods.vanished_pods() if not mtgpu.occupy_target(gone.pod)]
         if not vanished:
             return []

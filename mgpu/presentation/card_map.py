@@ -249,13 +249,14 @@ def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
     """Divide `width` cells among the amounts, by the largest remainder method.
 
     An amount above 0 gets at least one cell, so that every pod is visible. If no cell is left for it, the widest amount
-    gives one up, unless that has only one cell itself.
+    gives one up, unless that has only one cell itself. If less than `total` is held, at least one of two or more cells
+    remains free.
     """
     held = sum(amounts)
     scale = Fraction(width, max(total, held, 1))
     exact = [amount * scale for amount in amounts]
     cells = [int(value) for value in exact]
-    remaining = width - sum(cells) if held >= total else round(held * scale) - sum(cells)
+    remaining = (width if held >= total else min(round(held * scale), max(width - 1, 1))) - sum(cells)
     for i in sorted(range(len(cells)), key=lambda i: (cells[i] - exact[i], i))[:remaining]:
         cells[i] += 1
     for i in (i for i, amount in enumerate(amounts) if amount and not cells[i]):

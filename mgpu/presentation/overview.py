@@ -153,7 +153,7 @@ def make_overview(
 ) -> Overview:
     """Return the snapshot of a cluster from raw API objects.
 
-    Raises BadObject only for a Pod or Node that `read_pod` or `read_node` refuses.
+    Raises BadObject only for a Pod that `read_pod` refuses, which no API server stores.
 
     Args:
         configmaps: the ConfigMaps of gpushare that can list unhealthy cards (docs/design/gpushare.md).
@@ -229,7 +229,11 @@ class _Reader:
 
     def read_nodes(self, nodes: Iterable[Raw], unhealthy: Mapping[str, frozenset[int]]) -> None:
         for raw in nodes:
-            node = read_node(raw)
+            try:
+                node = read_node(raw)
+            except BadObject as error:
+                self.unclear[f"Node {raw['metadata']['name']}"] = str(error)
+                continue
             cards = self.cards.get(node.name, dialects.cards_from_capacity(node, self.settings))
             cards = mark_unhealthy(cards, unhealthy.get(node.name, frozenset()))
             partitions, problem = read_partitioning(node, cards)

@@ -1,4 +1,4 @@
-"""Reads the keys that seal and verify allocation records from the files in the settings (docs/security.md).
+"""Reads the keys that seal and verify allocation records, from files that the settings name (docs/security.md).
 
 A key that cannot be read must be an error, because without keys every record would count.
 """
@@ -39,7 +39,7 @@ def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier
     peers: frozenset[str] = frozenset(own.peers)
     if not own.public_keys:
         if signing and own.signing_key:
-            raise _bad(_PUBLIC, f"must be set if {_SIGNING} is: no process could verify the seals")
+            raise _bad(_PUBLIC, f"must be set if {_SIGNING} is set; otherwise no process could verify the seals")
         return RecordVerifier(None, peers)
     folder = Path(own.public_keys)
     public = {key_id(key): key for key in _public_keys(folder)}
@@ -51,10 +51,10 @@ def make_record_verifier(settings: Settings, *, signing: bool) -> RecordVerifier
 
 
 def warn_if_unsealed(records: RecordVerifier) -> None:
-    """Log a warning if no seals are verified, so that every record that admission allowed counts."""
+    """Log a warning if no seals are verified. In that case every record that admission allowed counts."""
     if records.keys is None:
         text = "records are not sealed (records.publicKeys is empty): a record counts if admission allowed it"
-        _log.warning("%s; docs/security.md, Records", text)
+        _log.warning('%s; see docs/security.md, "Records"', text)
 
 
 def read_public_keys(path: str, texts: Mapping[str, str]) -> Keys:

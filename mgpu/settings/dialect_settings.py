@@ -1,5 +1,6 @@
-"""Defines the settings of the dialects, one block each.
+"""Defines the settings of the vocabularies: each vocabulary has a block of keys.
 
+`mgpu.settings.loader` reads the blocks under the key `dialects`; `slice_settings` defines the block of slices.
 Users write the keys (docs/settings.md), so the keys must not change. Keys that come from a vocabulary are spelled as in
 its documents.
 """
@@ -16,7 +17,7 @@ MinMemory = Annotated[int, Field(ge=0)]
 
 
 class MgpuSettings(Block):
-    """The settings of Volcano mGPU: Volcano's `predicate.*` keys without their prefix, and `minGPUMemory`.
+    """The settings of Volcano mGPU: Volcano's `predicate.*` keys without their prefix, `enabled` and `minGPUMemory`.
 
     Keys:
         enabled, MGPUEnable: Whether mgpu serves pods of this vocabulary. Both must be true.

@@ -135,9 +135,9 @@ def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Obje
 
 
 def _with_new_status(kind: Kind, metadata: Object, new: Object, old: Object) -> Object:
-    """Return a copy of `old` with the status of `new`. For a built-in kind, the metadata are those of the update.
+    """Return a copy of `old` with the status of `new`.
 
-    The owners of the object stay in any case.
+    For a built-in kind, the copy also takes its metadata from the update, except for the `ownerReferences`.
     """
     before = old["metadata"]
     if kind.custom:

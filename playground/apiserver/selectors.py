@@ -1,6 +1,7 @@
 """Parses label selectors and field selectors, and matches objects with them.
 
-`label_match` reads a label selector of a query, and `selector_matches` a metav1.LabelSelector, as webhooks have it.
+`reads` passes the selectors of a list or watch to `both`. `admission_webhooks` passes the metav1.LabelSelectors of a
+webhook to `selector_matches`.
 """
 
 import re

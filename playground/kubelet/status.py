@@ -48,7 +48,7 @@ class ContainerView:
         return self.latest is not None and self.latest.exit_code == 0
 
 
-# A kubelet 1.36.2 reports this for a container that had not started when another client failed its pod.
+# kubelet 1.36.2 reports this for a container that had not started when another client set the pod's phase to Failed.
 _NEVER_STARTED = {
     "exitCode": 137,
     "reason": "ContainerStatusUnknown",

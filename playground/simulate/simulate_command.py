@@ -40,7 +40,7 @@ class CommandWithExperiment(click.Command):
     ) -> click.Context:
         if args[:1] == ["openb"]:
             from playground.simulate.openb.openb_command import (
-                command as openb,  # imported here because it imports numpy, which a simulation of files does not need
+                command as openb,  # imported here because a simulation of files does not need the experiment
             )
 
             return openb.make_context(f"{info_name} openb", args[1:], parent, **extra)
@@ -52,7 +52,8 @@ class CommandWithExperiment(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
         with formatter.section("Commands"):
-            formatter.write_dl([("openb", "How much of the GPUs a policy allocates as the pods of a trace arrive.")])
+            text = "Measure what share of the GPUs a policy allocates while the pods of a trace arrive."
+            formatter.write_dl([("openb", text)])
 
 
 @click.command(cls=CommandWithExperiment, epilog=EXAMPLES)
@@ -71,11 +72,12 @@ def command(
     *,
     fail_on_pending: bool,
 ) -> None:
-    """Place the pods of FILEs on their nodes without a cluster: would they fit, where, and why not.
+    """Show, without a cluster, on which nodes of the FILEs their pods would be placed, or why they would not fit.
 
     Files hold Kubernetes objects (Node, Device, Pod, MtgpuPod, Deployment, StatefulSet, Job, List) in YAML or JSON;
     `-` is standard input. Pods with spec.nodeName and MtgpuPods with status.BoundDeviceID are running already; the
-    others are submitted in order. The exit code is 2 if the input cannot be read, otherwise 0.
+    others are submitted in order. The exit code is 2 if the input cannot be read. Otherwise it is 0, unless
+    --fail-on-pending is given.
     """
     settings = read_settings(config, os.environ, {"card_policy": card_policy, "node_policy": node_policy})
     world = read_world(read(files, sys.stdin), _note, settings)

@@ -32,7 +32,7 @@ _ANNOTATIONS = frozenset((*mtgpu.ANNOTATIONS, *CONSTRAINTS))
 _CONTAINER_LISTS = ("initContainers", "containers")
 _MAX_MIRRORED = 16 << 10
 """The most bytes of JSON that are stored of a Pod's metadata, and of its status. The status of an MtgpuPod repeats
-both. If one of them is larger, its largest fields are left out or shortened, but not mgpu's annotations."""
+both. If one of them is larger, its largest fields are left out or shortened. mgpu's annotations are never left out."""
 _MAX_STATUS = 3 * _MAX_MIRRORED
 """The most bytes of the status of an MtgpuPod, which consists of the metadata and the status of its Pod and of
 conditions."""
@@ -84,8 +84,8 @@ def decode(text: bytes) -> dict[str, Any]:
 def stored_mtgpupod(raw: Raw) -> dict[str, Any]:
     """Return the stored part of an MtgpuPod, which `read_mtgpupod` reads like the whole object.
 
-    If the spec is too large, only its `nodeName` is stored, and the field EXCESS is added. Fields that no card depends
-    on, such as `spec.priority`, are left out; admission and the API server validate them.
+    If the spec is too large, only its `nodeName` is stored, and the field EXCESS is added. Fields that do not affect
+    which card the pod gets, such as `spec.priority`, are left out; admission and the API server validate them.
     """
     meta = raw["metadata"]
     spec = raw.get("spec")
@@ -99,7 +99,8 @@ def stored_mtgpupod(raw: Raw) -> dict[str, Any]:
         size = len(encode(stored["spec"]))
         if size > _MAX_SPEC:
             stored["spec"] = _only(spec, frozenset(("nodeName",)))
-            stored[EXCESS] = f"spec: mgpu reads {size} bytes of it (containers and tolerations), more than {_MAX_SPEC}"
+            part = "the part that mgpu reads (containers and tolerations)"
+            stored[EXCESS] = f"spec: {part} has {size} bytes, but may have at most {_MAX_SPEC}"
     return stored
 
 
@@ -127,7 +128,7 @@ def stored_own_pod(raw: Raw) -> dict[str, Any]:
 
 
 def stored_occupy_pod(raw: Raw) -> dict[str, Any]:
-    """Return the stored part of an occupy pod."""
+    """Return the stored part of an occupy pod, which keeps other pods off the card of MtgpuPods (docs/mtgpu.md)."""
     meta = raw["metadata"]
     status = raw.get("status") or {}
     labels = _only(meta.get("labels") or {}, frozenset((mtgpu.OCCUPY_LABEL,)))
@@ -172,7 +173,10 @@ def _status(status: Raw) -> Raw:
 
 
 def _conditions(status: Raw) -> list[dict[str, Any]]:
-    """Return at most _MAX_CONDITIONS conditions with shortened texts, first that of an eviction."""
+    """Return at most _MAX_CONDITIONS conditions with shortened texts.
+
+    The condition `DisruptionTarget`, which an eviction sets, comes first, so that it is never left out.
+    """
     rows = [row for row in status.get("conditions") or () if isinstance(row, dict)]
     first = sorted(rows, key=lambda row: row.get("type") != "DisruptionTarget")[:_MAX_CONDITIONS]
     return [

@@ -64,7 +64,7 @@ class Ranking:
         the pod requests no GPU, or it fits on none of the nodes.
 
         Args:
-            call: The budget of the call; None for one in a process without other callers (`unlimited`).
+            call: The budget of the call; None in a process that serves no other caller (`unlimited`).
         """
         request = gpu_pod.request
         if self._judge is None or request is None or not request.containers:
@@ -75,8 +75,8 @@ class Ranking:
             self._update_board()
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
-            # The board has no correct keys for nodes with more cards than it has columns, nor for nodes on which this
-            # pod has a reservation or pods of its groups are.
+            # The board has no correct keys for nodes with more cards than it has columns, for nodes with pods of this
+            # pod's groups, and for the node on which this pod has a reservation.
             excluded = {*self._field.wide, *self._state.group_nodes(request)}
         reservation = self._state.reservation(gpu_pod.pod.uid)
         if reservation is not None:

@@ -58,7 +58,7 @@ class Configuration(NamedTuple):
 
     Attributes:
         code: The number of containers of each kind, packed into an integer.
-        need: What the containers take of the card at their busiest moment.
+        need: The peak of what the containers take of the card together.
         whole: Whether one of the containers takes the whole card, so that the card must be idle.
         running: What the containers that keep running take, without init containers.
         whole_runs: Whether one of the containers that keep running takes the whole card.
@@ -124,7 +124,7 @@ def largest_of(request: GpuRequest, cards: Sequence[CardState]) -> Amount | None
 
     Returns None if the pod holds the same in every placement, because it has a single container or no init containers.
 
-    For as long as a pod exists, it holds of each card the peak of its containers there. A ResourceQuota and the kubelet
+    As long as a pod exists, it holds the peak of what its containers take on each card. A ResourceQuota and the kubelet
     count the peak of the whole pod. So a pod whose init containers had cards of their own would hold more than they
     count.
     """

@@ -1,4 +1,4 @@
-"""The history of nodes that the partition controller needs: which plans they refused, and since when cards are idle.
+"""The history of nodes for the partition controller: which plans they refused, and since when cards have been idle.
 
 The history exists only in memory, and is not thread-safe: the partition controller uses it on its thread. A new leader
 begins without it, which is safe: it may repeat a plan that was refused, and idle slices stay for the full time again.
@@ -95,7 +95,7 @@ class IdleCards:
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._idle_since: dict[str, dict[int, float]] = {}  # By node and card, the time since which it is idle.
+        self._idle_since: dict[str, dict[int, float]] = {}  # By node and card, the time since which it has been idle.
 
     def __bool__(self) -> bool:
         return bool(self._idle_since)

@@ -98,7 +98,7 @@ class PartitionController:
         self._event = threading.Condition()
         self._due = False
         self._changed: set[str] = set()
-        self._missing_since: dict[str, float] = {}  # By node, the time since which slices are missing.
+        self._missing_since: dict[str, float] = {}  # By node, the time since which slices have been missing.
         self._reported: dict[str, str] = {}  # By node, the message of its last Event.
 
     # Called by other threads.
@@ -140,9 +140,9 @@ class PartitionController:
         self.wake()
 
     def begin(self) -> None:
-        """Begin a term as leader: observe all nodes, and drop the plans of an earlier term that are not on their Nodes.
+        """Begin a term as leader: observe all nodes, and drop earlier plans that have not been observed on their Nodes.
 
-        If such a plan was written nevertheless, the watch delivers it.
+        If such a plan has been written all the same, the watch will deliver it.
         """
         for plan in self._cluster.partitions.plans():
             self._cluster.partitions.drop_plan(plan)
@@ -191,7 +191,7 @@ class PartitionController:
             pods, deleted = self._waiting.update()
             for promise in self._promises.follow(pods, deleted):
                 text = f"partition plan {promise.plan} is not in force after {PROMISE_SECONDS:.0f} s"
-                remedy = "check that mgpu's agent runs on the node; pods that wait are planned for other nodes"
+                remedy = "check that mgpu's agent runs on the node; the waiting pods get plans on other nodes"
                 self._warn_node(promise.node, f"{text}: {remedy}", "PlanLate")
             self._restore(pods)
             self._serve(pods)
@@ -246,7 +246,7 @@ class PartitionController:
             others = self._promises.servable(self._order.sort(pods), name)[:_PODS_PER_PLAN]
             slices = plan_node(target, [{}, *(pod.wanted for pod in others)])
             if isinstance(slices, Rejection):
-                self._warn_node(name, f"slices that its pods hold cannot be made again: {slices}")
+                self._warn_node(name, f"slices that the node's pods hold cannot be created again: {slices}")
             elif not target.is_partitioned_as(slices) and not self._refused.forbids(target, slices):
                 self._plan(target, slices, others)
 
@@ -317,7 +317,7 @@ class PartitionController:
                     return
 
     def _remove_idle(self, pods: Sequence[WaitingPod]) -> None:
-        """Make plans that remove slices of cards that were idle for long, unless pods are about to get these slices."""
+        """Make plans that remove slices of cards that have been idle too long, unless pods are about to get them."""
         for name in self._idle.nodes():
             target = self._cluster.partitions.get(name)
             if target is None:

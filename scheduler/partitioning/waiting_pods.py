@@ -41,7 +41,7 @@ class Promise(NamedTuple):
     Attributes:
         node: The name of the node.
         plan: The number of the plan.
-        until: The time until which the plan must be in force; if `ready`, the time until which other plans spare the
+        until: The time by which the plan must come into force; if `ready`, the time until which other plans spare the
             slices.
         ready: Whether the plan is in force, so that the slices exist.
     """

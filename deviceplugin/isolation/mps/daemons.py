@@ -1,4 +1,4 @@
-"""Runs the MPS control daemons of this node: one for each card that is partitioned into slices or has clients.
+"""Runs the MPS control daemons of this node: one for each card that is partitioned into MPS slices or has clients.
 
 `clients.Mps` sets which cards need a daemon (`Daemons.set_needed`). For each card a task starts the daemon, queries its
 health, and starts it again after it ends. A daemon that has answered is never killed while it has clients, since their
@@ -96,7 +96,7 @@ class _Daemon:
                     break
                 if _now() - begun > self._times.longest_pause:
                     pause = self._times.first_pause
-                self._set_problem(f"{reason}; it is started again in {pause:g} s")
+                self._set_problem(f"{reason}; the next attempt to start it is in {pause:g} s")
                 await self._wait(pause)
                 pause = min(pause * 2, self._times.longest_pause)
             self._set_health(healthy=False, problem=_NOT_STARTED)
@@ -153,7 +153,7 @@ class _Daemon:
             if self._had_clients and not self.is_used and self._control.is_half_full():
                 self._set_health(healthy=False, problem="is being restarted")
                 await self._quit()
-                return "was ended because its folder was more than half full with files of ended containers"
+                return "was ended because its folder was more than half full of files that ended containers had left"
             if answer is Answer.HEALTHY:
                 last_answer = _now()
                 has_answered = True

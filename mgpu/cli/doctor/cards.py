@@ -43,7 +43,7 @@ def check_capacity(installation: Installation) -> Iterator[Finding]:
 
 
 def _excess(card: CardView) -> str | None:
-    """Return a text with what pods hold of a card that is over its capacity; None for other cards.
+    """Return which pods hold how much of the card, as a text; None if the card is not over its capacity.
 
     A card that NVIDIA's device plugin alone has allocated is exempt, since that plugin may use time-slicing. A
     partitioned card is over its capacity if a slice has several holders. The memory in the names of its slices is not
@@ -58,4 +58,5 @@ def _excess(card: CardView) -> str | None:
         is_exceeded = core > capacity.core or memory > capacity.memory
     if not is_exceeded or all(use.dialect == NVIDIA_PLUGIN for use in uses):
         return None
-    return f"{format_core(core)} and {format_bytes(memory)} of it: {', '.join(sorted(use.pod for use in uses))}"
+    pods = ", ".join(sorted(use.pod for use in uses))
+    return f"pods hold {format_core(core)} and {format_bytes(memory)} of it: {pods}"

@@ -29,7 +29,7 @@ STALE_SECONDS = 30.0
 """The time after which a reason is renewed even if no node has changed. Nominations change the free cards without
 changing a node."""
 _FIRST_PAUSE_RATIO = 1
-"""The pauses, as a multiple of the work, while a reason is computed for the first time and viewers wait for it."""
+"""The `Pace.pause_ratio` while a reason is computed for the first time and viewers wait for it."""
 _RENEWAL_PAUSE_RATIO = 9
 """The ratio while a reason is renewed. The pauses are long, because a busy cluster renews reasons all the time."""
 
@@ -90,7 +90,7 @@ class Waiting:
         """Return `{"total", "pods", "whys"}`.
 
         `total` is the number of all waiting pods, `pods` lists at most MOST of them, and `whys` lists the reasons. Each
-        pod has the position of its reason in `whys`.
+        pod has the position of its reason in `whys`, or -1 while the reason is not ready.
 
         Args:
             names: The names of all nodes.

@@ -370,7 +370,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str, str]] = {
     another_scheduler_decides: (
         "failed",
         "cards",
-        "card 1 of n2 (120% and 2.0 GiB of it: mgpu-system/ours, mgpu-system/theirs)",
+        "card 1 of n2 (pods hold 120% and 2.0 GiB of it: mgpu-system/ours, mgpu-system/theirs)",
     ),
     unreadable_record: ("warning", "cards", "Pod mgpu-system/odd"),
     no_crd: ("failed", "custom resources", "the CRD of Device (scheduling.koordinator.sh/v1alpha1) is missing"),

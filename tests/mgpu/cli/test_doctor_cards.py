@@ -49,7 +49,7 @@ def test_card_within_its_capacity_is_ok(uses: tuple[CardUse, ...]) -> None:
 def test_card_above_its_capacity_is_reported(uses: tuple[CardUse, ...], amounts: str) -> None:
     (message,) = messages(*uses)
     assert message.endswith(
-        f"probably because several schedulers allocate them: card 0 of n1 ({amounts} of it: a/a, a/b)"
+        f"probably because several schedulers allocate them: card 0 of n1 (pods hold {amounts} of it: a/a, a/b)"
     )
 
 

@@ -43,6 +43,13 @@ def test_bar_of_a_full_card_is_divided_between_its_pods() -> None:
     assert abs(bar.count("A") - bar.count("B")) <= 1
 
 
+def test_bar_of_a_card_with_free_capacity_is_not_full() -> None:
+    nearly = CardView(CardState(card(0), 999, 79 << 30, 1), (use("a", "mgpu", 999, 79),))
+    text = shown(NodeView("n1", (nearly,)))
+    core = next(line for line in text.splitlines() if line.startswith("│ core"))
+    assert set(core.split()[2]) > {"A"}
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_lines_of_the_card_map_fit_the_terminal(width: int) -> None:
     assert max(map(len, drawn(width).splitlines())) <= width

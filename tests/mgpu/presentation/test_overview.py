@@ -40,8 +40,10 @@ def test_overview_lists_pending_pods_only() -> None:
 def test_unreadable_objects_are_unclear() -> None:
     odd = share("odd", node="n1", annotations={"vke.volcengine.com/gpu-index-container-c": "?"})
     broken = {"metadata": {"name": "n2"}, "spec": {"devices": 3}}
-    found = make_overview([node(), node("n2")], [DEVICE, broken], [odd, share("new", node="n1")], load_settings())
-    assert set(found.unclear) == {"Device n2", "Pod default/odd", "Pod default/new"}
+    large = {"metadata": {"name": "n3", "labels": {f"label-{i}": "" for i in range(3000)}}}
+    nodes = [node(), node("n2"), large]
+    found = make_overview(nodes, [DEVICE, broken], [odd, share("new", node="n1")], load_settings())
+    assert set(found.unclear) == {"Device n2", "Pod default/odd", "Pod default/new", "Node n3"}
     assert [card.holders for card in found.nodes[0].cards] == [["default/odd/c"], ["default/odd/c"]]
 
 

@@ -127,7 +127,7 @@ def test_stored_mtgpupod_with_a_large_spec_is_unreadable_until_it_is_bound() -> 
     item["spec"]["containers"][0]["name"] = "x" * 1_000_000
     found = read_stored(stored_mtgpupod(item))
     assert isinstance(found, UnreadableMtgpuPod)
-    assert "mgpu reads 10" in found.problems
+    assert "the part that mgpu reads (containers and tolerations) has 10" in found.problems
     item["status"]["BoundDeviceID"] = "GPU-1"
     assert isinstance(read_stored(stored_mtgpupod(item)), MtgpuPod)
     assert len(encode(stored_mtgpupod(item))) < 2_000

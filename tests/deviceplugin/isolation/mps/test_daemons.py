@@ -110,7 +110,9 @@ async def test_end_of_a_daemon_is_reported_and_it_is_started_again(folder: Path)
         await until(lambda: warnings)
         await ready(daemons)
         assert pid_of(folder) != before
-    assert warnings == [f"the MPS daemon of card {CARD} ended: it wrote nothing; it is started again in 0.01 s"]
+    assert warnings == [
+        f"the MPS daemon of card {CARD} ended: it wrote nothing; the next attempt to start it is in 0.01 s"
+    ]
 
 
 @on_loop
@@ -125,7 +127,7 @@ async def test_daemon_that_does_not_come_up_is_retried_after_growing_pauses(fold
             await ready(daemons, seconds=0.01)
         (folder / CARD / "refuse").unlink()
         await ready(daemons)
-    pauses = [line.rpartition("again in ")[2] for line in warnings]
+    pauses = [line.rpartition(" is in ")[2] for line in warnings]
     assert pauses[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.08 s"]
 
 
