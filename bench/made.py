@@ -121,7 +121,7 @@ def serve_cluster(nodes: int, spare: int) -> None:
         api=api,
         may_answer=lambda: None,
         may_decide=lambda: None,
-        announcements=SimpleNamespace(pod_rejected=lambda: None),
+        announcements=SimpleNamespace(pod_rejected=lambda _: None),
     )
     noop: Any = _NoOp(Extender(replica))
     app = make_app(noop)

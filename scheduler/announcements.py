@@ -32,10 +32,7 @@ NODE_PAUSE_SECONDS = 5.0
 WATCH_LAG_SECONDS = 10.0
 """How much later than kube-scheduler this process may observe a change, for example after a broken watch."""
 RACE_PAUSE_SECONDS = 1.0
-"""The pause between an announcement of any node and the next one that covers only the race.
-
-A change within this time before a rejection may have come too late for the filter's answer, so it is announced.
-"""
+"""The pause between an announcement of any node and the next one that covers only the race."""
 
 
 class Announcements:
@@ -74,11 +71,15 @@ class Announcements:
         if now < self._last_rejection + WATCH_LAG_SECONDS:
             self._announce_for_race(event.node)
 
-    def pod_rejected(self) -> None:
-        """Note that a pod fits on no node. If the filter may have missed the last change, announce the node of it."""
+    def pod_rejected(self, filter_seconds: float) -> None:
+        """Note that a pod fits on no node. If the filter may have missed the last change, announce the node of it.
+
+        Args:
+            filter_seconds: For how long the filter has run. A change in this time may have come too late for it.
+        """
         self._last_rejection = self._clock()
         node, changed_at = self._last_change
-        if self._last_rejection < changed_at + RACE_PAUSE_SECONDS:
+        if changed_at >= self._last_rejection - filter_seconds:
             self._announce_for_race(node)
 
     def _announce_for_race(self, node: str) -> None:

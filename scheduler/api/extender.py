@@ -5,6 +5,7 @@ k8s.io/kube-scheduler/extender/v1 (docs/design/kubernetes.md, "kube-scheduler's 
 tags, so requests may spell keys in any case, and replies must have capitalized keys.
 """
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
@@ -51,10 +52,11 @@ class Extender:
 
     def filter(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer an ExtenderArgs with an ExtenderFilterResult."""
+        began = time.monotonic()
         gpu_pod, raw, names, nodes = self._scheduling(body)
         if gpu_pod:
             result = self._replica.filter.filter(gpu_pod, names, gone)
-            self._follow_up(gpu_pod, result)
+            self._follow_up(gpu_pod, result, began)
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
         answer: dict[str, Any] = {
@@ -66,12 +68,12 @@ class Extender:
             return {"NodeNames": result.passed, **answer}
         return {"Nodes": {"items": [nodes[name] for name in result.passed]}, **answer}
 
-    def _follow_up(self, gpu_pod: GpuPod, result: Filtered) -> None:
+    def _follow_up(self, gpu_pod: GpuPod, result: Filtered, began: float) -> None:
         """Report the result to the parts of the scheduler that can help the pod. The method returns at once."""
         if gpu_pod.request and requested_slices(gpu_pod.request):
             self._replica.planning.request_plan(gpu_pod, result.repartitionable, result.passed)
         if not result.passed:
-            self._replica.announcements.pod_rejected()
+            self._replica.announcements.pod_rejected(time.monotonic() - began)
             _count_rejection(result)
 
     def prioritize(self, body: Body, gone: CallerGone = never) -> list[dict[str, Any]]:

@@ -175,7 +175,7 @@ def test_change_after_a_rejection_is_announced(
 ) -> None:
     one.state.pod_changed(before)
     one.announced()
-    one.announcements.pod_rejected()
+    one.announcements.pod_rejected(0.0)
     one.clock.now += WATCH_LAG_SECONDS - 1
     assert one.announced() == []
     what(one.state)
@@ -186,8 +186,27 @@ def test_change_during_a_rejection_is_announced(one: Announcing) -> None:
     one.state.pod_changed(bound())
     one.announced()
     one.state.pod_gone(bound())
-    one.announcements.pod_rejected()
+    one.announcements.pod_rejected(0.0)
     assert one.announced() == ["n1"]
+
+
+def test_change_during_a_slow_filter_is_announced(one: Announcing) -> None:
+    one.state.pod_changed(bound())
+    one.announced()
+    one.clock.now += 1
+    one.state.pod_gone(bound())
+    one.clock.now += 8
+    one.announcements.pod_rejected(9.0)
+    assert one.announced() == ["n1"]
+
+
+def test_change_before_the_filter_began_is_not_announced(one: Announcing) -> None:
+    one.state.pod_changed(bound())
+    one.announced()
+    one.state.pod_gone(bound())
+    one.clock.now += 0.1
+    one.announcements.pod_rejected(0.05)
+    assert one.announced() == []
 
 
 def test_deleted_node_is_not_announced_and_delays_no_other(one: Announcing) -> None:
@@ -196,7 +215,7 @@ def test_deleted_node_is_not_announced_and_delays_no_other(one: Announcing) -> N
         one.state.pod_changed(pod)
     one.state.node_gone(b.node("n1"))
     one.announced()
-    one.announcements.pod_rejected()
+    one.announcements.pod_rejected(0.0)
     one.state.pod_gone(bound("p", node="n1"))
     one.state.pod_gone(bound("q", node="n2"))
     assert one.announced() == ["n2"]
@@ -205,17 +224,17 @@ def test_deleted_node_is_not_announced_and_delays_no_other(one: Announcing) -> N
 def test_change_long_after_a_rejection_is_not_announced(one: Announcing) -> None:
     one.state.pod_changed(bound())
     one.announced()
-    one.announcements.pod_rejected()
+    one.announcements.pod_rejected(0.0)
     one.clock.now += WATCH_LAG_SECONDS
     one.state.pod_gone(bound())
     assert one.announced(RACE_PAUSE_SECONDS) == []
-    one.announcements.pod_rejected()
+    one.announcements.pod_rejected(0.0)
     assert one.announced() == []
 
 
 def test_many_changes_are_announced_once_per_second(one: Announcing) -> None:
     for i in range(9):
-        one.announcements.pod_rejected()
+        one.announcements.pod_rejected(0.0)
         one.announcements.node_may_fit(NodeMayFit(f"n{i}"))
     assert one.announced() == ["n0"]
     one.announcements.node_may_fit(NodeMayFit("n9"))
