@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "mgpu-system"
 """The default namespace of the installation."""
 _CONFIGMAP, _FILE = "mgpu-config", "mgpu.yaml"
+_POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 def cluster_options(command: F) -> F:
@@ -41,16 +42,25 @@ def report_api_errors() -> Iterator[None]:
 
 
 def current_namespace(kubeconfig: str, context: str) -> str:
-    """Return the namespace of a kubeconfig context; `default` if the context has none.
+    """Return the namespace of a kubeconfig context, or without a kubeconfig that of this pod; `default` if it has none.
 
-    If `context` is "" or unknown, it means the current context.
+    If `context` is "" or unknown, it means the current context. `Api.connect` raises an error for unknown contexts.
     """
     try:
         contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]
     except config.ConfigException:
-        return "default"  # there may be no kubeconfig in a cluster
+        return _pod_namespace()
     chosen = next((row for row in contexts if row["name"] == context), active)
     return str((chosen.get("context") or {}).get("namespace") or "default")
+
+
+def _pod_namespace() -> str:
+    """Return the namespace that kubectl uses in a pod without a kubeconfig; `default` outside of pods."""
+    try:
+        found = os.environ.get("POD_NAMESPACE") or Path(_POD_NAMESPACE).read_text().strip()
+    except OSError:
+        found = ""
+    return found or "default"
 
 
 def read_installed_settings(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tuple[Settings, str]:

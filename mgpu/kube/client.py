@@ -97,8 +97,8 @@ class Api:
         """Return an `Api` with the configuration of a kubeconfig file or of the cluster. No request is sent.
 
         Args:
-            kubeconfig: The path of the file. "" means the default file or, if that file does not exist and `context` is
-                "", the in-cluster configuration.
+            kubeconfig: The path of the file. "" means the default files, which the kubernetes package merges, or, if
+                none of them exists and `context` is "", the in-cluster configuration.
             context: A context of the kubeconfig; "" means the current context.
 
         Raises:
@@ -109,8 +109,8 @@ class Api:
             try:
                 # `config.load_config` is not used, because it prints a warning in a cluster. pathlib is not used,
                 # because it fails for users without a home directory.
-                default = os.path.expanduser(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
-                if kubeconfig or context or os.path.exists(default):
+                defaults = kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(kube_config.ENV_KUBECONFIG_PATH_SEPARATOR)
+                if kubeconfig or context or any(os.path.exists(os.path.expanduser(path)) for path in defaults):
                     config.load_kube_config(  # type: ignore[no-untyped-call]
                         kubeconfig or None, context=context or None, client_configuration=configuration
                     )

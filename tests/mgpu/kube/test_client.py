@@ -1,5 +1,6 @@
 """`Api` over real HTTP: pages, watches that break or are ended, refusals."""
 
+import os
 import socket
 import ssl
 import tempfile
@@ -205,6 +206,15 @@ def test_nobody_there() -> None:
     api = Api(client.Configuration(host="http://127.0.0.1:9"), timeout=1)
     with pytest.raises(Unreachable):
         api.get("/x")
+
+
+def test_list_of_kubeconfig_files_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("{current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}]}")
+    (tmp_path / "b").write_text("{clusters: [{name: x, cluster: {server: 'http://127.0.0.1:9'}}], users: [{name: x, user: {}}]}")
+    files = os.pathsep.join(str(tmp_path / name) for name in ("none", "a", "b"))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", files)
+    with pytest.raises(Unreachable, match="port=9"):
+        Api.connect().get("/version")
 
 
 def test_in_a_cluster_it_connects_by_its_service_account_and_prints_nothing(
