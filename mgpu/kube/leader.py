@@ -147,8 +147,9 @@ class Leader:
         self._may_write_until = -math.inf
         try:
             lease = self._api.get(f"{self._path}/{self._name}")
-            if lease["spec"].get("holderIdentity") == self._identity:
-                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+            spec = lease.get("spec") or {}
+            if spec.get("holderIdentity") == self._identity:
+                spec |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                 self._api.replace(f"{self._path}/{self._name}", lease)
         except (ApiError, Unreachable) as error:
             log.info("failed to release the lease: %s", error)

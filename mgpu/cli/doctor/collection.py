@@ -38,8 +38,8 @@ _TWO_VOCABULARIES = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 def read_installation(api: Api, namespace: str, settings: Settings, try_in: str) -> Installation:
     """Return a snapshot of the installation.
 
-    What the user may not read (403) is listed in `hidden`, except for MtgpuPods and gpushare's lists of unhealthy
-    cards. Such objects, and objects that do not exist (404), are left out.
+    What the user may not read (403) is listed in `hidden`, except for gpushare's lists of unhealthy cards. Such
+    objects, and objects that do not exist (404), are left out.
 
     Args:
         namespace: the namespace of the installation.
@@ -90,9 +90,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         nodes,
         {raw["metadata"]["name"]: raw for raw in devices},
         [pod for pod in pods if _is_own(pod, namespace) or is_nvidia_plugin(pod)],
-        make_overview(
-            nodes, devices, pods, settings, cluster_objects.unhealthy_lists(api), cluster_objects.mtgpupods(api)
-        ),
+        make_overview(nodes, devices, pods, settings, cluster_objects.unhealthy_lists(api), listing(mtgpu.COLLECTION)),
         {name: raw for name, raw in workloads.items() if raw},
         hidden,
         {

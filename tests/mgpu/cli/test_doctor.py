@@ -545,6 +545,18 @@ def test_doctor_of_a_user_with_few_rights_warns_once(world: World, monkeypatch: 
     assert ("ok", "certificates") in [finding[:2] for finding in findings]
 
 
+def test_doctor_of_a_user_who_may_not_list_mtgpupods_warns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ForbiddenApi(Api):
+        def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+            if path.endswith("/mtgpupods"):
+                raise ApiError(403, "Forbidden", "you may not list mtgpupods")
+            return super().pages(path, **query)
+
+    monkeypatch.setattr("mgpu.cli.doctor.command.Api", ForbiddenApi)
+    text = "you may not read mtgpupods, so some checks are incomplete"
+    assert world.problems() == [("warning", "rights", text)]
+
+
 def test_doctor_of_a_user_who_may_not_create_pods_warns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden = 'pods is forbidden: User "u" cannot create resource "pods" in API group "" in the namespace "default"'
 

@@ -285,3 +285,12 @@ def test_leader_that_lost_its_lease_writes_nothing_more(world: World) -> None:
     assert world.b.may_write
     world.a.round()
     assert not world.a.may_write
+
+
+def test_release_of_a_lease_whose_spec_was_removed_writes_nothing(world: World) -> None:
+    world.a.round()
+    assert world.api.lease is not None
+    del world.api.lease["spec"]
+    world.a.release()
+    assert not world.a.leading
+    assert "spec" not in world.api.lease
