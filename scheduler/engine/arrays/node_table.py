@@ -24,10 +24,11 @@ Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
-CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY, RATIO_FREE = FIELDS = range(7)
+CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY, RATIO_FREE, MINOR = FIELDS = range(8)
 """The fields of a card, in the units of `CardState`.
 
-The value of HEALTH is UNHEALTHY or HEALTHY, or 0 for a column without a card.
+The value of HEALTH is UNHEALTHY or HEALTHY, or 0 for a column without a card. MINOR is only part of the key of a row:
+the policy `minor` may choose another card, and so another score, on a node with other minors.
 """
 UNHEALTHY, HEALTHY = 1, 2
 
@@ -90,7 +91,7 @@ class NodeArrays:
                 shares,
                 ratio_used=WHOLE_RATIO - ratio_free,
             )
-            for column, (core_free, free, shares, health, core, size, ratio_free) in enumerate(of_cards)
+            for column, (core_free, free, shares, health, core, size, ratio_free, _) in enumerate(of_cards)
         ]
 
     def excluded(self, position: int) -> list[Exclusion | None]:
@@ -131,7 +132,7 @@ def table_row(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
     if len(cards) > WIDTH:
         return None
     table = [
-        (s.core_free, s.memory_free, s.shares, 1 + s.card.healthy, s.card.core, s.card.memory, s.ratio_free)
+        (s.core_free, s.memory_free, s.shares, 1 + s.card.healthy, s.card.core, s.card.memory, s.ratio_free, _minor(s))
         for s in cards
     ]
     used = [sum(s.core_taken for s in cards), sum(s.memory_taken for s in cards)]
@@ -139,3 +140,7 @@ def table_row(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
     if max((*used, *sizes)) >= EXACT or any(s.shares >= EXACT for s in cards):
         return None
     return np.array(table, np.int64).reshape(len(cards), len(FIELDS)).T, np.array([*used, *sizes, len(cards)], np.int64)
+
+
+def _minor(state: CardState) -> int:
+    return state.card.index if state.card.minor is None else state.card.minor

@@ -35,6 +35,7 @@ amounts = st.one_of(
 cores = st.sampled_from([0, 0, 50, 100, 125, 300, 500, 700, 990])
 sizes = st.sampled_from([8 * GIB, 8 * GIB, 8 * GIB, 16 * GIB, 10 * GIB + 12345])
 policies = st.sampled_from([load_settings(f"nodePolicy: {policy}") for policy in ("binpack", "spread")])
+dialects = st.sampled_from(["mgpu", "koordinator"])  # By default, the card policy of the latter is `minor`.
 constraints = st.sampled_from(
     [Constraints()] * 4 + [Constraints(models=("A100",)), Constraints(excluded_models=("A100",))]
 )
@@ -43,9 +44,11 @@ constraints = st.sampled_from(
 @st.composite
 def cards(draw: st.DrawFn) -> tuple[CardState, ...]:
     one_size, found = draw(st.sampled_from([0, 8 * GIB])), list[CardState]()
-    for index in range(draw(st.sampled_from([4, 3, 2, 1, 0]))):
+    count = draw(st.sampled_from([4, 3, 2, 1, 0]))
+    minors = draw(st.sampled_from([[None] * count, [*range(count)][::-1]]))
+    for index in range(count):
         model, healthy = draw(st.sampled_from(["A100", "T4"])), draw(st.integers(0, 9)) < 9
-        card = Card(index, f"GPU-{index}", model, one_size or draw(sizes), healthy=healthy)
+        card = Card(index, f"GPU-{index}", model, one_size or draw(sizes), healthy=healthy, minor=minors[index])
         shares = draw(st.sampled_from([0, 0, 1, 2, 16]))
         ratio = draw(st.sampled_from([0, 0, 13, 50, 87, 100, 130]))
         gpuid = draw(st.sampled_from(["", "", "", "zxcvb", "qwert"]))
@@ -64,7 +67,7 @@ def requests(draw: st.DrawFn) -> GpuRequest:
         ratio = None if whole else draw(st.sampled_from([None, None, 0, 1, 13, 29, 50, 87, 100]))
         memory = 0 if ratio else memory
         containers.append(ContainerRequest(f"c{i}", count, core, memory, whole=whole, stage=stage, ratio=ratio))
-    return GpuRequest("mgpu", tuple(containers), draw(st.sampled_from([0, 1, 2, 16])), (), draw(constraints))
+    return GpuRequest(draw(dialects), tuple(containers), draw(st.sampled_from([0, 1, 2, 16])), (), draw(constraints))
 
 
 class Cluster:
@@ -159,3 +162,15 @@ def test_containers_with_cards_of_their_own_are_decided_by_the_arrays() -> None:
         found = filter_.filter(GpuPod(Pod("default", "p", "u"), request), ["n0"])
         assert (len(found.passed), len(closely)) == (1 - looks, looks), found
         check([cards_of_node], request, load_settings())
+
+
+def test_nodes_whose_cards_differ_only_in_their_minors_are_scored_separately() -> None:
+    """The policy `minor` chooses the small card of one node and the large card of the other."""
+    nodes = [
+        tuple(
+            CardState(Card(index, f"GPU-{index}", "", size, minor=minor))
+            for index, (size, minor) in enumerate(zip((8 * GIB, 24 * GIB), minors, strict=True))
+        )
+        for minors in ((0, 1), (1, 0))
+    ]
+    check(nodes, GpuRequest("koordinator", (ContainerRequest("c", 1, 500, ratio=50),)), load_settings())
