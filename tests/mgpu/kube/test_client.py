@@ -210,7 +210,9 @@ def test_nobody_there() -> None:
 
 def test_list_of_kubeconfig_files_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_text("{current-context: x, contexts: [{name: x, context: {cluster: x, user: x}}]}")
-    (tmp_path / "b").write_text("{clusters: [{name: x, cluster: {server: 'http://127.0.0.1:9'}}], users: [{name: x, user: {}}]}")
+    (tmp_path / "b").write_text(
+        "{clusters: [{name: x, cluster: {server: 'http://127.0.0.1:9'}}], users: [{name: x, user: {}}]}"
+    )
     files = os.pathsep.join(str(tmp_path / name) for name in ("none", "a", "b"))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", files)
     with pytest.raises(Unreachable, match="port=9"):
