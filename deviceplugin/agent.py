@@ -104,6 +104,7 @@ class Agent:
             state.cdi_files,
             state.cards,
             state.pods,
+            state.remnants.uids,
             state.pods_changed,
             self._warn_of_mps,
             partial(state.events.warn_pod, reason="MgpuNotEnforced"),

@@ -31,11 +31,13 @@ class Mps:
     Use it on one event loop, except for the methods that are documented as thread-safe.
 
     A card has a daemon while it is partitioned into slices, and while it has clients. A container is a client from the
-    call of `ready` until its pod has ended or its pod's object is gone. Changed settings do not affect a client.
+    call of `ready` until its pod has ended or its pod's object is gone, and while its pod is a remnant. A change of the
+    settings does not affect a client.
 
     Args:
         files: The CDI files, in which the clients of an earlier agent are found.
         folder: The setting `deviceplugin.mpsDir`.
+        remnants: A function that returns the UIDs of the remnants (`Remnants.uids`).
         unenforced: A function that reports that a pod's shares cannot be enforced, and the reason.
         enforce: Whether shares of cards are limited. MPS slices are always limited.
     """
@@ -47,6 +49,7 @@ class Mps:
         folder: Path,
         node: NodeGpus,
         pods: NodePods,
+        remnants: Callable[[], Collection[str]],
         changed: Wakeup,
         unenforced: Callable[[GpuPod, str], None],
         *,
@@ -57,6 +60,7 @@ class Mps:
         self._folder = folder
         self._node = node
         self._pods = pods
+        self._remnants = remnants
         self._changed = changed
         self._unenforced = unenforced
         self._enforce = enforce
@@ -126,7 +130,10 @@ class Mps:
                 self._update_daemons()
 
     def _update_daemons(self) -> None:
-        clients = {key: card for key, card in self._clients.items() if self._pods.is_active(key[0])}
+        remnants = self._remnants()
+        clients = {
+            key: card for key, card in self._clients.items() if key[0] in remnants or self._pods.is_active(key[0])
+        }
         self._started &= self._clients.keys()
         used = {card for key, card in clients.items() if key in self._started}
         self._daemons.set_needed({*clients.values(), *self._partitioned}, used)
@@ -151,6 +158,7 @@ def make_mps(
     files: CdiFiles,
     node: NodeGpus,
     pods: NodePods,
+    remnants: Callable[[], Collection[str]],
     changed: Wakeup,
     warn_node: Callable[[str], None],
     warn_pod: Callable[[GpuPod, str], None],
@@ -158,4 +166,4 @@ def make_mps(
     folder = Path(settings.mps_dir)
     mounts = KernelMounts() if settings.mps_require_mounts else None
     daemons = Daemons(folder, shlex.split(settings.mps_control), warn_node, changed.wake, mounts=mounts)
-    return Mps(daemons, files, folder, node, pods, changed, warn_pod, enforce=settings.enforce == "mps")
+    return Mps(daemons, files, folder, node, pods, remnants, changed, warn_pod, enforce=settings.enforce == "mps")

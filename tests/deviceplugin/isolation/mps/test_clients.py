@@ -31,6 +31,7 @@ class MpsNode(FakeNode):
     def __init__(self, folder: Path) -> None:
         self.warnings: list[str] = []
         self.unenforced: list[str] = []
+        self.remnants: set[str] = set()
         self._enforce = True
         self._times = TIMES
         self._command = COMMAND
@@ -43,7 +44,17 @@ class MpsNode(FakeNode):
             self.unenforced.append(f"{gpu_pod.pod.name}: {reason}")
 
         gpus = FixedGpus(self.cards)
-        self.mps = Mps(daemons, files, self.folder, gpus, self.pods, self.changed, unenforced, enforce=self._enforce)
+        self.mps = Mps(
+            daemons,
+            files,
+            self.folder,
+            gpus,
+            self.pods,
+            lambda: self.remnants,
+            self.changed,
+            unenforced,
+            enforce=self._enforce,
+        )
         return self.mps
 
     @asynccontextmanager
@@ -82,7 +93,7 @@ class MpsNode(FakeNode):
     def drop(self, name: str) -> None:
         """Delete the pod's object, and let the agent forget the pod."""
         self.pods.drop({"metadata": {"uid": f"uid-{name}"}})
-        self.mps.keep_only({gpu_pod.pod.uid for gpu_pod in self.pods.all()})
+        self.mps.keep_only({gpu_pod.pod.uid for gpu_pod in self.pods.all()} | self.remnants)
 
 
 @pytest.fixture
@@ -141,6 +152,23 @@ async def test_daemon_stays_until_its_last_pod_has_ended_or_is_gone(mps_node: Mp
         await asyncio.sleep(0.1)
         assert lives(pid)
         mps_node.end("r")
+        await until(lambda: not lives(pid))
+    assert not mps_node.warnings
+
+
+@on_loop
+async def test_daemon_stays_until_the_containers_of_deleted_pods_have_ended(mps_node: MpsNode) -> None:
+    async with mps_node.running(decided("p", "0"), decided("q", "0")):
+        await mps_node.run_container("p", "1", "2")
+        await mps_node.run_container("q", "3", "4")
+        pid = pid_of(mps_node.folder)
+        mps_node.remnants = {"uid-p", "uid-q"}
+        mps_node.drop("p")
+        mps_node.end("q")
+        await asyncio.sleep(0.3)
+        assert (mps_node.mps.is_healthy(CARD), lives(pid)) == (True, True)
+        mps_node.remnants = set()
+        mps_node.changed.wake()
         await until(lambda: not lives(pid))
     assert not mps_node.warnings
 
