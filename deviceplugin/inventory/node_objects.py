@@ -132,15 +132,14 @@ class NodeObjects:
 
     def _take_node(self, raw: Raw | None) -> None:
         with self._lock:
-            if raw is None or self._node is None or not _is_older(raw, self._node):
-                self._node = raw
+            self._node = _newer(raw, self._node)
         self._node_listed.set()
         for listener in self.on_node_change:
             listener()
 
     def _take_device(self, raw: Raw | None) -> None:
         with self._lock:
-            self._device = raw
+            self._device = _newer(raw, self._device)
         for listener in self.on_device_change:
             listener()
 
@@ -159,14 +158,14 @@ def published_resources(node: Raw) -> frozenset[str]:
     return frozenset(text.split(",")) - {""}
 
 
-def _is_older(delivered: Raw, stored: Raw) -> bool:
-    """Return whether the object that the watch delivers is older than the stored one.
+def _newer(delivered: Raw | None, stored: Raw | None) -> Raw | None:
+    """Return the object that the watch delivers, unless it is an older version of the stored one.
 
     The stored object may be the answer to a write, which the watch has not delivered yet. According to the API
     conventions a resourceVersion is opaque, but with etcd it is a number. Other values are not compared.
     """
-    metas = delivered["metadata"], stored["metadata"]
-    if metas[0].get("uid") != metas[1].get("uid"):
-        return False
-    versions = [str(meta.get("resourceVersion", "")) for meta in metas]
-    return all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
+    if delivered is None or stored is None or delivered["metadata"].get("uid") != stored["metadata"].get("uid"):
+        return delivered
+    versions = [str(raw["metadata"].get("resourceVersion", "")) for raw in (delivered, stored)]
+    is_older = all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
+    return stored if is_older else delivered

@@ -277,6 +277,24 @@ def test_published_amount_stays_until_the_pods_are_listed(node: Node) -> None:
         objects.stop()
 
 
+@pytest.mark.parametrize("kind", ["node", "device"])
+def test_stale_event_does_not_replace_the_answer_to_a_write(node: Node, kind: str) -> None:
+    """The watch also delivers the versions before the write, perhaps after the answer to it."""
+    objects: Any = NodeObjects(node.api, "n1")
+    take, wrote = getattr(objects, f"_take_{kind}"), getattr(objects, f"wrote_{kind}")
+    first, second, written, later = (
+        {"metadata": {"uid": "u", "resourceVersion": version}} for version in ("8", "9", "10", "11")
+    )
+    take(first)
+    wrote(first, written)
+    take(second)
+    assert getattr(objects, kind) is written
+    recreated = {"metadata": {"uid": "v", "resourceVersion": "9"}}
+    for raw in (later, recreated, None):
+        take(raw)
+        assert getattr(objects, kind) is raw
+
+
 def test_pods_that_are_not_admitted_do_not_raise_the_capacity() -> None:
     """Any user can create a pod that names this node and requests more than it has."""
     pods = NodePods(load_settings(), lambda: None)
