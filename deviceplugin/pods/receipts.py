@@ -2,13 +2,13 @@
 
 `pods.remnants` writes a receipt before a container starts, because the API object can disappear while the container
 runs. The cards in the receipt stay held until `pods.remnants` removes the receipt. Agents of different versions read
-each other's files, so a new field needs a default, and no field may change its meaning.
+each other's files, so unknown fields are ignored, a new field needs a default, and no field may change its meaning.
 """
 
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,4 +131,5 @@ def _parsed(data: dict[str, Any]) -> Receipt:
 def _share(row: dict[str, Any]) -> Share:
     card = row["card"]
     named = Minor(card[0]) if isinstance(card, list) else card  # A `Minor` is a tuple, and so a list in JSON.
-    return Share(**{**row, "card": named, "stage": Stage(row["stage"])})
+    known = {field.name: row[field.name] for field in fields(Share) if field.name in row}
+    return Share(**{**known, "card": named, "stage": Stage(row["stage"])})

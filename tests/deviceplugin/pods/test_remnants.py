@@ -243,6 +243,15 @@ def test_receipts_of_earlier_agents_are_read_and_damaged_ones_ignored(folder: Pa
     assert sorted(file.name for file in folder.iterdir()) == ["mgpu_v_receipt", "mgpu_w_receipt"]
 
 
+def test_receipt_with_fields_of_a_later_version_is_read(folder: Path) -> None:
+    receipt = Receipt("u", "k", 30, (Share("", "GPU-0", 500, 1 << 30),))
+    row = {**asdict(receipt), "later": 1, "shares": [{**asdict(receipt.shares[0]), "later": 1}]}
+    (folder / "mgpu_u_receipt").write_text(json.dumps(row))
+    receipts = Receipts(folder)
+    receipts.read()
+    assert receipts.all() == {"u": receipt}
+
+
 def test_receipt_has_one_share_for_each_card() -> None:
     containers = [Share(f"c{i}", 0, 100, 1 << 30, stage=Stage.INIT) for i in range(200)]
     share, whole = merge_by_card([*containers, Share("app", 1, whole=True)], cards(2))
