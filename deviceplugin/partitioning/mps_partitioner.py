@@ -113,7 +113,7 @@ class MpsPartitioner:
                 self._slices = slices
         except (BadObject, PlanNotApplicable) as error:
             problems.append(str(error))
-            if context.pending_plan is not None and self._is_planned(context):
+            if context.pending_plan is not None and self._is_planned(context, text):
                 refused = context.pending_plan, str(error)
         return self._observed(context, self._slices, refused, problems)
 
@@ -162,7 +162,7 @@ class MpsPartitioner:
                 raise
         return self._parsed[1]
 
-    def _is_planned(self, context: PartitionContext) -> bool:
-        """Return whether the configuration has the counts of the plan. Otherwise an administrator wrote it."""
+    def _is_planned(self, context: PartitionContext, text: str) -> bool:
+        """Return whether the text is valid and has the counts of the plan. Otherwise an administrator wrote it."""
         spec = without_zeros(context.reported.partitioning.spec)
-        return self._parsed is not None and without_zeros(self._parsed[1]) == spec
+        return self._parsed is not None and self._parsed[0] == text and without_zeros(self._parsed[1]) == spec

@@ -85,6 +85,13 @@ def test_invalid_yaml_is_reported_and_changes_nothing(mps: Rig) -> None:
     assert mps.reported.refused is None
 
 
+def test_invalid_yaml_does_not_refuse_a_plan_equal_to_the_last_valid_configuration(mps: Rig) -> None:
+    mps.plan(5, *SHARES).configure(*SHARES).reconcile()
+    mps.mps.config = "sharing: ["
+    mps.plan(6, *places("2gb@7", "4gb@1", "4gb@2")).reconcile(2)
+    assert (mps.reported.refused, mps.reported.has_pending_plan) == (None, True)
+
+
 def test_card_without_its_daemon_offers_nothing(mps: Rig) -> None:
     mps.mps.silent = {"GPU-0"}
     other = place("2gb@0", 1)
