@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
 INTERVAL_SECONDS = 5.0
-_FIRST_POLL_SECONDS = 0.2
-"""Half of the first pause before the worker checks again whether the kubelet knows the ids of new slices. Each further
-pause is twice as long, up to `INTERVAL_SECONDS`."""
+_FIRST_POLL_SECONDS = 0.4
+"""The first pause before the worker checks again whether the kubelet knows the ids of new slices. Each further pause is
+twice as long, up to `INTERVAL_SECONDS`."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 """The pause after the first reconciliation that fails, and the longest pause after further failures, in seconds."""
@@ -283,8 +283,9 @@ class PartitionWorker:
         if is_complete:
             self._poll = _FIRST_POLL_SECONDS
             return INTERVAL_SECONDS
+        seconds = self._poll
         self._poll = min(2 * self._poll, INTERVAL_SECONDS)
-        return self._poll
+        return seconds
 
     def _reconcile_unlabelled_node(self) -> float:
         """Partition nothing, and leave the instances that others have created."""
