@@ -13,6 +13,7 @@ from typing import Any
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.leader import LABEL, LEASE_SECONDS
+from mgpu.model.errors import RetryLater
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class LeaderLabel:
     def _label(self) -> None:
         """Remove the label from the other pods, then add it to this one.
 
-        The order matters if the process dies halfway: no labelled pod is better than a labelled follower.
+        The order matters if the process dies halfway: no labelled pod is better than a labelled follower. Raises
+        RetryLater if this process stops deciding.
         """
         replicas = [pod["metadata"] for pod in self._api.list(self._path, labelSelector=REPLICAS)[0]]
         own = next((meta for meta in replicas if meta["uid"] == self._uid), None)
@@ -93,8 +95,8 @@ class LeaderLabel:
         if own and own["labels"].get(LABEL) != "true":
             writes.append((own, "true"))
         for meta, value in writes:
-            if self._not_deciding_reason() is not None:
-                return
+            if (reason := self._not_deciding_reason()) is not None:
+                raise RetryLater(reason)
             # The version makes the write fail if another leader has labelled the pod since.
             self._write(meta["name"], value, uid=meta["uid"], resourceVersion=meta["resourceVersion"])
         if own is None:
@@ -116,6 +118,8 @@ class LeaderLabel:
     def _try(self, write: Callable[[], None]) -> bool:
         try:
             write()
+        except RetryLater:
+            return False
         except (ApiError, Unreachable) as error:
             if str(error) != self._logged_error:
                 self._logged_error = str(error)

@@ -204,6 +204,19 @@ def test_former_leader_stops_writing() -> None:
     assert replicas.api.labelled() == ["b"]
 
 
+def test_written_is_false_if_the_replica_stops_deciding_while_it_writes() -> None:
+    replicas = Replicas()
+    replicas.leader = "a"
+
+    def stop_deciding() -> None:
+        replicas.leader = ""
+
+    replicas.api.between = stop_deciding
+    replicas.labels["a"].round()
+    assert (replicas.api.labelled(), replicas.labels["a"].written) == ([], False)
+    assert replicas.round("a", later=2) == ["a"]
+
+
 def test_late_write_of_a_former_leader_is_corrected() -> None:
     replicas = Replicas()
     assert replicas.round("a") == ["a"]
