@@ -251,8 +251,10 @@ def _arguments(body: Body) -> dict[str, Any]:
 
 def _text(arguments: Mapping[str, Any], key: str) -> str:
     value = arguments.get(key.lower())
-    if not isinstance(value, str) or (not value and key != "PodUID"):
+    if not isinstance(value, str):
         raise BadRequest(400, f"{key} must be a string")
+    if not value and key != "PodUID":
+        raise BadRequest(400, f"{key} must not be empty")
     return value
 
 

@@ -223,6 +223,12 @@ def test_malformed_body_is_a_bad_request(client: Client, path: str, body: bytes)
     assert "Traceback" not in reply.text
 
 
+def test_empty_name_is_a_bad_request_that_says_so(client: Client) -> None:
+    body = b'{"PodName": "", "PodNamespace": "default", "PodUID": "", "Node": "n1"}'
+    reply = client.post("/bind", data=body, content_type="application/json")
+    assert (reply.status_code, "PodName must not be empty" in reply.text) == (400, True)
+
+
 def test_extender_serves_probes(client: Client) -> None:
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 200
