@@ -47,11 +47,11 @@ class Ports:
     def free(self) -> int:
         """Return a port that is free now. Raises OSError if all blocks are reserved."""
         with self._lock:
-            for port in self._free:
-                if _is_free(port):
-                    return port
-            self._free = iter(self._reserve_block())
-            return next(port for port in self._free if _is_free(port))
+            while True:
+                for port in self._free:
+                    if _is_free(port):
+                        return port
+                self._free = iter(self._reserve_block())
 
     def close(self) -> None:
         for owned in self._owned:

@@ -24,7 +24,7 @@ from playground.processes import Process, free_port
 _START_SECONDS = 90.0
 _AUDIT = "audit.log"
 # kube-controller-manager does not run here, so no service accounts are created, and no taint of a new node is removed.
-_DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnforcement"
+_DISABLED = "ServiceAccount,TaintNodesByCondition"
 
 
 @contextmanager

@@ -191,7 +191,6 @@ def _plugin_error(error: Any) -> PluginError:
 
 
 Raw = Mapping[str, Any]
-QUERIES_PER_SECOND, BURST = 100.0, 10
 
 
 class TokenBucket:

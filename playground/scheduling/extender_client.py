@@ -89,7 +89,7 @@ class Extender:
             rows = self._post("prioritize", pod, list(nodes))
         except ExtenderError:
             return {}
-        if not isinstance(rows, list) or any(type(row.get("Score")) is not int for row in rows):
+        if not isinstance(rows, list) or not all(map(_is_host_priority, rows)):
             return {}
         return {row["Host"]: min(row["Score"], _MAX_SCORE) * self._weight * _SCALE for row in rows}
 
@@ -106,3 +106,7 @@ class Extender:
             raise ExtenderError(f'Post "{self._url}/{verb}": {error}') from error
         except orjson.JSONDecodeError as error:
             raise ExtenderError(f"{verb}: {error}") from error
+
+
+def _is_host_priority(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("Host"), str) and type(row.get("Score")) is int

@@ -32,6 +32,18 @@ def test_free_port_skips_ports_in_use(two: tuple[Ports, Ports]) -> None:
         assert ports.free() > following
 
 
+def test_free_port_skips_a_block_that_is_in_use(monkeypatch: pytest.MonkeyPatch, two: tuple[Ports, Ports]) -> None:
+    ports, _ = two
+    probed: list[int] = []
+
+    def is_free(port: int) -> bool:
+        probed.append(port)
+        return len(probed) > BLOCK
+
+    monkeypatch.setattr("playground.processes._is_free", is_free)
+    assert ports.free() == probed[-1]
+
+
 def test_process_that_ends_raises_start_error_with_its_log(tmp_path: Path) -> None:
     code = "import sys; print('no card'); sys.exit(3)"
     process = Process("p", [sys.executable, "-c", code], tmp_path / "log", {})

@@ -189,6 +189,12 @@ def test_extender_score_that_is_no_integer_is_ignored(cluster: FakeCluster, exte
     assert cluster.wait_bound("p") == "n1"
 
 
+@pytest.mark.parametrize("row", ["n1", None, {"Score": 1}, {"Host": 1, "Score": 1}])
+def test_extender_scores_in_a_malformed_answer_are_ignored(extender: FakeExtender, row: Any) -> None:
+    extender.answer = lambda *_: [row]  # type: ignore[method-assign]
+    assert Extender(extender.url).prioritize({}, ["n1"]) == {}
+
+
 def test_refused_binding_is_retried(cluster: FakeCluster) -> None:
     cluster.node("n1")
 
