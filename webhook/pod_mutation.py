@@ -83,7 +83,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
                 path = f"{container.path}.env[{VISIBLE_DEVICES}]"
                 warnings.append(f"{path}: removed; mgpu sets it to the cards that the container gets")
     if request is not None:
-        warnings += _missing_for_mps(raw, pod, request)
+        warnings += _missing_mps_user(raw, pod, request)
     return Mutation(_check_size(patch), tuple(warnings))
 
 
@@ -104,15 +104,15 @@ def _request(pod: Pod, settings: Settings) -> GpuRequest | None:
         return None
 
 
-def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> Iterator[str]:
-    """Yield a warning for each missing field that a pod with MPS shares may need (docs/design/slices.md, "MPS")."""
+def _missing_mps_user(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> Iterator[str]:
+    """Yield a warning if containers with MPS shares set no user (docs/design/slices.md, "MPS").
+
+    `hostIPC` is not needed, because the agent gives the containers the `/dev/shm` of the MPS server (docs/mps.md).
+    """
     shares = {container.container for container in dialects.device_requests(request) if is_mps(container.type)}
     if not shares:
         return
     spec = raw.get("spec") or {}
-    if spec.get("hostIPC") is not True:
-        text = "is not set; clients of CUDA MPS may need it to reach the server of their card. mgpu does not add it"
-        yield f"spec.hostIPC: {text}"
     if _runs_as_set(spec):
         return
     listed = {c.path: item for c, item in zip(pod.containers, _items(spec), strict=True) if c.name in shares}

@@ -59,20 +59,18 @@ def test_record_of_an_exported_slice_pod_is_removed() -> None:
     assert admitted(raw)["metadata"]["annotations"] == {}
 
 
-IPC, SPEC = "spec.hostIPC", "spec.securityContext.runAsUser"
+SPEC = "spec.securityContext.runAsUser"
 
 
 @pytest.mark.parametrize(
     ("raw", "fields"),
     [
-        (pod("p", asking(MPS)), [IPC, SPEC]),
-        (with_spec(pod("p", asking(MPS)), hostIPC=True), [SPEC]),
-        (with_spec(pod("p", asking(MPS)), hostIPC=False, securityContext=USER), [IPC]),
-        (with_spec(pod("p", asking(MPS)), hostIPC=True, securityContext=USER), []),
-        (with_spec(pod("p", asking(MPS, securityContext=USER), {"name": "d"}), hostIPC=True), []),
-        (with_spec(pod("p", asking(MPS), asking(MPS, name="d")), hostIPC=True, securityContext=None), [SPEC]),
+        (pod("p", asking(MPS)), [SPEC]),
+        (with_spec(pod("p", asking(MPS)), securityContext=USER), []),
+        (pod("p", asking(MPS, securityContext=USER), {"name": "d"}), []),
+        (with_spec(pod("p", asking(MPS), asking(MPS, name="d")), securityContext=None), [SPEC]),
         (
-            with_spec(pod("p", asking(MPS, securityContext=USER), asking(MPS, name="d")), hostIPC=True),
+            pod("p", asking(MPS, securityContext=USER), asking(MPS, name="d")),
             ["spec.containers[1].securityContext.runAsUser"],
         ),
         (pod("p", asking(MIG)), []),
@@ -80,7 +78,7 @@ IPC, SPEC = "spec.hostIPC", "spec.securityContext.runAsUser"
     ],
     ids=str,
 )
-def test_missing_fields_of_an_mps_pod_are_warned_about_and_not_added(raw: dict[str, Any], fields: list[str]) -> None:
+def test_missing_user_of_an_mps_pod_is_warned_about_and_not_added(raw: dict[str, Any], fields: list[str]) -> None:
     mutation = mutate(raw, SETTINGS)
     assert [warning.split(":")[0] for warning in mutation.warnings] == fields
     assert all("mgpu does not add it" in warning for warning in mutation.warnings)
