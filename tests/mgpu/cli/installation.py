@@ -27,6 +27,7 @@ from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import CA, Files, ensure_certificate
 from mgpu.settings import load_settings
 from mgpu.version import AGENT_ANNOTATION, VERSION_LABEL, AgentReport, own_version, write_agent_report
+from playground.apiserver import ApiServer
 from playground.installation import located, manifests
 from scheduler.api.binding_webhook import BindingAdmission
 from scheduler.cluster.cache import ClusterCache
@@ -134,13 +135,16 @@ class Installation:
         for name in ("mgpu-webhook", "mgpu-scheduler"):
             self.workload("deployments", "Deployment", name, 2)
         self.workload("daemonsets", "DaemonSet", "mgpu-deviceplugin")
-        Leader(api, SYSTEM, "mgpu-scheduler", "mgpu-scheduler-a").round()
         for name, on in (("mgpu-scheduler-a", "n1"), ("mgpu-scheduler-b", "n2")):
             self.pod(name, "scheduler", on)
         self.leads("mgpu-scheduler-a")
         for name in ("n1", "n2"):
             self.node(name)
             self.pod(f"mgpu-deviceplugin-{name}", "deviceplugin", name)
+
+    def elect(self) -> None:
+        """Create the Lease, which is valid for some seconds."""
+        Leader(self.api, SYSTEM, "mgpu-scheduler", "mgpu-scheduler-a").round()
 
     def trust(self, files: Files) -> None:
         """Set the Secrets and the CA bundles of the webhook configurations."""
@@ -195,3 +199,14 @@ class Installation:
         """Change the report of the node's agent."""
         said = AgentReport(own_version(), True, 2, "mgpu")._replace(**changes)
         self.api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {AGENT_ANNOTATION: write_agent_report(said)}}})
+
+
+@contextmanager
+def restored(server: ApiServer) -> Iterator[None]:
+    """Undo every change of objects when the context ends. A stored object is never changed in place."""
+    before = {resource: dict(collection.items) for resource, collection in server.storage.collections().items()}
+    yield
+    for definition in before["customresourcedefinitions.apiextensions.k8s.io"].values():
+        server.registry.define(definition.obj)
+    for resource in before.keys() | server.storage.collections().keys():
+        server.storage.collection(resource).items = before.get(resource, {})

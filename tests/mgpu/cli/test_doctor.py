@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.mgpu.cli.installation import (
     Installation,
     certificate,
     keep_in_secret,
+    restored,
     trust,
     webhook,
 )
@@ -65,13 +67,22 @@ class World:
     def __init__(self, folder: Path, files: Files, stack: ExitStack) -> None:
         self.folder, self.files, self._stack = folder, files, stack
         tls = self_signed(folder)
-        users = {"admin": User("admin", ("system:masters",))}
-        url = stack.enter_context(running(ApiServer(tokens=users), tls=tls))
+        self.server = ApiServer(tokens={"admin": User("admin", ("system:masters",))})
+        url = stack.enter_context(running(self.server, tls=tls))
         self.kubeconfig = str(folder / "kubeconfig")
         write_kubeconfig(folder / "kubeconfig", url, Path(tls[0]).read_bytes(), "admin")
         self.api = Api.connect(self.kubeconfig)
         stack.callback(self.api.close)
         self.installed = Installation(self.api)
+
+    @contextmanager
+    def for_one_test(self, folder: Path) -> Iterator["World"]:
+        """Yield this world, and then undo what the test has changed and end what it serves."""
+        with ExitStack() as stack, restored(self.server):
+            self.installed.elect()
+            world = copy(self)
+            world.folder, world._stack = folder, stack
+            yield world
 
     def serve(self, files: Files, name: str, callers: Callers | None = None) -> int:
         return self._stack.enter_context(webhook(files, self.folder / name, self.api, callers))
@@ -114,11 +125,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return certificate(tmp_path_factory.mktemp("certificate"))
 
 
-@pytest.fixture
-def world(tmp_path: Path, files: Files) -> Iterator[World]:
+@pytest.fixture(scope="module")
+def shared_world(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[World]:
     with ExitStack() as stack:
-        world = World(tmp_path, files, stack)
+        world = World(tmp_path_factory.mktemp("world"), files, stack)
         world.installed.install(files, world.serve(files, "served"))
+        yield world
+
+
+@pytest.fixture
+def world(shared_world: World, tmp_path: Path) -> Iterator[World]:
+    with shared_world.for_one_test(tmp_path) as world:
         yield world
 
 
