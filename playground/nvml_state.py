@@ -9,10 +9,12 @@ import fcntl
 import json
 import os
 import shutil
+import time
 import uuid as uuids
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +109,31 @@ def mig_uuid(card: str, serial: int, compute: int) -> str:
 
 
 def read_state(file: Path) -> State:
-    """Return the state. If the file does not exist, return the state of new cards.
+    """Return the state, which the caller must not change. If the file does not exist, return the state of new cards.
 
     Raises OSError if the file cannot be read, and ValueError if it is not JSON.
     """
+    return _known(file, _written(file))
+
+
+def _written(file: Path) -> int:
+    """Return the time of the last change of the file, which no other change has; 0 if the file does not exist."""
     try:
-        return _parsed(json.loads(file.read_bytes()))
+        return file.stat().st_mtime_ns
     except FileNotFoundError:
-        return State()
+        return 0
 
 
-def _parsed(raw: dict[str, Any]) -> State:
+def _parsed(file: Path, written: int) -> State:
+    raw: dict[str, Any] = json.loads(file.read_bytes()) if written else {"cards": {}}
     cards = {}
     for uuid, mode in raw.pop("cards").items():
         made = [Gpu(**{**gpu, "compute": [Compute(**c) for c in gpu["compute"]]}) for gpu in mode.pop("instances")]
         cards[uuid] = Mode(**mode, instances=made)
     return State(**raw, cards=cards)
+
+
+_known = lru_cache(maxsize=16)(_parsed)  # every function of NVML reads the state, which changes rarely
 
 
 @contextmanager
@@ -131,10 +142,13 @@ def changing(file: Path) -> Iterator[State]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f"{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        state = read_state(file)
+        before = _written(file)
+        state = _parsed(file, before)
         yield state
         new = file.with_name(f"{file.name}.new")
-        new.write_text(json.dumps(asdict(state), indent=1))
+        new.write_text(json.dumps(state, default=vars))
+        after = max(time.time_ns(), before + 1)
+        os.utime(new, ns=(after, after))
         os.replace(new, file)
 
 

@@ -77,6 +77,7 @@ class SimulatedNvml:
         self._file = state_file
         self._starts = 0
         self._handles: dict[int, tuple[str, ...]] = {}
+        self._addresses: dict[tuple[str, ...], int] = {}
 
     def nvmlInit(self) -> None:
         self._starts += 1
@@ -86,6 +87,7 @@ class SimulatedNvml:
         self._starts -= 1
         if not self._starts:
             self._handles.clear()
+            self._addresses.clear()
 
     def nvmlDeviceGetCount(self) -> int:
         self._check()
@@ -119,14 +121,14 @@ class SimulatedNvml:
         if key[0] == "mig":
             found = clients(self._file, self._mig(handle)[1].uuid)
         else:
-            found = processes(self._file, key[1], self._mode(read_state(self._file), handle))
+            found = processes(self._file, key[1], self._mode(handle))
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in found]
 
     # MIG mode.
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
         self._layout(device)
-        mode = self._mode(read_state(self._file), device)
+        mode = self._mode(device)
         return [int(mode.current), int(mode.pending)]
 
     def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
@@ -140,7 +142,7 @@ class SimulatedNvml:
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
             raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         with changing(self._file) as state:
-            card = self._mode(state, device)
+            card = self._mode_in(state, device)
             card.pending = mode == pynvml.NVML_DEVICE_MIG_ENABLE
             if card.pending == card.current:
                 return int(pynvml.NVML_SUCCESS)
@@ -159,7 +161,7 @@ class SimulatedNvml:
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
             raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = next((p for p in layout.profiles if _kind(p) == profile), None)
-        if found is None or (version != 1 and not self._mode(read_state(self._file), device).current):
+        if found is None or (version != 1 and not self._mode(device).current):
             raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         info = pynvml.c_nvmlGpuInstanceProfileInfo_t() if version == 1 else pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
         info.id, info.sliceCount, info.instanceCount = _id(layout, found), found.compute, found.most
@@ -182,7 +184,7 @@ class SimulatedNvml:
         self._privileged()
         layout = self._layout(device)
         with changing(self._file) as state:
-            mode = self._on(state, device)
+            mode = self._on(device, self._mode_in(state, device))
             profile, place = self._profile(device, profile_id), _target(placement)
             if not isinstance(place, pynvml.c_nvmlGpuInstancePlacement_t):
                 raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -203,7 +205,7 @@ class SimulatedNvml:
 
     def nvmlDeviceGetGpuInstances(self, device: Any, profile_id: int, instances: Any, count: Any) -> int:
         self._privileged()
-        mode = self._on(read_state(self._file), device)
+        mode = self._on(device, self._mode(device))
         name, card = self._profile(device, profile_id).name, self._card(device).uuid
         found = [
             self._handle(pynvml.c_nvmlGpuInstance_t, "gpu", card, str(gpu.serial))
@@ -224,7 +226,7 @@ class SimulatedNvml:
         self._privileged()
         card, found = self._gpu(instance)
         with changing(self._file) as state:
-            mode = self._mode(state, card)
+            mode = self._mode_in(state, card)
             if found.compute:
                 raise _fail(pynvml.NVML_ERROR_IN_USE)
             mode.instances = [gpu for gpu in mode.instances if gpu.serial != found.serial]
@@ -263,7 +265,7 @@ class SimulatedNvml:
         wanted = self.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, profile_id, 0).sliceCount
         key, (card, found) = self._key(instance, "gpu"), self._gpu(instance)
         with changing(self._file) as state:
-            gpu = next(gpu for gpu in self._mode(state, card).instances if gpu.serial == found.serial)
+            gpu = next(gpu for gpu in self._mode_in(state, card).instances if gpu.serial == found.serial)
             taken = sum(_COMPUTE_SLICES[compute.kind] for compute in gpu.compute)
             if taken + wanted > _named(self._layout(card), gpu.profile).compute:
                 raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
@@ -290,10 +292,10 @@ class SimulatedNvml:
         """Return the largest number of MIG devices, or 0 if the card is not in MIG mode or does not support MIG."""
         card = self._card(device)
         layout = layout_of(card.model, card.memory)
-        return layout.compute if layout and self._mode(read_state(self._file), device).current else 0
+        return layout.compute if layout and self._mode(device).current else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
-        mode = self._on(read_state(self._file), device)
+        mode = self._on(device, self._mode(device))
         if not 0 <= index < self.nvmlDeviceGetMaxMigDeviceCount(device):
             raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         devices = [(str(gpu.serial), compute.uuid) for gpu in mode.instances for compute in gpu.compute]
@@ -320,10 +322,8 @@ class SimulatedNvml:
 
         The handle has pynvml's own type, so that it can be stored in pynvml's arrays. Nothing dereferences the pointer.
         """
-        address = next((address for address, known in self._handles.items() if known == key), None)
-        if address is None:
-            address = _FIRST_HANDLE + len(self._handles)
-            self._handles[address] = key
+        address = self._addresses.setdefault(key, _FIRST_HANDLE + len(self._addresses))
+        self._handles[address] = key
         return ctypes.cast(address, kind)
 
     def _key(self, handle: Any, *kinds: str) -> tuple[str, ...]:
@@ -355,13 +355,17 @@ class SimulatedNvml:
             raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return found
 
-    def _mode(self, state: State, handle: Any) -> Mode:
+    def _mode(self, handle: Any) -> Mode:
+        """Return the mode of a card, which the caller must not change."""
+        return read_state(self._file).cards.get(self._card(handle).uuid, Mode())
+
+    def _mode_in(self, state: State, handle: Any) -> Mode:
+        """Return the mode of a card in a state that is written after the change."""
         return state.cards.setdefault(self._card(handle).uuid, Mode())
 
-    def _on(self, state: State, handle: Any) -> Mode:
-        """Return the mode of a card that is in MIG mode. Raises NOT_SUPPORTED for any other card."""
+    def _on(self, handle: Any, mode: Mode) -> Mode:
+        """Return `mode` if the card is in MIG mode. Raises NOT_SUPPORTED for any other card."""
         self._layout(handle)
-        mode = self._mode(state, handle)
         if not mode.current:
             raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return mode

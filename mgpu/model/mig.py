@@ -134,6 +134,7 @@ A800 and H800 have the layouts of A100 and H100: NVIDIA's mig-parted has one con
 _ALIASES = {"7g.79gb": "7g.80gb"}
 
 
+@lru_cache(maxsize=1000)
 def layout_of(model: str, memory: int) -> Layout | None:
     """Return the layout of a model (`NVIDIA A100-SXM4-80GB`) with `memory` bytes, or None if no layout is known."""
     words = set(re.split(r"[^A-Z0-9]+", model.upper()))
