@@ -1,7 +1,7 @@
 """The resources that the agent advertises to the kubelet as device ids, with their registrations.
 
-`deviceplugin.agent` derives the agent's readiness from the registrations. The resources of the dialects exist from the
-start, and those of slices appear with the partitions (`partitioning.slice_plugins`).
+`deviceplugin.agent` creates them, and derives the agent's readiness from the registrations. The resources of the
+dialects exist from the start, and those of slices appear with the partitions (`partitioning.slice_plugins`).
 """
 
 import asyncio

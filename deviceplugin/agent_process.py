@@ -1,7 +1,8 @@
 """Runs the agents of one process, one after the other.
 
-An agent runs only once, so after a handover the process creates a new one. The process does not end after a handover,
-because a rolling update may be reverted halfway. In that case this process serves the node again.
+`mgpu deviceplugin` (`deviceplugin.main`) runs an `AgentProcess`. An agent runs only once, so after a handover the
+process creates a new one. The process does not end after a handover, because a rolling update may be reverted halfway.
+In that case this process serves the node again.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,10 @@
 """The agent's HTTP server, with `/healthz` and `/readyz` for the kubelet's probes, and `/metrics` for Prometheus.
 
-Tenants can flood the server's port: the probes of a pod may name any host, and the kubelet sends them from the node's
-own address, so neither a NetworkPolicy nor a list of addresses stops them. Therefore this server limits the number of
-connections, and the size and duration of each request. With `prometheus_client.start_http_server`, which has no such
-limits, a tenant could exhaust the agent's memory (docs/security.md).
+`deviceplugin.main` starts the server. Tenants can flood the server's port: the probes of a pod may name any host, and
+the kubelet sends them from the node's own address, so neither a NetworkPolicy nor a list of addresses stops them.
+Therefore this server limits the number of connections, and the size and duration of each request. With
+`prometheus_client.start_http_server`, which has no such limits, a tenant could exhaust the agent's memory
+(docs/security.md).
 """
 
 import sys

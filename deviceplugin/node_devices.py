@@ -1,6 +1,7 @@
 """The devices of the node: its GPUs, and the slices into which they are partitioned.
 
-`NodeDevices` stores nothing: `CardWatch` owns the GPUs, and `NodePartitions` owns the slices.
+`NodeDevices` stores nothing: `CardWatch` owns the GPUs, and `NodePartitions` owns the slices. The other parts of the
+agent read the devices through `NodeState.devices`.
 """
 
 from deviceplugin.cards.card_watch import CardWatch

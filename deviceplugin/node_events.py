@@ -1,4 +1,7 @@
-"""Writes Kubernetes Events about the node and its pods."""
+"""Writes Kubernetes Events about the node and its pods.
+
+The other parts of the agent write their Events through `NodeState.events`.
+"""
 
 import logging
 

@@ -1,7 +1,8 @@
 """The parts of the agent that observe its node: the cards, the pods, the kubelet and the API server.
 
-The order of construction follows the dependencies, so no part refers to one that is created later. The card watch and
-the cache of pods publish their changes through `NodeState.changes`, and `deviceplugin.agent` subscribes the readers.
+`deviceplugin.agent` creates one `NodeState`, and connects the rest of the agent with its parts. The order of
+construction follows the dependencies, so no part refers to one that is created later. The card watch and the cache of
+pods publish their changes through `NodeState.changes`, and `deviceplugin.agent` subscribes the readers.
 """
 
 from functools import partial

@@ -1,8 +1,8 @@
 """Builds the Flask app of the webhook: `/mutate`, `/rebuild`, `/validate`, `/healthz` and `/readyz`.
 
-The app must check the size of an object before anything else reads the object. The paths, the status codes and the
-structure of denials must not change: the webhook configurations in `manifests/` contain the paths, and users' programs
-may read the denials.
+`webhook.main` serves the app to the API server. The app must check the size of an object before anything else reads the
+object. The paths, the status codes and the structure of denials must not change: the webhook configurations in
+`manifests/` contain the paths, and users' programs may read the denials.
 """
 
 import logging

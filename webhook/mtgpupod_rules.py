@@ -1,7 +1,8 @@
 """The admission rules for MtgpuPods, and for Pods that look like the Pods of MtgpuPods.
 
 `mgpu.dialects.mtgpu` defines what a valid MtgpuPod is. The rules here protect the fields that must not change, and
-limit who may create the Pods of MtgpuPods (docs/security.md). The functions are pure.
+limit who may create the Pods of MtgpuPods (docs/security.md). The functions are pure; `webhook.admission`,
+`webhook.pod_rules` and `mgpu simulate` call them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,7 +4,7 @@ Without CDI nothing can correct an answer to Allocate: the kubelet keeps the ans
 `allocate` assumes that the call is for the oldest pod that waits for this amount and whose cards are decided. If there
 is no such pod, it waits briefly, and then refuses. If the assumption was wrong, pods with equal requests exchange their
 allocation records before the container starts (`deviceplugin.delivery.exchange`). Slices, MPS and requests of different
-kinds on one node need CDI.
+kinds on one node need CDI. `allocation.make_allocator` chooses this allocator, and `plugin.plugin_server` calls it.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Decides which pods of the kubelet's checkpoint may still run."""
+"""Decides which pods of the kubelet's checkpoint may still run.
+
+`allocation.whole_cards` and `partitioning.slice_plugins` use it, each with a `CheckpointPods` of its own.
+"""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,8 @@
 """The card source of real cards, which reads NVML (nvidia-ml-py, the `pynvml` module).
 
-The driver may be missing, and a card may stop answering or be pulled out at any time, so every call may fail. A card is
-healthy only if NVML has just answered for it, and if it has reported no error of its own for `QUIET_SECONDS`.
+`deviceplugin.main` creates the source, and `cards.card_watch` reads it. The driver may be missing, and a card may stop
+answering or be pulled out at any time, so every call may fail. A card is healthy only if NVML has just answered for it,
+and if it has reported no error of its own for `QUIET_SECONDS`.
 """
 
 import logging

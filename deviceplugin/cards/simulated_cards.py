@@ -1,8 +1,8 @@
 """The card source of simulated cards, for clusters without GPUs. It reads the file in the setting `deviceplugin.cards`.
 
-The production image contains this module, but not the playground, which simulates MIG mode and MIG instances. So
-`simulated_mig` looks for the playground by an entry point. If the playground is not installed, simulated cards behave
-like cards without MIG.
+`deviceplugin.main` and the playground's simulated NVML create `SimulatedCards`. The production image contains this
+module, but not the playground, which simulates MIG mode and MIG instances. So `simulated_mig` looks for the playground
+by an entry point. If the playground is not installed, simulated cards behave like cards without MIG.
 """
 
 import logging

@@ -2,7 +2,8 @@
 
 Usually the variable NVIDIA_VISIBLE_DEVICES suffices. The settings `deviceplugin.deviceList` and
 `deviceplugin.deviceNodes` are for nodes on which NVIDIA Container Toolkit ignores the variable for unprivileged
-containers, or is not installed (docs/nodes.md).
+containers, or is not installed (docs/nodes.md). The allocators call `Exposure.edits` for each container, and the agent
+reports what `read_toolkit` returns.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Decides when an agent serves its node: after it has taken the node over, and until it hands the node over.
 
-Two agents that serve one node would remove each other's sockets and CDI files, and both would partition cards. So a
-lock decides which one serves. The kubelet goes on admitting pods while the lock passes from one agent to the next:
-`handover.takeover` describes the steps and sends the messages, and this module carries the steps out. Do not change
-their order without reading `handover.takeover`.
+`deviceplugin.agent` serves its node through `NodeOwnership`. Two agents that serve one node would remove each other's
+sockets and CDI files, and both would partition cards. So a lock decides which one serves. The kubelet goes on admitting
+pods while the lock passes from one agent to the next: `handover.takeover` describes the steps and sends the messages,
+and this module carries the steps out. Do not change their order without reading `handover.takeover`.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 The kubelet sets extended resources to zero when it registers the node, and other clients may edit or delete a Device.
 So both objects are watched (`inventory.node_objects`), and `Reporter` corrects them when they do not agree with the
-facts. The functions that return patches are pure.
+facts. The functions that return patches are pure. `deviceplugin.agent` runs the `Reporter` while it serves the node.
 """
 
 import logging

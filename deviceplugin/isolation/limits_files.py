@@ -1,9 +1,10 @@
 """Writes the limits of the MtgpuPods of each card into a file, for isolation back ends outside of mgpu.
 
-docs/design/mtgpu.md, "Per-card limits file", defines the format. A file contains the number of Pods, and then a line
-`namespace/name request limit memBytes` for each Pod. A back end watches the file or its folder, so a file keeps its
-inode and is closed once for every change. A back end may read a file during a change, and the agent may end during a
-change. Even then the file has at least as many complete lines as its first line states.
+`deviceplugin.agent` runs `LimitsFiles` while it serves the node. docs/design/mtgpu.md, "Per-card limits file", defines
+the format. A file contains the number of Pods, and then a line `namespace/name request limit memBytes` for each Pod. A
+back end watches the file or its folder, so a file keeps its inode and is closed once for every change. A back end may
+read a file during a change, and the agent may end during a change. Even then the file has at least as many complete
+lines as its first line states.
 """
 
 import logging

@@ -2,7 +2,8 @@
 
 The file is private to the kubelet, but no API has the same data: the pod's UID, init containers, and the answer with
 the unique name that the agent put into it. A name belongs to one container forever. So an outdated file may lack the
-name of a new answer, but it never shows a name with the wrong container.
+name of a new answer, but it never shows a name with the wrong container. Mainly `deviceplugin.allocation` and
+`partitioning.slice_plugins` use this module.
 """
 
 import base64

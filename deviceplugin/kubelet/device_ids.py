@@ -1,7 +1,7 @@
 """Chooses the device ids of a resource, one for each unit, and decides which of them are unhealthy.
 
 An id stands for no particular card, so the ids that a pod gets do not determine its cards. For the kubelet only the
-numbers of healthy and of unhealthy ids matter.
+numbers of healthy and of unhealthy ids matter. `deviceplugin.advertised_resources` calls `device_ids`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Changes the MIG instances of one card to the planned ones, and undoes the changes if one of them fails.
 
-The order of the changes matters. Missing instances that pods use are created first. Then instances that are not planned
-are destroyed, so that their places are free, and new instances are created last. A plan that lacks an instance on which
-processes run is refused.
+`partitioning.mig_partitioner` calls `apply` for each card. The order of the changes matters. Missing instances that
+pods use are created first. Then instances that are not planned are destroyed, so that their places are free, and new
+instances are created last. A plan that lacks an instance on which processes run is refused.
 """
 
 import logging

@@ -4,7 +4,8 @@ Every function with the argument `nvml` may raise pynvml.NVMLError.
 
 A GPU instance has a part of the card's memory and compute. Its compute instances divide its compute, and NVML lists
 each of them as a MIG device. NVML identifies profiles in two ways: a *kind* (NVML_GPU_INSTANCE_PROFILE_…) selects a
-profile in queries, and an *id* is used to create and list instances of the profile.
+profile in queries, and an *id* is used to create and list instances of the profile. `mig.mig_driver` calls these
+functions.
 """
 
 # ruff: noqa: N802 (the names are the pynvml module's)

@@ -1,8 +1,8 @@
 """Computes which slices the cards of a node should have, from the plan, the existing slices and the slices in use.
 
-The functions are pure. A slice in use is never removed: a plan that lacks one raises PlanNotApplicable. If a plan
-contains counts but no placements, existing slices stay as far as the counts allow, so that no instance is destroyed and
-then created again in the same place.
+The functions are pure. The two partitioners and `mgpu simulate` call them. A slice in use is never removed: a plan that
+lacks one raises PlanNotApplicable. If a plan contains counts but no placements, existing slices stay as far as the
+counts allow, so that no instance is destroyed and then created again in the same place.
 """
 
 from collections import Counter

@@ -2,7 +2,7 @@
 
 The scheduler writes its plan into the ConfigMap as the configuration of the node; administrators may write a
 configuration too. Each card with MPS shares needs an MPS daemon. `deviceplugin.isolation.mps` runs the daemons: the
-partitioner only names the cards that need one.
+partitioner only names the cards that need one. `partition_worker` calls `MpsPartitioner.reconcile`.
 """
 
 import threading

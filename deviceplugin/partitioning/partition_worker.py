@@ -1,9 +1,9 @@
 """Reconciles the partitions of this node: partitions the cards as planned, and reports the observed state.
 
-`PartitionWorker.reconcile` compares the desired state (the Node's annotations, or the ConfigMap of MPS) with the
-observed state (NVML, MPS daemons), changes the cards through the partitioner of the node's mode, offers the slices to
-the kubelet, and writes the observed state into the Node's annotations. The worker can read all of its data again after
-a restart, so the agent may crash at any point.
+`partitioning.service` creates and starts the worker. `PartitionWorker.reconcile` compares the desired state (the Node's
+annotations, or the ConfigMap of MPS) with the observed state (NVML, MPS daemons), changes the cards through the
+partitioner of the node's mode, offers the slices to the kubelet, and writes the observed state into the Node's
+annotations. The worker can read all of its data again after a restart, so the agent may crash at any point.
 """
 
 import logging

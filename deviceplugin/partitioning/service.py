@@ -1,4 +1,7 @@
-"""Creates and connects the parts that partition the cards of one node and serve the slices."""
+"""Creates and connects the parts that partition the cards of one node and serve the slices.
+
+`deviceplugin.agent` creates one `PartitionService`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

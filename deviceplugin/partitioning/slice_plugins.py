@@ -2,7 +2,8 @@
 
 A device id may stand for any slice of its type; the pod's allocation record determines which slice a container gets.
 Pods keep the ids that they hold. A new id gets a higher number than all ids that this agent has offered or has found in
-the kubelet's checkpoint, so that no id in the checkpoint can be confused with a newer one.
+the kubelet's checkpoint, so that no id in the checkpoint can be confused with a newer one. `partition_worker` sets the
+slices that are offered (`SlicePlugins.offer`).
 """
 
 import time

@@ -4,7 +4,7 @@ Such processes may hang in the driver after their container has ended; `devicepl
 end of the container. `LingeringProcesses` therefore also waits until NVML reports no processes on the card
 (docs/design/kubernetes.md, "Device manager"). It waits only for a card that no other pod shares, because NVML does not
 report which pod a process belongs to. If the agent cannot see the processes of the host, NVML reports none to it, and
-starts are not delayed.
+starts are not delayed. `allocation.allocator` calls `wait_until_ended` before a container starts.
 """
 
 import asyncio

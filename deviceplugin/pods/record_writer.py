@@ -1,8 +1,9 @@
 """Writes exchanged allocation records and acknowledgements to the API server in the background.
 
-Each pod's annotations are retried separately: a pod whose PATCH always fails, for example because of an admission
-webhook, must not delay those of other pods. First attempts and retries run on different threads, so that retries that
-time out do not delay first attempts.
+`delivery.exchange` queues exchanged records, and `deviceplugin.agent` and `deviceplugin.reconciler` queue
+acknowledgements. Each pod's annotations are retried separately: a pod whose PATCH always fails, for example because of
+an admission webhook, must not delay those of other pods. First attempts and retries run on different threads, so that
+retries that time out do not delay first attempts.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """Lists the API objects that describe cards and holdings, page by page.
 
-The argument `fields` is a field selector; "" selects all objects. Each function that lists objects raises ApiError or
-Unreachable if the list fails, except in the cases that its docstring names.
+All commands that read a cluster use this module. The argument `fields` is a field selector; "" selects all objects.
+Each function that lists objects raises ApiError or Unreachable if the list fails, except in the cases that its
+docstring names.
 """
 
 import gc

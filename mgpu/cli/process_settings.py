@@ -1,6 +1,7 @@
 """Reads the settings of a process from its file, its environment and its flags.
 
-Flags override the environment, and the environment overrides the file.
+Flags override the environment, and the environment overrides the file. All processes, and the commands that need
+settings, call `read_settings`.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Reads requests and allocation records of pods, whatever vocabulary they use.
 
-The functions choose the dialect, so that their callers need not import one. The module of each vocabulary has the
-members of `mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry` lists these modules. Only MtgpuPods have no
-`Dialect` (`mgpu.dialects.mtgpu`). All functions are pure.
+The functions choose the dialect, so that their callers, mainly the processes and `mgpu.presentation`, need not import
+one. The module of each vocabulary has the members of `mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry`
+lists these modules. Only MtgpuPods have no `Dialect` (`mgpu.dialects.mtgpu`). All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

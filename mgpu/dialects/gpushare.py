@@ -2,7 +2,8 @@
 
 The resource `aliyun.com/gpu-mem`, the annotations and the environment variables state memory in the unit of the setting
 `memoryUnit`. gpushare's own scheduler extender and device plugin read the same names and formats, so these must not
-change.
+change. The processes call the dialect through `mgpu.dialects`; otherwise only code for gpushare's own interfaces
+imports it.
 """
 
 import json

@@ -4,7 +4,7 @@
 `gpu-memory-ratio`) and in bytes (`gpu-memory`). These amounts are totals over a container's cards. The amount of
 `nvidia.com/gpu` is a number of whole cards. The amount of any other `koordinator.sh/<type>` is in percent of devices of
 that type. A type can have any name, except names that begin with `gpu` and names of MIG instances. Names and rules are
-Koordinator's and must not change.
+Koordinator's and must not change. The processes call the dialect through `mgpu.dialects`.
 """
 
 import json

@@ -2,7 +2,8 @@
 
 docs/design/koordinator.md, "Annotations", describes the formats. Koordinator records how much of each device the pod as
 a whole has. If several containers request devices, mgpu also records the devices of each container. No part of an
-invalid record is used, and a record must never give a pod more than the pod requests.
+invalid record is used, and a record must never give a pod more than the pod requests. Only `mgpu.dialects.koordinator`
+uses this module.
 """
 
 import json

@@ -2,9 +2,9 @@
 
 In annotations of an MtgpuPod, a user names a card of a node by a GPUID and requests a part of that card. The controller
 (`scheduler.mtgpupods`) creates the Pod that runs. This Pod requests no GPU from the kubelet. Another pod, the occupy
-pod, requests `nvidia.com/gpu: 1` and so keeps the card. Therefore this module is not a `Dialect`, and its users import
-it by name (CONTRIBUTING.md, "Adding a dialect"). Users and other programs rely on the annotations, kinds and names, so
-these must not change.
+pod, requests `nvidia.com/gpu: 1` and so keeps the card. Therefore this module is not a `Dialect`, and its users, mainly
+the scheduler and the webhook, import it by name (CONTRIBUTING.md, "Adding a dialect"). Users and other programs rely on
+the annotations, kinds and names, so these must not change.
 """
 
 import re

@@ -1,7 +1,8 @@
 """The registry of the dialects.
 
-To add a dialect, write its module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the
-order in which dialects read a pod, and in which `mgpu.dialects.carrier` considers their resources.
+Mainly `mgpu.dialects`, the scheduler and the webhook use it. To add a dialect, write its module and add it to `ALL`
+(CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the order in which dialects read a pod, and in which
+`mgpu.dialects.carrier` considers their resources.
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,7 +3,7 @@
 `nvidia.com/mig-2g.20gb: n` requests n MIG instances, and `nvidia.com/gpu-4gb: 1` requests one MPS share. If a pod needs
 slices that do not exist, the scheduler plans them and the agent creates them. Each kind of slice is a device type of
 its own (`mgpu.model.slice_names`). The allocation record must contain positions on cards, and not UUIDs, because a
-reboot changes the UUIDs of MIG devices.
+reboot changes the UUIDs of MIG devices. The processes call the dialect through `mgpu.dialects`.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Sends requests to the API server: create, read, update, delete, paged lists and watches.
 
-If the server answers with an error, an ApiError is raised. If there is no complete answer, an Unreachable is raised.
+All processes call the API server through `Api`. If the server answers with an error, an ApiError is raised. If there is
+no complete answer, an Unreachable is raised.
 """
 
 import contextlib

@@ -2,7 +2,8 @@
 
 A process can be suspended at any moment (SIGSTOP, a suspended machine, a blocked disk), and can continue after another
 replica has become the leader. Its earlier decisions may be wrong then. So leadership must be checked immediately before
-each write, and not only before each decision.
+each write, and not only before each decision. `scheduler.runtime` gives a `FencedApi` to the parts that write its
+decisions.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,8 @@
 """Implements leader election with a Lease (coordination.k8s.io/v1), as client-go does.
 
-A `Leader` must not trust the times and durations in the Lease, because an attacker with a stolen token could write a
-Lease of 68 years. A `Leader` measures with its own clock for how long the Lease has not changed.
+The replicas of the scheduler elect their leader with a `Leader`. A `Leader` must not trust the times and durations in
+the Lease, because an attacker with a stolen token could write a Lease of 68 years. A `Leader` measures with its own
+clock for how long the Lease has not changed.
 """
 
 import logging

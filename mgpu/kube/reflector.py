@@ -1,6 +1,7 @@
 """Lists and watches one kind of object and reports changes, as client-go's reflector and informer do.
 
-The `informer` of the kubernetes package is not used, because it stores all objects whole and lists them without pages.
+Mainly the scheduler and the agents watch objects with it. The `informer` of the kubernetes package is not used, because
+it stores all objects whole and lists them without pages.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Defines the errors `BadObject` and `RetryLater`, and the problems that a `BadObject` lists.
 
-Each server maps the two errors to its protocol in one place. A pod that does not fit is not an error: the answer is a
-value, `mgpu.model.gpu_requests.Rejection`.
+Any package may raise the two errors, and each server maps them to its protocol in one place. A pod that does not fit is
+not an error: the answer is a value, `mgpu.model.gpu_requests.Rejection`.
 """
 
 from collections.abc import Iterable, Sequence

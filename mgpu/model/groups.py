@@ -1,4 +1,7 @@
-"""Defines the groups of pods that the constraints `spread-group` and `same-card-group` form, and a group's cards."""
+"""Defines the groups of pods that the constraints `spread-group` and `same-card-group` form, and a group's cards.
+
+`mgpu.model.pod_constraints` reads the groups, the ledger finds their cards, and mainly the scheduler uses both.
+"""
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -4,7 +4,7 @@ A card's memory is divided into a row of memory slices. An instance takes as man
 profile has, and may start only at certain positions. Instances must not overlap, each profile has a maximum number of
 instances, and only one instance can have media engines (`+me`) (docs/design/slices.md, "Choosing a geometry"). The
 tables for A30, A100 and H100 are the output of `nvidia-smi mig -lgipp`. The starts for H200 and B200 are inferred from
-those for the H100.
+those for the H100. Mainly the scheduler's partition planner and the agents use this module.
 """
 
 import re

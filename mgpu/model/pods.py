@@ -1,7 +1,8 @@
 """Reads Pods and Nodes from decoded JSON into frozen values with the fields that mgpu needs.
 
-`read_pod` and `read_node` must be fast, since they run for each event. They are the first functions that see what users
-and nodes write, so they check the types of the values. `mgpu.dialects` reads the GPU request of a pod.
+All processes use this module. `read_pod` and `read_node` must be fast, since they run for each event. They are the
+first functions that see what users and nodes write, so they check the types of the values. `mgpu.dialects` reads the
+GPU request of a pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

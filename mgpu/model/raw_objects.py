@@ -1,6 +1,7 @@
 """Reads values from decoded JSON that has not been validated yet.
 
-Users and agents write these values, so `table_at` and `is_integer` accept values of any type.
+Users and agents write these values, so `table_at` and `is_integer` accept values of any type. Mainly `mgpu.model`,
+`mgpu.dialects` and the webhook call these functions.
 """
 
 import json

@@ -3,6 +3,7 @@
 The scheduler signs its decisions with Ed25519 and writes the seal together with the record. A seal is valid for one
 object on one node with exactly the signed annotations. It must not be valid on another pod, on a later pod of the same
 name, or after one of these annotations was changed, added or removed (docs/security.md).
+`mgpu.dialects.record_verification` verifies the seals in the scheduler and the agents.
 """
 
 import hmac

@@ -2,7 +2,7 @@
 
 A slice has a name (`2g.20gb`, `4gb`), a resource (`nvidia.com/mig-2g.20gb`, `nvidia.com/gpu-4gb`) and a device type of
 its own in the ledger and the placement engine (`mig-2g.20gb`, `gpu-4gb`). Users write the names and the resources, so
-these must not change.
+these must not change. All processes use this module.
 """
 
 import re

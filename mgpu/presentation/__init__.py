@@ -1,4 +1,4 @@
 """Presents cards, holdings, requests and reasons to people, as pictures, tables and JSON.
 
-Nothing here reads the API server or the clock.
+Mainly the commands and the scheduler's web page use it. Nothing here reads the API server or the clock.
 """

@@ -1,8 +1,9 @@
 """Draws the card map, a picture of nodes and their cards for the terminal.
 
-Each card has two bars, one for core and one for memory, which are divided among the pods that hold the card. On a card
-with slices, the bar for memory shows the slices, with their names below. Each pod has a letter, which the legend of the
-node explains, so that the picture is complete without color. The picture may change, because no program reads it.
+`mgpu inspect`, `mgpu demo` and `mgpu simulate` print it. Each card has two bars, one for core and one for memory, which
+are divided among the pods that hold the card. On a card with slices, the bar for memory shows the slices, with their
+names below. Each pod has a letter, which the legend of the node explains, so that the picture is complete without
+color. The picture may change, because no program reads it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Defines snapshots of nodes, their cards and slices, and the pods that hold them.
 
-`view_nodes` creates them from a ledger. Users' programs read the keys that `nodes_json` returns, so the keys must not
-change (docs/design/simulate.md).
+`view_nodes` creates them from a ledger, mainly for the commands and the scheduler's web page. Users' programs read the
+keys that `nodes_json` returns, so the keys must not change (docs/design/simulate.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Defines snapshots of MtgpuPods: their holdings, why they wait, and what is left of the card of each GPUID.
 
-The accounting follows K8sGPUSharing (docs/design/mtgpu.md, "Accounting"). Users' programs read the keys that the JSON
-functions return, so the keys must not change.
+Mainly `mgpu inspect`, `mgpu simulate` and the scheduler's web page use them. The accounting follows K8sGPUSharing
+(docs/design/mtgpu.md, "Accounting"). Users' programs read the keys that the JSON functions return, so the keys must not
+change.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Describes in words a GPU request and how its cards are chosen.
 
-The wording may change, because no program parses it.
+The wording may change, because no program parses it. Mainly `mgpu explain` and the scheduler's web page show these
+texts.
 """
 
 from mgpu import dialects

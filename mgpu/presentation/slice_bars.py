@@ -1,4 +1,7 @@
-"""Positions the slices of a card in a bar of text cells."""
+"""Positions the slices of a card in a bar of text cells.
+
+The card map and the scheduler's web page call `divide_bar`.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple

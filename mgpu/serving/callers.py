@@ -2,6 +2,7 @@
 
 An AdmissionReview does not prove who sent it. Its body names the user, so any client that reaches the endpoint could
 act as any user. Only the address of the connection counts, because the sender writes headers such as X-Forwarded-For.
+The webhook and the scheduler read their callers here, and `mgpu.serving.server` refuses all other peers.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Stores certificates in a directory that the process writes, or finds them in a mounted one that it only reads.
 
-The mounted directory can be, for example, a Secret of cert-manager.
+The mounted directory can be, for example, a Secret of cert-manager. Mainly `mgpu.cli.certificate` uses this module.
 """
 
 import fcntl

@@ -1,6 +1,7 @@
 """Renews the serving certificate of a process on a thread.
 
-An error must not end the thread: it is logged, and the thread tries again.
+`mgpu.cli.certificate` creates the renewer for the webhook and the scheduler. An error must not end the thread: it is
+logged, and the thread tries again.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Creates and renews serving certificates, and the CAs that sign them.
 
-In a cluster the installation creates the CA (manifests/certificates.sh), because a process that may write the CA bundle
-of a webhook configuration could also change the configuration to another server. This is `Authority.GIVEN`: the process
-creates no CA, and the newest CA signs at once, since the installation publishes the bundle before it distributes the
-CA.
+Mainly `mgpu.serving.certificate_renewer` and the playground call the functions. In a cluster the installation creates
+the CA (manifests/certificates.sh), because a process that may write the CA bundle of a webhook configuration could also
+change the configuration to another server. This is `Authority.GIVEN`: the process creates no CA, and the newest CA
+signs at once, since the installation publishes the bundle before it distributes the CA.
 
 Outside of a cluster (`Authority.OWN`) the process creates the CA too, and a successor after two thirds of its lifetime.
 When it creates a successor, it does not renew a valid serving certificate yet, and the old CA stays in the bundle until

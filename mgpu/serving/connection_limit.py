@@ -5,7 +5,8 @@ the limit replaces the oldest connection of the address that has the most. A pee
 address keeps them. All IPv6 addresses of a /64 block count as one address.
 
 A client behind the same NAT gateway as the attacker can still connect: its handshake takes milliseconds. To prevent it,
-the attacker would have to open as many connections in that time as the limit allows in total.
+the attacker would have to open as many connections in that time as the limit allows in total. `mgpu.serving.worker` and
+the agent's HTTP server (`deviceplugin.health`) use this limit.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """Detects that the client of a request no longer waits for the answer.
 
 The API server and kube-scheduler close the connection of a call that takes too long. Further work on such a call would
-be wasted, and would delay other calls.
+be wasted, and would delay other calls. The binding admission and the extender (`scheduler.api`) call `watch_client`.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""Configures the heap of the C library for many threads with requests of very different sizes."""
+"""Configures the heap of the C library for many threads with requests of very different sizes.
+
+`mgpu.serving.server` calls the function before it forks the workers.
+"""
 
 import ctypes
 import logging

@@ -1,6 +1,6 @@
 """Structured logs: one JSON object per line on stderr.
 
-Add fields to a log line with `extra={"pod": uid}`.
+All processes call `set_up_logging`. Add fields to a log line with `extra={"pod": uid}`.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 A timeout for each read is not enough: a client that sends a byte now and then never exceeds it. These sockets limit the
 total time for which the reads and writes of one request wait. The time that the server takes to compute an answer does
-not count.
+not count. `mgpu.serving.worker` and, with TLS, `mgpu.serving.tls_context` use these sockets.
 """
 
 import errno

@@ -1,6 +1,7 @@
 """Reads the keys that seal and verify allocation records, from files that the settings name (docs/security.md).
 
-A key that cannot be read must be an error, because without keys every record would count.
+A key that cannot be read must be an error, because without keys every record would count. The scheduler, the agents and
+`mgpu doctor` read the keys.
 """
 
 import logging

@@ -1,4 +1,7 @@
-"""Limits the size of a request's header lines."""
+"""Limits the size of a request's header lines.
+
+`mgpu.serving.worker` uses the `Parser`, which depends on gunicorn's internals, so the version of gunicorn is locked.
+"""
 
 from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser

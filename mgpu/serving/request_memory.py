@@ -6,7 +6,7 @@ counted while it is read, and its decoded size is estimated. The estimate must n
 
 A request gets 503 if there is too little memory because of other requests, and 413 if it would not fit alone. In both
 cases the API server applies `failurePolicy`. Ordinary requests have a limit of their own, so that a flood of large ones
-does not delay them.
+does not delay them. `mgpu.serving.app` reads every body through `RequestMemory`.
 """
 
 import threading

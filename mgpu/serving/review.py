@@ -1,6 +1,7 @@
 """Parses an AdmissionReview (`admission.k8s.io/v1`) and builds the replies.
 
-A request that is not an AdmissionReview raises BadRequest, which becomes an HTTP error, and the API server applies
+`mgpu.serving.app` parses the reviews, and the handlers of the webhook and the scheduler build the replies. A request
+that is not an AdmissionReview raises BadRequest, which becomes an HTTP error, and the API server applies
 `failurePolicy`. A denial, in contrast, is a valid answer that rejects the object.
 """
 

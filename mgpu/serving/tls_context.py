@@ -1,4 +1,7 @@
-"""Reloads the TLS context of a listening address when its certificate files change."""
+"""Reloads the TLS context of a listening address when its certificate files change.
+
+`mgpu.serving.server` creates a `ReloadingContext` for each listening address with TLS.
+"""
 
 import logging
 import ssl

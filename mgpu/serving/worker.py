@@ -1,9 +1,9 @@
 """The gunicorn worker, in which a peer that may not call an endpoint (a stranger) cannot delay one that may (a caller).
 
-Each listening address has two lanes with threads of their own, one for callers and one for strangers. The address of
-the peer determines the lane. If clients authenticate with certificates, every connection starts in the strangers' lane,
-and a handshake with a valid certificate moves it to the callers' lane. A connection occupies no thread while it waits
-for its next request.
+`mgpu.serving.server` starts gunicorn with this worker. Each listening address has two lanes with threads of their own,
+one for callers and one for strangers. The address of the peer determines the lane. If clients authenticate with
+certificates, every connection starts in the strangers' lane, and a handshake with a valid certificate moves it to the
+callers' lane. A connection occupies no thread while it waits for its next request.
 
 The class overrides methods of gunicorn's gthread worker, some of which are private, so the version of gunicorn is
 locked. CONTRIBUTING.md says why no other server is used.

@@ -1,6 +1,6 @@
 """Defines the settings of the three processes, and of allocation records.
 
-Users write the keys (docs/settings.md), so the keys must not change.
+`mgpu.settings.loader` reads the blocks. Users write the keys (docs/settings.md), so the keys must not change.
 """
 
 from collections.abc import Collection

@@ -1,6 +1,7 @@
 """Defines the types of settings that several blocks share.
 
-The alias of a field, or else its name, is its key in files and environment variables.
+The alias of a field, or else its name, is its key in files and environment variables. The other modules of
+`mgpu.settings` use these types.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal

@@ -1,7 +1,8 @@
 """Starts, queries and ends the nvidia-cuda-mps-control daemon of one card.
 
-A daemon runs in a session of its own and must outlive the agent: if a daemon ends, the processes that are its clients
-end too. A file contains the daemon's process id and start time, so that the next agent finds the daemon.
+`isolation.mps.daemons` has a `Control` for each card that needs a daemon. A daemon runs in a session of its own and
+must outlive the agent: if a daemon ends, the processes that are its clients end too. A file contains the daemon's
+process id and start time, so that the next agent finds the daemon.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """Limits the size of the MPS folders that containers can write to, and empties them.
 
-The pipe folder of a card and the node's shared memory are mounted read-write into containers. If they lay on
-the node's /run, a tmpfs that the container runtime and the kubelet use too, one container could fill it, and its files
-would remain after it has ended. So each of these folders is a tmpfs with a limited size and number of inodes. Each card
-has a pipe folder of its own, so a container that fills one disturbs only the containers that share its card.
+The pipe folder of a card and the node's shared memory are mounted read-write into containers. If they lay on the node's
+/run, a tmpfs that the container runtime and the kubelet use too, one container could fill it, and its files would
+remain after it has ended. So each of these folders is a tmpfs with a limited size and number of inodes. Each card has a
+pipe folder of its own, so a container that fills one disturbs only the containers that share its card. Mainly
+`isolation.mps.control` uses this module.
 """
 
 import ctypes

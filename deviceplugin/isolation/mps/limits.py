@@ -1,7 +1,7 @@
 """Computes the environment and the mounts that limit a container as the client of an MPS daemon.
 
-The functions are pure. A program can change its own environment variables, so the limits hold only for cooperative
-programs (docs/mps.md).
+The functions are pure. Mainly `isolation.mps.clients` and `mgpu simulate` call them. A program can change its own
+environment variables, so the limits hold only for cooperative programs (docs/mps.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

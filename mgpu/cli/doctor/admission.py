@@ -1,7 +1,7 @@
 """Checks that the API server reaches and trusts the webhooks for pods and bindings.
 
-`check_admission` must run before `check_bindings`, which gets the names of the failed checks. A fault that several
-observations show must be reported once.
+`mgpu doctor` runs these checks. `check_admission` must run before `check_bindings`, which gets the names of the failed
+checks. A fault that several observations show must be reported once.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins.
 
-Each agent reports the configuration of its node in an annotation (`mgpu.version.AgentReport`). If a node has no report,
-the only finding is that it has no agent.
+`mgpu doctor` runs these checks. Each agent reports the configuration of its node in an annotation
+(`mgpu.version.AgentReport`). If a node has no report, the only finding is that it has no agent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

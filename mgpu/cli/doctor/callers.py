@@ -1,6 +1,6 @@
 """Checks that only the API server may call the admission endpoints (docs/security.md).
 
-`collection` reads the environment variables that `environment_variables` names.
+`mgpu doctor` runs these checks. `collection` reads the environment variables that `environment_variables` names.
 """
 
 from collections.abc import Iterator, Mapping

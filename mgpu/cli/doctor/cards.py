@@ -1,4 +1,7 @@
-"""Checks that no card is over its capacity and that all holdings are known."""
+"""Checks that no card is over its capacity and that all holdings are known.
+
+`mgpu doctor` runs these checks, which are pure functions of the Installation.
+"""
 
 from collections.abc import Iterator
 

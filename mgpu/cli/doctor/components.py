@@ -1,6 +1,6 @@
 """Checks that all parts are installed and have one version, and that exactly one scheduler decides.
 
-`check_installed` must run first, because the other checks make no sense if it fails.
+`mgpu doctor` runs these checks. `check_installed` must run first, because the other checks make no sense if it fails.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of the checks."""
+"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of the checks.
+
+`collection` creates the Installation, and the checks only read it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md)."""
+"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md).
+
+`mgpu doctor` runs these checks, which are pure functions.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
