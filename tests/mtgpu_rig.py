@@ -314,15 +314,15 @@ class Rig:
         self.collect()
         self.scheduler.decider.check_overdue()
 
-    def settle(self) -> None:
-        """Until nothing happens any more."""
+    def settle(self, enough: int = 3) -> None:
+        """Until nothing happens any more, for so many rounds; what failed is tried again after three at most."""
         quiet = 0
         for _ in range(60):
             before = self.cluster.storage.rv
             self.round()
             self.clock.now += 100
             quiet = quiet + 1 if self.cluster.storage.rv == before else 0
-            if quiet == 3:
+            if quiet == enough:
                 return
         raise AssertionError("it does not come to rest")
 

@@ -29,15 +29,16 @@ from mgpu.model.mps_config import config_of
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node as ModelNode
 from mgpu.model.slice_names import MIG, MPS, Slice, slice_of_resource
-from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.gpu_pods import GpuPod
 from tests import builders
 from tests.clock import Clock
-from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted
+from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted, reader
 from tests.slices_cards import Crash, MigCards
 
 Raw = dict[str, Any]
 GIB = 1 << 30
 OWN = SETTINGS.dialects.slices
+_read = reader()
 
 
 class Wire:
@@ -315,7 +316,7 @@ class Rig:
         return {}
 
     def known(self, raw: Raw) -> GpuPod:
-        known = read_gpu_pod(raw, SETTINGS)
+        known = _read(raw)
         assert known is not None
         return known
 
@@ -368,7 +369,7 @@ def device_type(place: Slice) -> str:
 
 def places_of(raw: Raw) -> tuple[Slice, ...]:
     """What a pod's record names."""
-    known = read_gpu_pod(raw, SETTINGS)
+    known = _read(raw)
     assert known is not None
     assert known.request is not None
     shares = slices.read_placement(known.pod, known.request) or ()

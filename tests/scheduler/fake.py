@@ -58,12 +58,12 @@ class FakeApi:
         self.between: Callable[[], object] | None = None  # called once, before the next write
         self.refuse_bindings = False
         self.watchers: list[Callable[[str, str, Raw], None]] = []
-        self._version = 0
+        self.version = 0
 
     def put(self, kind: str, item: Raw) -> Raw:
         """Create or replace an object."""
-        self._version += 1
-        item["metadata"]["resourceVersion"] = str(self._version)
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
         meta = item["metadata"]
         if kind == "pods":
             self.pods[meta["namespace"], meta["name"]] = item
