@@ -14,7 +14,7 @@ from tests.examples import SOAK
 
 LARGE = 1 << 20 if SOAK else 1 << 15
 """Bytes of a large input. An API server stores up to 1.5 MiB; disproportion shows at 32 KiB as well."""
-_REPEATS = 3
+_REPEATS = 2
 
 
 @dataclass(frozen=True)

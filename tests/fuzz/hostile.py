@@ -117,6 +117,13 @@ PODS: Mapping[str, Make] = {
     "empty objects": lambda size: {**_with(), "spec": {**_with()["spec"], "volumes": [{}] * (size // 3)}},
 }
 
+OF_ONE_SIZE = (
+    "as many wishes as are accepted",
+    "as many amounts as are accepted",
+    "as many annotations as are accepted",
+)
+"""Those that are the same for every size, so that nothing can grow."""
+
 
 def mixed(*pods: Raw) -> Raw:
     """One pod with what all of these have."""
