@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -43,10 +44,12 @@ REFERENCE = re.compile(r'([\w./-]*\.md),\s+"([^"\n]+)"')
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+@cache
 def prose(page: Path) -> str:
     return FENCE.sub("", page.read_text())
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Of a page's headings, as GitHub makes them: lower case, no punctuation, spaces become hyphens."""
     titles = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
@@ -135,6 +138,7 @@ def test_paths_exist(page: Path) -> None:
 CODE = re.compile(r"([\w/]+\.py):([A-Za-z_][\w.]*)")
 
 
+@cache
 def definitions(file: Path) -> set[str]:
     """Functions, classes and methods (`Class.method`) that a module defines."""
     found = set()
@@ -182,6 +186,7 @@ def test_every_page_is_in_the_index(folder: str) -> None:
     assert {page.name for page in PAGES if page.parent == index.parent and page != index} <= linked
 
 
+@cache
 def headings(page: Path) -> set[str]:
     return set(re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)) if page.exists() else set()
 
@@ -193,7 +198,8 @@ def test_sections_that_code_names_exist() -> None:
         for folder in (*FOLDERS, "bench")
         for kind in ("*.py", "*.yaml", "*.sh")
         for file in (ROOT / folder).rglob(kind)
-        for page, heading in REFERENCE.findall(re.sub(r"\s*\n[ #]*", " ", file.read_text()))
+        if ".md" in (text := file.read_text())
+        for page, heading in REFERENCE.findall(re.sub(r"\s*\n[ #]*", " ", text))
     ]
     assert len(named) > 50
     assert not [one for one in named if one[2] not in headings(ROOT / one[1])]
