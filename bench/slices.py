@@ -5,6 +5,7 @@ the cost of reading them is printed separately.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from random import Random
 from time import process_time
 from typing import NamedTuple
@@ -75,9 +76,9 @@ def main() -> None:
 
 
 def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometries, count: int) -> Row:
-    found = [_node(Random(number), mode) for number in range(count)]
-    for cache in (geometry._table, geometry._options_cache, geometry._partition_cache, mps_shares._partition):
-        cache.cache_clear()
+    found = _nodes(mode, count)
+    for cached in (geometry._table, geometry._options_cache, geometry._partition_cache, mps_shares._partition):
+        cached.cache_clear()
     began = process_time()
     nodes = [partitionable_cards(gpus, slices, used, geometries, {}) for gpus, slices, used in found]
     read = process_time()
@@ -94,6 +95,11 @@ def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -
     if isinstance(planned, Rejection) == bool(could):
         raise ValueError("the filter and the planner disagree")
     return len(could)
+
+
+@cache
+def _nodes(mode: str, count: int) -> list[tuple[list[Card], NodeSlices, list[Slice]]]:
+    return [_node(Random(number), mode) for number in range(count)]
 
 
 def _node(chance: Random, mode: str) -> tuple[list[Card], NodeSlices, list[Slice]]:
