@@ -75,9 +75,9 @@ def test_sequential_bindings_are_never_rejected() -> None:
     """The next filter counts a decision before the watch delivers the pod."""
     replica = Replica(cluster(*((name, CARDS) for name in NAMES)))
     replica.api.admit = admitted(replica)
-    pods = [f"p{i}" for i in range(10 * NODES * CARDS)]
+    pods = [f"p{i}" for i in range(4 * NODES * CARDS)]
     for name in [*pods, "one-too-many"]:
-        replica.api.put("pods", b.share(name, 10))
+        replica.api.put("pods", b.share(name, 25))
     replica.deliver()
     profile = Profile(replica, deque(pods))
     profile.run()

@@ -222,9 +222,9 @@ def test_filter_effort_of_hard_pod_is_limited_for_any_number_of_nodes(clock: Clo
 
 def test_filter_of_hard_pod_continues_with_unexamined_nodes(clock: Clock) -> None:
     budgets = EffortBudgets(clock, lambda _: None)
-    filter_, names = Filter(packed(12), SETTINGS, budgets=budgets), [f"n{i}" for i in range(12)]
+    filter_, names = Filter(packed(6), SETTINGS, budgets=budgets), [f"n{i}" for i in range(6)]
     unseen = []
-    for _ in range(6):
+    for _ in range(3):
         found = filter_.filter(pod("hard", unsolvable()), names)
         unseen.append(sum("not examined" in why for why in found.failed.values()))
         clock.now += 1000

@@ -254,7 +254,7 @@ def test_cleanup_of_failed_pods_costs_in_proportion_to_their_number(
 
 
 def test_deleted_failed_pods_are_forgotten(replica: Replica) -> None:
-    for start in range(0, 1000, 100):
+    for start in range(0, 500, 100):
         names = [f"p{start + i}" for i in range(100)]
         arrive(replica, *(b.share(name, 150, node="n1") for name in names))
         for name in names:

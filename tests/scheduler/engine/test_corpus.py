@@ -16,7 +16,7 @@ def test_corpus_equals_the_committed_one(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 def test_place_of_eight_containers_on_sixteen_cards_is_proven(policy: str) -> None:
     """Within half of the limit, but for pods with init containers, of which the search compares what they hold too."""
-    for case in cases(8, 16, 40):
+    for case in cases(8, 16, 20):
         reuses = any(container.stage is Stage.INIT for container in case.request.containers)
         limits = FULL if reuses else Limits(FULL.search // 2, FULL.fallback)
         found = place(case.request, case.cards, policy_named(policy, 20), limits=limits)
