@@ -458,4 +458,4 @@ def _pool(kind: str, name: str) -> Raw:
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = examples(30, steps=30)
+TestMachine.settings = examples(20, steps=30)

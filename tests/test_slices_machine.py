@@ -425,4 +425,4 @@ def test_a_container_left_behind_keeps_its_slice_from_schedulers_that_never_hear
 
 
 TestSlices = Machine.TestCase
-TestSlices.settings = examples(18, steps=50)
+TestSlices.settings = examples(12, steps=50)

@@ -336,6 +336,6 @@ class UnderAttack(Cluster):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(22)
+TestCluster.settings = examples(15)
 TestUnderAttack = UnderAttack.TestCase
-TestUnderAttack.settings = examples(18)
+TestUnderAttack.settings = examples(13)

@@ -211,4 +211,4 @@ class Sides(RuleBasedStateMachine):
 
 
 TestSides = Sides.TestCase
-TestSides.settings = examples(25)
+TestSides.settings = examples(16)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model import node_slices
@@ -18,6 +18,7 @@ from scheduler.decisions.explanation import Explainer, Explanation
 from scheduler.decisions.filter import Filter
 from scheduler.engine.node_assessment import assess
 from tests.builders import cards, container, mtgpupod, node, occupy_pod, owned, pod, share
+from tests.examples import examples
 
 Raw = dict[str, Any]
 SETTINGS = load_settings()
@@ -121,7 +122,7 @@ def test_explain_whole_cards_names_no_card_policy() -> None:
 shares = st.tuples(st.integers(1, 4).map(lambda n: n * 25), st.integers(1, 79))
 
 
-@settings(max_examples=40)
+@examples(30)
 @given(st.lists(shares, max_size=6), shares)
 def test_property_explanation_equals_filter_and_engine(held: list[tuple[int, int]], asked: tuple[int, int]) -> None:
     def of(name: str, request: tuple[int, int], **more: Any) -> Raw:

@@ -125,7 +125,7 @@ def requests(draw: st.DrawFn) -> GpuRequest:
     return GpuRequest("mgpu", tuple(named), draw(st.sampled_from((0, 0, 2))), constraints=constraints)
 
 
-@examples(75)
+@examples(45)
 @given(st.data())
 def test_property_victims_equal_exhaustive_search(data: st.DataObject) -> None:
     """After the evictions the pod fits; no smaller and no less important set of the same node would do."""

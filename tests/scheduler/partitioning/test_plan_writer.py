@@ -34,7 +34,7 @@ def plan(id: int, *places: Slice, before: int | None = None) -> PartitionPlan:
     return PartitionPlan("n1", id, places, before)
 
 
-@examples(100)
+@examples(60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["agent", "plan", "agent between"]), st.sets(st.sampled_from(ONES))),
