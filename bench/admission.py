@@ -1,5 +1,7 @@
 """Measures admission reviews per second and their latency: `mgpu webhook` with 2 workers, over TLS with keep-alive.
 
+`make bench` and `python -m bench.admission` run it.
+
 One half of the reviews goes to /mutate, the other to /validate, with a pod of two GPU containers. The client runs on
 the same machine, so the figures include its work.
 """

@@ -1,5 +1,7 @@
 """Measures the node agent on a node with 250 GPU pods: calls over its socket, memory, and CPU while idle.
 
+`make bench` and `python -m bench.allocate` run it.
+
 The API server and the kubelet are the playground's and share the machine with the agent. While Allocate is measured,
 250 more pods with equal requests wait. PreStartContainer is called less than 100 times a second: for ids that it has
 not given out itself, the agent queries the kubelet, which answers at most 100 queries a second.

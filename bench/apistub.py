@@ -1,7 +1,7 @@
 """An API server that only serves what a scheduler process reads when it starts.
 
 `python -m bench.apistub NODES` prints the address of the server. The server lists Nodes, Devices and Pods in pages, and
-its watches deliver no events.
+its watches deliver no events. `bench.startup` starts it.
 """
 
 import random

@@ -1,5 +1,7 @@
 """Measures `bind` of the extender over HTTP with 100, 1,000 and 5,000 nodes, and then a burst of pods.
 
+`make bench` and `python -m bench.binding` run it.
+
 In the burst several clients with a connection each fill the last free cards of a cluster, like profiles of
 kube-scheduler. Each client takes one of the best nodes at random, and retries a pod whose binding was refused. The API
 server is a stub that takes no time, so the figures are those of mgpu.

@@ -1,4 +1,7 @@
-"""Synthetic clusters of nodes with 8 cards, and the pods on them. They are the same in every run."""
+"""Synthetic clusters of nodes with 8 cards, and the pods on them. They are the same in every run.
+
+Mainly `bench.made`, `bench.apistub` and `bench.page` use them.
+"""
 
 import random
 from typing import Any

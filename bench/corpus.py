@@ -1,6 +1,7 @@
 """The placement corpus: requests of every kind on partly used cards of different sizes, the same on every machine.
 
 The cases are made with `Random.random()` only, because Python guarantees the sequence of no other method.
+`bench.placement`, `bench.hard` and the tests use the cases.
 """
 
 import hashlib

@@ -1,5 +1,7 @@
 """Measures how many pods per second are created and bound: with mgpu's extender, without it, and with no-op processes.
 
+`make bench` and `python -m bench.endtoend` run it.
+
 The playground's API server and scheduling loop share one Python process. So only the ratios are meaningful: they show
 what mgpu's decisions cost compared with the same calls without decisions. The three clusters take turns.
 """

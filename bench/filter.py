@@ -1,5 +1,7 @@
 """Measures `filter` and `prioritize` over HTTP with 100, 1,000 and 5,000 nodes × 8 cards and 8 pods per node.
 
+`make bench` and `python -m bench.filter` run it.
+
 The same run measures a no-op extender, which reads the names of the nodes and returns the same answer. Its duration is
 the cost of HTTP and JSON on this machine. Before each call a pod appears on some node.
 """

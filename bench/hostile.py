@@ -8,7 +8,8 @@ called for it. The delay of these pods shows what the load costs the API server 
 each process is compared with its limit in `manifests/base`.
 
 If KUBEBUILDER_ASSETS is set, the API server is a real one. `--kube-scheduler` names a real kube-scheduler to use
-instead of the playground's scheduling loop. Both share the machine's cores with the load.
+instead of the playground's scheduling loop. Both share the machine's cores with the load. `python -m bench.hostile`
+runs it, and `make bench` does not.
 """
 
 import argparse

@@ -1,5 +1,7 @@
 """Measures the policies that learn, in-process: scores with 1,000 and 5,000 nodes × 8 cards, and cards on one node.
 
+`make bench` and `python -m bench.learning` run it.
+
 Each node has 8 pods. Pods of 48 shapes come in turn, and between two calls one of the other pods is deleted.
 """
 

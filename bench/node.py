@@ -1,6 +1,7 @@
 """Provides a node for benchmarks.
 
 The node agent is a process of its own. The API server and the kubelet are the playground's and run in this process.
+Mainly `bench.allocate` and `bench.starts` use it.
 """
 
 import os

@@ -1,5 +1,7 @@
 """Measures the web page in-process, with 5,000 nodes × 8 cards and 8 pods each.
 
+`make bench` and `python -m bench.page` run it.
+
 It prints the cost to create the page, and the duration of a filter call with no, one and ten viewers. Meanwhile 100
 pods are bound each second, and 100 pods wait with different requests. Rounds with different numbers of viewers take
 turns, so that other work of the machine affects all of them. Compare only figures of the same run.

@@ -1,5 +1,7 @@
 """Measures how many pods per second start on one node, without a lock and with a node lock as in HAMi's scheduler.
 
+`make bench` and `python -m bench.starts` run it.
+
 The lock is an annotation of the Node. It is held from the bind until the kubelet has the answer to Allocate, so pods
 start one by one. The printed ratio is a lower bound for the cost of the lock, for two reasons. Here the next binder
 continues as soon as the lock is free, whereas in HAMi the bind fails and the pod is retried after a back-off. And the

@@ -1,5 +1,7 @@
 """Measures the start of `mgpu scheduler` in a cluster full of GPU pods, and its memory after the start and under load.
 
+`make bench` and `python -m bench.startup` run it.
+
 It also measures how many events of pods per second a ClusterCache of the same size takes in.
 """
 

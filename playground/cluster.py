@@ -2,7 +2,8 @@
 
 The playground's API server, the controllers, the scheduling loop and the kubelets run in this process. mgpu's processes
 and a real API server are its children. All files are in one temporary folder, which is removed when the context of the
-`Cluster` ends. All TCP servers listen on loopback.
+`Cluster` ends. All TCP servers listen on loopback. `mgpu demo`, `mgpu playground`, benchmarks and tests create a
+`Cluster`.
 """
 
 import json

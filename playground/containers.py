@@ -1,6 +1,6 @@
 """Describes the cards that the containers of a pod were given, and checks that each container sees exactly its cards.
 
-`playground.demo` prints the descriptions and the differences. The functions have no side effects.
+`mgpu demo` prints the descriptions and the differences. The functions have no side effects.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Installs mgpu on the API server of a `playground.cluster`: the manifests, certificate authorities and record keys.
 
-Record keys sign and verify the seals of allocation records.
+Record keys sign and verify the seals of allocation records. Mainly `playground.cluster` calls this module.
 """
 
 import base64

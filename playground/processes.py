@@ -1,6 +1,7 @@
 """Starts child processes, and finds free loopback ports for them.
 
-On Linux the children end when this process ends, even if it is killed.
+On Linux the children end when this process ends, even if it is killed. Mainly `playground.cluster` and
+`playground.realapi` call this module.
 """
 
 import atexit

@@ -1,4 +1,7 @@
-"""Creates the pods of `examples/` on a running cluster, waits for them and reads the result."""
+"""Creates the pods of `examples/` on a running cluster, waits for them and reads the result.
+
+Mainly `mgpu demo` and the tests use it.
+"""
 
 import time
 from collections.abc import Callable, Mapping

@@ -10,7 +10,8 @@ There is also a race: kube-scheduler may observe a change (a pod ends, a label c
 it retries the pod at once, gets an answer from the old state, and does not retry again. `Announcements` covers this
 case too.
 
-Announcements must stay rare, because kube-scheduler retries all rejected pods after each of them.
+`scheduler.runtime` runs `Announcements` on a thread, and the extender reports rejected pods to it. Announcements must
+stay rare, because kube-scheduler retries all rejected pods after each of them.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 `LeaderLabel` labels the pod of the replica that decides, and the Service selects that label. So all replicas can be
 ready, as Deployments, PodDisruptionBudgets and alerts expect. Safety does not depend on the label: only the holder of
-the Lease (`mgpu.kube.leader`) decides, and any other replica answers 503.
+the Lease (`mgpu.kube.leader`) decides, and any other replica answers 503. `scheduler.runtime` uses this module.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """Composes the parts of the scheduler process, without its HTTP side, and runs their threads.
 
-The order of the steps in `_supervise` and `end` matters. A replica decides only while it leads and after it has
-observed what the last leader wrote. It releases the Lease only after its own writes have arrived.
+`scheduler.main` creates the `Process`. The order of the steps in `_supervise` and `end` matters. A replica decides only
+while it leads and after it has observed what the last leader wrote. It releases the Lease only after its own writes
+have arrived.
 """
 
 import gc

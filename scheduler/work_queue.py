@@ -1,6 +1,7 @@
 """Provides the work queue of a controller: names to reconcile, with growing pauses for those that failed.
 
-The queue must stay fair between groups, such as namespaces, so that one tenant cannot delay others by many names.
+The queue must stay fair between groups, such as namespaces, so that one tenant cannot delay others by many names. The
+late binding decisions and the MtgpuPod controller each have a queue.
 """
 
 import heapq

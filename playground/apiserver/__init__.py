@@ -1,6 +1,7 @@
 """The playground's API server, which serves the Kubernetes API from memory in one process.
 
-The clients that the project uses cannot tell it from a real kube-apiserver, apart from these differences:
+`playground.cluster`, benchmarks and tests start it. The clients that the project uses cannot tell it from a real
+kube-apiserver, apart from these differences:
 
 - RBAC applies only to the users for whom the server was told to apply it. All others may do everything.
 - There are no controllers. The server itself empties a deleted namespace, and computes the used quota from the pods.

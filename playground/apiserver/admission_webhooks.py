@@ -1,7 +1,7 @@
 """Calls the admission webhooks that a request matches and applies their responses.
 
 Mutating webhooks are called one after another, and validating webhooks at the same time. The error messages follow
-those of kube-apiserver.
+those of kube-apiserver. `writes`, `deletions` and `subresources` call them through `Admission`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The errors of the API server. Each becomes a `Status` with code, reason and details, in the words of kube-apiserver.
 
 The argument `resource` is usually a name as in `storage`: `pods` or `deployments.apps`. A `Cause` describes one broken
-rule of an object, and `invalid` makes a 422 of several causes.
+rule of an object, and `invalid` makes a 422 of several causes. All modules of the API server may raise them.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
 """Authorizes the requests of the restricted users by RBAC, and records them.
 
-The roles and the bindings are read from the storage. ClusterRoles are not aggregated: an aggregated ClusterRole has
-only the rules that its object contains. The recorded requests show which of the rights in `manifests/` are needed.
+`api_server` checks each request with the `Authorizer`. The roles and the bindings are read from the storage.
+ClusterRoles are not aggregated: an aggregated ClusterRole has only the rules that its object contains. The recorded
+requests show which of the rights in `manifests/` are needed.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -1,6 +1,7 @@
 """Prunes and validates custom resources, and sets their defaults, according to the schema of their CRD.
 
 Keywords of schemas that the project's CRDs do not use, such as `pattern` and `x-kubernetes-validations`, are ignored.
+`objects` calls this module.
 """
 
 import re

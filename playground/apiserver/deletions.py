@@ -1,7 +1,7 @@
 """Deletes objects, and carries out what follows from a write.
 
 `Lifecycle` handles finalizers, grace periods, terminating namespaces, and the kinds of CustomResourceDefinitions.
-`Deleter` handles DELETE requests and evictions.
+`Deleter` handles DELETE requests and evictions. Mainly `api_server` calls `Deleter`, and `writes` calls `Lifecycle`.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""The documents from which clients learn which groups, versions and resources are served."""
+"""The documents from which clients learn which groups, versions and resources are served.
+
+`api_server` serves them.
+"""
 
 from playground.apiserver.kinds import Kind, Registry
 from playground.apiserver.storage import Object

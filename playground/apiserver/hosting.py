@@ -1,4 +1,7 @@
-"""Provides the listening socket of an API server, its certificate for loopback, and kubeconfigs for its clients."""
+"""Provides the listening socket of an API server, its certificate for loopback, and kubeconfigs for its clients.
+
+`api_server` uses the socket; mainly `playground.cluster` and the tests use the rest.
+"""
 
 import asyncio
 import base64

@@ -1,7 +1,8 @@
 """The kinds that the API server serves: a table of built-in kinds, and those that CustomResourceDefinitions add.
 
-To serve another built-in kind, add a row to `BUILT_IN`. The schema of a built-in kind is a class of the Kubernetes
-Python client. `deletions` adds and removes the kinds of CustomResourceDefinitions.
+`api_server` has a `Registry`, in which `calls` finds the kind of each request. To serve another built-in kind, add a
+row to `BUILT_IN`. The schema of a built-in kind is a class of the Kubernetes Python client. `deletions` adds and
+removes the kinds of CustomResourceDefinitions.
 """
 
 from collections.abc import Iterator, Mapping

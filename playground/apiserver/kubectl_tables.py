@@ -1,7 +1,7 @@
 """Computes the Tables of the API server: the rows and columns that `kubectl get` prints.
 
 To give a built-in kind columns, add a row to `_COLUMNS`. The CustomResourceDefinition of a kind lists its columns in
-`additionalPrinterColumns`. All other kinds have the columns Name and Age.
+`additionalPrinterColumns`. All other kinds have the columns Name and Age. `api_server` calls `table`.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""Checks names, labels and annotations as kube-apiserver does, and generates names."""
+"""Checks names, labels and annotations as kube-apiserver does, and generates names.
+
+`objects` and `pod_rules` call this module.
+"""
 
 import random
 import re

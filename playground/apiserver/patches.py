@@ -1,7 +1,8 @@
 """The four kinds of patch: JSON patch (RFC 6902), merge patch (RFC 7396), strategic merge patch, server-side apply.
 
-Server-side apply works without field ownership: there are no `managedFields`, and managers never conflict. If a manager
-applies an object again and leaves out fields that it applied before, these fields are removed.
+`writes` applies the patches of requests, and `admission_webhooks` those of webhooks. Server-side apply works without
+field ownership: there are no `managedFields`, and managers never conflict. If a manager applies an object again and
+leaves out fields that it applied before, these fields are removed.
 """
 
 import copy

@@ -2,7 +2,7 @@
 
 All pages of a list show the state at one resourceVersion. A watch sends the changes after a resourceVersion as lines of
 JSON. If the watch has selectors, an object that begins to match is reported as added, and an object that no longer
-matches as deleted.
+matches as deleted. Mainly `api_server` calls this module.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Stores the objects of the API server in memory, with one resourceVersion that counts the writes of all resources.
 
-Each resource has a history of limited length, from which watches and paged lists are served. All calls come from one
-event loop, so each of them is atomic. A stored object is never changed in place.
+The modules of the API server that read or write objects share one `Storage`. Each resource has a history of limited
+length, from which watches and paged lists are served. All calls come from one event loop, so each of them is atomic. A
+stored object is never changed in place.
 """
 
 import asyncio

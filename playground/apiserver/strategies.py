@@ -1,4 +1,7 @@
-"""The defaults and the validation of single kinds. To add some for a kind, add a row to `_STRATEGIES`."""
+"""The defaults and the validation of single kinds. To add some for a kind, add a row to `_STRATEGIES`.
+
+`objects` calls them.
+"""
 
 import base64
 from collections.abc import Callable, Iterable

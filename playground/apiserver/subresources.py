@@ -1,4 +1,7 @@
-"""Serves the subresources binding, eviction and log of pods, and reviews of the user's own identity and rights."""
+"""Serves the subresources binding, eviction and log of pods, and reviews of the user's own identity and rights.
+
+`api_server` calls this module.
+"""
 
 import asyncio
 import dataclasses

@@ -1,7 +1,7 @@
 """Creates, updates and patches objects: each write passes admission before it is stored.
 
-An update that contains an outdated resourceVersion is refused. Any other update starts again if the object changes
-during the admission.
+`api_server` calls `Writer`. An update that contains an outdated resourceVersion is refused. Any other update starts
+again if the object changes during the admission.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@
 
 "-1" is the NUMA node of ids without topology. The real kubelet's checksum is a hash of Go values in memory, which
 cannot be computed in Python, so the checksum here is a CRC of the data. The node agent reads the file with its own
-reader (`deviceplugin.kubelet.checkpoint`), which ignores the checksum.
+reader (`deviceplugin.kubelet.checkpoint`), which ignores the checksum. `device_manager` calls `read` and `write`.
 """
 
 import base64

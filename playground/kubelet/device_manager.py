@@ -2,7 +2,7 @@
 
 It reproduces the oddities of pkg/kubelet/cm/devicemanager of Kubernetes 1.36. docs/design/kubernetes.md ("Device
 manager") lists what they mean for a plugin. This module opens no connections: `services` implements `Endpoint` over
-gRPC.
+gRPC. The other modules of the kubelet share one `DeviceManager`, which is thread-safe.
 """
 
 import random

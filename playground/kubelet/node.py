@@ -1,4 +1,7 @@
-"""The kubelet's configuration, the reporter of its Node object, and the HTTPS server behind `kubectl logs`."""
+"""The kubelet's configuration, the reporter of its Node object, and the HTTPS server behind `kubectl logs`.
+
+`kubelet` starts the reporter and the server.
+"""
 
 import logging
 import ssl

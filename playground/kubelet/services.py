@@ -1,6 +1,6 @@
 """The kubelet's gRPC services: the registration of device plugins, a client for each plugin, and PodResources.
 
-The services translate between gRPC and the `DeviceManager`, which makes the decisions.
+The services translate between gRPC and the `DeviceManager`, which makes the decisions. `kubelet` starts the services.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """The status that a kubelet reports for a pod, computed from the states of its containers.
 
-The functions have no side effects. Apart from the times, their results depend only on their arguments.
+The functions have no side effects. Apart from the times, their results depend only on their arguments. Mainly
+`pod_worker` calls them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Runs the scheduling loop, which chooses the best node for one pod after the other.
 
-A thread pool posts the Bindings, so the loop does not wait for them.
+A thread pool posts the Bindings, so the loop does not wait for them. `playground.cluster` starts a `Scheduling`.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """The state of the scheduling loop: the queue of unbound pods, and the cache of the nodes and their reserved resources.
 
-Both are thread-safe.
+Both are thread-safe. `loop` uses them.
 """
 
 import heapq

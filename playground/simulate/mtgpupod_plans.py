@@ -2,7 +2,8 @@
 
 `MtgpuPods` takes the place of the scheduler's MtgpuPod controller (docs/design/mtgpu.md, "Controller"). It makes the
 scheduler's plan for a node, carries it out at once, and repeats this until the plan changes nothing. In this module, a
-Pod is an object of Kubernetes' kind Pod, and the Pod of an MtgpuPod is the one that runs its containers.
+Pod is an object of Kubernetes' kind Pod, and the Pod of an MtgpuPod is the one that runs its containers. `pipeline`
+calls `MtgpuPods`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

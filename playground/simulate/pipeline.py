@@ -1,7 +1,7 @@
 """Takes each pod through the steps of a cluster: mutation, validation, filter, scores, binding and allocation.
 
 Each step calls the same function as mgpu's webhook, scheduler or node agent, so that the results agree with those of a
-cluster. `playground.fit` replaces the filters of kube-scheduler.
+cluster. `playground.fit` replaces the filters of kube-scheduler. `simulate_command` calls `simulate`.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The state of the cluster in `mgpu simulate`: the holdings, the usage and the partitioned cards of every node.
 
 It implements the Protocol through which the scheduler's ranking reads a cluster, so that `mgpu simulate` can call the
-scheduler's own functions. It is not thread-safe.
+scheduler's own functions. It is not thread-safe. `pipeline` and `mtgpupod_plans` use it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Reads the input of `mgpu simulate`: nodes with their cards, running pods, and pods to place.
 
 `read` parses files into documents, and `read_world` checks and sorts the documents. Every error must name the document
-in which it was found.
+in which it was found. `simulate_command` calls both functions.
 """
 
 import json

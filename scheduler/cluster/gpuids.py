@@ -3,7 +3,7 @@
 MtgpuPods that name the same node and GPUID share a card. Each GPUID of a node takes a whole card from all other pods,
 however small the requests of its MtgpuPods are. A namespace uses a GPUID while one of its MtgpuPods holds a share of
 the card of the GPUID, even if an MtgpuPod of another namespace was the first to use it. Otherwise two namespaces could
-take cards for each other.
+take cards for each other. `MtgpuPodHoldings`, the node plan of MtgpuPods and `mgpu simulate` use the counts.
 """
 
 from collections import Counter

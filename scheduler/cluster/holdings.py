@@ -2,7 +2,7 @@
 
 Only `Holdings` writes holdings to the ledger. `MtgpuPodHoldings` determines what MtgpuPods hold, and writes it through
 `Holdings`. Apart from reservations, the holdings of Pods follow from the present objects of the API server, in whatever
-order these have arrived.
+order these have arrived. The cluster cache uses `Holdings` with its lock held.
 """
 
 import sys

@@ -3,7 +3,7 @@
 An MtgpuPod is bound if its status names its card. It then holds its share of the card, even if the card has no free
 capacity for the share. Until then it holds the share to which the controller has admitted it, if any. An admission
 exists only in memory until the informer delivers the bound MtgpuPod. The next leader decides it again
-(docs/design/mtgpu.md, "Controller").
+(docs/design/mtgpu.md, "Controller"). The cluster cache uses `MtgpuPodHoldings` with its lock held.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

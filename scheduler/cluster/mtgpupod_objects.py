@@ -2,7 +2,7 @@
 
 It also stores the occupy pods, each of which occupies a card for the MtgpuPods of a GPUID. There may be thousands of
 these objects and users choose their size, so they are stored as JSON text of limited length
-(scheduler/cluster/stored_objects.py).
+(scheduler/cluster/stored_objects.py). The cluster cache uses `MtgpuPodObjects` with its lock held.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -6,7 +6,8 @@ The filter, the decider and preemption reject these nodes, because the kubelet f
 A node is rejected if it has Pods of the agent and none of them is ready. This rule needs only the watched Pods and no
 clock, so a restarted scheduler comes to the same result. A node without any Pod of the agent is not rejected: its agent
 may run outside of a Pod, or it may have the device plugin of NVIDIA or of another project. The status of such a Node
-says whether its resources can be allocated, and every scheduler reads the status.
+says whether its resources can be allocated, and every scheduler reads the status. The cluster cache uses `NodeAgents`
+with its lock held.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
 A snapshot for a pod leaves out the pod's own holding. Its available cards count the cards of other nominated pods of
 the same or a higher priority as taken. Decisions use a `NodeSnapshot` of one node. The filter mainly uses a `NodeTable`
-of many nodes, for which only the changed nodes are computed again.
+of many nodes, for which only the changed nodes are computed again. The cluster cache uses `NodeSnapshots` with its lock
+held.
 """
 
 from collections.abc import Iterable, Sequence

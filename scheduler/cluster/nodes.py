@@ -3,7 +3,7 @@
 The cards of a node come from its Device. If a node has neither a Device nor mgpu's agent, its capacity may say how many
 equal cards it has. A ConfigMap can mark cards as unhealthy. Annotations of the Node say how its cards are partitioned
 (scheduler/cluster/slice_state.py). An invalid Device or annotation must never take cards away: what was read last stays
-in force, and a warning is published.
+in force, and a warning is published. The cluster cache uses `Nodes` with its lock held.
 """
 
 from collections.abc import Iterable, Mapping

@@ -10,7 +10,8 @@ nominations could reject bindings, two gangs could wait for each other for ever,
 member of the other binds.
 
 The engine chooses the cards: first among those that are free now, then as if terminating pods were already gone. A
-nominated pod keeps its cards until a binding or a fault takes them; then the engine chooses others.
+nominated pod keeps its cards until a binding or a fault takes them; then the engine chooses others. The cluster cache
+uses `Nominations` with its lock held.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -2,7 +2,8 @@
 
 `ClusterCache.partitions` is the only instance. A `PartitionableNode` is expensive to compute, so each is cached until
 its node changes. Besides these results, the module stores the usage of named resources; all other data belongs to other
-parts of the cluster cache. Every call acquires the lock of the cluster cache.
+parts of the cluster cache. Every call acquires the lock of the cluster cache. Mainly the filter and the partition
+controller call this module.
 """
 
 import threading

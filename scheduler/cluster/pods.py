@@ -1,4 +1,7 @@
-"""Stores the pods of the API server: GPU pods by UID, and the UIDs of all pods by name."""
+"""Stores the pods of the API server: GPU pods by UID, and the UIDs of all pods by name.
+
+The cluster cache uses `Pods` with its lock held.
+"""
 
 from collections.abc import Iterable
 

@@ -6,7 +6,8 @@ force again and again, a namespace could hold many times its quota. So its pods 
 its remnants have ended.
 
 Nodes report only the UIDs of remnants; their namespaces and names come from the deleted objects. A node is trusted only
-about its own pods, because otherwise one node could block the tenants of another.
+about its own pods, because otherwise one node could block the tenants of another. `Holdings` uses `Remnants`, with the
+lock of the cluster cache held.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Stores the reservations: the cards decided for pods that have not appeared on their nodes yet.
 
 A reservation must end in bounded time even if its pod never appears, because no quota counts the cards that it holds.
-So `decisions.decider` checks the overdue ones.
+So `decisions.decider` checks the overdue ones. The cluster cache uses `Reservations` with its lock held.
 """
 
 from collections.abc import Callable, Mapping

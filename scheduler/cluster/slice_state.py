@@ -1,6 +1,7 @@
 """Stores the partitioning of nodes: the state in their annotations, and partition plans that they do not have yet.
 
-Annotations that cannot be read must never free a slice: the last valid annotations stay in force.
+`Nodes` stores the annotations here, and `PartitionableNodes` the plans. Annotations that cannot be read must never free
+a slice: the last valid annotations stay in force.
 """
 
 from collections.abc import Mapping

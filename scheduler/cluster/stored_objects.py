@@ -3,7 +3,8 @@
 Users choose the size of these objects, and there may be thousands, so only the fields that the controller reads are
 stored. They are stored as JSON text, which takes a tenth of the memory of the decoded object. The size of every part
 must be limited: admission limits the size of an object too, but not at every update, for example not when only its
-labels change. All other fields of an MtgpuPod are read from the API server when its Pod is created.
+labels change. All other fields of an MtgpuPod are read from the API server when its Pod is created. Mainly
+`mtgpupod_objects` calls these functions.
 """
 
 from collections.abc import Callable, Iterator, Mapping

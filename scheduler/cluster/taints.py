@@ -1,6 +1,7 @@
 """The taints of a node that make the kubelet reject a Pod for good although the Pod names the node itself (`nodeName`).
 
 Only the effect `NoExecute` counts: schedulers apply the other effects, and a Pod with `nodeName` bypasses them.
+`mtgpupod_objects` stores these taints, and `mtgpupods.observation` compares them with tolerations.
 """
 
 from collections.abc import Iterable, Mapping

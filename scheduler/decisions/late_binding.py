@@ -3,6 +3,7 @@
 Such pods were created with `nodeName`, were bound while the binding webhook could not be reached, or have an invalid
 allocation record. Their containers wait at the node agent for a valid record (docs/design/design.md, "Scheduler
 process"). A pod that was set to Failed must never get cards afterwards, because its controller may have replaced it.
+`scheduler.runtime` runs `LateDecisions` on a thread.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The engine, which decides whether a pod fits on a node, which cards it gets there, and how good the node is for it.
 
-The modules of this package must use neither a clock nor the API server, so that the scheduler process and
-`mgpu simulate` decide alike.
+Mainly `scheduler.decisions` and `mgpu simulate` call it. The modules of this package must use neither a clock nor the
+API server, so that the scheduler process and `mgpu simulate` decide alike.
 """
 
 from scheduler.engine.card_policy import Policy

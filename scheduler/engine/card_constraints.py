@@ -1,6 +1,7 @@
 """Applies a pod's constraints to the cards of a node, and checks whether an earlier placement still fits.
 
-A card that `exclusions` excludes must never be given to the pod, whatever is free on it.
+Mainly `placement`, `node_assessment` and `decisions.decider` call this module. A card that `exclusions` excludes must
+never be given to the pod, whatever is free on it.
 """
 
 from collections.abc import Sequence

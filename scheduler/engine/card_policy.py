@@ -1,7 +1,8 @@
 """The interface of a card policy: how it rates cards and nodes, and whether it learns.
 
-Each module in `scheduler/engine/policies/` provides a `CardPolicy`. Ratings of cards must be exact integers. With
-rounding differences, equal nodes could get different placements on different machines.
+Each module in `scheduler/engine/policies/` provides a `CardPolicy`. Mainly `placement` and `node_score` call its
+functions. Ratings of cards must be exact integers. With rounding differences, equal nodes could get different
+placements on different machines.
 """
 
 from collections.abc import Callable, Mapping, Sequence

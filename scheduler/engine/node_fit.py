@@ -1,4 +1,7 @@
-"""Defines the answer to the question whether a pod fits on one node, and the highest score of a node."""
+"""Defines the answer to the question whether a pod fits on one node, and the highest score of a node.
+
+Mainly `decisions.filter` and `decisions.slice_filter` return a `NodeFit` for each node.
+"""
 
 from typing import NamedTuple
 

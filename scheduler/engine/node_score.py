@@ -1,7 +1,8 @@
 """Scores a node for a pod, 0 to 10, as the extender protocol of kube-scheduler requires.
 
 `node_score` scores one placement on one node, and `arrays.array_scores` scores many nodes at once. Both must give the
-same scores. So `array_scores` calls `score_by_fullness` where the rounding of floats could matter.
+same scores. So `array_scores` calls `score_by_fullness` where the rounding of floats could matter. `node_assessment`
+calls `node_score`.
 """
 
 from collections.abc import Sequence

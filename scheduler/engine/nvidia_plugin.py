@@ -2,7 +2,8 @@
 
 On such a node the plugin, and not mgpu, chooses the cards of pods that request `nvidia.com/gpu`. In the ledger such a
 pod holds every card of the node until the node reports which cards the pod got. Such a pod must not be placed on a node
-on which mgpu has given cards to other pods, because the plugin could allocate the same cards.
+on which mgpu has given cards to other pods, because the plugin could allocate the same cards. The decisions, the
+cluster cache, the MtgpuPod controller and `mgpu simulate` call this module.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,7 +1,7 @@
 """Places a pod on the cards of a node: `place` returns the best placement, or why there is none.
 
-The result must depend only on the arguments, and a search with higher limits must find a placement if one with lower
-limits does.
+Mainly `node_assessment` calls `place`. The result must depend only on the arguments, and a search with higher limits
+must find a placement if one with lower limits does.
 
 For a single container the cards are sorted, because the scores of the cards are added up. The containers of a pod in a
 same-card group must be on one card, so the cards are tried one by one. Otherwise the kinds of containers and the

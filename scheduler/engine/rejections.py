@@ -1,6 +1,7 @@
 """Creates the rejections of a node: a reason for each card, and whether evicting pods could help.
 
-`_reason` must check in the same order as `arrays.array_rejections._brief_reasons`, so change both together.
+Mainly `placement` and `arrays.array_rejections` call this module. `_reason` must check in the same order as
+`arrays.array_rejections._brief_reasons`, so change both together.
 """
 
 from collections.abc import Sequence

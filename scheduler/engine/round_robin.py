@@ -1,4 +1,7 @@
-"""Lets groups, such as namespaces, take turns, so that no group can delay the others by many items."""
+"""Lets groups, such as namespaces, take turns, so that no group can delay the others by many items.
+
+The MtgpuPod controller and the partition controller use it.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

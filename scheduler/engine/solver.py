@@ -1,5 +1,7 @@
 """The exact solver. It decides which containers go onto which cards so that the total worth of the cards is highest.
 
+`placement` and `evictions` call it.
+
 Problem
     Each card has options: the configurations (numbers of each kind of container) that fit it, each with a worth.
     Choose one option per card so that every kind gets exactly its units, the number of cards that its containers need,

@@ -2,7 +2,7 @@
 
 The rules are those of docs/design/mtgpu.md, "Meaning of a GPUID". MtgpuPods are considered one by one, in an order that
 is fair between namespaces, and each assignment counts for the MtgpuPods after it. The functions have no side effects
-except on their arguments.
+except on their arguments. `node_plan` calls them.
 """
 
 from collections import Counter

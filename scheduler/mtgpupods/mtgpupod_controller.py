@@ -1,9 +1,9 @@
 """The MtgpuPod controller. It gives MtgpuPods their cards and creates their Pods, on a thread of its own.
 
-The thread works while this replica leads. It reconciles node by node: it observes the node (`observation`), computes a
-plan (`node_plan`), reserves the planned cards in the ClusterCache, and makes the writes (`mtgpupod_writer`). Each
-attempt derives everything from the objects of the API server, so nothing is lost if the process crashes between two
-writes.
+`scheduler.runtime` runs it. The thread works while this replica leads. It reconciles node by node: it observes the node
+(`observation`), computes a plan (`node_plan`), reserves the planned cards in the ClusterCache, and makes the writes
+(`mtgpupod_writer`). Each attempt derives everything from the objects of the API server, so nothing is lost if the
+process crashes between two writes.
 """
 
 import logging

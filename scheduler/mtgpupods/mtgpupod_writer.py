@@ -3,7 +3,7 @@
 `MtgpuPodApi` makes the API calls, and `MtgpuPodWriter` carries out the decisions of the node plan. Every write that
 changes or deletes an object contains the resourceVersion or the UID that was observed. If the object has changed since,
 the API server refuses the write (409, 404), and the watch soon delivers the current object. Nothing in this module is
-thread-safe.
+thread-safe. The MtgpuPod controller uses the module on its thread.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 The controller and the agent of a node write the same annotation of the Node, and all nodes and administrators share one
 ConfigMap. So every change is conditional on the resourceVersion that was read, and never overwrites what another author
-has written.
+has written. The partition controller uses this module.
 """
 
 import logging

@@ -2,7 +2,8 @@
 
 A plan is made for one pod, and often creates slices for other pods too. Each of these pods gets a promise, so that no
 second plan is made for it while the first one is carried out. When the slices exist, other plans spare them for a short
-time. A promise is not a reservation: any pod may take a free slice, and the ledger does not contain promises.
+time. A promise is not a reservation: any pod may take a free slice, and the ledger does not contain promises. The
+partition controller uses `Promises` on its thread.
 """
 
 import logging

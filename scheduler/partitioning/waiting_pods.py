@@ -3,6 +3,7 @@
 A plan may destroy free slices that other pods could use, and keeps the driver of a node busy for seconds, whereas a
 waiting pod holds nothing. So a namespace has a budget of plans for each node. Without it, two pods that are never bound
 could cause a node to be partitioned back and forth forever. All state is in memory, and a new leader begins without it.
+The partition controller uses this module.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """Draws how many GPUs each policy allocates as pods arrive, with one curve for each policy.
 
-matplotlib is an optional dependency (`mgpu[plot]`), so only the functions import it.
+matplotlib is an optional dependency (`mgpu[plot]`), so only the functions import it. `openb_command` calls this module.
 """
 
 from collections.abc import Mapping

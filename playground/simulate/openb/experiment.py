@@ -1,6 +1,7 @@
 """The experiment of docs/design/fragmentation.md: pods arrive until they request more GPUs than the cluster has.
 
-`run` runs one policy with one seed, and `run_all` runs several policies and seeds in parallel.
+`run` runs one policy with one seed, and `run_all` runs several policies and seeds in parallel. `mgpu simulate openb`
+and `bench.openb` call `run_all`. The same seed must give the same result.
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
 """Defines the policies of the experiment, which choose the node and the cards of each pod.
 
-`fgd` and `fragmentation` are policies of mgpu's scheduler. All random numbers come from `Random.random`, because
-Python guarantees that its results for a seed do not change between versions.
+`experiment` calls them. `fgd` and `fragmentation` are policies of mgpu's scheduler. All random numbers come from
+`Random.random`, because Python guarantees that its results for a seed do not change between versions.
 """
 
 from collections import Counter

@@ -1,4 +1,7 @@
-"""Reads the CSV files of the openb trace: a list of nodes and a list of pods."""
+"""Reads the CSV files of the openb trace: a list of nodes and a list of pods.
+
+`mgpu simulate openb` and `bench.openb` call `read_trace`.
+"""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,8 @@
 """Serves the web page: its files and two JSON endpoints, all of them read-only.
 
-There is no authentication, so the app listens on loopback by default (docs/security.md). Every response must have the
-security headers, and every request must pass the check of the Host header.
+`scheduler.api.app` makes the app, and browsers call it. There is no authentication, so the app listens on loopback by
+default (docs/security.md). Every response must have the security headers, and every request must pass the check of the
+Host header.
 """
 
 import gzip

@@ -1,8 +1,8 @@
 """Renders nodes and waiting pods as JSON for the web page. The functions are pure.
 
-`static/store.js` reads the objects, so change it together with this module. The page keeps all nodes, which may be
-thousands, so `node_json` returns only what the page draws. `detail_json` returns everything about the one node that a
-user opens.
+`feed` and `waiting_list` call them. `static/store.js` reads the objects, so change it together with this module. The
+page keeps all nodes, which may be thousands, so `node_json` returns only what the page draws. `detail_json` returns
+everything about the one node that a user opens.
 """
 
 from collections.abc import Iterator, Mapping

@@ -2,7 +2,7 @@
 
 A reason comes from the filter, which may take long for a pod of many containers on thousands of nodes. So a thread
 computes the reasons, and each answer contains those that are ready. The filter must not be the one that answers
-kube-scheduler: showing a pod must not use up the effort that its namespace is allowed.
+kube-scheduler: showing a pod must not use up the effort that its namespace is allowed. `feed` calls `Waiting`.
 """
 
 import logging

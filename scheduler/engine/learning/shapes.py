@@ -3,7 +3,8 @@
 The dimensions of arrays are given in brackets; B is the number of rows, which are nodes or states of a node. A card has
 a single free amount in thousandths ("milli"): the smaller one of its free core and its free memory. Amounts are
 integers. Both the free memory of a card and the memory that a pod takes are rounded down to milli, so a pod that fits
-by these numbers may need up to one milli more memory than is free.
+by these numbers may need up to one milli more memory than is free. Mainly the learning policies,
+`scheduler.cluster.forecast` and `decisions.scores` use these definitions.
 """
 
 from collections import Counter

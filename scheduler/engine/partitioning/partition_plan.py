@@ -1,7 +1,8 @@
 """Plans the slices of one node's cards, so that a pod finds the slices that it requests.
 
-With a sufficient budget, `can_offer` must be True exactly where `plan_cards` returns a plan. A plan must keep every
-slice in use at its place. Source: docs/design/slices.md, "Scheduling".
+Mainly `partitionable_node` calls this module. With a sufficient budget, `can_offer` must be True exactly where
+`plan_cards` returns a plan. A plan must keep every slice in use at its place. Source: docs/design/slices.md,
+"Scheduling".
 """
 
 from collections.abc import Iterable, Mapping, Sequence

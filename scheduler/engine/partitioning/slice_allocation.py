@@ -6,6 +6,7 @@ complete: every allocation can be changed so that each card gives a largest vect
 over. A pair of a card and remaining slices that has failed is not tried again, and upper bounds on what the remaining
 cards can give end hopeless branches early. `find_best_allocation` is a dynamic program. For each vector of remaining
 slices it keeps the best allocation over the cards so far, which is exact because the costs of cards add up.
+`partition_plan` calls both.
 
 The time depends on the request. It can be hours for dozens of slices of many sizes, so every step is charged to a
 budget (`scheduler.engine.effort`). A search that has too few steps has no answer and raises Exhausted. It must never

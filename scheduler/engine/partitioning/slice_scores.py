@@ -2,7 +2,8 @@
 
 Besides CPU, memory and the memory of the cards, the settings can give weights to extended resources by name.
 `NamedResourceUsage` tracks what the pods of each node request of these resources. Scores are computed exactly, in
-integers. docs/design/slices.md, "Scheduling", describes the formula.
+integers. docs/design/slices.md, "Scheduling", describes the formula. Mainly the filter and `slice_choice` call
+`score_for_slices`.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """The card policies. Each has a module of its name, with a `POLICY`.
 
 The names are in `mgpu.model.card_policies`, because the settings and the webhook validate them and must not import the
-scheduler.
+scheduler. The engine calls the policies, and pods and settings select them by name.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Card policy `bestfit`: leave the least memory free on the cards that are used.
 
-It is the default of the gpushare dialect.
+It is the default of the gpushare dialect. Ratings of cards must be exact integers.
 """
 
 from collections.abc import Sequence

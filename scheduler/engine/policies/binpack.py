@@ -1,7 +1,7 @@
 """Card and node policy `binpack`: use cards and nodes that are in use already, so that large free parts stay free.
 
-The policy `spread` reverses the ratings of cards, and the policies `fragmentation` and `fgd` use them until they have
-learnt. So a change here changes four policies.
+Settings and pods select it by name. The policy `spread` reverses the ratings of cards, and the policies `fragmentation`
+and `fgd` use them until they have learnt. So a change here changes four policies.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,8 @@
 
 Source: Weng et al., "Beware of Fragmentation" (USENIX ATC'23); docs/design/fragmentation.md, "FGD as published". The
 policy must stay as published, even where `fragmentation` is better. All sums add integers that are stored as floats,
-and stay below 2^53. So they are exact, and the same on every machine and in any order.
+and stay below 2^53. So they are exact, and the same on every machine and in any order. Settings and pods select the
+policy by name.
 """
 
 from collections.abc import Mapping

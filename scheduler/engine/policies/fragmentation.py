@@ -1,6 +1,7 @@
 """Card and node policy `fragmentation`: take as little as possible from the pods that are likely to come.
 
-docs/design/fragmentation.md, "The algorithm", describes the idea and the measurements.
+docs/design/fragmentation.md, "The algorithm", describes the idea and the measurements. Settings and pods select the
+policy by name.
 
 Every state of a node has a worth, and a pod is placed where it lowers the worth the least. The worth of a node is the
 sum of

@@ -1,6 +1,6 @@
 """Card policy `minor`: use the cards with the lowest device minors that fit.
 
-It is the default of Koordinator's dialect and of slices.
+It is the default of Koordinator's dialect and of slices. Ratings of cards must be exact integers.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Card and node policy `spread`, the opposite of `binpack`: it distributes load evenly over cards and nodes."""
+"""Card and node policy `spread`, the opposite of `binpack`: it distributes load evenly over cards and nodes.
+
+Settings and pods select it by name. Ratings of cards must be exact integers.
+"""
 
 from collections.abc import Sequence
 
