@@ -23,10 +23,14 @@ umask 077
 
 say() { printf '%s\n' "$*"; }
 
+# One call of kubectl for all Secrets: a line `SECRET` for each, and `SECRET FILE CONTENT` for each of its files.
+read_secrets() {
+    kubectl -n "$NAMESPACE" get secret/mgpu-webhook-tls secret/mgpu-scheduler-tls --ignore-not-found -o go-template='{{range .items}}{{$secret := .metadata.name}}{{$secret}}{{"\n"}}{{range $file, $content := .data}}{{$secret}} {{$file}} {{$content}}{{"\n"}}{{end}}{{end}}' >"$top/secrets"
+}
+
 # The file $2 of the Secret of process $1, or nothing.
 stored() {
-    kubectl -n "$NAMESPACE" get secret "mgpu-$1-tls" --ignore-not-found \
-        -o go-template="{{with .data}}{{with index . \"$2\"}}{{.}}{{end}}{{end}}" | openssl base64 -d -A
+    awk -v secret="mgpu-$1-tls" -v file="$2" '$1 == secret && $2 == file { print $3 }' "$top/secrets" | openssl base64 -d -A
 }
 
 # A CA in $top/new.crt and $top/new.key. A configuration of our own: what openssl adds by itself differs by version.
@@ -89,8 +93,7 @@ next() {
 }
 
 keep() {
-    path=$(kubectl -n "$NAMESPACE" get secret "mgpu-$1-tls" --ignore-not-found -o name)
-    if [ -z "$path" ]; then
+    if ! grep -q "^mgpu-$1-tls\$" "$top/secrets"; then
         : >"$top/empty"
         kubectl -n "$NAMESPACE" create secret generic "mgpu-$1-tls" --type=kubernetes.io/tls \
             --from-file=ca.crt="$top/bundle.crt" --from-file=ca.key="$top/ca.key" \
@@ -100,36 +103,39 @@ keep() {
     # In a file and not an argument, which everybody on this machine could read.
     printf '{"data": {"ca.crt": "%s", "ca.key": "%s"}}' \
         "$(openssl base64 -A -in "$top/bundle.crt")" "$(openssl base64 -A -in "$top/ca.key")" >"$top/patch.json"
-    kubectl -n "$NAMESPACE" patch "$path" --type=merge --patch-file "$top/patch.json"
+    kubectl -n "$NAMESPACE" patch secret "mgpu-$1-tls" --type=merge --patch-file "$top/patch.json"
 }
 
-# Into each webhook of the configuration $2 of kind $1, by an identity of our own as field manager: an overlay that is
-# applied without this script takes nothing away that another manager owns.
+# One call of kubectl for all webhooks: a line `KIND/CONFIGURATION INDEX NAME BUNDLE` for each.
+read_webhooks() {
+    kubectl get mutatingwebhookconfiguration/mgpu-webhook mutatingwebhookconfiguration/0-mgpu-webhook \
+        validatingwebhookconfiguration/mgpu-webhook mutatingwebhookconfiguration/mgpu-scheduler --ignore-not-found \
+        -o go-template='{{range .items}}{{$of := .}}{{range $at, $hook := .webhooks}}{{$of.kind}}/{{$of.metadata.name}} {{$at}} {{.name}} {{with .clientConfig.caBundle}}{{.}}{{end}}{{"\n"}}{{end}}{{end}}' >"$top/webhooks"
+}
+
+# Into each webhook of the configuration $1 that trusts something else, by an identity of our own as field manager: an
+# overlay that is applied without this script takes nothing away that another manager owns.
 trust() {
-    names=$(kubectl get "$1" "$2" --ignore-not-found -o go-template='{{range .webhooks}}{{.name}} {{end}}')
-    [ -n "$names" ] || return 0
-    bundle=$(openssl base64 -A -in "$top/bundle.crt")
-    at=0
-    patch=''
-    for name in $names; do
-        patch="$patch${patch:+,}{\"op\":\"test\",\"path\":\"/webhooks/$at/name\",\"value\":\"$name\"}"
-        patch="$patch,{\"op\":\"add\",\"path\":\"/webhooks/$at/clientConfig/caBundle\",\"value\":\"$bundle\"}"
-        at=$((at + 1))
-    done
-    kubectl patch "$1" "$2" --type=json --field-manager=mgpu-certificates -p "[$patch]"
+    patch=$(awk -v of="$1" -v bundle="$(openssl base64 -A -in "$top/bundle.crt")" '$1 == of && $4 != bundle {
+        printf "%s{\"op\":\"test\",\"path\":\"/webhooks/%d/name\",\"value\":\"%s\"}", (n++ ? "," : ""), $2, $3
+        printf ",{\"op\":\"add\",\"path\":\"/webhooks/%d/clientConfig/caBundle\",\"value\":\"%s\"}", $2, bundle
+    }' "$top/webhooks")
+    [ -z "$patch" ] || kubectl patch "$1" --type=json --field-manager=mgpu-certificates -p "[$patch]"
 }
 
 trust_all() {
-    trust mutatingwebhookconfigurations "mgpu-$1"
+    trust "MutatingWebhookConfiguration/mgpu-$1"
     [ "$1" = webhook ] || return 0
-    trust mutatingwebhookconfigurations 0-mgpu-webhook
-    trust validatingwebhookconfigurations mgpu-webhook
+    trust MutatingWebhookConfiguration/0-mgpu-webhook
+    trust ValidatingWebhookConfiguration/mgpu-webhook
 }
 
+read_secrets
 if [ "${1:-}" = bundle ]; then
     stored "$2" ca.crt | openssl base64 -A
     exit 0
 fi
+read_webhooks
 for process in webhook scheduler; do
     decide "$process"
     if [ "${CA:-keep}" = settle ]; then

@@ -128,17 +128,14 @@ has_own_authority() {
     grep -q '^  name: mgpu-webhook$' "$top/rendered.yaml" && ! grep -Eq 'certDir:|--cert-dir=' "$top/rendered.yaml"
 }
 
-make_authorities() {
-    has_own_authority || return 0
-    kubectl apply --server-side --force-conflicts --field-manager=mgpu -f "$here/base/namespace.yaml"
-    CA=${CA:-keep} "$here/certificates.sh"
-}
+# The scheduler of the folder mounts the key that records are sealed with.
+has_record_key() { grep -q 'secretName: mgpu-record-key$' "$top/rendered.yaml"; }
 
-# The key that records are sealed with, where the folder has a scheduler that mounts it.
-make_record_keys() {
-    grep -q 'secretName: mgpu-record-key$' "$top/rendered.yaml" || return 0
+make_authorities_and_keys() {
+    has_own_authority || has_record_key || return 0
     kubectl apply --server-side --force-conflicts --field-manager=mgpu -f "$here/base/namespace.yaml"
-    "$here/record-keys.sh"
+    if has_own_authority; then CA=${CA:-keep} "$here/certificates.sh"; fi
+    if has_record_key; then "$here/record-keys.sh"; fi
 }
 
 trust_authorities() {
@@ -150,23 +147,17 @@ trust_authorities() {
 # A role that an earlier version had, or another overlay, would stay and go on giving its rights.
 remove_former_rights() {
     grep -q '^serviceaccount/mgpu-' "$top/applied" || return 0
-    for kind in clusterrolebindings clusterroles; do
-        kubectl get "$kind" -l app.kubernetes.io/part-of=mgpu -o name | while read -r one; do
-            current "$one" || kubectl delete "$one"
+    kubectl get clusterrolebindings,clusterroles,rolebindings,roles --all-namespaces -l app.kubernetes.io/part-of=mgpu \
+        -o go-template='{{range .items}}{{.kind}} {{.metadata.name}} {{with .metadata.namespace}}{{.}}{{end}}{{"\n"}}{{end}}' |
+        while read -r kind name namespace; do
+            current "$kind.rbac.authorization.k8s.io/$name" || kubectl ${namespace:+-n "$namespace"} delete "$kind" "$name"
         done
-    done
-    for kind in rolebindings roles; do
-        kubectl get "$kind" --all-namespaces -l app.kubernetes.io/part-of=mgpu --no-headers \
-            -o custom-columns=NAMESPACE:.metadata.namespace,NAME:.metadata.name | while read -r namespace name; do
-            current "${kind%s}.rbac.authorization.k8s.io/$name" || kubectl -n "$namespace" delete "$kind" "$name"
-        done
-    done
 }
 
 # Succeeds for what was applied now, and for what is not named as mgpu names things.
 current() {
     case $1 in */mgpu-*) ;; *) return 0 ;; esac
-    grep -q "^$1 " "$top/applied"
+    grep -qi "^$1 " "$top/applied"
 }
 
 answers() {
@@ -178,8 +169,7 @@ answers() {
 keep_the_crd_of_others
 put_in_api_servers
 assemble >"$top/kustomization.yaml"
-make_authorities
-make_record_keys
+make_authorities_and_keys
 apply
 trust_authorities
 remove_former_rights

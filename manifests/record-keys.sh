@@ -30,11 +30,11 @@ id_of() { openssl pkey -in "$1" -pubout -outform DER | tail -c 32 | openssl dgst
 
 publish() { openssl pkey -in "$1" -pubout -out "$top/public/$(id_of "$1").pem"; }
 
-# The file $1 of the Secret, or nothing.
-private() {
-    in_namespace get secret "$SECRET" --ignore-not-found -o go-template="{{with .data}}{{with index . \"$1\"}}{{.}}{{end}}{{end}}" |
-        openssl base64 -d -A
-}
+# The data of the object of kind $1 and name $2, read by one call of kubectl: a line `NAME "CONTENT"` for each entry.
+entries() { in_namespace get "$1" "$2" --ignore-not-found -o go-template='{{range $name, $content := .data}}{{printf "%s %q\n" $name $content}}{{end}}'; }
+
+# The entry $2 in the file $1 of entries, or nothing.
+entry() { printf '%b' "$(awk -v name="$2" '$1 == name { print substr($0, length(name) + 3, length($0) - length(name) - 3) }' "$1")"; }
 
 # $2: the key that follows, while not everybody knows it.
 keep_private() {
@@ -63,7 +63,7 @@ decides_unsealed() {
 
 # Records that it has decided by then must count, or the pods that run with them could not start their containers again.
 choose_since() {
-    found=$(in_namespace get configmap "$KEYS" --ignore-not-found -o go-template='{{with .data}}{{with .since}}{{.}}{{end}}{{end}}')
+    found=$(entry "$top/configmap" since)
     must_restart=no
     if decides_unsealed; then
         since=$(time_of $(($(seconds_of "$(now)") + GRACE)))
@@ -99,18 +99,19 @@ agents_know() {
     return 1
 }
 
-private signing.pem >"$top/signing.pem"
-private next.pem >"$top/next.pem"
+entries secret "$SECRET" >"$top/secret"
+entries configmap "$KEYS" >"$top/configmap"
+for name in signing.pem next.pem; do
+    entry "$top/secret" "$name" | openssl base64 -d -A >"$top/$name"
+done
 if [ ! -s "$top/signing.pem" ]; then
     say 'records: new signing key'
     openssl genpkey -algorithm ed25519 -out "$top/signing.pem"
     keep_private "$top/signing.pem"
 fi
 publish "$top/signing.pem"
-for name in $(in_namespace get configmap "$KEYS" --ignore-not-found -o go-template='{{range $name, $_ := .data}}{{$name}} {{end}}'); do
-    case $name in
-    *.pem) in_namespace get configmap "$KEYS" -o go-template="{{index .data \"$name\"}}" >"$top/public/$name" ;;
-    esac
+for name in $(awk '$1 ~ /[.]pem$/ { print $1 }' "$top/configmap"); do
+    entry "$top/configmap" "$name" >"$top/public/$name"
 done
 begins=no
 if [ "${KEY:-keep}" = rotate ] && [ ! -s "$top/next.pem" ]; then

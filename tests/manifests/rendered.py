@@ -24,6 +24,8 @@ WITHOUT_POLICIES = {
     "patch": "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}",
 }
 """A patch of a kustomization: the playground's API server has no such kind."""
+OWN_CERTIFICATES = "webhook: {certDir: /tls}\nscheduler: {certDir: /tls}\n"
+"""Settings under which deploy.sh makes no authorities, which takes less time; test_certificates.py tests those."""
 COMPONENTS = sorted(path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml"))
 
 
@@ -54,6 +56,12 @@ def kustomization(folder: Path, below: Path, components: Sequence[Path] = (), **
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(top | more))
     return folder
+
+
+def with_settings(settings: str) -> Json:
+    """Return a patch of a kustomization."""
+    replaced = json.dumps([{"op": "replace", "path": "/data/mgpu.yaml", "value": settings}])
+    return {"target": {"kind": "ConfigMap", "name": "mgpu-config"}, "patch": replaced}
 
 
 def served(documents: tuple[Json, ...]) -> list[Json]:

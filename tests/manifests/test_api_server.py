@@ -5,19 +5,23 @@ from pathlib import Path
 
 import pytest
 
+from mgpu.kube import Api
 from tests.manifests.conftest import Run
 from tests.manifests.rendered import (
     FOLDERS,
     MANIFESTS,
+    OWN_CERTIFICATES,
     WITHOUT_POLICIES,
     Json,
     as_stream,
     kustomization,
     named,
     rendered,
+    with_settings,
     workloads,
 )
 
+APPS = "/apis/apps/v1/namespaces/mgpu-system"
 _DEFINED_ELSEWHERE = "cert-manager.io/v1"
 REAL = pytest.mark.parametrize("kubeconfig", ["real"], indirect=True)
 """For the playground's API server, test_rendered.py tests the same in less time."""
@@ -57,16 +61,16 @@ def test_pods_of_every_overlay_pass_a_server_side_dry_run(run: Run, folder: Path
     assert len(apply(run, pods, "--dry-run=server").splitlines()) == len(pods) == 3
 
 
-def test_a_kustomization_with_another_image_is_applied_whole(run: Run, tmp_path: Path) -> None:
+def test_a_kustomization_with_another_image_is_applied_whole(run: Run, api: Api, tmp_path: Path) -> None:
     """The policies are left out, which Kubernetes before 1.30 and the playground do not serve."""
-    own = kustomization(tmp_path, MANIFESTS / "overlays/second-scheduler", patches=[WITHOUT_POLICIES])
+    own = kustomization(
+        tmp_path, MANIFESTS / "overlays/second-scheduler", patches=[WITHOUT_POLICIES, with_settings(OWN_CERTIFICATES)]
+    )
     environment = {"IMAGE": "images.example:5000/team/mgpu:9", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
     done = run(MANIFESTS / "deploy.sh", own, env=environment)
     assert done.returncode == 0, done.stderr
-    found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "deployments,daemonsets", "-o", "json").stdout)[
-        "items"
-    ]
-    images = {c["image"] for w in workloads(tuple(found)) for c in _containers(w)}
+    found = [row for plural in ("deployments", "daemonsets") for row in api.list(f"{APPS}/{plural}")[0]]
+    images = {c["image"] for w in found for c in _containers(w)}
     assert images == {"images.example:5000/team/mgpu:9", "kube-scheduler:v1.36.2"}
     (scheduler,) = (w for w in found if w["metadata"]["name"] == "mgpu-scheduler")
     (sidecar,) = scheduler["spec"]["template"]["spec"]["initContainers"]
@@ -78,7 +82,9 @@ def _containers(workload: Json) -> list[Json]:
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
-def test_deployment_overwrites_changes_on_the_cluster_and_keeps_koordinators_crd(run: Run, tmp_path: Path) -> None:
+def test_deployment_overwrites_changes_on_the_cluster_and_keeps_koordinators_crd(
+    run: Run, api: Api, tmp_path: Path
+) -> None:
     """`kubectl rollout undo` makes another manager own the image. Only the real API server has field managers."""
     crd, webhook = "devices.scheduling.koordinator.sh", "mgpu-webhook"
     documents = rendered(MANIFESTS / "base")
@@ -89,15 +95,15 @@ def test_deployment_overwrites_changes_on_the_cluster_and_keeps_koordinators_crd
     there = [named(documents, "Namespace", "mgpu-system"), undone, theirs]
     apply(run, there, "--force-conflicts", "--field-manager=somebody")
 
-    own = kustomization(tmp_path, MANIFESTS / "base", patches=[WITHOUT_POLICIES])
+    own = kustomization(tmp_path, MANIFESTS / "base", patches=[WITHOUT_POLICIES, with_settings(OWN_CERTIFICATES)])
     done = run(
         MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:2", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
     )
     assert done.returncode == 0, done.stderr
     assert f"the CRD {crd} is there already and is not mgpu's" in done.stdout
-    labels = json.loads(run("kubectl", "get", "crd", crd, "-o", "json").stdout)["metadata"]["labels"]
+    labels = api.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd}")["metadata"]["labels"]
     assert labels["app.kubernetes.io/part-of"] == "koordinator"
-    found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "deployment", webhook, "-o", "json").stdout)
+    found = api.get(f"{APPS}/deployments/{webhook}")
     assert [c["image"] for c in _containers(found)] == ["images.example/mgpu:2"]
 
 
