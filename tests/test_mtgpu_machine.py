@@ -6,7 +6,9 @@ thinks. Watches lag; the scheduler dies before or after any call; occupy pods ar
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 
+import orjson
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -395,7 +397,7 @@ class Machine(RuleBasedStateMachine):
             self.rig.nodes[name].takes = takes
 
     def mtgpupods(self) -> list[MtgpuPod]:
-        return [mtgpu.read_mtgpupod(raw) for raw in self.rig.items()]
+        return [_mtgpupod(orjson.dumps(raw)) for raw in self.rig.items()]
 
     def holds(self, pod: MtgpuPod) -> bool:
         own = self.rig.pod(pod.name)
@@ -422,8 +424,19 @@ _CORDON = "unschedulable"
 _ENDED = ("Succeeded", "Failed")
 
 
+@lru_cache(maxsize=1024)
+def _mtgpupod(text: bytes) -> MtgpuPod:
+    """All invariants ask after each step, so equal ones are read once."""
+    return mtgpu.read_mtgpupod(orjson.loads(text))
+
+
 def _occupied(raw: Raw) -> str:
-    occupied = mtgpu.occupy_target(read_pod(raw))
+    return _occupied_gpuid(orjson.dumps(raw))
+
+
+@lru_cache(maxsize=1024)
+def _occupied_gpuid(text: bytes) -> str:
+    occupied = mtgpu.occupy_target(read_pod(orjson.loads(text)))
     return occupied[1] if occupied else ""
 
 
