@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import kubernetes.client as client
@@ -31,10 +31,16 @@ def canonical(value: object) -> str:
     Raises ValueError with kube-apiserver's message if the quantity is malformed.
     """
     try:
-        amount = parse_quantity(value)
+        parse_quantity(value)
     except QuantityError as problem:
         raise ValueError(_FORM_ERROR) from problem
-    text = str(value)
+    return _canonical(str(value))
+
+
+@lru_cache(maxsize=10_000)
+def _canonical(text: str) -> str:
+    """Return the canonical form of a valid quantity. Objects repeat a few texts, and fractions are slow."""
+    amount = parse_quantity(text)
     if text.endswith("i") and abs(amount) >= 1024:
         whole = -(-amount // 1)
         return next(f"{whole >> shift}{unit}" for shift, unit in _BINARY if whole % (1 << shift) == 0)
@@ -54,6 +60,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)")
 
 
+@lru_cache(maxsize=10_000)
 def read_time(text: str, field: str) -> str:
     """Return a time in UTC as Go writes it: with six decimals if the field is a MicroTime, else with whole seconds.
 
@@ -82,6 +89,7 @@ _NESTED = re.compile(r"(List|Dict)\[(?:str, )?(.+)\]")
 _INDEX = re.compile(r"\[[^]]*\]")
 _GO = {"str": "string", "int": "int", "bool": "bool", "float": "float64", "datetime": "string", "bytes": "string"}
 _JSON = {str: "string", bool: "bool", int: "number", float: "number", list: "array", dict: "object"}
+_TEXT = ("str", False)
 _PYTHON: dict[str, tuple[type, ...]] = {
     "str": (str,), "int": (int,), "bool": (bool,), "float": (int, float), "datetime": (str,), "bytes": (str,)
 }  # fmt: skip
@@ -112,37 +120,43 @@ def _go(type_name: str) -> str:
     return _GO.get(type_name) or f"v1.{type_name.removeprefix('V1')}"
 
 
-def _refuse(value: object, go_type: str, where: str) -> _WrongType:
+def _refuse(value: object, go_type: str, field: tuple[str, str]) -> _WrongType:
+    # Go names the innermost struct and the JSON path below the top object.
+    model, path = field
+    where = f"{model.removeprefix('V1')}.{_INDEX.sub('', path)}"
     return _WrongType(f"json: cannot unmarshal {_JSON[type(value)]} into Go struct field {where} of type {go_type}")
 
 
-def _decode(value: Any, type_name: str, path: str, where: str, unknown: list[str], *, quantity: bool) -> Any:
+def _decode(
+    value: Any, type_name: str, path: str, field: tuple[str, str], unknown: list[str], *, quantity: bool
+) -> Any:
+    """Decode a value at `path` inside of `field`, which is the model and the path of a field of a struct."""
     if value is None or type_name == "object":
         return value
     outer, inner = _nested(type_name)
     if outer == "List":
         if not isinstance(value, list):
-            raise _refuse(value, f"[]{_go(inner)}", where)
-        return [_decode(v, inner, f"{path}[{i}]", where, unknown, quantity=False) for i, v in enumerate(value)]
+            raise _refuse(value, f"[]{_go(inner)}", field)
+        return [_decode(v, inner, f"{path}[{i}]", field, unknown, quantity=False) for i, v in enumerate(value)]
     if outer == "Dict":
         if not isinstance(value, dict):
-            raise _refuse(value, f"map[string]{_go(inner)}", where)
-        return {k: _decode(v, inner, f"{path}[{k}]", where, unknown, quantity=quantity) for k, v in value.items()}
+            raise _refuse(value, f"map[string]{_go(inner)}", field)
+        return {k: _decode(v, inner, f"{path}[{k}]", field, unknown, quantity=quantity) for k, v in value.items()}
     if type_name in _PYTHON:
-        return _scalar(value, type_name, where, quantity=quantity)
+        return _scalar(value, type_name, field, quantity=quantity)
     if not isinstance(value, dict):
-        raise _refuse(value, _go(type_name), where)
+        raise _refuse(value, _go(type_name), field)
     return _struct(value, type_name, path, unknown)
 
 
-def _scalar(value: Any, type_name: str, where: str, *, quantity: bool) -> Any:
+def _scalar(value: Any, type_name: str, field: tuple[str, str], *, quantity: bool) -> Any:
     if quantity:
         return canonical(value)
     if type_name == "datetime" and isinstance(value, str):
-        return read_time(value, where.rpartition(".")[2])
+        return read_time(value, field[1].rpartition(".")[2])
     fits = isinstance(value, _PYTHON[type_name]) and (type_name == "bool") == isinstance(value, bool)
     if not fits:
-        raise _refuse(value, _GO[type_name], where)
+        raise _refuse(value, _GO[type_name], field)
     return value
 
 
@@ -150,13 +164,15 @@ def _struct(value: Object, model: str, path: str, unknown: list[str]) -> Object:
     fields, result = _fields(model), {}
     for name, inner in value.items():
         known = fields.get(name)
+        if known == _TEXT and isinstance(inner, str):
+            result[name] = inner  # like most fields; only the others need their path
+            continue
         inner_path = f"{path}.{name}" if path else name
         if known is None:
             unknown.append(inner_path)
             continue
-        # Go names the innermost struct and the JSON path below the top object.
-        inner_where = f"{model.removeprefix('V1')}.{_INDEX.sub('', inner_path)}"
-        result[name] = _decode(inner, known[0], inner_path, inner_where, unknown, quantity=known[1])
+        field = model, inner_path
+        result[name] = _decode(inner, known[0], inner_path, field, unknown, quantity=known[1])
     return result
 
 

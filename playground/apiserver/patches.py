@@ -5,7 +5,6 @@ field ownership: there are no `managedFields`, and managers never conflict. If a
 leaves out fields that it applied before, these fields are removed.
 """
 
-import copy
 from typing import Any
 
 import jsonpatch
@@ -81,6 +80,11 @@ def apply(media: str, patch: Any, target: Object, *, custom: bool) -> Object:
         raise ApiError(422, "Invalid", _REFUSED, {}) from problem
 
 
+def _copy(value: Any) -> Any:
+    """Return a copy of a JSON value, in a fraction of the time of `copy.deepcopy`."""
+    return orjson.loads(orjson.dumps(value))
+
+
 def merge(target: Any, patch: Any) -> Any:
     """Return a copy of `target` with a JSON merge patch (RFC 7396) applied."""
     if not isinstance(patch, dict):
@@ -100,7 +104,7 @@ def json_patch(target: Object, operations: list[Object]) -> Object:
     As in kube-apiserver, `replace` adds a member that is missing. Raises jsonpatch.JsonPatchException or
     jsonpointer.JsonPointerException if the patch does not apply.
     """
-    result: Object = copy.deepcopy(target)
+    result: Object = _copy(target)
     for operation in jsonpatch.JsonPatch(operations).patch:
         if operation["op"] == "replace" and isinstance(_parent(result, operation["path"]), dict):
             operation = {**operation, "op": "add"}
@@ -127,7 +131,7 @@ def strategic_merge(target: Object, patch: Object) -> Object:
     """
     directive = patch.get("$patch")
     if directive == "replace":
-        return {k: copy.deepcopy(v) for k, v in patch.items() if k != "$patch"}
+        return {k: _copy(v) for k, v in patch.items() if k != "$patch"}
     if directive == "delete":
         return {}
     if directive not in (None, "merge"):
@@ -160,12 +164,12 @@ def _merge_field(result: Object, key: str, value: Any, order: list[Any] | None) 
     elif isinstance(value, list) and (ident := merge_key(key, [*(current or []), *value])):
         result[key] = _merge_list(current or [], value, ident, order)
     else:
-        result[key] = copy.deepcopy(value)
+        result[key] = _copy(value)
 
 
 def _merge_list(current: list[Any], patch: list[Any], key: str, order: list[Any] | None) -> list[Any]:
     if any(item.get("$patch") == "replace" for item in patch):
-        return [copy.deepcopy(i) for i in patch if "$patch" not in i]
+        return [_copy(i) for i in patch if "$patch" not in i]
     items = list(current)
     for change in patch:
         if key not in change:
