@@ -1,9 +1,10 @@
-"""Measures admission reviews per second and their latency: `mgpu webhook` with 2 workers, over TLS with keep-alive.
+"""Measures how many admission reviews `mgpu webhook` answers per second, and their latency.
 
 `make bench` and `python -m bench.admission` run it.
 
-One half of the reviews goes to /mutate, the other to /validate, with a pod of two GPU containers. The client runs on
-the same machine, so the figures include its work.
+The webhook has 2 workers, and the client keeps its TLS connections open. Each review contains a pod with two GPU
+containers. About half of the reviews go to /mutate, and the others to /validate. The client runs on the same machine,
+so the figures include its work.
 """
 
 import json
@@ -54,7 +55,7 @@ def _ask(server: Server, folder: str, taken: list[float]) -> None:
         for path in ("/mutate", "/validate"):
             client.send(body, path)
             if client.receive()[0] != 200:
-                raise RuntimeError(f"{path} did not answer")
+                raise RuntimeError(f"{path} did not answer with status 200")
         ends = time.perf_counter() + SECONDS
         while (began := time.perf_counter()) < ends:
             client.send(body, "/mutate" if len(taken) % 2 else "/validate")

@@ -1,7 +1,8 @@
-"""Measures the planning of slices for one pod: which of 1,000 nodes with 8 cards can be partitioned, and one plan.
+"""Measures how long it takes to plan slices for one pod, on 1,000 nodes with 8 cards each.
 
-`python -m bench.slices` prints CPU milliseconds. The scheduler reads the cards of a node only when the node changes, so
-the cost of reading them is printed separately.
+The time includes a check of which nodes can be partitioned for the pod, and one partition plan. `make bench` and
+`python -m bench.slices` print it in CPU milliseconds. The scheduler reads the cards of a node only when the node
+changes, so the cost of reading them is printed separately. A test in `tests/scheduler/engine/partitioning` calls `run`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,12 +67,12 @@ def run(nodes: int = NODES) -> list[Row]:
 
 
 def main() -> None:
-    print(f"planning for one pod over {NODES} nodes of {CARDS} cards on {machine()}; CPU milliseconds, cold")
+    print(f"planning for one pod on {NODES} nodes of {CARDS} cards, {machine()}; CPU milliseconds with empty caches")
     print(f"{'':30} {'planning':>9} {'(reading all nodes)':>20}")
     for row in run():
         print(
             f"{row.name:30} {row.planning:9.1f} {row.reading:20.1f}  "
-            f"{row.could} nodes could, {row.states} different cards"
+            f"{row.could} nodes can be partitioned; {row.states} different card states"
         )
 
 

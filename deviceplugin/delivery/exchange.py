@@ -1,9 +1,9 @@
 """Exchanges the cards in the allocation records of two containers if the container runtime has no CDI.
 
-`deviceplugin.allocation.allocator_without_cdi` calls `RecordExchange` before a container starts. Without CDI, Allocate
-has to guess the container, and the kubelet keeps the answer. If the guess was wrong, a container gets the cards of
-another container with an equal request. That does no harm if both records are changed accordingly. After an exchange
-every placement still belongs to exactly one container.
+`deviceplugin.allocation.allocator_without_cdi` calls `RecordExchange` when the agent starts, and before a container
+starts. Without CDI, Allocate has to guess the container, and the kubelet keeps the answer. If the guess was wrong, a
+container gets the cards of another container with an equal request. That does no harm if both records are changed
+accordingly. After an exchange every placement still belongs to exactly one container.
 """
 
 import time
@@ -118,7 +118,8 @@ class RecordExchange:
     def _owner_of(self, given: Sequence[Card], target: Target, served: Collection[Key]) -> Target | None:
         """Return a container with an equal request whose placement has these cards; None if there is none.
 
-        Containers in `served` are preferred, because Allocate has given away their placement, and then older pods.
+        Containers in `served` are preferred, because Allocate has given away their placement. Among them, and among the
+        other containers, those of older pods are preferred.
         """
         targets = [
             Target(gpu_pod, request.container)
@@ -130,7 +131,7 @@ class RecordExchange:
             if other.gpu_pod.pod.ended or other.gpu_pod.problem or other.key in {*self._confirmed, target.key}:
                 continue
             if other.carrier != target.carrier or not _is_exchangeable(other):
-                continue  # An answer for one resource never contains cards whose carrier is another resource.
+                continue  # An answer for one resource never has the cards of a container with another carrier.
             equal = replace(other.request, container=target.container, stage=target.request.stage) == target.request
             recorded = {card for card in self._gpus() if any(share.is_on(card) for share in other.shares)}
             if equal and recorded == set(given):
@@ -138,14 +139,18 @@ class RecordExchange:
         return None
 
     def _excess(self, target: Target, given: Sequence[Card]) -> str | None:
-        """Return why these cards lack capacity for the pod beside the records of other pods, or None if they do not."""
+        """Return why these cards have too little capacity for the pod and the recorded shares of all other pods.
+
+        Return None if they have enough.
+        """
         gpus = self._gpus()
         uid = target.gpu_pod.pod.uid
         others = [other for other in self._pods.all() if not other.pod.ended and other.pod.uid != uid]
         return excess(holding(_placed_on(target, given), gpus), [holding(other, gpus) for other in others], gpus)
 
     def _amend(self, target: Target, cards: Sequence[Card]) -> None:
-        # If both containers belong to one pod, `target` does not have the first change, which must not be undone.
+        # If both containers belong to one pod, `target` has the record as it was before the first change. The current
+        # record is used, so that the second change does not undo the first.
         now = self._pods.by_uid(target.gpu_pod.pod.uid) or target.gpu_pod
         annotations = self._record_of(_placed_on(Target(now, target.container), cards))
         self._pods.amend(now, annotations)

@@ -76,8 +76,8 @@ class Nvml(Protocol):
 def profile_name(kind: int, slices: int, megabytes: int, total: int) -> str:
     """Return NVIDIA's name of a profile, such as `1g.10gb+me`.
 
-    The memory of the profile is rounded up to eighths of the card's memory. The name has these eighths of the card's
-    memory in GiB. For this the card's memory is rounded up to whole GiB, and the result is rounded half up.
+    The number before `gb` is computed in three steps. The memory of the profile is rounded up to eighths of the card's
+    memory. The card's memory is rounded up to whole GiB. The number is that many eighths of these GiB, rounded half up.
     `nvidia-smi` prints these names, and NVIDIA's device plugin uses them in the names of its resources.
 
     Args:
@@ -214,8 +214,9 @@ def _list(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list
 def _requestable_name(profile: Profile, built_in: Layout | None) -> str:
     """Return the name by which pods request a profile of this shape.
 
-    If the built-in layout has a profile with the same compute, size and suffix, it is the name of that profile, because
-    drivers may round the memory in the name differently. Otherwise it is the profile's own name.
+    If the built-in layout has a profile with the same compute, size and suffix, the result is the name of that profile,
+    because drivers may report slightly different amounts of memory, which change the number in the name. Otherwise the
+    result is the profile's own name.
     """
     for p in built_in.profiles if built_in else ():
         if (p.compute, p.size, _attributes(p.name)) == (profile.compute, profile.size, _attributes(profile.name)):

@@ -75,7 +75,7 @@ def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
 
 
 def is_placement_annotation(key: str) -> bool:
-    """Return whether an annotation is part of an allocation record or its seal, so that users must not write it.
+    """Return whether an annotation is part of an allocation record or is its seal. Users must not write these.
 
     Disabled vocabularies count too, since a vocabulary may be enabled while the pod exists. The function first compares
     prefixes, because a pod may have 20,000 annotations and nearly all of them have none of the prefixes.

@@ -29,7 +29,8 @@ _MAX_PROBLEMS = 1000
 class FieldReader:
     """Reads values from one object. A value of the wrong type adds a problem, and `finish` raises all problems.
 
-    The argument `path` is the path of the value, which the problem names. Create one FieldReader for each object.
+    A missing value (None) is not a problem: the result is then empty or 0. Problems name the argument `path`, which is
+    the path of the value in the object. Create one FieldReader for each object.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ class FieldReader:
             return 0
         if is_integer(value, -MAX_QUANTITY, MAX_QUANTITY):
             return value
-        self._wrong(path, "an integer", value)
+        self._wrong(path, "a 64-bit integer", value)
         return 0
 
     def texts(self, value: object, path: str) -> Mapping[str, str]:

@@ -1,9 +1,10 @@
-"""Signs and verifies seals, the signatures that prove that mgpu decided an allocation record.
+"""Creates and verifies seals, the signatures that prove that mgpu decided an allocation record.
 
 The scheduler signs its decisions with Ed25519 and writes the seal together with the record. A seal is valid for one
 object on one node with exactly the signed annotations. It must not be valid on another pod, on a later pod of the same
 name, or after one of these annotations was changed, added or removed (docs/security.md).
-`mgpu.dialects.record_verification` verifies the seals in the scheduler and the agents.
+`mgpu.dialects.record_verification` seals records in the scheduler, and verifies the seals in the scheduler, the agents
+and `mgpu doctor`.
 """
 
 import hmac

@@ -68,7 +68,8 @@ class Admissions:
         )
         self._reviews = Counter(
             "mgpu_admission_reviews",
-            "Reviews by result: allowed unchanged, changed, denied, or unavailable (the API server must call again).",
+            "Reviews by result: allowed unchanged, changed, denied, or unavailable (answered with an error, so "
+            "failurePolicy applies).",
             ["path", "kind", "result"],
             registry=registry,
         )

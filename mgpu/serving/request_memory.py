@@ -21,7 +21,8 @@ MIB = 1 << 20
 ORDINARY = 2 * MIB
 """The largest estimated decoded size of an ordinary request, in bytes. A review of about 100 KiB has this size."""
 _UNCOUNTED = 64 << 10
-"""The number of bytes at the beginning of each body that do not count. For 64 threads they add up to 4 MiB."""
+"""The number of bytes at the beginning of each body that do not count towards `Limits.bodies`. The bodies of 64 threads
+have at most 4 MiB of such bytes together."""
 _CHUNK = 64 << 10
 _ASCII_ESCAPES = (b"\\u0026", b"\\u003c", b"\\u003e")
 _WAIT_SECONDS = 1.0
@@ -35,7 +36,7 @@ class Limits:
 
     Attributes:
         body: the most bytes of one body.
-        bodies: the most bytes of all bodies together, until their requests end.
+        bodies: the most bytes of the bodies of all requests together. A body counts until its request ends.
         ordinary: the most bytes of all ordinary requests together, when they are decoded.
         large: the most bytes of all other requests together, when they are decoded.
     """
@@ -48,9 +49,9 @@ class Limits:
 
 REVIEWS = Limits(body=8 * MIB, bodies=16 * MIB, ordinary=24 * MIB, large=80 * MIB)
 """The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB. The
-review of an update contains two objects, as JSON and with defaults. Two pods of 600 containers and 1.6 MiB each are
-estimated at 60 MiB. All limits together are 120 MiB, so that two worker processes fit into the webhook's memory limit
-of 384 MiB.
+review of an update contains the old and the new object. Both are JSON, in which the API server has filled in the
+defaults, so they are larger than they were in the request. Two pods of 600 containers and 1.6 MiB each are estimated at
+60 MiB. All limits together are 120 MiB, so that two worker processes fit into the webhook's memory limit of 384 MiB.
 """
 
 EXTENDER = Limits(body=256 * MIB, bodies=256 * MIB, ordinary=16 * MIB, large=640 * MIB)
@@ -146,7 +147,8 @@ def estimate_decoded_size(body: bytes | bytearray) -> int:
     factors are the sizes of CPython's objects.
     """
     quotes, commas, colons = body.count(b'"'), body.count(b","), body.count(b":")
-    # Go escapes &, < and >, which every shell script contains. When they are decoded, each takes one byte.
+    # CPython stores a text with at most 4 bytes per character, but with one byte if all characters are ASCII. Go's
+    # encoder writes &, < and >, which are ASCII, as \u0026, \u003c and \u003e, so these escapes do not count as wide.
     wide = body.count(b"\\u") > sum(map(body.count, _ASCII_ESCAPES)) or not body.isascii()
     lists, empty = body.count(b"["), body.count(b"{}")
     objects = body.count(b"{") - empty

@@ -36,9 +36,9 @@ KEEPALIVE_SECONDS = 120
 """The time for which the server keeps an idle connection. It is longer than the 90 s for which the API server's client
 keeps one: if the server closed the connection first, a request that is sent at the same moment would fail."""
 _DRAIN_SECONDS = 20
-"""The time that requests in progress have to finish when the server ends."""
+"""How long the server, when it ends, waits for requests in progress to finish."""
 _END_SECONDS = 15
-"""The time that the function `end` has to return when the server ends."""
+"""How long the server, when it ends, waits for the function `end` to return."""
 _PORT_SECONDS = 5.0
 """The time for which the server waits at the start for a port that another process holds."""
 _PORT_RETRY_SECONDS = 0.1
@@ -88,8 +88,8 @@ def serve(
             new connections get the new certificate.
         threads: the number of threads for each address of each worker. Most of them wait for clients or for the API
             server.
-        start: the function that is called in every worker before its first request. It may start threads, because
-            threads of the parent do not survive the fork.
+        start: the function that is called in every worker before its first request. Start threads in this function and
+            not before the call of `serve`, because the workers are forked and a fork does not copy threads.
         end: the function that is called on a thread in every worker that SIGTERM ends. It may take 15 s. Until it
             returns, the worker accepts connections as before.
         stop: the function that is called in every worker after its last request.
@@ -252,8 +252,8 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def _announce(self, arbiter: Any) -> None:
         gc.collect()
-        # The workers share the memory pages of these objects. A garbage collector writes to the objects that it
-        # examines, so that they would be copied for each worker; it does not examine frozen objects.
+        # The workers share the memory pages of these objects. The garbage collector writes to the objects that it
+        # examines, so each worker would get copies of their pages. The collector does not examine frozen objects.
         gc.freeze()
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadingContext:
-    """An SSLContext (TLS 1.2 or later) that is loaded again when its files change.
+    """Holds the SSLContext (TLS 1.2 or later) of a listening address. `current` reloads it when its files have changed.
 
     While the files do not fit together, as in the middle of a rotation, the last valid context stays in use. The class
     is thread-safe: `_lock` guards the context and the stamp of its files.
@@ -54,7 +54,8 @@ class ReloadingContext:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # OpenSSL refuses renegotiation by clients by default, and Python's ssl module has no early data (0-RTT).
+        # OpenSSL 3 refuses renegotiation by clients by default. The option makes other versions refuse it too. Early
+        # data (0-RTT) need not be disabled, because Python's ssl module does not support it.
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.sslsocket_class = PatientTLS
         context.load_cert_chain(self._chain, self._key)

@@ -126,7 +126,8 @@ def _openapi(registry: Registry, root: str) -> Object | None:
         patch = {"parameters": parameters, "responses": answers, "x-kubernetes-group-version-kind": gvk}
         paths[f"/{root}{place}/{kind.plural}/{{name}}"] = {"patch": patch}
     if root == "api/v1":
-        # kubectl looks up the kind that it sends. The entry says PATCH, although a Binding cannot be patched.
+        # kubectl looks up the parameters of PATCH for the kind that it creates. So Binding needs such an entry too,
+        # although a Binding cannot be patched.
         binding = {**patch, "x-kubernetes-group-version-kind": {"group": "", "version": "v1", "kind": "Binding"}}
         paths["/api/v1/namespaces/{namespace}/bindings"] = {"patch": binding}
     info = {"title": "mgpu playground", "version": VERSION["gitVersion"]}

@@ -11,10 +11,10 @@ from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement
 
 _FULL_TIMES = 4
-"""How many full reservation times one pod may use in succession until its reservations become short."""
+"""The time after which a pod's successive reservations become short, as a multiple of the length of a full one."""
 _SHORT_SECONDS = 2.0
-"""The length of a short reservation. The write of a Binding takes milliseconds; kube-scheduler's timeout for it is not
-known here."""
+"""The length of a short reservation. This is enough for the write of a Binding, which takes milliseconds. It may be
+less than kube-scheduler's timeout for the write, which mgpu does not know."""
 _PAUSE_FACTOR = 10
 """The interval between the beginnings of short reservations, as a multiple of their length."""
 _DELETED_SECONDS = 120.0
@@ -132,7 +132,7 @@ class Reservations:
     def overdue(self) -> tuple[Reservation, ...]:
         """Return the reservations whose pods have not appeared in time, the longest overdue first.
 
-        Series of reservations that no longer count are forgotten.
+        Series that no longer affect the length of the pod's next reservation are forgotten.
         """
         now = self._clock()
         self._series = {

@@ -1,9 +1,9 @@
-"""Decides which cards a pod gets on a node, and reserves them before the decision is answered.
+"""Decides which cards a pod gets on a node, and reserves them before the caller learns which cards they are.
 
-Mainly `api.binding_webhook` and `decisions.late_binding` call `Decider.decide`. The reservation holds the cards until
-the watch delivers the pod on its node. If the write of the decision fails, `check_overdue` releases the reservation. A
-decision must hold its cards before it is answered: the order of snapshot, search and `ClusterCache.reserve` in
-`_decide` guarantees that.
+`api.binding_webhook`, `api.extender` and `decisions.late_binding` call `Decider.decide`, and `scheduler.runtime` calls
+`check_overdue` regularly. The reservation holds the cards until the watch delivers the pod on its node. If the write of
+the decision fails, `check_overdue` releases the reservation. `decide` must not return cards that are not reserved yet:
+the order of snapshot, search and `ClusterCache.reserve` in `_decide` guarantees that.
 """
 
 import logging
@@ -34,9 +34,9 @@ from scheduler.engine.node_assessment import Foresight, assess, record
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 50
-"""The most attempts at one decision. An attempt fails if the node changes during it, mostly by another decision.
+"""The most attempts at one decision. If all of them fail, the caller gets RetryLater.
 
-Fewer decisions than this run at the same time, so they cannot make all attempts fail.
+An attempt fails if the node changes during it, in most cases because another pod gets cards on the node.
 """
 
 
@@ -223,8 +223,9 @@ class Decider:
     ) -> Placement | Rejection:
         """Search without the cards that are kept free for nominated pods. If that finds nothing, search with them.
 
-        If a search under a learning policy ends without a proof, it is repeated without the policy's judge, because the
-        filter searches in that way. So a pod that has passed the filter gets cards here too.
+        A learning policy has a judge, which rates choices of cards for future pods. If a full search with the judge
+        reaches its limits and finds no cards, it is repeated without the judge, because the filter searches without
+        one. So a pod that has passed the filter gets cards here too.
         """
         group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         cards = (*snapshot.cards, *snapshot.other_devices)
@@ -265,13 +266,14 @@ class Decider:
         try:
             raw = self._read(decision.namespace, decision.name)
         except RetryLater as error:
-            log.warning("reservation kept, it cannot be checked: %s", error, extra={"pod": decision.uid})
+            log.warning("reservation kept, because it cannot be checked: %s", error, extra={"pod": decision.uid})
             self._state.keep(decision)
             return
         if raw is not None and raw["metadata"]["uid"] == decision.uid and (raw.get("spec") or {}).get("nodeName"):
             self._state.keep(decision)  # The watch will deliver the bound pod.
         else:
-            log.info("reservation released, its write failed", extra={"pod": decision.uid, "node": decision.node})
+            extra = {"pod": decision.uid, "node": decision.node}
+            log.info("reservation released, because the pod is not bound", extra=extra)
             self._state.cancel(decision)
             metrics.RELEASED.inc()
 

@@ -1,6 +1,7 @@
 """Enumerates which containers of a pod can be on one card together.
 
-`placement` and `evictions` call `kinds_of` and `configurations` to set up the exact search of `solver`.
+`placement` and `evictions` call `kinds_of` and `configurations` to set up the exact search of `solver`. `first_fit`
+builds configurations with `grow`.
 
 Equal containers that start one after the other are one kind, because only their number on a card matters. A
 configuration is a number of containers of each kind, packed into an integer with a field for each kind. It must be
@@ -104,7 +105,8 @@ class Configuration(NamedTuple):
 def kinds_of(request: GpuRequest) -> tuple[Kind, ...]:
     """Return the kinds of a request, in start order.
 
-    The first kind has the highest field, so that packed integers compare like the tuples of their numbers.
+    The field of the first kind has the most significant bits, so that packed integers compare like the tuples of the
+    numbers of containers.
     """
     runs = [list(run) for _, run in groupby(enumerate(request.containers), lambda row: replace(row[1], container=""))]
     kinds: list[Kind] = []

@@ -1,10 +1,10 @@
 """Finds any placement of a pod, for `placement`, if the exact search of `solver` has ended without a result.
 
-Five greedy passes come first. Each puts one container after the other onto cards and takes none back, so a pass costs
-containers × cards at most. All passes place the containers that need most first, as best-fit decreasing does for bin
-packing. They differ in what "most" means, and in whether they prefer the card that the policy prefers, the fullest card
-or the emptiest card, because each order fails on other pods. If all passes fail, a depth-first search tries all choices
-until the budget is used up.
+Five greedy passes come first. Each puts one container after the other onto cards and takes none back, so it tries each
+container on each card at most once. All passes place the containers that need most first, as best-fit decreasing does
+for bin packing. They differ in what "most" means, and in which cards they prefer: those that the policy prefers, the
+fullest or the emptiest. There are several passes because each of them fails for different pods. If all passes fail, a
+depth-first search tries all choices until the budget is used up.
 
 Why the results are right. A placement is checked container by container with `grow` and `Configuration.fits`, so what
 is returned fits. None is returned only if all choices were tried, or if the containers need more than all cards have
@@ -35,7 +35,7 @@ CardPositions = tuple[int, ...]
 """The positions of the cards of one container."""
 
 Preference = Callable[[int, "CardContent", "CardContent"], tuple[int, ...]]
-"""Returns the sort key of a card; the card with the lowest key is taken.
+"""Returns the sort key of a card; cards with lower keys are preferred.
 
 The arguments are the position of the card, its content, and its content with the container that is to be placed.
 """
@@ -151,7 +151,8 @@ class Packing:
     ) -> tuple[list[int], dict[int, CardContent]]:
         """Return the cards on which one more container of kind `k` fits, best first, and their contents with it.
 
-        The best cards are those on which the container adds least to what the pod holds, then the preferred ones.
+        The best cards are those on which the container adds least to what the pod holds. Among equal ones, `preference`
+        decides.
         """
         keys: list[tuple[tuple[int, ...], int]] = []
         grown: dict[int, CardContent] = {}
@@ -247,8 +248,9 @@ def _in_request_order(order: Sequence[_Turn], path: Sequence[CardPositions]) -> 
 def _orders(kinds: Sequence[Kind], cards: Sequence[CardState]) -> tuple[list[_Turn], list[_Turn], list[_Turn]]:
     """Return three orders of the containers, each with the largest containers first.
 
-    The orders differ in what the size is: the larger of core and memory as parts of the largest card, the memory, or
-    the core. Containers that request whole cards always come first.
+    The size of a container is what it requests on all its cards together. The first order compares the larger of core
+    and memory, each as a fraction of the largest card; the second compares memory, and the third core. Containers that
+    request whole cards always come first.
     """
     core, memory = (max(1, *sizes) for sizes in zip(*((s.card.core, s.card.memory) for s in cards), strict=True))
 

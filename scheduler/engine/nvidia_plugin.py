@@ -1,9 +1,9 @@
-"""Handles nodes on which the NVIDIA device plugin serves `nvidia.com/gpu`, according to a label of the Node.
+"""Defines how mgpu treats nodes on which the NVIDIA device plugin serves `nvidia.com/gpu`.
 
-On such a node the plugin, and not mgpu, chooses the cards of pods that request `nvidia.com/gpu`. In the ledger such a
-pod holds every card of the node until the node reports which cards the pod got. Such a pod must not be placed on a node
-on which mgpu has given cards to other pods, because the plugin could allocate the same cards. The decisions, the
-cluster cache, the MtgpuPod controller and `mgpu simulate` call this module.
+Such a Node has the label `mgpu.io/whole-cards=nvidia`. On it the plugin, and not mgpu, chooses the cards of pods that
+request `nvidia.com/gpu`. In the ledger such a pod holds every card of the node until the node reports which cards the
+pod got. Such a pod must not be placed on a node on which mgpu has given cards to other pods, because the plugin could
+allocate the same cards. The decisions, the cluster cache, the MtgpuPod controller and `mgpu simulate` call this module.
 """
 
 from collections.abc import Collection, Sequence
@@ -56,12 +56,13 @@ def indexes_used_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: st
     """Return the indexes of the node's GPUs that mgpu has given to pods and that the plugin could allocate too.
 
     A card of MtgpuPods does not count if it was allocated to their occupy pod, because the plugin cannot allocate it
-    again. It does not count either if the MtgpuPods are admitted, but their card is not known yet.
+    again. MtgpuPods whose card is not known yet add no card.
 
     Args:
         without: The UID of a pod that does not count.
-        gpuid: The GPUID whose occupy pod `without` is. If its MtgpuPods have a card already, the cards of other
-            MtgpuPods do not count. Otherwise two missing occupy pods would wait for each other forever.
+        gpuid: The GPUID of the occupy pod `without`, or "" if `without` is not an occupy pod. If the MtgpuPods of this
+            GPUID have a card already, the cards of other MtgpuPods do not count. If they counted, two missing occupy
+            pods would wait for each other forever.
     """
     holdings = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
     occupiers = [h for h in ledger.holdings(node) if h.dialect == NVIDIA and h.occupies]
@@ -110,7 +111,7 @@ def rejection(request: GpuRequest, node: Node, cards: Sequence[CardState], ours:
         return Rejection(RejectionKind.NODE_LABEL, unmet, hopeless=True)
     if request.others or not all(container.is_nvidia_gpu for container in request.containers):
         text = (
-            "the NVIDIA device plugin serves nvidia.com/gpu on this node, and the pod requests more of mgpu than that"
+            "the NVIDIA device plugin serves nvidia.com/gpu on this node, and the pod also requests resources of mgpu"
         )
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     constraints = request.constraints
@@ -121,6 +122,6 @@ def rejection(request: GpuRequest, node: Node, cards: Sequence[CardState], ours:
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     if ours:
         listed = f"card{'s' if len(ours) > 1 else ''} {', '.join(map(str, sorted(ours)))}"
-        text = f"the NVIDIA device plugin on this node could allocate {listed}, which pods of mgpu use"
+        text = f"the NVIDIA device plugin on this node could allocate {listed}, which mgpu has given to other pods"
         return Rejection(RejectionKind.NVIDIA_PLUGIN, text)
     return None

@@ -17,7 +17,7 @@ Raw = Mapping[str, Any]
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 _TYPES = ("Bound", "PodCreated", "Degraded")
 _LONGEST_MESSAGE = 1024
-"""The most characters of the message of a condition. Errors of the API server in it may be long."""
+"""The maximum length of a condition's message, in characters. It may contain a long error of the API server."""
 _ENDED = ("Succeeded", "Failed")
 _NORMAL = {
     *("Bound", "Occupying", "Retiring", "Ended", "PodCreated", "PodTerminating", "OccupyPodNotRunning", "AsBound")

@@ -42,7 +42,7 @@ class Client:
 
 
 def pipe_dir(folder: Path, card: str) -> Path:
-    """Return the pipe directory of a card's daemon, below the setting `deviceplugin.mpsDir`."""
+    """Return the pipe directory of a card's daemon. `folder` is the setting `deviceplugin.mpsDir`."""
     return folder / card / "pipe"
 
 
@@ -60,7 +60,7 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     Args:
         gpus: All GPUs of the node, including partitioned ones.
 
-    Raises Unenforceable.
+    Raises Unenforceable if the container would be a client more than once, or if `share_client` raises it.
     """
     clients: list[Client] = []
     for share in shares:

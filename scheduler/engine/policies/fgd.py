@@ -3,7 +3,7 @@
 Source: Weng et al., "Beware of Fragmentation" (USENIX ATC'23); docs/design/fragmentation.md, "FGD as published". The
 policy must stay as published, even where `fragmentation` is better. All sums add integers that are stored as floats,
 and stay below 2^53. So they are exact, and the same on every machine and in any order. Settings and pods select the
-policy by name.
+policy by name. `playground.simulate.openb` uses `Fgd` directly.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,10 @@ Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
 _MAX_TYPES = 256
-"""The maximum number of typical pods, as in the policy `fragmentation`. The openb traces have 151."""
+"""The maximum number of typical pods, as in the policy `fragmentation`.
+
+The openb traces (docs/policies.md) have 151.
+"""
 _SCORE_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
 """The thresholds of the score: int(100 · sigmoid(x / 1000)) is the number of thresholds that are at most x."""
 
@@ -95,13 +98,13 @@ class Fgd:
         self.total = sum(pod.number for pod in typical)
 
     def fragments(self, rows: NodeRows) -> Floats:
-        """Return the fragmentation F_n of every node, [B], in thousandths of a card multiplied by `total`.
+        """Return the fragmentation F_n of each of the B rows, in thousandths of a card multiplied by `total`.
 
         The results are whole numbers.
 
-        F_n = Σ p_m · F_n(m), where p_m is the proportion of m among the typical pods. F_n(m) is all free
-        capacity of the node if m requests no card or does not fit. Otherwise it is the free capacity of those cards
-        that are too full for m.
+        F_n = Σ p_m · F_n(m), where m is a kind of typical pod, and p_m is its proportion of all typical pods. F_n(m)
+        is all free capacity of the node if m requests no card or does not fit. Otherwise it is the free capacity of
+        those cards that are too full for m.
         """
         tables = _tables(self._shapes, rows.classes)
         enough = rows.free[:, :, None] >= tables.milli[rows.class_index][:, None, :]
@@ -139,7 +142,10 @@ class Fgd:
         return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
 
     def _rate_choices(self, rows: NodeRows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
-        """Return for each choice of cards its row, its cards ([·, cards of the node]) and its score."""
+        """Return three arrays with an element for each choice of cards: its row, which cards it has, and its score.
+
+        The second array has a column for each card of the node.
+        """
         row, chosen = card_choices(rows.free, need, shape.cards)
         free = rows.free[row] - chosen * need[row, None]
         after = NodeRows(rows.classes, rows.class_index[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)

@@ -57,7 +57,7 @@ def test_free_line_describes_the_free_capacity() -> None:
     assert (free.useless_core, free.useless_memory) == (0, 78 * GIB)
     assert free_line(free) == (
         "Free: 1 idle card; 50% and 60.0 GiB on 1 part-used card (at most 50% and 60.0 GiB on one); "
-        "78.0 GiB where the rest of the card is taken, so no share fits"
+        "78.0 GiB where the rest of the card is taken, so that no share of core and memory fits"
     )
     assert free_line(Fragmentation()) == "Free: nothing"
     assert free_line(Fragmentation(partitioned=2)) == "Free: nothing (2 partitioned cards not counted)"
