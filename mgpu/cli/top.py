@@ -121,7 +121,9 @@ def free_line(found: Fragmentation) -> str:
         *([_bytes(found.useless_memory)] if found.useless_memory else []),
     ]
     if useless:
-        parts.append(f"{' and '.join(useless)} where the rest of the card is taken, so that no share of core and memory fits")
+        parts.append(
+            f"{' and '.join(useless)} where the rest of the card is taken, so that no share of core and memory fits"
+        )
     count = found.partitioned
     partitioned = f" ({count:,} partitioned card{_s(count)} not counted)" if count else ""
     return f"Free: {'; '.join(parts) or 'nothing'}{partitioned}"

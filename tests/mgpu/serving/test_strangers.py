@@ -13,8 +13,8 @@ from tests.mgpu.serving.flooding import ATTACKER, flooded
 from tests.mgpu.serving.process import Client, Server, sample
 
 CALLER = "127.0.0.1"
-SECONDS = 2.0
-"""Far longer than a handshake takes, and far shorter than the 10 s after which an unfinished request ends."""
+SECONDS = 5.0
+"""Far longer than a handshake takes on a busy machine, and half of the 10 s after which an unfinished request ends."""
 HALF_A_HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"A" * 20
 HALF_A_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: "
 
