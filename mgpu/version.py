@@ -1,8 +1,8 @@
 """Defines how the processes report their versions in the API, and what agents report about their nodes.
 
 The leader annotates its Lease, an agent annotates its Node, and the manifests label the Pods of Deployments. `mgpu
-doctor` compares the versions. A cluster may run several versions at once, so fields may be added to an agent's report
-but not removed.
+doctor` compares the versions and reads the reports. A cluster may run several versions at once, so no field may be
+removed from an agent's report, and `read_agent_report` must accept reports without a new field.
 """
 
 import json

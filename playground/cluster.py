@@ -1,4 +1,4 @@
-"""A cluster on one machine.
+"""Runs a cluster on one machine.
 
 The playground's API server, the controllers, the scheduling loop and the kubelets run in this process. mgpu's processes
 and a real API server are its children. All files are in one temporary folder, which is removed when the context of the
@@ -62,7 +62,8 @@ MANAGED = {
     **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
     **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, _MOST_GIGABYTES + 1)},
 }
-"""The extender's managedResources, each with its `ignoredByScheduler`: if true, kube-scheduler does not check it."""
+"""The extender's managedResources, each with its `ignoredByScheduler`: if true, kube-scheduler does not check it. A
+test compares them with the manifests."""
 _NAMESPACE = "mgpu-system"
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The service accounts of mgpu's processes, to which RBAC applies."""
@@ -361,7 +362,7 @@ class Cluster:
 
     def _ready(self, name: str) -> bool:
         port = self._ports["extender" if name == "scheduler" else name]
-        # A readiness probe need not verify the certificate. A context that does so takes 70 ms to load its CAs.
+        # A readiness probe need not verify the certificate. A context that verifies it takes 70 ms to load its CAs.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -382,7 +383,10 @@ class Cluster:
         return all(there.get(name, "0") != "0" for name in self._offered[node])
 
     def _offers_of(self, node: NodeSpec) -> set[str]:
-        """Return the resources that the node's status must list before the cluster is ready. Raises BadObject."""
+        """Return the resources that the node's status must list before the cluster is ready.
+
+        Raises BadObject if the settings file is invalid.
+        """
         settings = read_settings(self._config, {}, {})
         offers = (d.resources(node.whole_cards(), settings) for d in dialects.enabled(settings))
         return {r.name for resources in offers for r in resources if any(amount for _, amount in r.amounts)}
@@ -412,7 +416,7 @@ def _create_namespace(api: Api) -> None:
 def _environment(folder: Path) -> dict[str, str]:
     """Return this process's environment without the variables that would give a child another cluster or settings.
 
-    Temporary files go into `folder`, because a process that is killed cannot remove its own.
+    The children create their temporary files in `folder`, because a process that is killed cannot remove its files.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "MGPU_", "KUBECONFIG"))}
     return kept | {"TMPDIR": str(folder)}

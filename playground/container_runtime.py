@@ -1,4 +1,4 @@
-"""A container runtime that runs nothing and records, for each container, the environment that it would have.
+"""Simulates a container runtime. It runs nothing, and records which environment each container would have.
 
 It reads CDI specs (Container Device Interface 0.6) as a real runtime does, and tells the node's simulated NVML which
 processes run on which cards. `playground.kubelet` starts and ends containers in the `Runtime` of its node, and
@@ -136,7 +136,7 @@ class GpuClients:
 
 
 def _visible_devices(env: Mapping[str, str]) -> list[str]:
-    """Return the UUIDs of cards and MIG devices in NVIDIA_VISIBLE_DEVICES. The value `all` stands for none."""
+    """Return the UUIDs of cards and MIG devices in NVIDIA_VISIBLE_DEVICES. The value `all` contains no UUID."""
     return [uuid for uuid in env.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if uuid.startswith(("GPU-", "MIG-"))]
 
 
@@ -213,13 +213,14 @@ class Runtime:
 
     Args:
         cdi_dir: The directory of the CDI specs, which are read at each start of a container with CDI devices.
-        gpus: Receives the processes that run on each card. None if the node has no simulated NVML.
+        gpus: The GpuClients that registers each container's process with the simulated NVML, or None if the node has no
+            simulated NVML.
     """
 
     def __init__(self, cdi_dir: Path, gpus: GpuClients | None = None) -> None:
         self._cdi_dir = cdi_dir
         self._gpus = gpus
-        self._lock = threading.Lock()  # guards `_pods` and `_sandboxes`
+        self._lock = threading.Lock()  # guards `_numbers`, `_pods` and `_sandboxes`
         self._numbers = itertools.count(1)
         self._pods: dict[str, dict[str, Container]] = {}
         self._sandboxes: set[str] = set()

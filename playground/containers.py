@@ -1,6 +1,6 @@
 """Describes the cards that the containers of a pod were given, and checks that each container sees exactly its cards.
 
-`mgpu demo` prints the descriptions and the differences. The functions have no side effects.
+`mgpu demo` prints the descriptions and the differences. The functions must have no side effects.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -114,7 +114,7 @@ def _before(state: CardState) -> str:
 
 
 def _position(place: Slice) -> str:
-    """Return a description such as `2g.20gb at 4 of card 0`. An MPS share has no start."""
+    """Return a description such as `2g.20gb at 4 of card 0`, or `8gb of card 0` for an MPS share."""
     return f"{place.name}{f' at {place.start}' if mode_of(place.name) == MIG else ''} of card {place.card}"
 
 

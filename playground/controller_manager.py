@@ -1,8 +1,8 @@
-"""Two controllers of kube-controller-manager: the garbage collector, and the one that deletes pods of deleted nodes.
+"""Implements two controllers of kube-controller-manager: the garbage collector, and the pod garbage collector.
 
 The garbage collector handles the propagation policies Background, Foreground and Orphan. It deletes only objects of
-`_KINDS`, and assumes that an owner of another kind exists. `playground.cluster` also starts both controllers for a real
-API server.
+`_KINDS`, and assumes that an owner of another kind exists. The pod garbage collector deletes the pods of deleted nodes.
+`playground.cluster` starts both controllers, also for a real API server.
 """
 
 import logging
@@ -145,7 +145,7 @@ class ControllerManager:
                 step()
             except (ApiError, Unreachable) as error:
                 # The object has changed or was deleted, or the API server cannot be reached. The next pass tries again.
-                log.info("not collected: %s", error)
+                log.info("a controller could not change an object, and tries again: %s", error)
                 again = True
         return again
 
@@ -220,5 +220,5 @@ class ControllerManager:
 
 
 def _version(found: _Object) -> dict[str, Any]:
-    """Return metadata for a patch that makes the API server refuse it if the object has changed."""
+    """Return the metadata with which the API server refuses a patch if the object has changed."""
     return {"uid": found.meta["uid"], "resourceVersion": found.meta["resourceVersion"]}

@@ -1,6 +1,7 @@
 """Stores certificates in a directory that the process writes, or finds them in a mounted one that it only reads.
 
-The mounted directory can be, for example, a Secret of cert-manager. Mainly `mgpu.cli.certificate` uses this module.
+The mounted directory can be, for example, a Secret of cert-manager. `mgpu.cli.certificate` and `certificate_renewer`
+use the folder and the mounted certificate, and `webhook.main` uses a private folder for its metrics.
 """
 
 import fcntl
@@ -22,7 +23,9 @@ _NAMES = (CA, CA_KEY, CHAIN, KEY)
 class CertificateFolder:
     """A `certificates.Store` in a directory, which is created when it is first read or written.
 
-    A lock on a file in the directory guards every access, so several processes can use the directory at the same time.
+    A lock on a file in the directory guards `read` and `write`, so several processes can use the directory at the same
+    time. `tls_context` reads the files without the lock, and may find the new certificate with the old key for a
+    moment.
 
     Attributes:
         chain: the path of the serving certificate.
@@ -89,7 +92,7 @@ def create_private_folder(stack: ExitStack, prefix: str) -> str:
 def find_mounted_certificate(path: Path) -> tuple[Path, Path]:
     """Return the paths of the certificate chain and of the key in a mounted directory.
 
-    Raises BadObject if a file cannot be read, or if the key is not that of the certificate.
+    Raises BadObject if a file cannot be read, or if the files are not a valid certificate and its key.
     """
     chain, key = path / CHAIN, path / KEY
     for file in (chain, key):

@@ -1,7 +1,7 @@
 """Renews the serving certificate of a process on a thread.
 
-`mgpu.cli.certificate` creates the renewer for the webhook and the scheduler. An error must not end the thread: it is
-logged, and the thread tries again.
+`mgpu.cli.certificate` creates the renewer for the webhook and the scheduler. An error must not end the thread, which
+logs the error and tries again. It does not log the same error twice in succession.
 """
 
 import logging
@@ -28,7 +28,7 @@ class CertificateRenewer:
         folder: the directory from which the process serves the certificate.
         names: the DNS names and addresses of the certificate.
         store: the store with the installation's CA, which replicas share; None if the process has a CA of its own.
-        remedy: the command that replaces a CA that is missing or expires soon, for messages.
+        remedy: the advice at the end of every warning: how the user replaces a CA that is missing or expires soon.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class CertificateRenewer:
         self._thread: threading.Thread | None = None
 
     def renew(self) -> Files:
-        """Renew what is due, and return the files.
+        """Renew the certificate if that is due, and return the files.
 
-        Raises RetryLater, BadObject and NoAuthority as `ensure_certificate` does, and the errors of the store.
+        Raises the errors of `ensure_certificate` and of the store.
         """
         if self._store is None:
             return ensure_certificate(self._folder, self._names, datetime.now(UTC))
@@ -77,7 +77,10 @@ class CertificateRenewer:
                 warning = f"Serving certificate not renewed: {error or type(error).__name__}; {self._remedy}"
             else:
                 pause = ROUND_SECONDS
-                _log.debug("certificate current", extra={"expires": certificate_expiry(files).isoformat()})
+                _log.debug(
+                    "the serving certificate is not due for renewal",
+                    extra={"expires": certificate_expiry(files).isoformat()},
+                )
             if warning and warning != logged:
                 _log.error(warning)
             logged = warning

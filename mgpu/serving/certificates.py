@@ -1,9 +1,10 @@
 """Creates and renews serving certificates, and the CAs that sign them.
 
-Mainly `mgpu.serving.certificate_renewer` and the playground call the functions. In a cluster the installation creates
-the CA (manifests/certificates.sh), because a process that may write the CA bundle of a webhook configuration could also
-change the configuration to another server. This is `Authority.GIVEN`: the process creates no CA, and the newest CA
-signs at once, since the installation publishes the bundle before it distributes the CA.
+Mainly `mgpu.serving.certificate_renewer` and the playground call the functions, and `mgpu doctor` uses the names of the
+files. In a cluster the installation creates the CA (manifests/certificates.sh), because a process that may write the CA
+bundle of a webhook configuration could also make the configuration name another server. This is `Authority.GIVEN`: the
+process creates no CA, and it signs with a new CA at once, since the installation publishes the bundle before it
+distributes the CA.
 
 Outside of a cluster (`Authority.OWN`) the process creates the CA too, and a successor after two thirds of its lifetime.
 When it creates a successor, it does not renew a valid serving certificate yet, and the old CA stays in the bundle until
@@ -35,16 +36,16 @@ from mgpu.model.errors import BadObject, Problem, RetryLater
 
 CA_LIFETIME = timedelta(days=730)
 LIFETIME = timedelta(days=90)
-_BACKDATED = timedelta(hours=1)  # A new certificate is valid from this time before now, for clients with slow clocks.
+_BACKDATED = timedelta(hours=1)  # A new certificate is valid since one hour ago, for clients whose clocks are slow.
 _ATTEMPTS = 5
-"""The number of attempts of `ensure_certificate`, because other processes can change the files at the same time."""
+"""How often `ensure_certificate` tries. An attempt fails if another process changes the files during it."""
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECASE)
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
 _MOST_LEAF_BYTES = 4096
-"""The most bytes of a leaf (a serving certificate) in DER. Leaves of mgpu have about 500 bytes. Clients read handshakes
-of at most 256 KiB."""
+"""The most bytes of a leaf (a serving certificate) in DER. Leaves of mgpu have about 500 bytes. Clients reject
+large leaves, because they read handshake messages of limited length."""
 _MOST_KEY_BYTES = 1024
 """The most bytes of a key in PEM. Keys of mgpu have 241 bytes. OpenSSL would check the primes of an RSA key of 65,536
 bits for minutes."""
@@ -53,7 +54,7 @@ _MOST_BUNDLE_BYTES = 65_536
 _SERIAL_BITS = 160
 _ANY_KEY = ec.generate_private_key(ec.SECP256R1())
 """A key for leaves that are rebuilt only for a comparison (`_is_ours`). The comparison ignores the signature, and the
-key of the CA can be unknown."""
+key of the CA may be unknown."""
 
 Files = Mapping[str, bytes]
 """The content of the files `CA`, `CA_KEY`, `CHAIN` and `KEY`, by name."""
@@ -67,7 +68,7 @@ class Authority(Enum):
 
 
 class NoAuthority(Exception):
-    """The store has no CA with its key, which only the installation can provide."""
+    """The store has no valid CA with its key. Only the installation can provide one."""
 
 
 class Store(Protocol):
@@ -132,7 +133,7 @@ def ensure_certificate(store: Store, names: Collection[str], now: datetime, by: 
     Raises:
         RetryLater: if other processes have changed the files in every attempt.
         BadObject: if one of the names is not valid.
-        NoAuthority: if `by` is GIVEN and the store has no CA with its key.
+        NoAuthority: if `by` is GIVEN and the store has no valid CA with its key.
     """
     for _ in range(_ATTEMPTS):
         current, version = store.read()
@@ -146,8 +147,8 @@ def renew_if_due(current: Files, names: Collection[str], now: datetime, by: Auth
     """Return the files that replace `current`; `current` itself if nothing is due.
 
     The certificate is due if it is missing or invalid, lacks one of `names`, or has reached two thirds of its lifetime.
-    If `by` is GIVEN, it is also due if the newest CA has not signed it. Raises BadObject and NoAuthority as
-    `ensure_certificate` does.
+    If `by` is GIVEN, it is also due if the newest CA has not signed it. If the call creates a successor of the CA, a
+    certificate that is still valid is not renewed. Raises BadObject and NoAuthority as `ensure_certificate` does.
     """
     material = _read(current, now)
     authorities, serving = material.authorities, material.serving
@@ -180,7 +181,7 @@ def authority_expiry(files: Files) -> datetime:
 
 
 def create_authority(now: datetime) -> dict[str, bytes]:
-    """Return the files of a new CA, `CA` and `CA_KEY`, as an installation distributes them."""
+    """Return the files of a new CA, `CA` and `CA_KEY`, which an installation distributes."""
     authority = _create_authority(now)
     if authority.key is None:
         raise ValueError("a new authority has its key")

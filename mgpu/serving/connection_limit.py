@@ -1,12 +1,12 @@
 """Limits the number of connections, and shares it fairly between the addresses of the peers.
 
 An attacker can open connections faster than any time limit ends them. So the number is limited, and a connection beyond
-the limit replaces the oldest connection of the address that has the most. A peer with fewer connections than another
-address keeps them. All IPv6 addresses of a /64 block count as one address.
+the limit replaces the oldest connection of the address that has the most connections. A peer with fewer connections
+than another address keeps them. All IPv6 addresses of a /64 block count as one address.
 
-A client behind the same NAT gateway as the attacker can still connect: its handshake takes milliseconds. To prevent it,
-the attacker would have to open as many connections in that time as the limit allows in total. `mgpu.serving.worker` and
-the agent's HTTP server (`deviceplugin.health`) use this limit.
+A client behind the same NAT gateway as the attacker can still connect: its handshake takes milliseconds. To prevent the
+handshake, the attacker would have to open as many connections in that time as the limit allows in total.
+`mgpu.serving.worker` and the agent's HTTP server (`deviceplugin.health`) use this limit.
 """
 
 import threading

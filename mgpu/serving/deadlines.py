@@ -19,6 +19,8 @@ _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], bool]:
     """Return a function that returns True once the client of the current request no longer waits.
 
+    Call this in the thread that handles the request, because it reads Flask's `request`.
+
     Args:
         seconds: the longest time that the client waits. The API server sends its own limit in the parameter `timeout`
             of the URL, in whole seconds (apiserver/pkg/admission/plugin/webhook/mutating/dispatcher.go). If it is

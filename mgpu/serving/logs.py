@@ -1,6 +1,7 @@
 """Structured logs: one JSON object per line on stderr.
 
-All processes call `set_up_logging`. Add fields to a log line with `extra={"pod": uid}`.
+All processes call `set_up_logging`, and the modules of `mgpu.serving` use the limits. Add fields to a log line with
+`extra={"pod": uid}`. No field may have the name of an attribute of LogRecord, such as `name`.
 """
 
 import json
@@ -63,9 +64,9 @@ class RateLimit:
 class RateLimitFilter(logging.Filter):
     """A filter that passes every record of level ERROR or higher, and one other record a minute.
 
-    The message of the latter is shortened to 300 characters. The filter is for loggers whose records strangers can
-    cause: thousands of bad requests a second would push everything else out of the few log files that the kubelet keeps
-    for a container.
+    The message of the latter is shortened to 300 characters, and its field `left_out` is the number of records that
+    were not passed since the last one. The filter is for loggers whose records strangers can cause: thousands of bad
+    requests a second would push everything else out of the few log files that the kubelet keeps for a container.
     """
 
     CHARACTERS = 300

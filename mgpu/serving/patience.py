@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 PATIENCE_SECONDS = 10.0
-"""The longest total time that the reads and writes of one request wait. By default, the API server waits for a webhook
-for the same time."""
+"""The longest time that the reads and writes of one request wait, in total. The API server waits equally long for a
+webhook whose configuration sets no `timeoutSeconds`."""
 
 
 class PatientSocket(socket.socket):
     """A socket whose timeout is the part of PATIENCE_SECONDS that is left for the current request.
 
-    gunicorn makes a socket blocking before each request, which sets the timeout to PATIENCE_SECONDS again. When the
+    gunicorn calls `setblocking(True)` before each request, which sets the timeout to PATIENCE_SECONDS again. When the
     time is up, the socket raises ConnectionResetError, as if the peer had reset the connection. gunicorn closes such a
     connection silently.
     """

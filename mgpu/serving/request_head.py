@@ -12,7 +12,7 @@ HEAD_BYTES = 32 << 10
 
 
 class _Request(Request):  # type: ignore[misc]
-    """A request whose header lines have at most HEAD_BYTES together. A larger request is answered with 431.
+    """A request whose header lines have at most HEAD_BYTES together. If they have more, the answer is 431.
 
     gunicorn itself limits only the number and the length of the lines, which allows 0.8 MB. It reads the lines before
     the app can check the peer, stores them twice, and searches all of them again after each read. With these limits

@@ -19,7 +19,8 @@ _MOST_CHARACTERS = 1024
 """The most characters of a text outside the objects of a review. Answers and logs repeat these texts. Names in
 Kubernetes have at most 253 characters."""
 WARNINGS = 20
-"""The most warnings of one answer. The API server truncates all of them together to 4 KiB."""
+"""The most warnings of one answer, before one that says how many are left out. The API server truncates all warnings
+together to 4 KiB."""
 _OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 _REASONS = {400: "BadRequest", 403: "Forbidden", 409: "Conflict", 422: "Invalid"}
 
@@ -138,7 +139,8 @@ def deny(
 ) -> Reply:
     """Return a reply that denies the object.
 
-    If `reasons` are problems, the message and `details.causes`, which kubectl lists, contain the first of them.
+    If `reasons` are problems, the message and `details.causes`, which kubectl lists, contain the first MAX_PROBLEMS of
+    them.
 
     Args:
         reasons: the message, or the problems of the object.

@@ -40,11 +40,13 @@ _log = logging.getLogger(__name__)
 CONNECTIONS = 1000
 """The most connections of a worker to all addresses together."""
 STRANGERS = 32
-"""The most connections of strangers to one address, and the number of threads for their requests. Strangers get a reply
-with status 403 instead of a closed connection, because the message tells an operator which address to allow."""
+"""The most connections of strangers to one address of a worker, and the number of threads for their requests. Strangers
+get a reply with status 403 instead of a closed connection, because the message tells an operator which address to
+allow."""
 HANDSHAKES = 256
-"""The most connections of strangers to an address where only the certificate tells callers from strangers. A busy API
-server can open this many connections at once, and each counts as one of a stranger until its handshake is done."""
+"""The most connections of strangers to an address of a worker where only the certificate tells callers from strangers.
+A busy API server may open this many connections at once, and each counts as one of a stranger until its handshake is
+done."""
 # Few threads do the cryptography of strangers' handshakes, so that callers keep most of the CPU.
 _HANDSHAKE_THREADS = 4
 # The TLS alerts of clients that do not trust the serving certificate. Go's client always sends bad_certificate.
@@ -106,8 +108,9 @@ class _Threads:
 class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded worker with TLS, threads and limits for each address.
 
-    gunicorn has TLS for all addresses or for none, but here each address has a configuration of its own. If a client
-    does not close the connection after its last reply, a thread waits for the client for 2 s instead of the event loop.
+    gunicorn has TLS for all addresses or for none, but here each address has a configuration of its own. gunicorn also
+    waits up to 2 s in the event loop for a client that does not close its connection after the last reply. Here a
+    thread waits for that client.
 
     One address cannot block another: its callers may use at most half of the connections that all others leave free,
     and its strangers have a limit of their own.
@@ -141,7 +144,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return _Address(config, blocks, callers, strangers)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End the worker after the function `end`, if there is one, has returned on a thread of its own.
+        """End the worker. If there is a function `end`, a thread calls it first, and then ends the worker.
 
         The event loop starts the thread, because a signal handler interrupts arbitrary code.
         """
@@ -186,7 +189,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             self._wait(conn, selectors.EVENT_READ)
 
     def _join(self, conn: Any, lane: _Lane) -> bool:
-        """Add a connection to a lane, and return True. If the callers' lane is full, close it and return False."""
+        """Add a connection to a lane and return True, or close the connection and return False.
+
+        Only the callers' lane refuses connections. In a full strangers' lane, an older connection is closed instead.
+        """
         conn.lane = lane
         address = self._addresses[conn.server]
         if lane is address.callers:
@@ -305,8 +311,8 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         lane: _Lane = conn.lane
         if graceful and conn in lane.connections and conn.sock.fileno() >= 0:
             patient = conn.sock
-            # Use a plain socket, since the client has its answer and no time limit applies. Store it in `conn.sock`,
-            # which `_disconnect` uses too.
+            # Use a plain socket, because `close_graceful` limits the time itself. A PatientSocket would log the timeout
+            # as that of a request. Store the plain socket in `conn.sock`, which `_disconnect` uses too.
             conn.sock = socket.socket(patient.family, patient.type, patient.proto, patient.detach())
             closed = lane.closing.submit(close_graceful, conn.sock)
             closed.add_done_callback(lambda _: lane.connections.discard(conn))

@@ -31,8 +31,8 @@ class WebhookSettings(Block):
         schedulerName: The `schedulerName` that new GPU pods get. If it is empty, they keep their own.
         clientCa: A file of CA certificates. Only clients with a certificate that one of them has signed are answered.
             If it is empty, clients need no certificate.
-        apiServers: The addresses of the API servers. Other peers get 403. If it is None, every peer with a certificate
-            may call when `clientCa` is set, and only loopback addresses otherwise.
+        apiServers: The addresses of the API servers. Other peers get 403. If it is not set, the callers are all peers
+            with a certificate if `clientCa` is set, and only loopback addresses if it is empty.
         metricsHost: The address on which /metrics, /healthz and /readyz are served, in plain HTTP.
         metricsPort: The port of these endpoints. They are not served if it is -1.
     """
@@ -75,14 +75,14 @@ class SchedulerSettings(Block):
 
     Keys:
         extenderClientCa: The same as `clientCa`, for the extender. If it is set, the extender is served over TLS and
-            may listen on any address. Otherwise it is served in plain HTTP on a loopback address.
+            may listen on any address. If it is empty, the extender is served in plain HTTP on a loopback address.
         podUid: The UID of this process's own pod, from the downward API. While the process leads, its pod has the label
             that the Service selects. If it is empty, no pod is labelled.
         kubeSchedulerLease: The Lease of the kube-schedulers that run in the pods of mgpu-scheduler. The replica whose
             kube-scheduler holds it leads. If it is empty, no kube-scheduler runs in these pods.
         leaderElect: Whether the replicas elect a leader.
-        extenderTimeoutSeconds: The time that kube-scheduler waits for the extender (`httpTimeout`). The work for a call
-            ends after that time.
+        extenderTimeoutSeconds: The time that kube-scheduler waits for the extender (`httpTimeout`). After that time the
+            scheduler stops working on the call.
         reservationSeconds: The time after which the scheduler looks up the pod of a reservation whose binding it has
             not observed, and releases the reservation if the pod is not bound.
         bindingUsers: The users and groups that may bind GPU pods. If mgpu's extender binds pods, the list must contain
@@ -162,7 +162,7 @@ class DevicePluginSettings(Block):
             files are written.
         deviceList: With `mounts`, the agent also names a container's cards by mounts. NVIDIA's container toolkit can be
             configured to trust only these mounts, and not the environment variable, which images can set.
-        deviceNodes: Whether the agent adds the device nodes of a container's cards. Otherwise the toolkit adds them.
+        deviceNodes: Whether the agent adds the device nodes of a container's cards. If not, the toolkit adds them.
         devDir: The folder at which the host's /dev is mounted.
     """
 

@@ -51,8 +51,8 @@ NODE_POLICIES = CARD_POLICIES
 if TYPE_CHECKING:
     _Policy = str
 else:
-    _Policy = Literal[SELECTABLE]  # the names come from the registry, so that this module does not repeat them
+    _Policy = Literal[SELECTABLE]  # type checkers do not accept a variable in Literal, but pydantic does
 Policy = Annotated[_Policy, BeforeValidator(to_lower_case)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPort = Annotated[int, Field(ge=-1, le=65535)]
-"""A port, or -1 if nothing is served there."""
+"""The port of optional endpoints, or -1 if they are not served."""

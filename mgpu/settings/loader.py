@@ -1,7 +1,7 @@
 """Loads the settings from a YAML file, environment variables and flags.
 
-Mainly `mgpu.cli.process_settings` calls `load_settings`. The file may be Volcano's `volcano-scheduler.conf`. Then only
-its arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
+Mainly `mgpu.cli.process_settings` calls `load_settings`. The file may be Volcano's `volcano-scheduler.conf`, of
+which only the plugin arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,12 +55,12 @@ def load_settings(
     Args:
         text: The content of the YAML file.
         source: The name of the file in errors.
-        environ: The environment variables. `MGPU_CARD_POLICY` and `MGPU_NODE_POLICY` set the two policies. The name of
-            another setting is its path with `__` between the keys, such as `MGPU_WEBHOOK__PORT` or
+        environ: The environment variables. `MGPU_CARD_POLICY` and `MGPU_NODE_POLICY` set the two policies. The variable
+            for any other setting is named after its path with `__` between the keys, such as `MGPU_WEBHOOK__PORT` or
             `MGPU_DIALECTS__MGPU__MGPUPOLICY`; the case of the keys does not matter. A single `_` cannot separate keys,
             because Kubernetes sets `MGPU_WEBHOOK_PORT` in every pod of a namespace with a Service `mgpu-webhook`.
-        flags: The values by dotted path (`webhook.port`); None for a flag that is not given. `cardPolicy` also
-            overrides the policies of the dialects.
+        flags: The values by dotted path (`webhook.port`); None for a flag that is not given. The flag `cardPolicy` also
+            overrides the card policies in the settings of the dialects.
 
     Raises:
         BadObject: The settings are not valid. The error names the invalid keys.
@@ -118,9 +118,9 @@ _VOLCANO: Mapping[str, tuple[str, type[BaseModel]]] = {
     "predicate.MGPU": ("mgpu", MgpuSettings),
     "dynamicgpuslice.": ("slices", SlicesSettings),
 }
-"""The dialect and its block of settings, by the prefix of the Volcano arguments.
+"""The dialect and the class of its settings, by the prefix of the Volcano arguments.
 
-Only settings whose fields have an alias are accepted in a Volcano configuration.
+Only fields with an alias are accepted in a Volcano configuration.
 """
 
 
@@ -130,9 +130,10 @@ def _from_volcano(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
     beside = next((key for key in own if key in tree), None)
     if beside:
         text = (
-            f"cannot be combined with tiers: of a Volcano configuration, only the {' and '.join(_VOLCANO)}… arguments"
+            "cannot be combined with tiers: in a Volcano configuration, mgpu reads only the plugin arguments that "
+            f"begin with {' or '.join(_VOLCANO)}"
         )
-        raise BadObject([Problem(f"{source}: {beside}", f"{text} are read")])
+        raise BadObject([Problem(f"{source}: {beside}", text)])
     found: dict[str, dict[str, Any]] = {}
     for path, arguments in _arguments(tree, source):
         for key, value in arguments.items():

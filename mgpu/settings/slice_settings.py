@@ -1,6 +1,7 @@
 """Defines the settings of slices: the `dynamicgpuslice.*` keys of a Volcano configuration without their prefix.
 
-Mainly the scheduler's partition planner reads them. Users write the keys (docs/slices.md), so the keys must not change.
+The scheduler's partition planner and the agent's MPS partitioner read them. Users write the keys (docs/slices.md), so
+the keys must not change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ Cards of a model that is missing may have any geometry.
 
 
 def _each_one(value: object) -> object:
-    """Return the weight 1 for each resource in a list or in a text with commas, and any other value unchanged.
+    """Return the weight 1 for each name in a list or in a text with commas, and any other value unchanged.
 
     `weight.resources.<name>` overrides this weight for one resource.
     """

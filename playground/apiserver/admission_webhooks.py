@@ -1,7 +1,8 @@
-"""Calls the admission webhooks that a request matches and applies their responses.
+"""Calls the admission webhooks that are configured for a request, and applies their responses.
 
 Mutating webhooks are called one after another, and validating webhooks at the same time. The error messages follow
-those of kube-apiserver. `writes`, `deletions` and `subresources` call them through `Admission`.
+those of kube-apiserver. `writes`, `deletions` and `subresources` call the webhooks through `Admission`, and
+`strategies` checks their match conditions with `condition_problems`.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ Normalise = Callable[[Object], Object]
 
 
 class CallFailed(Exception):
-    """The webhook did not answer, or its answer is malformed. The `failurePolicy` says whether the request fails."""
+    """The call of a webhook failed, or its answer is malformed. `failurePolicy` decides whether the request fails."""
 
 
 class Admission:
@@ -195,7 +196,8 @@ def _conditions_hold(hook: Object, attrs: Attributes, obj: Object | None, old: O
     """Return whether all match conditions are true.
 
     As in kube-apiserver, a false condition skips the webhook even if the evaluation of another condition fails. If none
-    is false and one fails, the webhook is skipped if its `failurePolicy` is Ignore. Otherwise ApiError is raised.
+    is false and one fails, `failurePolicy` decides: with Ignore the webhook is skipped, and with Fail this function
+    raises ApiError.
     """
     conditions = hook.get("matchConditions") or []
     if not conditions:
@@ -246,7 +248,10 @@ class WebhookClient:
             self._session = None
 
     async def call(self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> Object:
-        """Post the review of a request and return the `response` of the answer. Raises CallFailed."""
+        """Post the review of a request and return the `response` of the answer.
+
+        Raises CallFailed if there is no valid answer.
+        """
         uid = str(uuid.uuid4())
         review = await self._post(hook, orjson.dumps(attrs.review(uid, obj, old)), hook.get("timeoutSeconds") or 10)
         response = review.get("response") if isinstance(review, dict) else None

@@ -1,7 +1,8 @@
-"""The errors of the API server. Each becomes a `Status` with code, reason and details, in the words of kube-apiserver.
+"""Defines the errors of the API server. Each becomes a `Status` with code, reason and details, as in kube-apiserver.
 
-The argument `resource` is usually a name as in `storage`: `pods` or `deployments.apps`. A `Cause` describes one broken
-rule of an object, and `invalid` makes a 422 of several causes. All modules of the API server may raise them.
+Keep the messages in kube-apiserver's words, because clients and tests compare them. The argument `resource` is a name
+as in `storage` (`pods` or `deployments.apps`), unless a docstring says otherwise. A `Cause` describes one broken rule
+of an object, and `invalid` makes a 422 of one or more causes. All modules of the API server may raise these errors.
 """
 
 from collections.abc import Iterable
@@ -112,7 +113,7 @@ def forbidden(resource: str, name: str, reason: str, causes: Iterable[dict[str, 
 
 
 def not_permitted(user: str, verb: str, group: str, resource: str, namespace: str, name: str) -> ApiError:
-    """Return the 403 for a user without the right.
+    """Return the 403 for a user who has no right to make the request.
 
     Here `resource` has no group, but includes the subresource (`pods/binding`). `namespace` and `name` may be "".
     """

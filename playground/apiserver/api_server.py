@@ -46,7 +46,6 @@ class ApiServer:
         log_source: Returns the log of a container. If it is None, every log is empty.
         history: How many of the latest changes are kept for each resource. A watch can start at any of them.
         bookmark_every: The seconds without a change after which a watch sends a bookmark.
-
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class ApiServer:
         await self._webhooks.close()
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request. An error is answered with a Status."""
+        """Answer a request. If it is refused, the answer is a Status."""
         warnings: list[str] = []
         try:
             return await self._route(request, warnings)
@@ -176,7 +175,7 @@ class ApiServer:
     def _user(self, request: web.Request) -> User:
         """Return the user of the request's bearer token, or the user whom that user impersonates.
 
-        Raises a 401 if the token is missing or unknown.
+        Raises a 401 if the token is missing or unknown. Every user may impersonate any other.
         """
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         user = self._tokens.get(token) if scheme.lower() == "bearer" else None

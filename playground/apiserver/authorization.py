@@ -1,8 +1,8 @@
-"""Authorizes the requests of the restricted users by RBAC, and records them.
+"""Authorizes the requests of the users that RBAC restricts, and records these requests.
 
-`api_server` checks each request with the `Authorizer`. The roles and the bindings are read from the storage.
-ClusterRoles are not aggregated: an aggregated ClusterRole has only the rules that its object contains. The recorded
-requests show which of the rights in `manifests/` are needed.
+`api_server` checks each request with the `Authorizer`. In the playground's cluster, mgpu's processes are the restricted
+users. The roles and the bindings are read from the storage. ClusterRoles are not aggregated: an aggregated ClusterRole
+has only the rules that its object contains. The recorded requests show which of the rights in `manifests/` are needed.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -26,7 +26,7 @@ class Request:
         verb: The verb of RBAC, such as `get`, `list` or `deletecollection`.
         resource: The resource and its subresource as roles name them, such as `pods/binding`.
         namespace: The namespace, or "" for a cluster-scoped resource and for a request over all namespaces.
-        name: The name of the object, or "" if the request names none, such as most creations and lists.
+        name: The name of the object, or "" if the request names none, as in most creations and lists.
     """
 
     user: str

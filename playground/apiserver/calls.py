@@ -1,6 +1,7 @@
-"""Parsed requests to the API server, and the AdmissionReviews that describe them.
+"""Defines parsed requests to the API server, and the AdmissionReviews that describe them.
 
-`api_server` makes a `Call` from an HTTP request, and `admission_webhooks` sends the reviews.
+`api_server` makes a `Call` from each HTTP request, and the modules that handle requests get it. `admission_webhooks`
+sends the reviews.
 """
 
 from collections.abc import Mapping
@@ -159,10 +160,10 @@ def check_dry_run(values: list[str]) -> bool:
 
 
 def parse_path(path: str, registry: Registry) -> Path | None:
-    """Return the resource or object that a URL path names, or None if nothing is served at the path.
+    """Return the resource or object that a URL path names, or None if it names no served resource.
 
-    Examples of paths are `/api/v1/namespaces/default/pods/p/log`, `/apis/apps/v1/deployments` and
-    `/apis/<group>/<version>/<plural>/<name>`.
+    Whether the resource has the subresource is not checked. Examples of paths are
+    `/api/v1/namespaces/default/pods/p/log`, `/apis/apps/v1/deployments` and `/apis/<group>/<version>/<plural>/<name>`.
     """
     parts = [p for p in path.split("/") if p]
     if parts[:2] == ["api", "v1"]:

@@ -1,7 +1,8 @@
 """Deletes objects, and carries out what follows from a write.
 
 `Lifecycle` handles finalizers, grace periods, terminating namespaces, and the kinds of CustomResourceDefinitions.
-`Deleter` handles DELETE requests and evictions. Mainly `api_server` calls `Deleter`, and `writes` calls `Lifecycle`.
+`Deleter` handles DELETE requests and evictions. `api_server` and `subresources` call `Deleter`, and `writes` calls
+`Lifecycle`.
 """
 
 import dataclasses
@@ -24,7 +25,8 @@ _PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lea
 # kube-apiserver answers the deletion of these kinds with the object. For all other kinds, the answer is a Status once
 # the object has been removed.
 _RETURN_OBJECT = ("pods", "persistentvolumeclaims", "serviceaccounts", "resourcequotas", "services")
-# The finalizer that each propagationPolicy adds. In a real cluster the garbage collector removes it.
+# The finalizer that each propagationPolicy adds. `playground.controller_manager` removes it, as the garbage collector
+# of a real cluster does.
 _FINALIZER = {"Orphan": "orphan", "Foreground": "foregroundDeletion", "Background": ""}
 
 
@@ -84,9 +86,10 @@ class Lifecycle:
         return self._remove(kind, old, old.obj), True
 
     def _remove(self, kind: Kind, old: Item, obj: Object) -> Item:
-        """Remove an object whose last state is `obj`, and carry out what follows.
+        """Remove an object whose last state is `obj`.
 
-        The kinds of a CustomResourceDefinition are removed, and so is a terminating namespace that is now empty.
+        The kinds of a removed CustomResourceDefinition are removed with their objects. If the object was the last one
+        in a terminating namespace, the namespace is removed too.
         """
         gone = self._storage.remove(kind.resource, old, obj)
         if kind.resource == _CRDS:
@@ -177,7 +180,8 @@ def terminating(obj: Object, seconds: int | None) -> Object:
     """Return the object, marked as being deleted.
 
     Args:
-        seconds: The grace period of a pod, 0 for other objects, or None for a namespace, which has no such field.
+        seconds: The grace period of a pod, or 0 for another object. For a namespace it is None, because a namespace has
+            no `deletionGracePeriodSeconds`.
     """
     at = datetime.fromtimestamp(int(time.time()) + (seconds or 0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     metadata = {**obj["metadata"], "deletionTimestamp": at}
@@ -197,7 +201,10 @@ def _with_finalizers(obj: Object, finalizers: Sequence[str] | None) -> Object:
 
 
 def _options(call: Call) -> Object:
-    """Return the DeleteOptions in the body. If they have no grace period, the query may have one."""
+    """Return the DeleteOptions in the body. If they have no grace period, they get that of the query, if there is one.
+
+    Raises a 422 for an unknown `propagationPolicy`.
+    """
     options = (read_body(call) if call.body.strip() else None) or {}
     if "gracePeriodSeconds" in call.query and "gracePeriodSeconds" not in options:
         options = {**options, "gracePeriodSeconds": call.number("gracePeriodSeconds")}
@@ -221,7 +228,7 @@ def _finalizers(metadata: Object, options: Object) -> list[str]:
 
 
 def _check_preconditions(kind: Kind, metadata: Object, given: Object) -> None:
-    """Raise a 409 if the object does not have the UID and the resourceVersion of the preconditions."""
+    """Raise a 409 if the UID or the resourceVersion of the object differs from that of the preconditions."""
     checks = (
         ("uid", "UID", "The object might have been deleted and then recreated"),
         ("resourceVersion", "ResourceVersion", "The object might have been modified"),

@@ -22,9 +22,9 @@ _LOOP_TURNS = 3
 class Listener(socket.socket):
     """A listening socket that records its connections until they are closed, and can end all of them.
 
-    asyncio and aiohttp have no record of connections that are still in their TLS handshake, or that were accepted while
-    the server was closing. If `port` is 0, the kernel chooses a free port. Raises OSError if the address cannot be
-    bound.
+    The record is necessary because asyncio and aiohttp do not know the connections that are still in their TLS
+    handshake, or that were accepted while the server was closing. If `port` is 0, the kernel chooses a free port.
+    Raises OSError if the address cannot be bound.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -43,11 +43,12 @@ class Listener(socket.socket):
         return int(self.getsockname()[1])
 
     async def stop_accepting(self) -> None:
-        """Accept no more connections, and return when a handler serves each accepted one.
+        """Accept no more connections, and return when each accepted one has a handler that has begun.
 
         asyncio loses a connection if its server closes in the turn of the event loop that accepted the connection, and
         aiohttp waits for a handler that has not begun as if it were serving a request. So this method waits for three
         turns: the first creates the transport, the second creates the handler, and in the third the handler begins.
+        This depends on the internals of asyncio and aiohttp.
         """
         self._open = False
         for _ in range(_LOOP_TURNS):

@@ -1,4 +1,4 @@
-"""The kinds that the API server serves: a table of built-in kinds, and those that CustomResourceDefinitions add.
+"""Defines the kinds that the API server serves: built-in ones, and those that CustomResourceDefinitions add.
 
 `api_server` has a `Registry`, in which `calls` finds the kind of each request. To serve another built-in kind, add a
 row to `BUILT_IN`. The schema of a built-in kind is a class of the Kubernetes Python client. `deletions` adds and
@@ -189,7 +189,10 @@ class Registry:
         return self._kinds.get((group, version, plural))
 
     def of(self, resource: str) -> Kind:
-        """Return a kind by the name of its resource, such as `deployments.apps`. The kind must be served."""
+        """Return the kind of a resource such as `deployments.apps`, which must be served.
+
+        If several versions are served, return the one that is first in alphabetical order.
+        """
         return next(k for k in self if k.resource == resource)
 
     def define(self, crd: Object) -> None:

@@ -67,7 +67,7 @@ def _initializing(pod: Object) -> str | None:
 
 
 def summary(pod: Object) -> str:
-    """Return the STATUS column of a pod. This is a shorter form of printPod in kube-apiserver's pkg/printers."""
+    """Return the STATUS column of a pod, like printPod in kube-apiserver's pkg/printers, which knows more cases."""
     status = pod.get("status") or {}
     reason = status.get("reason") or status.get("phase") or "Unknown"
     if "SchedulingGated" in [c.get("reason") for c in status.get("conditions") or [] if c["type"] == "PodScheduled"]:
@@ -103,7 +103,10 @@ class Column:
 
 
 def age(timestamp: str | None) -> str:
-    """Return the time since an RFC 3339 timestamp as kubectl prints it, for example `45s`, `3m10s`, `2h5m` or `4d`."""
+    """Return the time since an RFC 3339 timestamp, for example `45s`, `3m10s`, `2h5m` or `4d`.
+
+    This is the form in which kubectl prints ages, but ages of two days and more have only days.
+    """
     if not timestamp:
         return "<unknown>"
     seconds = max(0, int((datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()))

@@ -47,16 +47,21 @@ def generate(prefix: str) -> str:
 
 
 def dns_label(value: str, field: str) -> list[Cause]:
-    """Return a problem if the value is not a DNS label. `field` is the path of the field in the object."""
+    """Return a list with one problem if the value is not a DNS label, or an empty list.
+
+    Args:
+        field: The path of the field that contains the value.
+    """
     if len(value) > 63 or not _LABEL.fullmatch(value):
         return [invalid_value(field, value, _LABEL_RULE)]
     return []
 
 
 def qualified_name(value: str, field: str) -> list[Cause]:
-    """Return a problem if the value is not a qualified name, such as the key of a label or the name of a resource.
+    """Return a list with one problem if the value is not a qualified name, or an empty list.
 
-    A qualified name has the form `name` or `prefix/name`, and the prefix is a DNS subdomain.
+    The keys of labels and the names of resources are qualified names. They have the form `name` or `prefix/name`, and
+    the prefix is a DNS subdomain.
     """
     prefix, slash, name = value.rpartition("/")
     if (slash and not _SUBDOMAIN.fullmatch(prefix)) or len(name) > 63 or not _QUALIFIED.fullmatch(name):
@@ -67,7 +72,8 @@ def qualified_name(value: str, field: str) -> list[Cause]:
 def check_metadata(metadata: Object, plural: str) -> list[Cause]:
     """Return the problems of the name, the labels and the annotations of an object.
 
-    The plural of the kind matters, because namespaces and the kinds of RBAC have rules of their own for names.
+    The plural of the kind matters, because the names of namespaces are DNS labels, and roles and their bindings may
+    have any name.
     """
     problems: list[Cause] = []
     name = metadata.get("name", "")

@@ -2,7 +2,8 @@
 
 Unknown fields are dropped and reported, and values of wrong types are refused. Quantities and times are written in
 their canonical form: `1024Mi` becomes `1Gi`, and `6000` becomes `6k`. The fields and types come from the models of the
-Kubernetes Python client, which are generated from the OpenAPI document of Kubernetes. Mainly `objects` calls `decode`.
+Kubernetes Python client, which are generated from the OpenAPI document of Kubernetes. `objects` and `subresources` call
+`decode`, and `writes` calls `check_unknown`.
 """
 
 import re
@@ -39,7 +40,10 @@ def canonical(value: object) -> str:
 
 @lru_cache(maxsize=10_000)
 def _canonical(text: str) -> str:
-    """Return the canonical form of a valid quantity. Objects repeat a few texts, and fractions are slow."""
+    """Return the canonical form of a valid quantity.
+
+    The results are cached, because few different quantities occur in many objects, and fractions are slow.
+    """
     amount = parse_quantity(text)
     if text.endswith("i") and abs(amount) >= 1024:
         whole = -(-amount // 1)
@@ -78,6 +82,7 @@ def read_time(text: str, field: str) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
 
 
+# The attributes of the models that are quantities, or maps of quantities. In the models their type is only text.
 _QUANTITIES = frozenset(
     (
         "requests", "limits", "capacity", "allocatable", "overhead", "pod_fixed", "hard", "used", "allocated_resources",
@@ -130,7 +135,13 @@ def _refuse(value: object, go_type: str, field: tuple[str, str]) -> _WrongType:
 def _decode(
     value: Any, type_name: str, path: str, field: tuple[str, str], unknown: list[str], *, quantity: bool
 ) -> Any:
-    """Decode a value at `path` inside of `field`, which is the model and the path of a field of a struct."""
+    """Decode the value at `path`.
+
+    Args:
+        field: The field of the innermost struct that contains the value, as the model of the struct and the path of the
+            field. Errors name it.
+        unknown: The list to which the paths of unknown fields are added.
+    """
     if value is None or type_name == "object":
         return value
     outer, inner = _nested(type_name)
@@ -165,7 +176,7 @@ def _struct(value: Object, model: str, path: str, unknown: list[str]) -> Object:
     for name, inner in value.items():
         known = fields.get(name)
         if known == _TEXT and isinstance(inner, str):
-            result[name] = inner  # like most fields; only the others need their path
+            result[name] = inner  # Most fields are texts. The paths of the others are computed below.
             continue
         inner_path = f"{path}.{name}" if path else name
         if known is None:

@@ -1,4 +1,4 @@
-"""The four kinds of patch: JSON patch (RFC 6902), merge patch (RFC 7396), strategic merge patch, server-side apply.
+"""Applies patches: JSON patch (RFC 6902), merge patch (RFC 7396), strategic merge patch, and server-side apply.
 
 `writes` applies the patches of requests, and `admission_webhooks` those of webhooks. Server-side apply works without
 field ownership: there are no `managedFields`, and managers never conflict. If a manager applies an object again and
@@ -189,7 +189,8 @@ def _merge_list(current: list[Any], patch: list[Any], key: str, order: list[Any]
 def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | None) -> list[Any]:
     """Return the items of a patched list in their final order.
 
-    The items in `order` get that order. Each other item stays before the items that it preceded in `server`.
+    The items in `order` get that order. Each other item stays before the next item of `order` if it preceded that item
+    in `server`.
 
     Args:
         order: The order that the patch requests.
@@ -216,7 +217,8 @@ def removal(before: Object, after: Object, *, lists: bool) -> Object:
     """Return the patch that removes the fields that `before` sets and `after` does not.
 
     Args:
-        lists: Whether to remove items of lists whose items have a key. Otherwise these lists are left alone.
+        lists: Whether to remove single items of lists whose items have a key. If not, the patch does not contain lists
+            that `after` has too.
     """
     patch: Object = {}
     for name, value in before.items():

@@ -1,7 +1,7 @@
 """The API server's rules for pods: defaults, validation, grace periods, and admission plugins such as Priority.
 
 `strategies` registers the defaults, the validation and the initial status. `writes` calls the plugins Priority and
-ResourceQuota when a pod is created.
+ResourceQuota when a pod is created, and `deletions` calls `grace_period`.
 """
 
 from fractions import Fraction
@@ -191,7 +191,7 @@ def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
     """Return the part of a spec that an update may not change.
 
     Args:
-        old_grace: The pod's terminationGracePeriodSeconds before the update. A negative one may be changed.
+        old_grace: The pod's terminationGracePeriodSeconds before the update. If it is negative, it may be changed.
         gated: Whether the pod has scheduling gates. The node selector and the affinity of such a pod may change.
     """
     fixed = {k: v for k, v in spec.items() if k not in ("activeDeadlineSeconds", "tolerations", "schedulingGates")}
@@ -207,7 +207,10 @@ def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
 
 
 def validate_update(new: Object, old: Object) -> list[Cause]:
-    """Return the problems of an update of a pod that is not an update of a subresource."""
+    """Return the problems of an update of a pod, given its new and its old state.
+
+    Updates of a subresource, such as `pods/status`, have other rules.
+    """
     now, was = new["spec"], old["spec"]
     if len(now.get("containers") or []) != len(was["containers"]):
         return [forbidden_field("spec.containers", "pod updates may not add or remove containers")]

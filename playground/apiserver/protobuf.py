@@ -115,7 +115,7 @@ def _message(table: _Table, data: bytes) -> Object:
 
 
 def read(body: bytes) -> Object:
-    """Return the object in a body. Raises NotReadable."""
+    """Return the object in a body. Raises NotReadable if the body is malformed or its kind is not in the tables."""
     if not body.startswith(_MAGIC):
         raise NotReadable("no envelope")
     envelope = dict(_fields(body[len(_MAGIC) :]))

@@ -2,7 +2,8 @@
 
 All pages of a list show the state at one resourceVersion. A watch sends the changes after a resourceVersion as lines of
 JSON. If the watch has selectors, an object that begins to match is reported as added, and an object that no longer
-matches as deleted. Mainly `api_server` calls this module.
+matches as deleted. `api_server` calls this module, and `writes`, `deletions` and `subresources` find objects with
+`existing` and `selected`.
 """
 
 import asyncio

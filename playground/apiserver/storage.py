@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-# The resourceVersion of the empty storage. A watch at a lower resourceVersion ends with "too old".
+# The resourceVersion of the empty storage. `Storage.watch` raises TooOld for a lower one.
 _FIRST = 100
 
 # The maximum size of an object in bytes: etcd's limit for a request, 1.5 MiB.
@@ -220,19 +220,22 @@ class Storage:
         return self.collection(resource).items.get((namespace, name))
 
     def create(self, resource: str, obj: Object) -> Item:
-        """Store a new object. Raises Exists if its name is in use, and TooLarge."""
+        """Store a new object. Raises Exists if its name is in use, and TooLarge if it is too large."""
         item, collection = self._stamped(obj), self.collection(resource)
         if item.key in collection.items:
             raise Exists
         return self._write(collection, None, item)
 
     def replace(self, resource: str, old: Item, obj: Object) -> Item:
-        """Replace `old` with `obj`. Raises Stale if `old` is no longer the stored object, and TooLarge."""
+        """Replace `old` with `obj`.
+
+        Raises Stale if `old` is no longer the stored object, and TooLarge if `obj` is too large.
+        """
         collection = self._current(resource, old)
         return self._write(collection, old, self._stamped(obj))
 
     def remove(self, resource: str, old: Item, obj: Object | None = None) -> Item:
-        """Remove `old`. Raises Stale if `old` is no longer the stored object, and TooLarge.
+        """Remove `old`. Raises Stale if `old` is no longer the stored object, and TooLarge if `obj` is too large.
 
         The result and the event for watchers have `obj`, or `old` if `obj` is None, with the resourceVersion of the
         removal.
@@ -262,7 +265,7 @@ class Storage:
         return collection
 
     def _stamped(self, obj: Object) -> Item:
-        """Return `obj` with the resourceVersion of the next write. Raises TooLarge."""
+        """Return `obj` with the resourceVersion of the next write. Raises TooLarge if it is too large."""
         item = Item({**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.rv + 1)}})
         if len(item.raw) > _LARGEST:
             raise TooLarge

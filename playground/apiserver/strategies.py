@@ -1,6 +1,7 @@
-"""The defaults and the validation of single kinds. To add some for a kind, add a row to `_STRATEGIES`.
+"""Defines the defaults and the validation that only one kind of object has.
 
-`objects` calls them.
+To give a kind its own, add a row to `_STRATEGIES`. `objects` gets the strategy of each kind here. The objects have been
+decoded, but are not validated yet when `defaults` and `prepare` get them, so required fields may be missing.
 """
 
 import base64
@@ -163,5 +164,5 @@ _PLAIN = Strategy()
 
 
 def strategy(resource: str) -> Strategy:
-    """Return the strategy of a resource, such as `pods` or `deployments.apps`. Most strategies do nothing."""
+    """Return the strategy of a resource such as `pods`. For a resource without a row, the strategy does nothing."""
     return _STRATEGIES.get(resource, _PLAIN)

@@ -26,7 +26,7 @@ It is called on another thread, and raises LookupError if there is no log yet.
 
 
 class Binder:
-    """Binds pods. After admission, one write sets the node, the annotations, the labels and the condition."""
+    """Binds pods. After admission, one write sets the node, annotations, labels and the condition PodScheduled."""
 
     def __init__(self, storage: Storage, admission: Admission) -> None:
         self._storage = storage
@@ -111,7 +111,7 @@ def _bound(old: Object, binding: Object) -> Object:
 
 
 def _with_condition(pod: Object, condition: Object) -> Object:
-    """Return the pod with the condition, which replaces a condition of the same type."""
+    """Return the pod with the condition. If the pod has a condition of the same type, it is replaced."""
     status = pod.get("status") or {}
     others = [c for c in status.get("conditions") or [] if c["type"] != condition["type"]]
     return {**pod, "status": {**status, "conditions": [*others, condition]}}

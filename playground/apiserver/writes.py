@@ -41,7 +41,7 @@ from playground.apiserver.reads import existing
 from playground.apiserver.storage import Exists, Item, Object, Stale, Storage
 
 _ATTEMPTS = 5
-# These fields are removed from a new object before webhooks get it.
+# The metadata fields that are removed from a new object before webhooks get it.
 _SERVER_OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink")
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -171,7 +171,7 @@ class Writer:
     async def _change(self, call: Call, make: Callable[[Object], Object]) -> Item:
         """Write the object that `make` returns for the stored object.
 
-        If another write comes during admission, start again. Raises a 409 after `_ATTEMPTS` attempts.
+        If the stored object changes during admission, start again. Raises a 409 after `_ATTEMPTS` attempts.
         """
         kind, path = call.path.kind, call.path
         attributes = call.attributes("UPDATE", path.name, subresource=path.subresource)
