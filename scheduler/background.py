@@ -1,17 +1,20 @@
 """Paces long work with short sleeps, so that other threads get the GIL in between.
 
-Mainly long searches (`decisions.effort_budgets`) and the web page call a `Pace` between the steps of their work.
-Without it, such work would hold the GIL for a whole switch interval again and again, while calls of kube-scheduler
-wait.
+Long searches (`decisions.effort_budgets`), the web page, the metrics (`api.collector`) and `api.gpushare_compat` call a
+`Pace` between the steps of their work. Without it, such work would hold the GIL for a whole switch interval again and
+again, while calls of kube-scheduler wait.
 """
 
 import time
 from collections.abc import Callable
 
 _WORK_SECONDS = 0.002
-"""The time for which work runs before a pause."""
+"""After this time of work, the next call of a Pace sleeps."""
 _MAX_WORK_SECONDS = 0.005
-"""The longest work that counts for the length of a pause. A longer step has probably waited for the CPU or the GIL."""
+"""The length of a pause is computed from at most this time of work.
+
+Work that took longer has probably waited for the CPU or the GIL.
+"""
 
 
 class Pace:
@@ -27,7 +30,7 @@ class Pace:
         self._work_began = time.monotonic()
 
     def __call__(self) -> None:
-        """Sleep if the work since the last sleep has taken long enough."""
+        """Sleep if the last sleep ended more than `_WORK_SECONDS` ago."""
         worked = time.monotonic() - self._work_began
         if worked > _WORK_SECONDS:
             self._sleep(self.pause_ratio * min(worked, _MAX_WORK_SECONDS))

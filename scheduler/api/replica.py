@@ -42,7 +42,7 @@ class Replica(Protocol):
         """Return why this replica does not decide, or None if it decides."""
 
     def may_answer(self) -> None:
-        """Raise RetryLater while this replica must not answer from its cache."""
+        """Raise RetryLater while the cache is incomplete, so that this replica must not answer from it."""
 
     def may_decide(self) -> None:
         """Raise RetryLater while this replica must not decide and write."""
@@ -56,4 +56,4 @@ class Replica(Protocol):
         """Whether this replica decides, and its pod is the only one with the label that the Service selects."""
 
     def watches(self) -> Mapping[str, Watch]:
-        """Return all watches by a short name."""
+        """Return all watches by the names under which the metrics show them."""

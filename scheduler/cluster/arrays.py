@@ -1,8 +1,9 @@
 """Stores all nodes and their cards as arrays, which are updated node by node.
 
 `NodeSnapshots` updates the arrays, and the filter evaluates a snapshot of them without any lock. Copying the arrays for
-each call would take as long as the evaluation, and nearly every call has ended before anything changes. So a snapshot
-shares the arrays, and they are copied before a change only while a snapshot is in use (copy on write).
+each call of the filter would take as long as the evaluation, and nearly every call ends before a node changes. So a
+snapshot shares the arrays, and they are copied before a change only while a snapshot is in use (copy on write): a
+row that a snapshot may contain must be changed only after `_unshare`.
 """
 
 import weakref
@@ -24,7 +25,7 @@ from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, NodeA
 UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (yet)", hopeless=True)
 """The rejection of a node that kube-scheduler knows and this process does not."""
 _MAX_REQUIREMENTS = 64
-"""The most combinations of requirements whose results are stored."""
+"""The maximum number of combinations of requirements for which results are stored."""
 _NO_NODE = Node("")
 _NO_ROW = 0
 """The row of every unknown name; its node is `_NO_NODE`."""
@@ -46,7 +47,8 @@ class _RowByName(dict[str, int]):
 class ClusterArrays:
     """The arrays of all nodes. Not thread-safe; the tables that it returns are immutable and may be read by any thread.
 
-    Each node has a row, and each of its cards has a column in that row. The row of a deleted node is given to another.
+    Each node has a row, and each of its cards has a column in that row. The row of a deleted node is used again for
+    another node.
     """
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class ClusterArrays:
     def table(
         self, names: Sequence[str], request: GpuRequest, instead: Mapping[str, tuple[CardState, ...]]
     ) -> NodeTable:
-        """Return a snapshot of these nodes.
+        """Return a snapshot of these nodes. A name that is not stored has the rejection UNKNOWN in the result.
 
         Args:
             request: The request, whose requirements exclude nodes and whose constraints exclude cards.

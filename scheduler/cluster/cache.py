@@ -7,8 +7,8 @@
 What must hold:
 
 - The API server is the source of the data: the same valid objects in any order give the same holdings. A restart loses
-  what is not in these objects: reservations, admissions of MtgpuPods, partition plans that are not written yet, the
-  memory of deleted pods, and what the forecast has learned.
+  what is not in these objects: reservations, admissions of MtgpuPods, partition plans that are not written yet, which
+  pods were deleted, and what the forecast has learned.
 - One lock guards all data except the forecast, and no thread holds it during an API call. The data belongs to the
   parts that the constructor creates. The private parts are not thread-safe, and no caller gets a reference to them.
 - Changes are published as typed events (`scheduler.cluster.events`).
@@ -260,10 +260,11 @@ class ClusterCache:
             return self._holdings.is_undecided(uid)
 
     def remnant_problem(self, pod: Pod) -> str | None:
-        """Return the reason why this pod gets no cards while remnants of its namespace run, or None if there are none.
+        """Return the reason why this pod gets no cards because of remnants of its namespace, or None.
 
         The result is None for an occupy pod. It occupies its card for MtgpuPods of other namespaces, whose remnants the
-        controller has checked. Otherwise one remnant in kube-system would hold up the MtgpuPods of all namespaces.
+        controller has checked. If the remnants of its own namespace, kube-system, mattered, one of them would hold up
+        the MtgpuPods of all namespaces.
         """
         if mtgpu.occupy_target(pod) is not None:
             return None
@@ -313,7 +314,7 @@ class ClusterCache:
             return self._snapshots.of(node, uid, gpuid)
 
     def node_snapshot_with_pods(self, node: str, uid: str) -> tuple[NodeSnapshot, tuple[tuple[Holding, GpuPod], ...]]:
-        """Return a snapshot of the node for a pod, and the holdings of other GPU pods there with these pods."""
+        """Return a snapshot of the node for a pod, and the holdings of other GPU pods there, each with its pod."""
         with self._lock:
             held = (h for h in self._ledger.holdings(node) if h.uid != uid)
             pods = tuple((h, pod) for h in held if (pod := self._pods.get(h.uid)) is not None)
@@ -437,7 +438,10 @@ class ClusterCache:
             return True
 
     def keep(self, reservation: Reservation) -> None:
-        """Restart the full time of a reservation, if it is in force. The pod is bound or may be."""
+        """Restart the full time of a reservation, if it is in force.
+
+        Call this if the pod is bound, or if it is not known whether it is.
+        """
         with self._lock:
             if not self._is_closed and self._reservations.get(reservation.uid) is reservation:
                 self._reservations.keep(reservation)

@@ -20,7 +20,7 @@ Codes = npt.NDArray[np.int64]
 _MAX_EXCLUSIONS = 4096
 """The number of exclusions above which the codes are forgotten and a new mapping is started."""
 _SPARE_MODELS = 64
-"""Models are numbered again once the numbers without cards exceed the numbers in use by more than this."""
+"""Models are numbered again once there are more unused numbers than numbers in use plus this number."""
 
 
 class Eligibility:
@@ -28,8 +28,8 @@ class Eligibility:
 
     Attributes:
         exclusions: The exclusions, that is, the reasons why a pod must not use a card, by code. A card that is not
-            excluded has the code 0, which is not in this mapping. A code never changes its meaning, because the filter
-            caches the result for a row together with the row's codes.
+            excluded has the code 0, which is not in this mapping. A code must never change its meaning, because the
+            filter caches the result for a row under a key that contains the row's codes.
     """
 
     def __init__(self) -> None:

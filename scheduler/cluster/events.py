@@ -19,7 +19,7 @@ at once."""
 
 @dataclass(frozen=True, slots=True)
 class CardsFreed:
-    """Cards of this node may be free after a change that kube-scheduler does not observe, such as one of a Device."""
+    """Cards of this node may be free after a change that kube-scheduler does not observe, such as that of a Device."""
 
     node: str
 
@@ -67,7 +67,7 @@ class ObjectWarning:
 
 @dataclass(frozen=True, slots=True)
 class HoldingsChanged:
-    """Internal: a holding on this node has changed.
+    """Internal: a holding on this node was added, replaced or released, or its pod is being deleted.
 
     Attributes:
         group: The same-card group of the pod, or None if it has none.

@@ -2,8 +2,8 @@
 
 `ClusterCache` reports pods and nodes to the `Forecast`, and a background thread of `scheduler.runtime` calls `refresh`,
 which makes a judge for each learning policy that is in use. A judge is an object that rates nodes and cards for the
-pods that are likely to come. Tenants choose the pods from which the forecast learns, so a namespace must not dominate
-it with pods that never get cards.
+pods that are likely to come. `decisions.scores` and `decisions.decider` read the judges. Tenants choose the pods from
+which the forecast learns, so a namespace must not dominate it with pods that never get cards.
 """
 
 import logging
@@ -36,8 +36,8 @@ LEARNING_POLICIES = tuple(_MAKE_JUDGE)
 """The names of the policies that need a judge."""
 
 MAX_WAITING_PODS = 100
-"""The most pods of a namespace that count before they have cards: 2.5 % of the 4,000 pods that the policies remember. A
-user may create any number of pods that wait for ever, or that name a node and fail there."""
+"""The maximum number of pods of a namespace from which the forecast learns although they have no cards yet. It
+remembers 4,000 pods. A user may create any number of pods that wait for ever, or that name a node and fail there."""
 
 
 class _Arrivals:
@@ -154,7 +154,7 @@ class Forecast:
             return self._learner.counts()
 
     def set_node(self, name: str, node: Node | None, cards: Sequence[CardState]) -> None:
-        """Store a node and its cards; None for a node that was deleted."""
+        """Store a node and its cards. `node` is None if the node was deleted."""
         now = class_of(node, cards) if node is not None and cards else None
         with self._lock:
             before = self._class_of.pop(name, None)
@@ -204,7 +204,7 @@ class Forecast:
 
 
 def _fill_tables(judge: Judge, classes: Iterable[NodeClass]) -> None:
-    """Rate an empty node of each class, so that the judge makes the tables that it makes at their first use."""
+    """Rate an empty node of each class, so that the judge makes its tables now and not in a call of kube-scheduler."""
     for node in classes:
         empty = node_rows(node, CpuMemory(node.cpu, node.memory), [[CARD] * node.cards])
         judge.rate_changes(empty, empty)

@@ -27,7 +27,7 @@ class GpuPod:
     """A pod that requests GPUs.
 
     Attributes:
-        pod: The pod. If its allocation record does not count, the record is left out.
+        pod: The pod. If its allocation record is invalid, the record is left out.
         request: The request, or None if it is malformed or cannot be served.
         problems: The reasons why the request is malformed or cannot be served.
         version: The resourceVersion of the pod.
@@ -45,7 +45,7 @@ class GpuPod:
 
     @property
     def finding(self) -> Finding | None:
-        """The reason why the pod's allocation record does not count, or None."""
+        """The reason why the pod's allocation record is invalid, or None."""
         return self.verdict.finding if self.verdict is not None else None
 
     @property
@@ -60,7 +60,7 @@ class GpuPod:
 
 
 def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, records: RecordVerifier = UNSEALED) -> GpuPod | None:
-    """Return the pod, or None if it requests no GPU in an enabled vocabulary. Raises BadObject if it is no pod."""
+    """Return the pod, or None if it requests no GPU in an enabled vocabulary. Raises BadObject for a malformed pod."""
     return make_gpu_pod(read_pod(raw), raw, settings, records)
 
 
@@ -103,8 +103,8 @@ def _is_ours(pod: Pod) -> bool:
 def trim(gpu_pod: GpuPod) -> GpuPod:
     """Return the part of a pod that the scheduler stores.
 
-    Of the request of a pod that has ended only the vocabulary remains, because the pod holds nothing. By default,
-    Kubernetes keeps up to 12,500 such pods.
+    Of the request of a pod that has ended, only the vocabulary remains, because such a pod holds nothing. There may be
+    many: by default, Kubernetes keeps up to 12,500 pods that have ended.
     """
     pod = gpu_pod.pod
     request = gpu_pod.request
@@ -114,7 +114,7 @@ def trim(gpu_pod: GpuPod) -> GpuPod:
         request = request and GpuRequest(request.dialect, ())
     if pod.ended or request is None:
         pod = replace(pod, annotations={})
-    # An allocation record counts only once the pod is bound.
+    # The allocation record of a pod that is not bound has no effect.
     return replace(gpu_pod, pod=watched_pods.stored_pod(pod, record=bool(pod.node)), request=request)
 
 
@@ -139,7 +139,7 @@ def _incomplete_containers(pod: Pod, request: GpuRequest, settings: Settings) ->
     for container in pod.containers:
         if container.name in served and not dialects.carrier(container, settings):
             text = "requests no resource that a device plugin allocates; delete and create the pod again, so that "
-            yield Problem(f"{container.path}.resources", text + "mgpu's webhook adds it")
+            yield Problem(f"{container.path}.resources", text + "mgpu's webhook adds one")
 
 
 def occupied_gpuid(pod: Pod, node: str) -> str:
@@ -174,7 +174,7 @@ def shares_on_unknown_cards(gpu_pod: GpuPod, *, has_record: bool) -> tuple[Share
     """Return the shares that a pod holds while it runs on unknown cards.
 
     Args:
-        has_record: Whether the pod has an allocation record, which is unreadable or does not count.
+        has_record: Whether the pod has an allocation record, which is unreadable or invalid.
     """
     if gpu_pod.request is not None:
         return unknown_shares(gpu_pod.request, gpu_pod.pod, recorded=has_record)

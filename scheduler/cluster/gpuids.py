@@ -2,8 +2,9 @@
 
 MtgpuPods that name the same node and GPUID share a card. Each GPUID of a node takes a whole card from all other pods,
 however small the requests of its MtgpuPods are. A namespace uses a GPUID while one of its MtgpuPods holds a share of
-the card of the GPUID, even if an MtgpuPod of another namespace was the first to use it. Otherwise two namespaces could
-take cards for each other. `MtgpuPodHoldings`, the node plan of MtgpuPods and `mgpu simulate` use the counts.
+the card of the GPUID, even if an MtgpuPod of another namespace was the first to use it. If the GPUID counted only for
+the first namespace, two namespaces could take cards for each other. `MtgpuPodHoldings`, `mtgpupods.card_assignment` and
+`mgpu simulate` use the counts.
 """
 
 from collections import Counter
@@ -41,9 +42,10 @@ class UsedGpuids:
                 self.put(held.uid, held)
 
     def put(self, uid: str, held: Holding | None) -> str | None:
-        """Replace what an MtgpuPod holds.
+        """Replace what an MtgpuPod holds. `held` is None if the MtgpuPod holds nothing now.
 
-        Return the namespace of the former holding if it no longer uses the GPUID of that holding, otherwise None.
+        If the namespace of the former holding no longer uses the GPUID of that holding, return this namespace. In all
+        other cases return None.
         """
         before = self._of.pop(uid, None)
         if held is not None:

@@ -129,7 +129,8 @@ class Holdings:
         shares = (*shares, *(s for s in slices if (s.type, s.card) not in named))
         holding = self._holding_of(gpu_pod, dialect, shares)
         if holding == self.ledger.holding(pod.uid) and not pod.deleting:
-            # Most events end here. If the pod is being deleted, nominated pods may now count on its cards.
+            # Most events end here. If the pod is being deleted, HoldingsChanged must be published all the same,
+            # because nominated pods may now count on its cards.
             return
         self.release(pod.uid)
         self.hold(holding)
@@ -146,9 +147,9 @@ class Holdings:
         """Return whether this pod, which has no valid record, runs without having been given any card.
 
         The kubelet starts a container without asking a device plugin if the node does not offer the container's
-        resource (yet). A pod with `nodeName` would then hold cards that it does not have. If the agent lists all pods
-        that have cards without a record (`UNLISTED_PODS`), a pod that is not listed has none. If such a pod has a card
-        all the same, the agent gives that card to no other pod. A pod with an invalid record, or one that NVIDIA's
+        resource (yet). So a pod with `nodeName` may run without cards, and must not hold any. If the agent lists all
+        pods that have cards without a record (`UNLISTED_PODS`), a pod that is not listed has none. If such a pod has a
+        card all the same, the agent gives that card to no other pod. A pod with an invalid record, or one that NVIDIA's
         plugin serves, is bare only if the agent lists it without cards.
         """
         given = self._nodes.given(gpu_pod.pod.node)
@@ -193,7 +194,7 @@ class Holdings:
         if gpu_pod is not None:
             self.settle(gpu_pod)
         elif holding is not None and (holding.node != node or holding.dialect == mtgpu.NAME):
-            return  # The UID is that of a pod of another node, or that of an MtgpuPod, which no Pod has.
+            return  # The UID belongs to a pod of another node, or to an MtgpuPod and not to a Pod.
         elif self._reservations.get(uid) is None:
             self.release(uid)
             if self._other_pods.get(uid, _OtherPod(uid)).node in ("", node):
@@ -270,7 +271,7 @@ class Holdings:
         """Publish that a bound pod needs a late binding decision, unless it is being deleted.
 
         Args:
-            unreadable: Why its record cannot be read, or None if it has no record that counts.
+            unreadable: Why its record cannot be read, or None if it has no valid record.
         """
         pod = gpu_pod.pod
         reservation = self._reservations.get(pod.uid)
@@ -301,14 +302,14 @@ class Holdings:
         message = "without a readable record of its cards; its share is held on every card there"
         if not shares:
             message = (
-                "without a record of its cards, and was given none; it holds nothing. "
+                "without a record of its cards, and was given no cards; it holds nothing. "
                 "Delete it and create it again without nodeName"
             )
         why = f": {unreadable}" if unreadable is not None else ""
         self._warn(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
 
     def _warn_of_split_group(self, gpu_pod: GpuPod) -> None:
-        """Warn if a same-card group is on several cards. The reason is a record that a user wrote, or a lost record."""
+        """Warn if a same-card group is on several cards, because a user wrote a record or a record was lost."""
         group = gpu_pod.constraints.same_card
         group_cards = self.ledger.group_cards(group)
         if len(group_cards) > 1:

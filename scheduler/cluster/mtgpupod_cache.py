@@ -71,7 +71,7 @@ class MtgpuPodCache:
             return MtgpuSnapshot(self._holdings.on(node), objects, gpuids)
 
     def remnant_seconds(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
-        """Return, for each of these namespaces that has remnants, after how many seconds they no longer count.
+        """Return for how many seconds remnants still block each of these namespaces. Unblocked ones are left out.
 
         If the remnants of a returned namespace end earlier, MtgpuPodsAffected is published for the node.
         """
@@ -91,6 +91,9 @@ class MtgpuPodCache:
             return self._holdings.admit(node, holdings, version, limit, limited)
 
     def drop_admissions(self) -> None:
-        """Withdraw all admissions. They were decided in an earlier term, and another leader may have decided since."""
+        """Withdraw all admissions.
+
+        Call this when the replica begins to lead: since it led last, another leader may have decided otherwise.
+        """
         with self._lock:
             self._holdings.drop_admissions()

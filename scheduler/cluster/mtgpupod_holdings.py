@@ -2,8 +2,8 @@
 
 An MtgpuPod is bound if its status names its card. It then holds its share of the card, even if the card has no free
 capacity for the share. Until then it holds the share to which the controller has admitted it, if any. An admission
-exists only in memory until the informer delivers the bound MtgpuPod. The next leader decides it again
-(docs/design/mtgpu.md, "Controller"). The cluster cache uses `MtgpuPodHoldings` with its lock held.
+exists only in memory until the informer delivers the bound MtgpuPod; if another replica begins to lead before that, it
+decides again (docs/design/mtgpu.md, "Controller"). The cluster cache uses `MtgpuPodHoldings` with its lock held.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,7 +99,7 @@ class MtgpuPodHoldings:
         self._limited_nodes: dict[str, set[str]] = {}
         # By namespace, the nodes where its MtgpuPods wait until the remnants of the namespace have ended.
         self._remnant_nodes: dict[str, set[str]] = {}
-        self._findings: dict[str, Finding] = {}  # By UID of a Pod, why it is not the Pod of an MtgpuPod.
+        self._findings: dict[str, Finding] = {}  # By UID of a Pod, why its claim to belong to an MtgpuPod is false.
         self._observed: dict[str, _Observed] = {}
         self._own: dict[str, OwnPod] = {}
         self._pods_of: dict[str, set[str]] = {}  # By UID of an MtgpuPod, the Pods that name it as their owner.
@@ -283,10 +283,10 @@ class MtgpuPodHoldings:
 
 
 def own_pod(pod: Pod, raw: Raw, records: RecordVerifier) -> tuple[OwnPod | None, Finding | None]:
-    """Return the holding and the owner of a Pod that claims to be created for an MtgpuPod, and why the claim is false.
+    """Return the OwnPod of a Pod that claims to be created for an MtgpuPod, and the reason why the claim is false.
 
-    The second result is None if the claim is true. The function returns (None, None) for a Pod without such a claim. It
-    may verify a seal, which takes time, so the caller must not hold the cache's lock.
+    The reason is None if the claim is true. The function returns (None, None) for a Pod without such a claim. It may
+    verify a seal, which takes time, so the caller must not hold the cache's lock.
     """
     owner = mtgpu.claimed_mtgpupod(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:

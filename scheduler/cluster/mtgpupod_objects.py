@@ -103,7 +103,10 @@ class MtgpuPodObjects:
         self._publish(self._drop(key_of(raw)))
 
     def pod_changed(self, text: PodText) -> None:
-        """Store a Pod of any kind. A Pod concerns the MtgpuPod of the same name even if a user created the Pod."""
+        """Store what the MtgpuPod controller needs of a Pod, and publish which nodes the Pod concerns.
+
+        A Pod concerns the node of the MtgpuPod with the same name even if a user created the Pod.
+        """
         self._made.pop(text.key, None)
         if text.made is not None:
             self._made[text.key] = text.made
@@ -211,8 +214,9 @@ def _claims_mtgpupod(pod: Raw) -> bool:
 
 
 def _occupied_by_name(key: Key) -> tuple[str, str] | None:
-    """Return the node and GPUID of an occupy pod with this name, or None if it is not the name of an occupy pod."""
+    """Return the node and GPUID that the name of an occupy pod contains, or None for any other name."""
     namespace, name = key
+    # The name of an occupy pod ends with its GPUID, which is also the value of its label.
     return mtgpu.occupy_target(Pod(namespace, name, labels={mtgpu.OCCUPY_LABEL: name.rpartition("-")[2]}))
 
 

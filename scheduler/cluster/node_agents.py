@@ -5,9 +5,9 @@ The filter, the decider and preemption reject these nodes, because the kubelet f
 
 A node is rejected if it has Pods of the agent and none of them is ready. This rule needs only the watched Pods and no
 clock, so a restarted scheduler comes to the same result. A node without any Pod of the agent is not rejected: its agent
-may run outside of a Pod, or it may have the device plugin of NVIDIA or of another project. The status of such a Node
-says whether its resources can be allocated, and every scheduler reads the status. The cluster cache uses `NodeAgents`
-with its lock held.
+may run outside of a Pod, or the node may have the device plugin of NVIDIA or of another project. The status of such a
+Node says whether its resources can be allocated, and every scheduler reads the status. The cluster cache uses
+`NodeAgents` with its lock held.
 """
 
 from collections.abc import Mapping
@@ -78,9 +78,9 @@ class NodeAgents:
 
 
 def brief_problem(pod: AgentPod) -> str:
-    """Return the reason for an answer about many nodes.
+    """Return the reason for an answer about many nodes. It does not name the node.
 
-    The reason is equal for all nodes in the same state, because kube-scheduler counts equal reasons and writes each
+    It must be equal for all nodes in the same state, because kube-scheduler counts equal reasons and writes each
     different reason into the pod's status.
     """
     return f"the node's mgpu agent is not ready ({pod.problem})"

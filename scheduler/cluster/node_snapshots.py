@@ -35,7 +35,8 @@ class NodeSnapshot:
     Attributes:
         node: The Node, or None if there is none.
         cards: The GPUs, with what pods hold of each.
-        version: A number that changes whenever the node, its cards or its holdings change.
+        version: A number that changes whenever the node, its cards or its holdings change. It does not change with
+            nominations or with `free_resources`.
         free_resources: The allocatable cpu and memory that no other pod reserves.
         available_cards: `cards`, with those of nominated pods counted as taken (scheduler/cluster/nominations.py).
         mgpu_cards: On a node where NVIDIA's plugin allocates cards too (scheduler/engine/nvidia_plugin.py), the indexes
@@ -107,7 +108,7 @@ class NodeSnapshots:
         self._record_change(node)
 
     def mark(self, nodes: Iterable[str]) -> None:
-        """Record that the cards of nominated pods on these nodes have changed."""
+        """Record that the available cards of these nodes may have changed because of nominated pods."""
         self._outdated.update(nodes)
 
     def set_usage(self, uid: str, node: str, needs: CpuMemory) -> None:

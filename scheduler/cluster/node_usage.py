@@ -1,7 +1,7 @@
 """Sums the cpu and memory that pods reserve on each node, whether they request GPUs or not.
 
-`NodeSnapshots` computes from the sums how much of a node is free. The sums follow from the present pods alone, in
-whatever order the events of the pods arrive.
+`NodeSnapshots` computes from the sums how much of a node is free, and `mgpu simulate` uses them too. The sums follow
+from the present pods alone, in whatever order the events of the pods arrive.
 """
 
 import sys
@@ -9,7 +9,7 @@ import sys
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 
 _MAX_SHARED_SIZES = 10_000
-"""The most different amounts for which pods share one object."""
+"""The maximum number of different amounts that are remembered so that pods with equal amounts share one object."""
 
 
 class NodeUsage:

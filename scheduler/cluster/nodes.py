@@ -28,13 +28,14 @@ GivenShares = Mapping[str, tuple[Share, ...]]
 """By pod UID, the shares that the node itself gave to the pod, for example through NVIDIA's device plugin."""
 
 _MAX_MESSAGE = 1024
-"""The most characters of a message. A message about an invalid object may quote the object."""
+"""The maximum length of a warning, in characters. A warning about an invalid object may quote the object."""
 
 
 class Nodes:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    A method that takes a Device or a ConfigMap returns the name of the node whose cards it may have changed, or None.
+    A method that takes a Device or a ConfigMap returns the name of the node whose cards or given shares it may have
+    changed, or None.
     """
 
     def __init__(self, settings: Settings, events: Publisher) -> None:

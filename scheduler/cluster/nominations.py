@@ -33,9 +33,10 @@ LOWEST_PRIORITY = -(1 << 31)
 """The lowest priority of a pod, since priorities are int32."""
 
 _EFFORT = 20_000
-"""The most steps of the engine for all nominated pods of a node, unless `_MIN_EFFORT` is more. They take about 5 ms,
-for which the cache's lock is held. Each pod has an equal part, so that a pod that is hard to place does not use up the
-parts of the others. A pod with one container takes far less than its part."""
+"""The maximum number of steps that the engine takes for all nominated pods of a node, unless there are so many pods
+that `_MIN_EFFORT` applies. They take about 5 ms, for which the cache's lock is held. Each pod has an equal part, so
+that a pod that is hard to place does not use up the parts of the others. A pod with one container takes far less than
+its part."""
 _MIN_EFFORT = 400
 """The steps that each search for a nominated pod may take at least, however many nominated pods there are."""
 
@@ -108,7 +109,7 @@ class Nominations:
         return {node}
 
     def reserved(self, uid: str) -> set[str]:
-        """Record that a reservation for the pod was made or released, on whatever node."""
+        """Record that a reservation for the pod was made or released, on its nominated node or another one."""
         node = self._node_of.get(uid)
         if node is None:
             return set()
@@ -121,7 +122,7 @@ class Nominations:
             self._stale.add(node)
 
     def differing(self, uid: str, priority: int) -> set[str]:
-        """Return the nodes whose available cards may not be the same for this pod as for one of the lowest priority."""
+        """Return the nodes where other cards may be available to this pod than to a pod of the lowest priority."""
         return {
             node
             for node, nominees in self._on_node.items()
@@ -174,6 +175,7 @@ class Nominations:
         later = self._ledger.states_without(
             node, [h.uid for h in self._ledger.holdings(node) if self._is_deleting(h.uid)]
         )
+        # For each pod, `_place` may run twice, each time with an exact search and a search for any placement.
         effort = max(_MIN_EFFORT, _EFFORT // (4 * len(nominees)))
         limits = Limits(effort, effort)
         for nominee in sorted(nominees.values(), key=lambda n: n.order):

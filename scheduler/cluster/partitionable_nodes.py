@@ -1,9 +1,9 @@
 """The nodes that mgpu may partition, and the partition plans that are decided but not written yet.
 
 `ClusterCache.partitions` is the only instance. A `PartitionableNode` is expensive to compute, so each is cached until
-its node changes. Besides these results, the module stores the usage of named resources; all other data belongs to other
-parts of the cluster cache. Every call acquires the lock of the cluster cache. Mainly the filter and the partition
-controller call this module.
+its node or the node's free cpu and memory change. Besides these results, the module stores the usage of named
+resources; all other data belongs to other parts of the cluster cache. Every call acquires the lock of the cluster
+cache. The filter, `decisions.preemption` and the modules of `scheduler.partitioning` call this module.
 """
 
 import threading
@@ -113,7 +113,7 @@ class PartitionableNodes:
             return made
 
     def refresh(self) -> None:
-        """Compute all nodes whose cached result is outdated, so that no call of kube-scheduler has to wait for them."""
+        """Compute all outdated results now, so that no call of kube-scheduler has to wait for them."""
         for name in self.nodes():
             self.get(name)
 

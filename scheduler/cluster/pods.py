@@ -35,7 +35,10 @@ class Pods:
         self._gpu_pods.pop(uid, None)
 
     def get(self, uid: str) -> GpuPod | None:
-        """Return the GPU pod, or None if no GPU pod has this UID. The informer of pods may call it without the lock."""
+        """Return the GPU pod, or None if no GPU pod has this UID.
+
+        The thread of the informer of pods may call this without the lock, because no other thread changes the pods.
+        """
         return self._gpu_pods.get(uid)
 
     def all(self) -> tuple[GpuPod, ...]:

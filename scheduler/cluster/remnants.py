@@ -1,9 +1,9 @@
 """Stores the remnants: pods that were deleted by force while their containers still run and hold cards.
 
 A ResourceQuota counts a pod only while its object exists, but after a deletion by force its containers run until they
-end or the agent kills them. `maxGPUIDsPerNamespace`, which counts MtgpuPods, has the same gap. By deleting pods by
-force again and again, a namespace could hold many times its quota. So its pods and MtgpuPods get no more cards until
-its remnants have ended.
+end or the agent kills them. `maxGPUIDsPerNamespace`, which counts the GPUIDs of existing MtgpuPods, has the same gap.
+By deleting pods by force again and again, a user could make a namespace hold many times its quota. So pods and
+MtgpuPods of the namespace get no more cards until its remnants have ended, but for `WAIT_SECONDS` at most.
 
 Nodes report only the UIDs of remnants; their namespaces and names come from the deleted objects. A node is trusted only
 about its own pods, because otherwise one node could block the tenants of another. `Holdings` uses `Remnants`, with the
@@ -16,15 +16,16 @@ from typing import NamedTuple
 from scheduler.cluster.events import Publisher, RemnantsEnded
 
 WAIT_SECONDS = 300.0
-"""The time for which a remnant counts after its deletion. Agents kill the containers of a remnant after 60 s. An agent
-that cannot kill them, or a node that is lost, must not block a namespace for ever."""
+"""The longest time after its deletion for which a remnant keeps its namespace from getting cards. Agents kill the
+containers of a remnant after 60 s. An agent that cannot kill them, or a node that is lost, must not block a namespace
+for ever."""
 _MAX_UNREPORTED = 10_000
 """The most deleted pods that are remembered until a node reports them. Each takes about 300 bytes, and the oldest are
 forgotten first. A node reports a remnant within seconds of its deletion."""
 
 
 class _Deleted(NamedTuple):
-    """A pod that was deleted before it had ended. The fields are as in `Remnants.deleted`."""
+    """A pod that was deleted before it had ended. The fields are the arguments of `Remnants.deleted`, and the time."""
 
     namespace: str
     name: str
@@ -97,7 +98,7 @@ class Remnants:
         )
 
     def seconds(self, namespace: str) -> float:
-        """Return the seconds after which the remnants of a namespace no longer count; 0 if it has none."""
+        """Return after how many seconds the remnants of a namespace no longer block it; 0 if none block it now."""
         latest = max((deleted.deleted_at for deleted in self._held(namespace)), default=None)
         return 0.0 if latest is None else latest + WAIT_SECONDS - self._clock()
 

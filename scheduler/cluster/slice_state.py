@@ -1,4 +1,4 @@
-"""Stores the partitioning of nodes: the state in their annotations, and partition plans that they do not have yet.
+"""Stores the partitioning of nodes: the state in their annotations, and plans that are not in the annotations yet.
 
 `Nodes` stores the annotations here, and `PartitionableNodes` the plans. Annotations that cannot be read must never free
 a slice: the last valid annotations stay in force.
@@ -18,7 +18,7 @@ from scheduler.cluster.events import ObjectWarning, Publisher
 
 _KEYS = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.PLANNED)
 _MAX_MESSAGE = 1024
-"""The most characters of a message. A message about invalid annotations may quote a whole annotation."""
+"""The maximum length of a message, in characters. A message about invalid annotations may quote a whole annotation."""
 
 
 @dataclass(frozen=True, slots=True)

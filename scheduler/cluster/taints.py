@@ -1,7 +1,7 @@
 """The taints of a node that make the kubelet reject a Pod for good although the Pod names the node itself (`nodeName`).
 
-Only the effect `NoExecute` counts: schedulers apply the other effects, and a Pod with `nodeName` bypasses them.
-`mtgpupod_objects` stores these taints, and `mtgpupods.observation` compares them with tolerations.
+Only taints with the effect `NoExecute` do this: schedulers apply the other effects, and a Pod with `nodeName` bypasses
+the schedulers. `mtgpupod_objects` stores these taints, and `mtgpupods.observation` compares them with tolerations.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,11 @@ def evicting_taints(node: Raw) -> tuple[Raw, ...]:
 
 
 def untolerated_taint(spec: Raw, taints: Iterable[Raw]) -> str | None:
-    """Return the first of the taints that a PodSpec does not tolerate, in kubectl's notation, or None."""
+    """Return the first of the taints that a PodSpec does not tolerate, in kubectl's notation, or None.
+
+    Args:
+        taints: The result of `evicting_taints`, so that the effect of each is `NoExecute`.
+    """
     rows = spec.get("tolerations")
     tolerations = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     for taint in taints:

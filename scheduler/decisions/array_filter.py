@@ -2,7 +2,8 @@
 
 `decisions.filter` calls this module first, because numpy evaluates thousands of nodes in milliseconds. The nodes for
 which the arrays do not suffice are returned as `Remaining`, and the engine evaluates them one by one. An answer of this
-module must be the answer that the engine would give for the same node.
+module must be the one that the engine would give for the same node. Only the text of a rejection may differ: it leaves
+amounts out if there are too many different ones.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -130,7 +131,13 @@ def _all_but(positions: Collection[int], count: int) -> Mask:
 
 
 def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> Ints:
-    """Return the points for a pod with a spread group. Nodes where it would share a card with the group come last."""
+    """Return the points for a pod with a spread group.
+
+    A node where the pod must share a card with the group gets fewer points than one where it need not.
+
+    Args:
+        near: True for the nodes that may have pods of the group.
+    """
     shares_card = np.zeros(len(points), np.bool_)
     places = table.rows_of_names[near]
     shares_card[near] = only_beside_group(

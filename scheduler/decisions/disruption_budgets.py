@@ -19,12 +19,15 @@ log = logging.getLogger(__name__)
 PATH = "/apis/policy/v1/poddisruptionbudgets"
 
 SELECTOR = 64
-"""The most labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB of memory."""
+"""The maximum number of labels, expressions and values of a selector together. A budget with more is ignored.
+
+The API server accepts 25,000, which take 9 MiB of memory.
+"""
 BUDGETS = 100
-"""The most budgets that are compared with one pod.
+"""The maximum number of budgets that are compared with one pod.
 
 Budgets whose `matchLabels` require a label of the pod come first. Budgets whose first required label the pod does not
-have do not count, because a namespace may have hundreds of workloads with a budget each.
+have are not among them, because a namespace may have hundreds of workloads with a budget each.
 """
 
 Raw = Mapping[str, Any]
@@ -39,7 +42,8 @@ class _Budget:
 
     Attributes:
         allowed: How many more of its pods may be evicted now.
-        disrupted: The names of the pods whose eviction is accepted but not completed. `allowed` counts them already.
+        disrupted: The names of the pods whose eviction is accepted but not completed. `allowed` is already reduced by
+            them.
     """
 
     namespace: str

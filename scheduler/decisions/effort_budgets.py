@@ -13,8 +13,9 @@ Filters, scores and decisions for a pod with one container have no budget and ar
 such a pod by a formula, without a search.
 
 Effort is counted in steps (`scheduler/engine/effort.py`) and not in seconds, so that the result of a search does not
-depend on the clock. Only the choice of the limits depends on it. docs/attacks.md says what the constants protect
-against, and `python -m bench.hostile` measures it.
+depend on the clock. Only the choice of the limits depends on it. `scheduler.runtime` creates one `EffortBudgets`, which
+the filter, the decider, the preemption and the partition controller share. docs/attacks.md says what the constants
+protect against, and `python -m bench.hostile` measures it.
 """
 
 import threading
@@ -51,7 +52,7 @@ REFILL_OF_ALL = 0.15
 """How fast the allowances of all namespaces together refill at most, in seconds of effort per second."""
 
 _MAX_WAITING = 8
-"""The most long calls that may wait for their turn. Each occupies a thread of the server."""
+"""The maximum number of long calls that wait for their turn. Each occupies a thread of the server."""
 _CALLER_CHECK_SECONDS = 0.02
 """The interval at which a call that waits for its turn checks whether its caller has given up."""
 _PAUSE_RATIO = 0.5
@@ -80,8 +81,9 @@ class Call:
 
     Attributes:
         effort: The effort that the call has used so far.
-        quick_first: Whether a search of this call has ended without a proof. Searches on other nodes are likely to end
-            in the same way. So a quick search on each node comes first, which may at least find a placement.
+        quick_first: Whether a search of this call has reached its limits, so that its result is not proven. Searches on
+            other nodes are likely to end in the same way. So a quick search on each node comes first, which may at
+            least find a placement.
     """
 
     def __init__(self, limits: Limits, full: int, short: int, effort: Effort) -> None:
@@ -217,7 +219,7 @@ class EffortBudgets:
         """Wait until this call is the only long call that runs.
 
         Raises:
-            EffortExceeded: Too many calls wait already.
+            EffortExceeded: Too many long calls wait already.
             RetryLater: The caller has gone.
         """
         with self._lock:

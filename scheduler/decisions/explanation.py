@@ -55,7 +55,7 @@ class NodeRow:
     Attributes:
         reason: Why the pod does not fit, or None if it does.
         hopeless: Whether evicting pods from the node cannot help.
-        repartitionable: Whether the pod fits once the node's cards are partitioned again.
+        repartitionable: Whether the pod would fit if the node's cards were partitioned again.
         points: The score of a node on which the pod fits, 0 to 10.
     """
 
@@ -166,7 +166,7 @@ class Explainer:
         )
 
     def mtgpupod(self, raw: Raw) -> Explanation:
-        """Explain an MtgpuPod. It has only one possible node, which its user has chosen."""
+        """Explain an MtgpuPod. Only one node is possible for it, which its user has chosen."""
         pod = read_pod(raw)
         explanation = Explanation(f"MtgpuPod {pod.key}", _status(pod), mtgpu.NAME, conditions=_conditions(raw))
         try:
@@ -289,7 +289,7 @@ def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeR
     if gates:
         verdict.append(f"It waits for its scheduling gates first: {', '.join(gates)}.")
     if pod.nominated_node:
-        verdict.append(f"Pods are being evicted for it on {pod.nominated_node}; cards there are kept for it.")
+        verdict.append(f"It is nominated to {pod.nominated_node}, where cards are kept free for it.")
     fits = sum(row.reason is None for row in nodes)
     total = f"{len(nodes):,} node{'s' * (len(nodes) != 1)}"
     if not nodes:
@@ -298,7 +298,7 @@ def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeR
         verdict.append(f"Its cards fit on none of {total}.")
         repartitionable = [row.name for row in nodes if row.repartitionable]
         if repartitionable:
-            verdict.append(f"They fit once cards are partitioned again, on {', '.join(repartitionable[:5])}.")
+            verdict.append(f"They would fit if cards were partitioned again, on {', '.join(repartitionable[:5])}.")
     else:
         verdict.append(f"Its cards fit on {fits:,} of {total}, so it does not wait for cards.")
         if not gates:
@@ -344,7 +344,7 @@ def _waiting_containers(explanation: Explanation) -> tuple[str, ...]:
 def _holding_text(holding: Holding, rows: Sequence[CardRow], node: str) -> str:
     """Return a text that says which devices each container has. It shows GPUs by index and other devices by name."""
     if any(share.card is None for share in holding.shares):
-        return f"It is on {node}, but its cards are unknown: its share is counted on each of them."
+        return f"It is on {node}, but its cards are unknown: its share is counted on every card there."
     containers = dict.fromkeys(share.container for share in holding.shares)
     texts = (
         f"{name or 'it'} is on {_devices_text([s for s in holding.shares if s.container == name], rows)}"

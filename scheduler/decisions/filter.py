@@ -1,8 +1,9 @@
 """Filters and scores nodes for a pod, thousands of nodes per call. It writes nothing.
 
-Mainly `api.extender` calls this module. A call takes a snapshot of the nodes, evaluates the arrays of all of them
-(`decisions.array_filter`), and evaluates the remaining nodes one by one with the engine. `decisions.slice_filter`
-evaluates requests for slices instead, and the engine alone evaluates requests for devices of other types than GPU.
+`api.extender` calls this module for kube-scheduler; the web page and `mgpu explain` use a `Filter` of their own. A call
+takes a snapshot of the nodes, evaluates the arrays of all of them (`decisions.array_filter`), and evaluates the
+remaining nodes one by one with the engine. `decisions.slice_filter` evaluates requests for slices instead, and the
+engine alone evaluates requests for devices of other types than GPU.
 
 If a node passes, the decider must find cards on it as long as nothing changes: a refused binding costs the pod a
 back-off without preemption.
@@ -34,9 +35,9 @@ from scheduler.engine.nvidia_plugin import requests_nvidia_cards
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _MAX_REQUESTS = 256
-"""The most requests for which answers of the engine are cached."""
+"""The maximum number of requests for which answers of the engine are cached."""
 _MAX_ANSWERS = 40_000
-"""The most answers of the engine that are cached for all requests together. They take about 40 MB."""
+"""The maximum number of cached answers of the engine, for all requests together. They take about 40 MB."""
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class Filtered:
         passed: The nodes on which the pod fits, in the order of the call.
         failed: The rejected nodes on which evicting pods may help, each with the reason.
         hopeless: The rejected nodes on which evicting pods cannot help, each with the reason.
-        repartitionable: The rejected nodes on which the pod fits once their cards are partitioned again.
+        repartitionable: The rejected nodes on which the pod would fit if their cards were partitioned again.
         kinds: The kind of rejection for each reason in `failed` and `hopeless`.
     """
 
@@ -186,13 +187,17 @@ class Filter:
             # kube-scheduler may still have an older version of the pod.
             return Rejection(RejectionKind.BOUND_ALREADY, f"the pod has {pod.phase.lower()}", hopeless=True)
         if pod.gated:
-            # Otherwise a partition plan could be carried out for a pod that no scheduler binds.
+            # If nodes were evaluated, a partition plan could be carried out for a pod that no scheduler binds.
             return Rejection(RejectionKind.GATED, GATED, hopeless=True)
         problem = self._cache.remnant_problem(pod)
         return Rejection(RejectionKind.OTHER, problem, hopeless=True) if problem else None
 
     def _filter(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
-        """Reject nodes whose agent is not ready, judge those where NVIDIA's plugin chooses, and evaluate the others."""
+        """Return the answer for all nodes, of a pod that is not rejected everywhere.
+
+        Nodes whose agent is not ready are rejected. `ClusterCache.chosen_by_nvidia` decides about the nodes where
+        NVIDIA's plugin chooses the cards of the pod. The others are evaluated.
+        """
         by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if requests_nvidia_cards(request) else {}
         served = [name for name in names if name not in by_nvidia] if by_nvidia else names
         agentless = self._cache.agent_problems(served)

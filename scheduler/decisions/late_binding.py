@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 REASON = "MgpuNoCards"
 _NO_CARDS_YET_SECONDS = 30.0
-"""How long a pod waits until its node has cards. The agent of the node may just be starting."""
+"""The longest time that a pod waits for its node to have cards. The agent of the node may just be starting."""
 _PARTITION_SECONDS = 120.0
-"""How long a pod waits until the cards of its node are partitioned for it."""
+"""The longest time that a pod waits for the cards of its node to be partitioned for it."""
 _MAX_CONFLICTS = 5
-"""The most attempts to decide and write if the pod changes in between."""
+"""The maximum number of successive attempts to decide and write, if the pod changes in between each time."""
 _FIRST_CLEANUP_SIZE = 64
 """The number of remembered failed pods at which those that were deleted are forgotten for the first time."""
 
@@ -145,7 +145,7 @@ class LateDecisions:
                 gpu_pod = self._read(gpu_pod)
             else:
                 return 0
-        raise RetryLater("the pod changes faster than it can be written")
+        raise RetryLater("the pod changes faster than its cards can be written")
 
     def _decide(self, gpu_pod: GpuPod) -> Reservation | str | float:
         """Return the cards of the pod, the reason to set its phase to Failed, or the seconds until the next attempt."""

@@ -40,7 +40,7 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.engine.partitioning.slice_choice import assess_slices
 
 _STEPS_PER_NODE = 400_000
-"""The most steps for one node, including all searches that find out whether the pod fits after evictions."""
+"""The maximum number of steps for one node. They include the searches that tell whether the pod fits."""
 
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
 """The types of volumes that every node can provide. They cannot be the reason for an eviction."""
@@ -79,8 +79,8 @@ class Preemption:
     ) -> dict[str, Victims]:
         """Return the victims by node.
 
-        Nodes on which no eviction helps are missing. So are nodes for which the search takes too long, because no pod
-        is evicted in vain.
+        The result does not contain nodes on which no eviction helps. Nor does it contain nodes for which the search
+        takes too long, because no pod may be evicted in vain.
 
         Args:
             raw: The preempting pod as JSON.
@@ -119,7 +119,7 @@ class Preemption:
         group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         proposed_holdings = [holding for holding, _ in occupants if holding.uid in proposed.uids]
         if node is None or any(holding.occupies for holding in proposed_holdings):
-            # The MtgpuPod controller would create the occupy pod again. Its card is free only after its MtgpuPods.
+            # The MtgpuPod controller would create the occupy pod again. Its card becomes free once its MtgpuPods end.
             return None
         if nvidia_plugin.chooses_cards(node, request):
             return None if nvidia_plugin.rejection(request, node, snapshot.cards, snapshot.mgpu_cards) else proposed

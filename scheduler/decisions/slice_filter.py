@@ -19,7 +19,7 @@ from scheduler.engine.partitioning.slice_choice import assess_slices, rejection_
 from scheduler.engine.partitioning.slice_scores import score_for_slices
 
 _MAX_REJECTIONS = 10_000
-"""The most answers that are cached. An answer that is not proven is not cached."""
+"""The maximum number of cached answers; at this number, all are dropped. Only proven answers are cached."""
 
 
 class SliceFilter:

@@ -1,7 +1,8 @@
 """Applies a pod's constraints to the cards of a node, and checks whether an earlier placement still fits.
 
-Mainly `placement`, `node_assessment` and `decisions.decider` call this module. A card that `exclusions` excludes must
-never be given to the pod, whatever is free on it.
+The engine, the decisions and the cluster cache call this module. A card that `exclusions` excludes must never be given
+to the pod, whatever is free on it. `cluster.eligibility` finds the same exclusions for the arrays of all nodes, except
+those by same-card groups, so change both together.
 """
 
 from collections.abc import Sequence
@@ -81,9 +82,10 @@ def same_card_group_rejection(
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
-    """Return the score, moved to the upper half of all scores if the pod shares no card with its spread group.
+    """Return the score, changed if the request has a spread group.
 
-    Otherwise the score is moved to the lower half. Without a spread group it does not change.
+    It is moved to the upper half of all scores if the pod shares no card with the group, and to the lower half if the
+    pod shares one.
     """
     if request.constraints.spread is None:
         return score

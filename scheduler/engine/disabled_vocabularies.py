@@ -2,8 +2,8 @@
 
 `scheduler.decisions.filter` rejects such a pod on nodes that do not have the resource from another device plugin.
 kube-scheduler does not count resources that its extender manages (`ignoredByScheduler`), and the kubelet drops requests
-for resources that its node does not have (docs/design/kubernetes.md, "Device manager"). So the pod would otherwise run
-without cards of its own, and a CUDA image would see all cards of the node.
+for resources that its node does not have (docs/design/kubernetes.md, "Device manager"). So on such a node the pod would
+run without cards of its own, and a CUDA image would see all cards of the node.
 """
 
 from mgpu import dialects

@@ -1,8 +1,9 @@
 """Limits the work of the engine, counted in steps.
 
-`scheduler.decisions.effort_budgets` creates an `Effort` for each call and chooses the `Limits`. The engine has no
-clock. It counts elementary work, so that the same pod on the same cards gets the same answer on every machine and every
-replica, however busy they are. A step takes a quarter to half a microsecond on one core of a current server.
+`scheduler.decisions.effort_budgets` creates an `Effort` for each call and chooses the `Limits`; the nominations and the
+preemption choose limits of their own. The engine has no clock. It counts elementary work, so that the same pod on the
+same cards gets the same answer on every machine and every replica, however busy they are. A step takes a quarter to
+half a microsecond on one core of a current server.
 
 The steps that the modules charge are measured (`python -m bench.hard`) and rounded up. They must also cover the setup
 of a search, which takes most of the time for a pod of many different containers.
@@ -26,8 +27,9 @@ class Limits:
     not limited by this object.
 
     Attributes:
-        search: The most steps of the exact search.
-        fallback: The most steps of the search for any placement, if the exact search ends without a result.
+        search: The maximum number of steps of the exact search.
+        fallback: The maximum number of steps of the search for any placement, which follows if the exact search reaches
+            its limit without a result.
     """
 
     search: int

@@ -1,11 +1,11 @@
 """Chooses the pods to evict from a node so that a pod fits on its cards: as few and as unimportant ones as possible.
 
-`scheduler.decisions.preemption` calls `choose_victims`. Sets of pods are compared as kube-scheduler compares nodes
-(pickOneNodeForPreemption). The best set has the fewest violations of disruption budgets, then the lowest highest
-priority, then the smallest sum of priorities, then the fewest pods, and then the pods that started last. kube-scheduler
-itself only spares pods one by one, the most important first. So it often evicts pods from several cards although one
-card would suffice. docs/preemption.md promises the best set, or, if the search ends early, a set without a pod that
-could stay.
+`scheduler.decisions.preemption` calls `choose_victims`, and `scheduler.cluster.partitionable_nodes` calls
+`without_usage`. Sets of pods are compared as kube-scheduler compares nodes (pickOneNodeForPreemption). The best set has
+the fewest violations of disruption budgets. Among such sets it has the lowest priority of the most important pod, then
+the smallest sum of priorities, then the fewest pods, and then the pods that started last. kube-scheduler itself only
+spares pods one by one, the most important first. So it often evicts pods from several cards although one card would
+suffice. docs/preemption.md promises the best set, or, if the search ends early, a set without a pod that could stay.
 
 Why the result is best
     1. The priorities of the pods are tried in ascending order as the highest priority of the set. The other criteria
@@ -109,8 +109,8 @@ def choose_victims(
     Args:
         cards: The cards of the node, with everything that pods hold of them.
         highest: The highest priority of the pods that the caller evicts in any case. They are not in `pods`.
-        exact: The budget of the search for the best set. If it ends early, the returned set suffices, and none of its
-            pods could stay.
+        exact: The budget of the search for the best set. If the search uses it up, the returned set still suffices, and
+            none of its pods could stay.
         budget: The budget of everything else; `fits` charges it too.
     """
     leaving = [pod for pod in pods if pod.leaving]
@@ -207,13 +207,13 @@ class _Evictions(NamedTuple):
 
 
 class _BranchAndBound:
-    """The search for the cheapest set of pods on one node.
+    """The search for the cheapest set of pods that must be evicted from one node.
 
     Args:
         uses: By UID, what each pod that may be evicted holds, by card index.
         costs: By UID, the cost of each pod, which is above 0.
-        budget: The budget of all searches together. If it ends, the constructor raises Exhausted, and so does `run` if
-            it has not found a set yet.
+        budget: The budget of all searches together. If it is used up, the constructor raises Exhausted, and so does
+            `run` if it has not found a set yet.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def test_json_names_problems_of_the_request(cluster: Cluster) -> None:
     (problem,) = cluster.found("malformed")["problems"]
     assert "above 100 must be a multiple of 100" in problem
     (problem,) = cluster.found("incomplete")["problems"]
-    assert "delete and create the pod again, so that mgpu's webhook adds it" in problem
+    assert "delete and create the pod again, so that mgpu's webhook adds one" in problem
 
 
 def test_json_marks_own_card_and_policy(cluster: Cluster) -> None:

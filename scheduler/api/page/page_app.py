@@ -1,8 +1,8 @@
 """Serves the web page: its files and two JSON endpoints, all of them read-only.
 
-`scheduler.api.app` makes the app, and browsers call it. There is no authentication, so the app listens on loopback by
-default (docs/security.md). Every response must have the security headers, and every request must pass the check of the
-Host header.
+`scheduler.api.app` makes the app, and browsers call it; `bench.page` measures its board. There is no authentication, so
+the app listens on loopback by default (docs/security.md). Every response must have the security headers, and on
+loopback every request must pass the check of the Host header.
 """
 
 import gzip
@@ -51,8 +51,8 @@ def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
 
     Args:
         host: The address on which the app is served. If it is loopback, the app answers only requests whose Host header
-            is an address or `localhost`. Otherwise another site whose name resolves to 127.0.0.1 could read the page
-            (DNS rebinding).
+            is an IP address or `localhost`. Without this check, another site whose name resolves to 127.0.0.1 could
+            read the page (DNS rebinding).
     """
     app = new_app()
     served = {path.name: path.read_bytes() for path in (files(__package__) / "static").iterdir() if path.is_file()}
@@ -117,7 +117,7 @@ def _is_loopback(host: str) -> bool:
 def _names_an_address(host: str) -> bool:
     """Return whether a Host header is an IP address or localhost, with or without a port.
 
-    Another site cannot have such a name.
+    Another site cannot make a browser send such a header to this address, because browsers do not ask DNS for these.
     """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     return name == "localhost" or _address(name.strip("[]")) is not None

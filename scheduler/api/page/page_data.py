@@ -34,9 +34,9 @@ Json = dict[str, Any]
 PARTS = 1000
 """The width of a card, in the units of the positions and widths of its slices."""
 _EXAMPLES = 3
-"""The most nodes that are named for a reason."""
+"""The maximum number of nodes that `why_json` names as examples of a reason."""
 _MOST_REASONS = 12
-"""The most different reasons in one answer."""
+"""The maximum number of reasons that `why_json` lists. All further reasons share one entry."""
 
 
 def view_of(contents: NodeContents) -> NodeView:
@@ -52,11 +52,12 @@ def view_of(contents: NodeContents) -> NodeView:
 def node_json(contents: NodeContents) -> Json:
     """Return a node as `{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
 
-    Values that are false or empty are left out. A pod has `reserved` if it is not bound yet, `unsure` if its cards are
-    unknown, and `keeps` with the GPUID if it is an occupy pod. A card is `{"index", "model", "core": [used, all],
-    "memory": [used, all], "uses"}`, with core in thousandths of a card and memory in bytes. A use is `[position in
-    "pods", core, memory]`. A card may also have `unhealthy`, `gpuid`, `cut` (how it is partitioned) and `slices`. A
-    slice is `[name, left, width, position in "pods" or -1]`; a card is PARTS wide.
+    Keys with `?` are left out if their value is false or empty. `nvidia` says that NVIDIA's device plugin serves the
+    whole cards of the node, and `others` are its devices that are not GPUs. A pod has `reserved` if it is not bound
+    yet, `unsure` if its cards are unknown, and `keeps` with the GPUID if it is an occupy pod. A card is `{"index",
+    "model", "core": [used, all], "memory": [used, all], "uses"}`, with core in thousandths of a card and memory in
+    bytes. A use is `[position in "pods", core, memory]`. A card may also have `unhealthy`, `gpuid`, `cut` (how it is
+    partitioned) and `slices`. A slice is `[name, left, width, position in "pods" or -1]`; a card is PARTS wide.
     """
     view = view_of(contents)
     unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
@@ -102,7 +103,10 @@ def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
 
 
 def detail_json(contents: NodeContents) -> Json:
-    """Return a node with all details of its cards: those of `mgpu inspect -o json`, `uses`, `model` and others."""
+    """Return a node with all details of its cards and other devices.
+
+    Each has the keys of `mgpu inspect -o json`, and also `model`, `numa`, `minor`, `cut` and `uses`.
+    """
     view = view_of(contents)
     rows = nodes_json([view])[view.name]["cards"]
     reserved = {holding.key for holding in contents.held if not holding.bound}
@@ -131,8 +135,9 @@ def why_json(result: Filtered, now: int) -> Json:
     """Return why a pod waits, the most frequent reason first.
 
     The object is `{"fits", "of", "recut", "reasons": [{"text", "nodes", "examples"}], "at"}`. `fits` is the number of
-    nodes on which the pod fits, `of` that of all examined nodes, and `recut` that of the nodes on which the pod fits
-    after their cards are partitioned again. `nodes` is the number of nodes with a reason, and `examples` names some.
+    nodes on which the pod fits, `of` is the number of all nodes that the filter was asked about, and `recut` is the
+    number of nodes on which the pod would fit if their cards were partitioned again. `nodes` is the number of nodes
+    with a reason, and `examples` names some.
 
     Args:
         now: The time of the answer in seconds since 1970, which becomes `at`.
@@ -154,7 +159,10 @@ def why_json(result: Filtered, now: int) -> Json:
 
 
 def reason_json(text: str) -> Json:
-    """Return an object for a reason that does not concern nodes. Of the keys of `why_json` it has only `reasons`."""
+    """Return an object for a reason that concerns no particular nodes.
+
+    It has the form of `why_json`, but only the key `reasons`.
+    """
     return {"reasons": [{"text": text, "nodes": 0, "examples": []}]}
 
 

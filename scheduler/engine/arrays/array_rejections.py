@@ -33,7 +33,10 @@ from scheduler.engine.arrays.node_table import (
 from scheduler.engine.rejections import container_rejection, impossible_request
 
 MAX_REASONS = 50
-"""The most groups of nodes for one container. With more groups, the reasons of all these nodes are brief."""
+"""The maximum number of different reasons with amounts for one container.
+
+If the nodes that the container does not fit have more different reasons, the reasons of all of them are brief.
+"""
 _LARGEST_CODE = 1 << 61
 """The codes of `_number_by_brief_reasons` stay below this number, so that twice a code fits 64 bits."""
 
@@ -45,7 +48,7 @@ Reasons = npt.NDArray[np.int32]
 
 
 class RejectedNodes(NamedTuple):
-    """Nodes with an equal rejection, by their positions in the call. `Rejection.summary` has shortened it."""
+    """Nodes with an equal rejection, by their positions in the call. `rejection.cards` is empty."""
 
     nodes: Places
     rejection: Rejection

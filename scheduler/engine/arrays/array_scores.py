@@ -1,7 +1,7 @@
 """Scores many nodes at once, for `scheduler.decisions.array_filter`.
 
-The module can score a node on which the pod has the same score on any cards. `node_assessment.score` scores the other
-nodes one by one. The scores must be exactly those of `scheduler.engine.node_score`.
+The module scores only nodes on which the score does not depend on the cards that the pod gets. `node_assessment.score`
+scores the other nodes one by one. The scores must be exactly those of `scheduler.engine.node_score`.
 """
 
 from functools import lru_cache

@@ -91,7 +91,7 @@ def _is_supported(request: GpuRequest) -> bool:
 
 
 def taken_amounts(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | int, Ints | int]:
-    """Return the core, memory and ratio that the container takes of each card (`ContainerRequest.amount_on`)."""
+    """Return the core, memory and ratio that the container takes of each card, as `ContainerRequest.amount_on` does."""
     if container.whole:
         return data[CORE], data[MEMORY], WHOLE_RATIO
     if container.ratio is None:
@@ -171,7 +171,11 @@ def can_tell_spread(request: GpuRequest) -> bool:
 
 
 def only_beside_group(rows: NodeArrays, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
-    """Return on which of these nodes the pod cannot get only cards without pods of its spread group, [n]."""
+    """Return on which of these nodes the pod has to share a card with a pod of its spread group, [n].
+
+    Args:
+        cards_of: The cards of each row, which say which groups are on them.
+    """
     container, group = request.containers[0], request.constraints.spread
     alone = np.ones(rows.data.shape[1:], np.bool_)
     for row, cards in enumerate(cards_of):

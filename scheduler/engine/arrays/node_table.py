@@ -27,8 +27,8 @@ Places = npt.NDArray[np.intp]
 CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY, RATIO_FREE, MINOR = FIELDS = range(8)
 """The fields of a card, in the units of `CardState`.
 
-The value of HEALTH is UNHEALTHY or HEALTHY, or 0 for a column without a card. MINOR is only part of the key of a row:
-the policy `minor` may choose another card, and so another score, on a node with other minors.
+The value of HEALTH is UNHEALTHY or HEALTHY, or 0 for a column without a card. MINOR is used only for the key of a row:
+on a node with other minors, the policy `minor` may choose another card, which leads to another score.
 """
 UNHEALTHY, HEALTHY = 1, 2
 
@@ -73,7 +73,7 @@ class NodeArrays:
         return np.asarray((np.logical_and(*equal) | (self.data[HEALTH] == 0)).all(axis=1))
 
     def key(self, position: int) -> bytes:
-        """Return a key of the row. Unless groups matter, the filter has one answer for all nodes with equal keys."""
+        """Return a key of the row. The engine has one answer for rows with equal keys, unless groups matter."""
         excluded = b"" if self.exclusion is None else self.exclusion[position].tobytes()
         return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + excluded
 

@@ -71,8 +71,8 @@ def share_prices(sizes: list[int], demand: list[float]) -> list[float]:
     Each round sets the prices so that every filling of the basis costs one card. Then the knapsack finds the most
     expensive filling, which replaces the filling of the basis that is used up first. The last round is the one in which
     no filling costs more than a card. Each round also gives a lower bound on the number of cards. The prices of the
-    best bound are returned. With approximate prices, the policy loses 0.05 to 0.3 points on the traces
-    (`expected_pods`).
+    best bound are returned. With approximate prices, the policy loses 0.05 to 0.3 points on the traces; `expected_pods`
+    defines both words.
     """
     wanted, basis = np.array(demand), np.diag([float(_GRAINS // size) for size in sizes])
     best, best_bound = np.array(sizes) / _GRAINS, 0.0

@@ -258,7 +258,7 @@ class TestBarePod:
         assert free(replica) == [1000, 1000]
         ((_, reason, text),) = replica.events
         assert reason == "UnknownCards"
-        assert "was given none; it holds nothing" in text
+        assert "was given no cards; it holds nothing" in text
         assert replica.state.undecided_pods() == ()
 
     def test_pod_that_is_reported_holds_the_reported_card(self, api: FakeApi) -> None:
