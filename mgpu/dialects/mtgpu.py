@@ -1,10 +1,10 @@
-"""The vocabulary of MtgpuPods, which are a kind of their own (docs/design/mtgpu.md).
+"""Defines the vocabulary of MtgpuPods, which are a kind of their own (docs/design/mtgpu.md).
 
 In annotations of an MtgpuPod, a user names a card of a node by a GPUID and requests a part of that card. The controller
 (`scheduler.mtgpupods`) creates the Pod that runs. This Pod requests no GPU from the kubelet. Another pod, the occupy
-pod, requests `nvidia.com/gpu: 1` and so keeps the card. Therefore this module is not a `Dialect`, and its users, mainly
-the scheduler and the webhook, import it by name (CONTRIBUTING.md, "Adding a dialect"). Users and other programs rely on
-the annotations, kinds and names, so these must not change.
+pod, requests `nvidia.com/gpu: 1` and so keeps the card. Therefore this module is not a `Dialect`, and the scheduler,
+the webhook, the agents and the commands import it by name (CONTRIBUTING.md, "Adding a dialect"). Users and other
+programs rely on the annotations, kinds and names, so these must not change.
 """
 
 import re
@@ -141,7 +141,10 @@ def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def parse_milli(text: str) -> int | None:
-    """Return the exact thousandths of a decimal such as `0.25`; None unless it has this form and at most 3 places."""
+    """Return the exact thousandths of a decimal such as `0.25`, or None if the text is not such a decimal.
+
+    At most 4 digits before the point and 3 after it are allowed.
+    """
     match = _DECIMAL.fullmatch(text)
     return int(match[1]) * 1000 + int((match[2] or "").ljust(3, "0")) if match else None
 
@@ -236,10 +239,11 @@ def controlling_mtgpupod(raw: Mapping[str, Any]) -> str | None:
 
 
 def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
-    """Return the UID of the MtgpuPod that a Pod names as its controller, or else the UID in its seal, or None.
+    """Return the UID of the MtgpuPod that a Pod names as its controller.
 
-    Users who may change Pods may remove the owner of a Pod, which keeps running on its card. Admission does not let
-    them remove the seal, so the card stays held. The caller must verify the seal (`RecordVerifier.finding_of_mtgpu`).
+    If the Pod names none, return the UID in its seal, or None if it has no seal or no GPUID. Users who may change Pods
+    can remove the owner of a Pod while the Pod runs on its card. Admission does not let them remove the seal, so the
+    card stays held. The caller must verify the seal (`RecordVerifier.finding_of_mtgpu`).
     """
     annotations = annotations_of(raw)
     seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None
@@ -276,7 +280,7 @@ def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
 
 
 def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
-    """Return the variables of all containers of the Pod, including init containers.
+    """Return the variables that every container of the Pod gets, including init containers.
 
     `uuid` and `index` identify the MtgpuPod's card.
     """
@@ -305,7 +309,7 @@ def occupy_target(pod: Pod) -> tuple[str, str] | None:
 
 
 def occupy_label(raw: Mapping[str, Any]) -> str | None:
-    """Return the label of an occupy pod, or None for a Pod of another namespace or without the label."""
+    """Return the value of `OCCUPY_LABEL`, or None for a Pod of another namespace or without the label."""
     meta = table_at(raw, "metadata")
     return table_at(meta, "labels").get(OCCUPY_LABEL) if meta.get("namespace") == OCCUPY_NAMESPACE else None
 

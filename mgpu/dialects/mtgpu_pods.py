@@ -2,7 +2,7 @@
 
 The controller (`scheduler.mtgpupods`) creates the Pod. The webhook (`webhook.mtgpupod_rebuild`) builds the manifest
 again and replaces the one that was sent, so that the controller's account cannot create other Pods. Both must get equal
-manifests.
+manifests, so `manifest` may depend on nothing but its arguments. `playground.simulate` calls it too.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """Defines the protocol of dialects: the members that the module of each vocabulary has, and their types.
 
-The processes call the dialects through `mgpu.dialects`, so a new vocabulary needs only one module. A dialect assigns
-the functions at the end of this module to members that it does not need.
+The processes call the dialects through `mgpu.dialects`, so their code does not change when a vocabulary is added
+(CONTRIBUTING.md, "Adding a dialect"). A dialect assigns the functions at the end of this module to members that it does
+not need.
 """
 
 import re
@@ -130,9 +131,9 @@ class Dialect(Protocol):
         """
 
     def normalized(self, requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-        """Return the requests and limits of a container, with resources that no node has replaced by equivalent ones.
+        """Return the requests and limits of a container, in resources that nodes report.
 
-        Admission writes the result into the pod.
+        Equivalent resources replace those that no node reports. Admission writes the result into the pod.
         """
 
     def read_request(self, pod: Pod, settings: Settings) -> GpuRequest | None:
@@ -158,10 +159,10 @@ class Dialect(Protocol):
         """Return the shares that the pod's annotations record, as `mgpu.dialects.read_placement` describes."""
 
     def owns_annotation(self, key: str) -> bool:
-        """Return whether `write_placement` or the node writes this annotation, so that users must not set it."""
+        """Return whether `write_placement` or the node writes this annotation. Users must not set such annotations."""
 
     def acknowledgement(self, pod: Pod) -> dict[str, str]:
-        """Return the missing annotations that the node adds once the pod has its cards."""
+        """Return the annotations that the node adds to the record once the pod has its cards, if they are missing."""
 
     def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
         """Return the resources of a node with these cards in this vocabulary."""

@@ -1,9 +1,11 @@
-"""Decides which allocation records are valid.
+"""Decides which allocation records are valid, and seals new ones.
 
 The scheduler (`scheduler.cluster`) and the agents (`deviceplugin.pods`) must call `RecordVerifier.judge` before they
-read a record, and ignore an invalid one. If records are sealed in the cluster, a record is valid in three cases: it has
-a valid seal, it has no seal of a known key and its pod was created before sealing began, or it has no seal and belongs
-to a vocabulary in the setting `records.peers`. docs/security.md describes the attacks that this prevents.
+read a record, and ignore an invalid one. `mgpu doctor` lists the invalid ones. The scheduler seals the records that it
+writes. If records are sealed in the cluster, a record is valid in three cases: it has a valid seal, it has no seal of a
+known key and its pod was created before sealing began, or it has no seal and belongs to a vocabulary in the setting
+`records.peers`. A record with too many annotations is never valid. docs/security.md describes the attacks that this
+prevents.
 """
 
 from collections.abc import Mapping
@@ -135,7 +137,7 @@ class RecordVerifier:
         return {SEAL: str(self.keys.signer.sign(mtgpu.subject(raw, owner), mtgpu.sealed_content(raw)))}
 
     def finding_of_mtgpu(self, raw: Mapping[str, object]) -> Finding | None:
-        """Return the reason why a Pod that claims to be the Pod of an MtgpuPod is not.
+        """Return the reason why a Pod is not accepted as the Pod of an MtgpuPod although it claims to be one.
 
         Returns None if the claim is accepted, if there is no claim, or if records are not sealed. The subject of the
         seal is the MtgpuPod, since the UID of a Pod is unknown before its creation. The seal of a Pod that has lost its
@@ -157,7 +159,7 @@ class RecordVerifier:
         content = mtgpu.sealed_content(raw)
         if len(content) > MAX_ANNOTATIONS + 1:  # `content` has the card in addition to the annotations.
             reason: str | None = (
-                f"it has {len(content) - 1} annotations, more than the {MAX_ANNOTATIONS} of any MtgpuPod"
+                f"it has {len(content) - 1} annotations, more than the {MAX_ANNOTATIONS} that an MtgpuPod may have"
             )
         else:
             reason = self.keys.refusal_reason(mtgpu.subject(raw, owner), content, text)
@@ -181,7 +183,10 @@ def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
 
 
 def _digest(record: Mapping[str, str]) -> bytes:
-    """Return the digest of a record. The length before each text makes the input of different records different."""
+    """Return the digest of a record.
+
+    Each text is preceded by its length, so different records never give the hash function the same input.
+    """
     digest = sha256()
     for row in sorted(record.items()):
         for text in row:

@@ -158,7 +158,7 @@ def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus
 
     A container with MIG instances sees the instances, and a container with an MPS share sees the card of the share.
     `MGPU_CARDS` lists the indexes of the cards of the slices. `MGPU_CORE_PERCENT` is the compute of the slice with the
-    least compute.
+    least compute, in percent of a card.
     """
     parents = {gpu.index: gpu.uuid for gpu in gpus}
     on = sorted({place_of(card.index)[0] for card in cards})
@@ -190,7 +190,7 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
     shares = [name for name in counts if mode_of(slice_of_resource(name) or "") == MPS]
     total = sum(counts[name] for name in shares)
     if total > 1:
-        rule = "a container can have one MPS share only (failRequestsGreaterThanOne)"
+        rule = "a container may request only one MPS share (failRequestsGreaterThanOne)"
         problems.append(Problem(amounts[shares[-1]].path, f"{rule}; this one requests {total}", Rule.TOO_MUCH))
     raise_if_any(problems)
     for resource, count in counts.items():
@@ -203,7 +203,8 @@ def _misnamed(resource: str) -> str | None:
     name = slice_of_resource(resource)
     if name is None:
         return f"is not a slice; request one such as {_EXAMPLES}"
-    return None if canonical(name) == name else f"is called {resource_of(canonical(name))} here"
+    own = canonical(name)
+    return None if own == name else f"is not the name that nodes report; request {resource_of(own)}"
 
 
 def _mixed_modes(pod: Pod) -> Iterator[Problem]:
@@ -216,7 +217,7 @@ def _mixed_modes(pod: Pod) -> Iterator[Problem]:
             first = first or mode
             if first and mode and mode != first:
                 text = f"is a slice of {mode.upper()}, while the pod already requests slices of {first.upper()}"
-                rule = "the cards of a node are partitioned by one of them"
+                rule = "no node has slices of both"
                 yield Problem(amount.path, f"{text}; {rule}", Rule.ONE_PARTITIONING_MODE)
                 return
 

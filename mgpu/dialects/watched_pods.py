@@ -1,6 +1,6 @@
 """Limits the work and memory that the pods from a watch cost.
 
-Admission checks the size of new pods, but not that of updated pods. A user may change labels, images and annotations
+Admission checks the size of new pods, but not that of updated pods. A user can change labels, images and annotations
 hundreds of times a second, up to the size that the API server accepts. The scheduler (`scheduler.cluster`) and the
 agents (`deviceplugin.pods`) read the pods of all events on a single thread, and store the pods that they watch. For an
 event they call:
@@ -163,7 +163,8 @@ def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return all labels of a pod, or none if they are too many or too long.
 
     The labels are stored for PodDisruptionBudgets. A part of the labels would be worse than none, since a selector with
-    `DoesNotExist` would match a pod whose label was omitted. A pod without labels counts for no budget.
+    `DoesNotExist` would match a pod whose label was omitted. `scheduler.decisions.disruption_budgets` assumes
+    that no budget protects a pod without labels.
     """
     if len(labels) > budget.MAX_LABELS or sum(map(len, labels)) + sum(map(len, labels.values())) > MAX_LABEL_TEXT:
         return {}

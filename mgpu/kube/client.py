@@ -1,7 +1,7 @@
-"""Sends requests to the API server: create, read, update, delete, paged lists and watches.
+"""Sends requests to the API server, including paged lists and watches.
 
-All processes call the API server through `Api`. If the server answers with an error, an ApiError is raised. If there is
-no complete answer, an Unreachable is raised.
+All processes and commands call the API server through `Api`. If the server answers with an error, an ApiError is
+raised. If there is no complete answer, an Unreachable is raised.
 """
 
 import contextlib
@@ -44,7 +44,11 @@ so long."""
 _GRACE_SECONDS = 5.0
 """The time after the requested end of a watch at which a silent connection counts as dead."""
 _loading = threading.Lock()
-"""Guards the global state of the kubernetes package while a configuration is loaded."""
+"""Guards the global state of the kubernetes package while a configuration is loaded.
+
+`Api.connect` uses two private names of that package, `_temp_files` and `_cleanup_temp_files`, so check them when you
+upgrade it.
+"""
 
 
 class ApiError(Exception):
@@ -74,6 +78,8 @@ class WatchSilent(Unreachable):
 
 class Api:
     """A connection pool to an API server. Thread-safe.
+
+    If you add a method that sends a request, override it in `mgpu.kube.fence.FencedApi` too.
 
     Paths are absolute, such as `/api/v1/namespaces/default/pods`. Every method that sends a request raises ApiError if
     the server answers with an error, and Unreachable if there is no complete answer in time.

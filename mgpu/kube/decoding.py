@@ -1,8 +1,8 @@
-"""Decodes the JSON of the API server, even if objects of users are nested too deeply or are not UTF-8.
+"""Decodes the JSON of the API server, even if objects of users are nested too deeply for orjson or are not UTF-8.
 
-A list or a watch contains the objects of all users, so an object that cannot be decoded must not hide the others.
-Otherwise each replica and agent would list again forever, and no pod would be placed. `mgpu.kube.client` calls `decode`
-for each answer.
+A list or a watch contains the objects of all users. If one object could make the decoding fail, each replica and agent
+would list again forever, and no pod would be placed. `mgpu.kube.client` calls `decode` for each answer and for each
+event of a watch.
 """
 
 import re

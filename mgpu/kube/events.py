@@ -1,6 +1,7 @@
 """Posts Events on a background thread, so that callers never wait for the API server.
 
-An Event may be dropped, so nothing may depend on it. Mainly the scheduler and the agents post Events with a `Recorder`.
+An Event may be dropped, so nothing may depend on it. The scheduler, the agents and the playground post Events with a
+`Recorder`.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Implements leader election with a Lease (coordination.k8s.io/v1), as client-go does.
 
 The replicas of the scheduler elect their leader with a `Leader`. A `Leader` must not trust the times and durations in
-the Lease, because an attacker with a stolen token could write a Lease of 68 years. A `Leader` measures with its own
-clock for how long the Lease has not changed.
+the Lease, because an attacker with a stolen token could write a Lease with a duration of 68 years. A `Leader` measures
+with its own clock for how long the Lease has not changed.
 """
 
 import logging
@@ -48,7 +48,9 @@ def boot_time() -> float:
 
 
 class Leader:
-    """A candidate of the election. At most one candidate is `leading` at a time. Thread-safe.
+    """A candidate of the election. At most one candidate is `leading` at a time.
+
+    Any thread may read the properties, but only one thread at a time may call the methods.
 
     Args:
         identity: The name of this candidate, which no other candidate may have.

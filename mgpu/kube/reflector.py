@@ -1,7 +1,7 @@
 """Lists and watches one kind of object and reports changes, as client-go's reflector and informer do.
 
-Mainly the scheduler and the agents watch objects with it. The `informer` of the kubernetes package is not used, because
-it stores all objects whole and lists them without pages.
+The scheduler, the agents and the playground watch objects with it. The `informer` of the kubernetes package is not
+used, because it stores all objects whole and lists them without pages.
 """
 
 import logging
@@ -152,8 +152,8 @@ class Reflector:
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
-            # The pause is reset only after a watch that lasted for some time. Otherwise a process that may list but not
-            # watch would list without long pauses.
+            # The pause is reset only after a watch that lasted for some time. If every list reset it, a process that
+            # may list but not watch would list without long pauses.
             if time.monotonic() - self._followed > _MAX_PAUSE:
                 pause = _MIN_PAUSE
                 last_error = ""
@@ -196,7 +196,7 @@ class Reflector:
         return version
 
     def _follow(self, version: str) -> None:
-        """Watch until a watch fails or a list is requested. Each watch continues where the last one ended."""
+        """Watch until a watch fails, or a list or `stop` is requested. Each watch continues where the last ended."""
         while not (self._stop.is_set() or self._refresh_due()):
             started = time.monotonic()
             self._watch = watch = self._api.watch(self._path, version, seconds=self._watch_seconds, **self._query)

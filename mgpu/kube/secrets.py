@@ -1,6 +1,7 @@
 """Stores files in a Secret, so that replicas share the files.
 
 The webhook and the scheduler each store their serving certificate in a Secret of their own (`mgpu.cli.certificate`).
+`mgpu doctor` reads the Secrets.
 """
 
 import base64

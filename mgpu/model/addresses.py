@@ -1,6 +1,7 @@
-"""Reads blocks of IP addresses, and matches the peers of connections against them.
+"""Reads blocks of IP addresses, and checks whether they contain the peer of a connection.
 
-`mgpu.serving` uses it mainly to decide which peers may call an endpoint.
+`mgpu.settings` reads blocks with it. `mgpu.serving` decides with it which peers may call an endpoint, and which
+addresses count as one peer.
 """
 
 import ipaddress
@@ -24,7 +25,7 @@ def read_block(text: str) -> Block:
         except ValueError:
             raise ValueError("must be an address or a block such as 192.0.2.0/24 or 2001:db8::/32") from error
         raise ValueError(
-            f"is the address of a host with the prefix length of a block; write {wider}, or leave out the /…"
+            f"is the address of a host with the prefix length of a block; write {wider}, or leave out the prefix length"
         ) from error
     if isinstance(block, ipaddress.IPv6Network) and block.network_address.ipv4_mapped and block.prefixlen >= 96:
         mapped = f"{block.network_address.ipv4_mapped}/{block.prefixlen - 96}"

@@ -1,9 +1,9 @@
 """Determines from the Pods of the node agents which nodes have no ready agent.
 
-The scheduler keeps GPU pods off such nodes. An agent is ready if its Pod has the condition `Ready` and is not being
-deleted. The kubelet sets the condition to false about a second after the container has ended, or when the readiness
-probe fails. A Lease for each agent would detect the failure seconds later, and would cost 500 writes a second on 5,000
-nodes.
+The scheduler keeps GPU pods off such nodes, and `mgpu inspect` and `mgpu doctor` report them. An agent is ready if its
+Pod has the condition `Ready` and is not being deleted. The kubelet sets the condition to false about a second after the
+container has ended, or when the readiness probe fails. A Lease for each agent would detect the failure seconds later,
+and would cost 500 writes a second in a cluster of 5,000 nodes.
 """
 
 from collections.abc import Collection, Iterable, Mapping

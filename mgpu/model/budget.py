@@ -1,9 +1,9 @@
 """Limits the size of the objects that mgpu accepts.
 
-The API server accepts objects of 1.5 MiB, and any user who may create pods chooses the length of their lists. Without
-limits a user could make every process spend any amount of work and memory. Each process checks a Pod with this module
-before it reads the GPU request of the Pod. `mgpu.serving` limits the memory of all requests together. If you raise a
-limit, measure the cost again (docs/attacks.md).
+The API server accepts objects of 1.5 MiB, and any user who may create pods chooses how long the lists in them are.
+Without limits a user could make every process spend any amount of work and memory. Each process checks a Pod with this
+module before it reads the GPU request of the Pod. `mgpu.serving` limits the memory of all requests together. If you
+raise a limit, measure the cost again (docs/attacks.md).
 """
 
 from collections.abc import Iterator
@@ -89,8 +89,8 @@ def excess(raw: object, old: object = None) -> list[Problem]:
     """Return a problem for each list of an object that is too long.
 
     Args:
-        old: the object before an update, or None. A list that was too long before the update may keep its length.
-            Otherwise existing objects with such a list could not lose their finalizers.
+        old: the object before an update, or None. A list that was too long before the update may keep its length, so
+            that finalizers of existing objects with such a list can be removed.
     """
     now = size_of(raw)
     before = size_of(old) if old is not None else Size()

@@ -1,7 +1,7 @@
 """Computes how much of each card of a node is used, whether the card is partitioned or not.
 
-The ledger has no state for a partitioned card, but one for each of its slices. The metrics report cards, so they use
-this module.
+The ledger has no state for a partitioned card, but one for each of its slices. The metrics of the scheduler and of the
+agents report whole cards, so they use this module.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,7 +61,7 @@ def held_amounts(holding: Holding, devices: Sequence[Card]) -> tuple[int, int]:
 
 
 def _candidates(holding: Holding, devices: Sequence[Card]) -> Iterator[Card]:
-    """Return the devices that can be among those of the holding.
+    """Return the devices that the holding may contain.
 
     Nearly all allocation records name cards by index. Such devices are looked up in a set, which is faster than
     `Share.is_on` for each share and device.

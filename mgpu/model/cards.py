@@ -1,6 +1,6 @@
 """Defines the cards and other devices of a node, and their states.
 
-`mgpu.model.ledger` computes the states. Mainly the scheduler, the agents and the commands use these frozen values.
+`mgpu.model.ledger` computes the states. Most of mgpu uses these frozen values.
 """
 
 from collections.abc import Iterable

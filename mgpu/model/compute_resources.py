@@ -1,7 +1,7 @@
 """Computes what a pod requests of a node's resources, and what a node has allocatable, from decoded JSON.
 
-The sums must be equal to kube-scheduler's (KEP-753, KEP-2837). Mainly `mgpu.model.pods` and the playground call these
-functions.
+The sums must be equal to kube-scheduler's (KEP-753, KEP-2837). `mgpu.model.field_reader` and the playground call these
+functions, and the scheduler computes with `CpuMemory`.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,7 +1,8 @@
 """Reads and writes the annotation of a Device that lists the cards of unrecorded pods and of remnants.
 
 docs/design/koordinator.md, "Annotations", describes the format. Each entry is `{"podUID": …, "containerName": …,
-"resourceName": …, "deviceIDs": […]}`. The node's agent writes the list, and mainly the scheduler reads it.
+"resourceName": …, "deviceIDs": […]}`. The node's agent writes the list. The scheduler and the commands read it, also
+from an annotation with Koordinator's older name.
 
 Schedulers of other versions read the same annotation. The entry of a remnant that holds parts of cards has their
 amounts in `share`; a scheduler that does not know `share` counts whole cards. An entry without ids means that the pod
@@ -68,7 +69,8 @@ def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
     found = {given for key in (CHECKPOINTS, _OLDER) for given in _listed(annotations.get(key), key, problems)}
     ids = sum(len(given.ids) for given in found)
     if len(found) > _MAX_ENTRIES or ids > _MAX_IDS:
-        text = f"lists {len(found)} containers with {ids} ids, but a node has at most {_MAX_ENTRIES} with {_MAX_IDS}"
+        limit = f"mgpu accepts at most {_MAX_ENTRIES} containers and {_MAX_IDS} ids"
+        text = f"lists {len(found)} containers with {ids} ids, but {limit}"
         problems.append(Problem(f"metadata.annotations[{CHECKPOINTS}]", text))
     raise_if_any(problems)
     return tuple(sorted(found))
@@ -142,7 +144,8 @@ def _listed(text: object, key: str, problems: list[Problem]) -> Iterator[Checkpo
             problems.append(
                 Problem(
                     f"{path}[{i}]",
-                    "must have podUID, containerName, resourceName and deviceIDs, and a valid share if any",
+                    "must have podUID, containerName and resourceName, a list of strings in deviceIDs, and a "
+                    "valid share if it has one",
                 )
             )
         else:

@@ -1,8 +1,8 @@
 """Reads and writes the `Device` object of a node, which lists its cards and other devices.
 
-docs/design/koordinator.md, "Device CRD", describes the format. The node's agent writes the object, and mainly the
-scheduler reads it. Koordinator's older spellings are accepted too (`deviceType`, `resource`, `kubernetes.io/gpu-*`).
-The size of a Device is limited, because a compromised node could write a very large one.
+docs/design/koordinator.md, "Device CRD", describes the format. The node's agent writes the object, and the scheduler
+and the commands read it. Koordinator's older spellings are accepted too (`deviceType`, `resource`,
+`kubernetes.io/gpu-*`). The size of a Device is limited, because a compromised node could write a very large one.
 
 The module also reads the card lists of simulated nodes.
 """
@@ -45,7 +45,7 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     Devices of other types than `gpu` have no memory.
 
     Raises:
-        BadObject: if the object is invalid. It has the first problem of each invalid device.
+        BadObject: if the object is invalid. It lists the first problem of each invalid device.
     """
     spec = raw.get("spec")
     rows = spec.get("devices") if isinstance(spec, dict) else None
@@ -130,7 +130,8 @@ def has_gained_capacity(before: Iterable[Card], after: Iterable[Card]) -> bool:
 def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
     """Return the Device object of a node.
 
-    The Node owns the object, so that the garbage collector deletes it. If `node_uid` is empty, the object has no owner.
+    The Node owns the object, so the garbage collector deletes the object after the Node. If `node_uid` is empty, the
+    object has no owner.
     """
     meta: dict[str, Any] = {"name": node.name}
     if node_uid:
@@ -155,7 +156,7 @@ def _write_card(card: Card) -> dict[str, Any]:
         "labels": {INDEX_LABEL: str(card.index), **({MODEL_LABEL: card.model} if card.model else {})},
     }
     if card.numa is not None:
-        # Koordinator's CRD requires all three fields. It writes -1 for an unknown socket.
+        # Koordinator's CRD requires all three fields. Koordinator writes -1 for an unknown socket.
         entry["topology"] = {"socketID": -1, "nodeID": card.numa, "pcieID": ""}
     return entry
 
@@ -193,7 +194,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
     if not isinstance(row, dict):
         raise BadObject([Problem(path, "must be an object")])
     problems = [
-        Problem(f"{path}.{key}", f"unknown; a card has {', '.join(sorted(_LISTED_KEYS))}")
+        Problem(f"{path}.{key}", f"unknown; the keys of a card are {', '.join(sorted(_LISTED_KEYS))}")
         for key in sorted(map(str, row.keys() - _LISTED_KEYS))
     ]
     numbers: dict[str, int | None] = {"index": following, "count": 1, "minor": None, "numa": None}
@@ -215,7 +216,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
     except QuantityError as error:
         problems.append(Problem(f"{path}.memory", str(error)))
     problems += (
-        Problem(f"{path}.{key}", "cannot be combined with count, since each card has its own")
+        Problem(f"{path}.{key}", f"cannot be combined with count, since each card has its own {key}")
         for key in ("uuid", "minor")
         if row.get(key) is not None and numbers["count"] != 1
     )

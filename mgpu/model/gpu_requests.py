@@ -66,8 +66,8 @@ def whole_card_amount(card: Card) -> Amount:
 def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
     """Return the amount of a card that one container needs (docs/design/koordinator.md, "Conversion").
 
-    If `ratio` is None, the request states no percentage, and the percentage of the result is 0. Otherwise, if `memory`
-    or `ratio` is 0, it is computed from the other. Bytes are rounded down, and percentages are rounded up.
+    If `ratio` is None, the request states no percentage, and the percentage of the result is 0. With a `ratio`, if one
+    of `memory` and `ratio` is 0, it is computed from the other. Bytes are rounded down, and percentages are rounded up.
     """
     if ratio is None:
         return Amount(core, memory, 1)
@@ -163,7 +163,7 @@ class Placement:
 
 
 class RejectionKind(StrEnum):
-    """The kind of a rejection, which is a label of the metric `mgpu_rejections_total`.
+    """The kind of a rejection, and the value of the label `reason` of the metric `mgpu_rejections_total`.
 
     The values must not change. A new kind needs a row in docs/metrics.md, in the same order.
     """

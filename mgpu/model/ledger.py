@@ -252,7 +252,7 @@ class Ledger:
         return tuple(sorted(cards, key=lambda card: (card.node, len(card.card), card.card)))
 
     def groups(self) -> tuple[Group, ...]:
-        """Return the groups that hold cards, in order."""
+        """Return the groups that hold cards, in ascending order."""
         return tuple(sorted(self._members))
 
     def _name(self, node: str, share: Share) -> str:
@@ -310,8 +310,8 @@ class Ledger:
 def _gpuids(held: Sequence[Holding], cards: Sequence[Card]) -> list[str]:
     """Return each card's GPUID, or "" for none.
 
-    A GPUID belongs to the card of its MtgpuPods, or to the card of its occupy pod if there are no MtgpuPods yet. An
-    occupy pod on another card than its MtgpuPods holds that card as any other pod would.
+    A GPUID belongs to the card of its MtgpuPods, or to the card of its occupy pod if no MtgpuPod has a known card yet.
+    An occupy pod on another card than its MtgpuPods holds that card as any other pod would.
     """
     found = [""] * len(cards)
     users = sorted((h for h in held if h.gpuid and not h.occupies), key=lambda h: (h.gpuid, h.uid))

@@ -139,11 +139,13 @@ def _rows(config: Json, problems: list[Problem]) -> Iterator[tuple[str, Json]]:
     flags, sharing = (_object(config, key, key, problems) for key in ("flags", "sharing"))
     mps = _object(sharing, "mps", "sharing.mps", problems)
     if flags.get("migStrategy", "none") != "none":
-        text = f"must be none, not {_repr(flags['migStrategy'])}: a card is partitioned by MIG or by MPS"
+        text = f"must be none, not {_repr(flags['migStrategy'])}: a node has either MIG or MPS slices"
         problems.append(Problem("flags.migStrategy", text))
     if mps.get("failRequestsGreaterThanOne", True) is not True:
         problems.append(
-            Problem("sharing.mps.failRequestsGreaterThanOne", "must be true: a container can have one MPS share only")
+            Problem(
+                "sharing.mps.failRequestsGreaterThanOne", "must be true: a container may request only one MPS share"
+            )
         )
     rows = mps.get("resources") or []
     if not isinstance(rows, list):

@@ -129,7 +129,10 @@ class NodeSlices:
 
     @property
     def foreign_slices(self) -> frozenset[Slice]:
-        """The slices that certainly do not come from a plan of mgpu. Their UUIDs and pods are left out."""
+        """The slices that certainly do not come from a plan of mgpu, without their UUIDs and pods.
+
+        While a plan is pending, a slice that is not in it is left out, since an earlier plan may have had it.
+        """
         made = frozenset(s.place for s in self.existing)
         if self.planned is None:
             return made
@@ -189,7 +192,7 @@ def _counted(found: Partitioning) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-# The annotation that the scheduler and the agent write.
+# The annotation `dynamicgpuslice`, into which both the scheduler and the agent write.
 
 
 def read_partitioning(text: str | None) -> Partitioning:
@@ -412,7 +415,7 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
 
 
 def unpartitioned_cards(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
-    """Return the cards that are not partitioned, so that other vocabularies can use them.
+    """Return the cards that are not partitioned, which pods of other vocabularies can use.
 
     Under MIG these are the cards that do not support MIG, and under MPS the cards without existing or planned slices.
     """

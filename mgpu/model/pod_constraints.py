@@ -1,7 +1,8 @@
 """Reads the constraints on cards that a pod of any vocabulary may set in annotations `mgpu.io/…`.
 
-The placement engine applies the constraints when it decides the pod's cards. Users rely on the annotations, their
-syntax and the matching of models, so these must not change (docs/constraints.md).
+`mgpu.dialects` reads the constraints, and finds those that contradict one another for admission. The placement engine
+applies them when it decides the pod's cards. Users rely on the annotations, their syntax and the matching of models, so
+these must not change (docs/constraints.md).
 """
 
 import re

@@ -1,8 +1,7 @@
 """Reads Pods and Nodes from decoded JSON into frozen values with the fields that mgpu needs.
 
-All processes use this module. `read_pod` and `read_node` must be fast, since they run for each event. They are the
-first functions that see what users and nodes write, so they check the types of the values. `mgpu.dialects` reads the
-GPU request of a pod.
+All processes use this module. `read_pod` and `read_node` must be fast, since they run for many events of a watch. They
+read what users and nodes write, so they check the types of the values. `mgpu.dialects` reads the GPU request of a pod.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -67,7 +66,7 @@ class RequestedAmount(NamedTuple):
 
 
 def is_none(resource: str, amount: str) -> bool:
-    """Return whether an amount requests nothing: whether it is 0 of a resource `nvidia.com/…`.
+    """Return whether an amount requests nothing, which is so for 0 of a resource `nvidia.com/…`.
 
     LimitRanges and Helm charts set such amounts for pods without GPUs. For the vocabularies' own resources, admission
     denies an amount of 0 (docs/design/mgpu.md, "Validation").
@@ -151,7 +150,7 @@ class Pod:
         return self.phase == "Running" or bool(self.ran)
 
     def has_run(self, containers: Iterable[str]) -> bool:
-        """Return whether any of these containers has ever run. In phase Running, every container counts."""
+        """Return whether any of these containers has ever run. In phase Running, every container counts as run."""
         return self.phase == "Running" or not self.ran.isdisjoint(containers)
 
     @property

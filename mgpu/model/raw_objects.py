@@ -1,7 +1,7 @@
 """Reads values from decoded JSON that has not been validated yet.
 
-Users and agents write these values, so `table_at` and `is_integer` accept values of any type. Mainly `mgpu.model`,
-`mgpu.dialects` and the webhook call these functions.
+Users and agents write these values, so `table_at` and `is_integer` accept values of any type. `mgpu.model`,
+`mgpu.dialects`, the webhook and the scheduler call these functions.
 """
 
 import json

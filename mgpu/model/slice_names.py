@@ -86,7 +86,7 @@ class Slice:
 
     @property
     def place(self) -> "Slice":
-        """The slice without its UUID and its pod, which change while it exists."""
+        """The slice without its UUID and its pod, which may change while it exists."""
         return Slice(self.card, self.start, self.name)
 
     @property

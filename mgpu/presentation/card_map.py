@@ -60,7 +60,7 @@ _ASCII = _Signs(".", "/", "x", "-", "|")
 
 @dataclass(frozen=True, slots=True)
 class card_map:  # noqa: N801 (callers use it like a function)
-    """A renderable of `rich` that draws nodes. It needs at least 60 columns. Nodes without cards share one line."""
+    """A renderable of `rich` that draws nodes. It needs at least 60 columns. Nodes without devices share one line."""
 
     nodes: Sequence[NodeView]
 
@@ -149,7 +149,7 @@ def _line(name: str, cells: Iterable[Text], width: int) -> Text:
 
 
 def _lines(lines: Iterable[Text]) -> Text:
-    """Join lines into one text. A Table of `rich` would measure each cell: seconds for thousands of nodes."""
+    """Join lines into one text. A Table of `rich` would measure each cell, taking seconds for thousands of nodes."""
     text = Text("\n").join(lines)
     text.no_wrap = True
     text.overflow = "ellipsis"
@@ -250,8 +250,8 @@ def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
     """Divide `width` cells among the amounts, by the largest remainder method.
 
     An amount above 0 gets at least one cell, so that every pod is visible. If no cell is left for it, the widest amount
-    gives one up, unless that has only one cell itself. If less than `total` is held, at least one of two or more cells
-    remains free.
+    gives one up, unless it has only one cell itself. If less than `total` is held and `width` is at least 2, at least
+    one cell remains free.
     """
     held = sum(amounts)
     scale = Fraction(width, max(total, held, 1))
@@ -288,7 +288,7 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
     """Return a pod's line of the legend, such as `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`.
 
     Args:
-        several: whether the node has pods of several vocabularies, so that the line names the vocabulary.
+        several: whether the node has pods of several vocabularies. If so, the line names the vocabulary.
     """
     on = _uses_of(node, pod)
     uses = [use for _, use in on]
@@ -321,7 +321,7 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
 
 
 def _total_of(held: Sequence[tuple[int, CardUse]]) -> str:
-    """Return amounts such as `50% 8 GiB`. An amount of 0 is left out, unless both are 0."""
+    """Return amounts such as `50% 8 GiB`. An amount of 0 is left out. If both are 0, the result is `0%`."""
     core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
     return " ".join(([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else []))
 

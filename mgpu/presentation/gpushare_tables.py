@@ -1,6 +1,6 @@
 """Formats the tables of `kubectl inspect gpushare` exactly as gpushare's own plugin does.
 
-Scripts parse this output, so it must not change (docs/gpushare.md).
+`mgpu.cli.inspect_gpushare` prints the tables. Scripts parse this output, so it must not change (docs/gpushare.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -40,7 +40,7 @@ class MtgpuPods:
 
     Attributes:
         views: the MtgpuPods that have not ended or still hold a card, sorted by namespace and name.
-        holdings: what the MtgpuPods hold, including those that are lost while their Pods run.
+        holdings: what the MtgpuPods hold, including MtgpuPods that no longer exist but whose Pods still run.
         unclear: the reasons why MtgpuPods cannot be read, by `MtgpuPod namespace/name`.
     """
 
@@ -53,8 +53,8 @@ def read_mtgpupods(raws: Iterable[Raw], pods: Iterable[Raw]) -> MtgpuPods:
     """Read all MtgpuPods.
 
     An MtgpuPod with a card holds its share until both the MtgpuPod and its own Pod have ended, because the containers
-    use the card until then. For the same reason a running Pod holds its share if its MtgpuPod, or the status of the
-    MtgpuPod, is lost.
+    use the card until then. For the same reason a running Pod holds its share even if its MtgpuPod no longer exists, or
+    has no card in its status.
 
     Args:
         raws: the MtgpuPods as decoded JSON.
@@ -92,7 +92,7 @@ def _of_own_pod(raw: Raw) -> Iterator[Holding]:
 
 
 def _of_unreadable(raw: Raw) -> Iterator[Holding]:
-    """Yield a holding of a whole card for an MtgpuPod whose request cannot be read, because it may use all of it."""
+    """Yield a holding of a whole card for an MtgpuPod whose share cannot be read, since it may use the whole card."""
     bound = (raw.get("status") or {}).get("BoundDeviceID")
     try:
         pod = read_pod(raw)
@@ -134,7 +134,7 @@ def occupying(holding: Holding, pod: Pod) -> Holding:
 
 
 def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str | None:
-    """Return a problem if the card of the MtgpuPod is not among `cards`, the cards of its node, or None."""
+    """Return a problem if the card of the MtgpuPod is not among the `cards` of its node; None otherwise."""
     names = ", ".join(missing_cards([Share("", view.pod.card_uuid)], cards)) if view.pod.card_uuid else ""
     return f"it is on {names}, which {view.pod.node} does not have" if names else None
 

@@ -1,8 +1,8 @@
 """Reads the API objects of a cluster into a snapshot of nodes, cards and holdings.
 
-Mainly `mgpu inspect`, `top` and `doctor` use it. The functions must read every annotation as the scheduler does, so
-they use the same dialects. A request or an annotation that cannot be read must not make the snapshot fail: the object
-is listed in `Overview.unclear`.
+`mgpu inspect`, `top`, `doctor` and `simulate` use it. The functions must read every annotation as the scheduler does,
+so they use the same dialects. They do not verify seals (`mgpu.cli.doctor.records`). A request or an annotation that
+cannot be read must not make the snapshot fail: the object is listed in `Overview.unclear`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -55,7 +55,7 @@ class Overview:
         constraints: the constraints of the GPU pods that have some and have not ended, by `namespace/name`.
         groups: the groups, sorted by constraint, namespace and name.
         mtgpupods: the MtgpuPods that have not ended or still hold a card, sorted by namespace and name.
-        agents_not_ready: the agent Pods that are not ready, by node. Their nodes get no new GPU pods.
+        agents_not_ready: for each node whose agent is not ready, the Pod of the agent. These nodes get no new GPU pods.
     """
 
     nodes: tuple[NodeView, ...]
@@ -92,7 +92,7 @@ def read_claim(pod: Pod, request: GpuRequest | BadObject | None, checkpoint: tup
     """Return what a pod holds according to its allocation record, or else according to the agent of its node.
 
     If the record cannot be read and the agent reports no cards, the pod holds its share on every card of the node,
-    because it may use any of them. If not even the request can be read, a pod with placement annotations holds all of
+    because it may use any card. If not even the request can be read, a pod with placement annotations holds all of
     every card.
 
     Args:
@@ -183,8 +183,8 @@ class _Reader:
 
     Attributes:
         cards: the cards that the Device of each node lists, by node.
-        checkpoints: the node and the shares of the pods whose cards an agent found without a record, by UID. They are
-            () for a pod that was given nothing.
+        checkpoints: the node and the shares of the pods whose cards an agent found without a record, by UID. The shares
+            are () for a pod that was given nothing.
         complete: the nodes whose agents list all pods that hold cards without a record (`UNLISTED_PODS`).
         nvidia_nodes: the names of the NVIDIA device plugin nodes.
     """

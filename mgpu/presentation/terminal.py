@@ -42,7 +42,7 @@ class Terminal(Console):
 def show(renderable: RenderableType) -> None:
     """Print a renderable in parts, each as soon as it is rendered.
 
-    Rendering thousands of nodes takes seconds. `mgpu inspect | head` ends after the first part.
+    Rendering thousands of nodes takes seconds. `mgpu inspect | head` need not wait for all of them.
     """
     terminal = Terminal()
     segments = iter(terminal.render(renderable))

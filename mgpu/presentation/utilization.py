@@ -1,6 +1,6 @@
 """Computes how much of a cluster's cards is in use, by node, by model and by pod.
 
-Mainly `mgpu top` uses it. Scripts read the keys that the JSON functions return, so the keys must not change.
+`mgpu top` prints the results. Scripts read the keys that the JSON functions return, so the keys must not change.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -58,8 +58,8 @@ class Fragmentation:
         part, part_core, part_memory: the number of cards in use with both free core and free memory, and these free
             amounts.
         most_core, most_memory: the largest free core and the largest free memory of a card that counts in `part`.
-        useless_core: the free core of cards without free memory.
-        useless_memory: the free memory of cards without free core.
+        useless_core: the free core of cards in use without free memory.
+        useless_memory: the free memory of cards in use without free core.
     """
 
     idle: int = 0

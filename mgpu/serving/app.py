@@ -143,7 +143,10 @@ def _answer_error(error: Exception) -> Response:
 
 
 def _discard_body() -> None:
-    """Read the rest of the body. A client that is still sending when the connection closes would not get the answer."""
+    """Read the rest of the body, at most `_MOST_DISCARDED` bytes.
+
+    A client that is still sending when the connection closes would not get the answer.
+    """
     body = request.environ["wsgi.input"]
     with suppress(OSError):  # a client that disconnected or sends too slowly gets no answer anyway
         for _ in range(_MOST_DISCARDED // _CHUNK):

@@ -2,7 +2,8 @@
 
 An AdmissionReview does not prove who sent it. Its body names the user, so any client that reaches the endpoint could
 act as any user. Only the address of the connection counts, because the sender writes headers such as X-Forwarded-For.
-The webhook and the scheduler read their callers here, and `mgpu.serving.server` refuses all other peers.
+The webhook and the scheduler read their callers here, `mgpu.serving.server` refuses all other peers, and `mgpu doctor`
+reports endpoints that too many addresses may call.
 """
 
 import logging
@@ -76,7 +77,7 @@ def restrict_callers(app: "WSGIApplication", callers: Callers) -> "WSGIApplicati
     Probes of all peers are passed to `app`, since they take no input and reveal only the state of the process. The
     answer to a stranger is plain text, because the API server copies it into its own error.
     """
-    limit = RateLimit()  # Strangers choose how many requests they send.
+    limit = RateLimit()  # It limits the log lines, since strangers choose how many requests they send.
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         peer = _peer_of(environ)
