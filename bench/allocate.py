@@ -1,10 +1,11 @@
-"""Measures the node agent on a node with 250 GPU pods: calls over its socket, memory, and CPU while idle.
+"""Measures the node agent on a node with 250 GPU pods: the calls of the kubelet, memory, and idle CPU.
 
 `make bench` and `python -m bench.allocate` run it.
 
-The API server and the kubelet are the playground's and share the machine with the agent. While Allocate is measured,
-250 more pods with equal requests wait. PreStartContainer is called less than 100 times a second: for ids that it has
-not given out itself, the agent queries the kubelet, which answers at most 100 queries a second.
+The API server and the kubelet are the playground's and share the machine with the agent. During the calls, 250 more
+pods with equal requests are bound to the node, and the kubelet does not start them. PreStartContainer is called at most
+67 times a second. The rate is below 100 because a kubelet answers at most 100 queries of PodResources a second, and the
+agent sends such a query for ids that an earlier agent gave out.
 """
 
 import subprocess
@@ -27,7 +28,7 @@ _START_PAUSE = 0.015
 
 
 def main() -> None:
-    print(f"Node agent: a process of its own, {CARDS} cards, {PODS_RUNNING} GPU pods running, {PODS_WAITING} waiting")
+    print(f"The node agent in a process of its own: {CARDS} cards, {PODS_RUNNING} GPU pods run, {PODS_WAITING} wait")
     with bench() as made:
         _measure(made)
 
@@ -53,8 +54,8 @@ def _measure(made: Bench) -> None:
         time.sleep(IDLE_SECONDS)
         idle = (cpu_seconds(made.agent) - before) / IDLE_SECONDS
     print(
-        f"  memory (RSS)        {rss_mib(made.agent):.0f} MiB, {empty:.0f} before any pod, "
-        f"{_imports_mib():.0f} of it imports alone"
+        f"  memory (RSS)        {rss_mib(made.agent):.0f} MiB; {empty:.0f} MiB before the first pod; "
+        f"{_imports_mib():.0f} MiB with the imports alone"
     )
     print(f"  idle CPU            {idle * 100:.1f} % of a core")
 

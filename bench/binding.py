@@ -2,9 +2,9 @@
 
 `make bench` and `python -m bench.binding` run it.
 
-In the burst several clients with a connection each fill the last free cards of a cluster, like profiles of
-kube-scheduler. Each client takes one of the best nodes at random, and retries a pod whose binding was refused. The API
-server is a stub that takes no time, so the figures are those of mgpu.
+In the burst several clients with a connection each fill the last free cards of a cluster, as several schedulers would.
+Each client takes one of the best nodes at random. It retries a pod if no node passes the filter or the binding is
+refused. The API server is a stub that takes no time, so the figures are those of mgpu.
 """
 
 import random
@@ -18,7 +18,7 @@ from bench.serving import Client, cluster, quantiles
 from tests import builders as b
 
 NODES, BINDS = (100, 1_000, 5_000), 400
-BURST_NODES, BURST_PODS, PROFILES = 1_000, 1_000, 4
+BURST_NODES, BURST_PODS, CLIENTS = 1_000, 1_000, 4
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     for nodes in NODES:
         with cluster(nodes) as client:
             print(f"  {nodes:5,} nodes  {_binds(client, nodes)}", flush=True)
-    print(f"A burst of {BURST_PODS:,} pods by {PROFILES} profiles onto the last free cards of {BURST_NODES:,} nodes")
+    print(f"A burst of {BURST_PODS:,} pods by {CLIENTS} clients onto the last free cards of {BURST_NODES:,} nodes")
     with cluster(BURST_NODES, BURST_PODS // 2) as client:
         print(f"  {_burst(client)}")
 
@@ -41,7 +41,7 @@ def _binds(client: Client, nodes: int) -> str:
         times.append(took)
     (p50, p99), (decided50, decided99) = quantiles(times), quantiles(orjson.loads(client.post("/took", {})))
     rate = 1000 * len(times) / sum(times)
-    return f"p50 {p50:.2f}  p99 {p99:.2f} ms  {rate:.0f}/s   the decision p50 {decided50:.2f}  p99 {decided99:.2f} ms"
+    return f"p50 {p50:.2f}  p99 {p99:.2f} ms  {rate:.0f}/s   decision p50 {decided50:.2f}  p99 {decided99:.2f} ms"
 
 
 def _burst(client: Client) -> str:
@@ -49,22 +49,22 @@ def _burst(client: Client) -> str:
     for name in waiting:
         _create(client, name, core=50)
     counts: Counter[str] = Counter()
-    profiles = [
-        threading.Thread(target=_profile, args=(Client(client.port, client.pid), waiting, counts, seed))
-        for seed in range(PROFILES)
+    clients = [
+        threading.Thread(target=_schedule, args=(Client(client.port, client.pid), waiting, counts, seed))
+        for seed in range(CLIENTS)
     ]
     began = time.perf_counter()
-    for profile in profiles:
-        profile.start()
-    for profile in profiles:
-        profile.join()
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
     took = time.perf_counter() - began
     _, decided99 = quantiles(orjson.loads(client.post("/took", {})))
     refused = f"{counts['refused']} bindings refused ({100 * counts['refused'] / counts['bound']:.1f} %)"
-    return f"{counts['bound']:,} bound, {BURST_PODS / took:.0f}/s, {refused}, the decision p99 {decided99:.2f} ms"
+    return f"{counts['bound']:,} bound, {BURST_PODS / took:.0f}/s, {refused}, p99 of the decisions {decided99:.2f} ms"
 
 
-def _profile(client: Client, waiting: deque[str], counts: Counter[str], seed: int) -> None:
+def _schedule(client: Client, waiting: deque[str], counts: Counter[str], seed: int) -> None:
     names, pick = [f"node-{i}" for i in range(BURST_NODES)], random.Random(seed)
     while waiting:
         try:

@@ -1,6 +1,6 @@
 """Synthetic clusters of nodes with 8 cards, and the pods on them. They are the same in every run.
 
-Mainly `bench.made`, `bench.apistub` and `bench.page` use them.
+`bench.made`, `bench.apistub`, `bench.filter`, `bench.page` and `bench.startup` use them.
 """
 
 import random
@@ -15,7 +15,7 @@ CARDS = PODS = 8
 
 
 def fill_but(state: ClusterCache, nodes: int, spare: int) -> None:
-    """Add nodes. A pod holds each whole card, except for the first `spare` cards of the cluster."""
+    """Add nodes on which each card is held whole by a pod, except for the first `spare` cards of the cluster."""
     for i in range(nodes):
         name = f"node-{i}"
         state.node_changed(b.node(name))
@@ -46,7 +46,7 @@ def running(name: str, node: int, seed: int) -> dict[str, Any]:
     """Return a running pod with a share of one card, which is larger on a node with an odd number.
 
     Args:
-        name: The name. Its last character must be a digit, which determines the card.
+        name: The name of the pod. Its last character must be a digit, which determines the card.
         node: The number of the node.
     """
     pick = random.Random(seed)

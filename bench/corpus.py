@@ -1,7 +1,8 @@
-"""The placement corpus: requests of every kind on partly used cards of different sizes, the same on every machine.
+"""The placement corpus: requests for shares and for whole cards, on partly used cards of different sizes.
 
-The cases are made with `Random.random()` only, because Python guarantees the sequence of no other method.
-`bench.placement`, `bench.hard` and the tests use the cases.
+The cases are the same on every machine, so that figures can be compared: they are made with `Random.random()` only,
+because Python guarantees the sequence of no other method. `tests/scheduler/engine/test_corpus.py` compares them with
+`DIGESTS`. `bench.placement` and `bench.hard` use them too.
 """
 
 import hashlib
@@ -68,8 +69,9 @@ def _state(draw: _Draw, index: int, gib: int, fullness: int) -> CardState:
     """Return a card with up to four shares of other pods.
 
     Args:
-        gib: The memory of the card.
-        fullness: The chance in percent that the card has shares. The size of the shares grows with it.
+        gib: The memory of the card in GiB.
+        fullness: The chance in percent that the number of shares is drawn, from 0 to 4; otherwise there are none. The
+            size of the shares grows with it.
     """
     card = Card(index, f"GPU-{index}", f"{gib}g", gib * 1024 * MIB, healthy=draw.below(25) > 0)
     shares = draw.below(5) if draw.below(100) < fullness else 0

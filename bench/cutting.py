@@ -1,7 +1,7 @@
 """Measures filter, scores and the plan for one pod with slices on 5,000 nodes, of which 1,000 can be partitioned.
 
-`python -m bench.cutting` prints milliseconds. Everything runs in this process. The cache reads the nodes in advance, as
-in the scheduler.
+`make bench` and `python -m bench.cutting` run it, and it prints milliseconds. Everything runs in this process. The
+cache reads the slices of the nodes before the measurements, as the scheduler does in the background.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ SETTINGS = load_settings()
 
 
 class _Unwritten:
-    """A PlanWriter that writes nothing, so that each plan is dropped after it was made."""
+    """A `PlanWriter` that writes nothing and reports a problem, so that the controller drops each plan."""
 
     def write_plan(self, plan: PartitionPlan) -> str:
         return f"plan {plan.id} was made only to measure the time"
 
 
 def main() -> None:
-    print(f"one pod over {NODES:,} nodes, {CUT:,} of which can be partitioned, on {machine()}")
+    print(f"filter, scores and plan of one pod for {NODES:,} nodes, {CUT:,} of which can be partitioned; {machine()}")
     state = _state()
     state.partitions.refresh()
     names = [f"node-{i}" for i in range(NODES)]
@@ -49,7 +49,7 @@ def main() -> None:
         text = ", ".join(f"{count} x {name}" for name, count in request.items())
         print(
             f"  {text:34} filter {filtering:6.1f} ms ({len(found.passed)} fit, "
-            f"{len(found.repartitionable)} fit repartitioned)"
+            f"{len(found.repartitionable)} would fit after partitioning)"
             f"  prioritize {scoring:6.1f} ms  plan {_planned(state, pod, found.repartitionable):6.1f} ms"
         )
 

@@ -1,9 +1,11 @@
 """Measures how many pods per second are created and bound: with mgpu's extender, without it, and with no-op processes.
 
-`make bench` and `python -m bench.endtoend` run it.
+`make bench` and `python -m bench.endtoend` run it; `bench.hostile` uses `add_nodes`. Without the extender, mgpu still
+decides the cards when it admits the Binding.
 
-The playground's API server and scheduling loop share one Python process. So only the ratios are meaningful: they show
-what mgpu's decisions cost compared with the same calls without decisions. The three clusters take turns.
+The playground's API server and scheduling loop share one Python process. So only the ratios to the no-op
+processes are meaningful: they show what mgpu's decisions cost compared with the same calls without decisions. The three
+clusters take turns.
 """
 
 import statistics
@@ -31,7 +33,7 @@ _SECONDS = 60.0
 
 def main() -> None:
     print(
-        f"Create to bound: {PODS} pods on {NODES} nodes x {CARDS} cards, {CREATORS} creators, medians of {ROUNDS} turns"
+        f"Creation to binding: {PODS} pods on {NODES} nodes x {CARDS} cards, {CREATORS} creators, medians of {ROUNDS}"
     )
     clusters = {
         "with the extender": Cluster([], assets=""),
@@ -54,7 +56,7 @@ def main() -> None:
         ratio = statistics.median(rate / base for rate, base in zip(found, noop, strict=True))
         rate, cpu = statistics.median(found), 1000 * used[name] / (PODS * ROUNDS)
         spread = f"({min(found):.0f}..{max(found):.0f})"
-        ratio_of = f"{ratio:4.2f} of no-op"
+        ratio_of = f"{ratio:4.2f} x no-op"
         print(f"  {name:<28} {rate:6.0f} pods/s {spread:<12} {ratio_of}   scheduler: {cpu:4.1f} ms CPU per pod")
 
 

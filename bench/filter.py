@@ -3,7 +3,7 @@
 `make bench` and `python -m bench.filter` run it.
 
 The same run measures a no-op extender, which reads the names of the nodes and returns the same answer. Its duration is
-the cost of HTTP and JSON on this machine. Before each call a pod appears on some node.
+the cost of HTTP and JSON on this machine. Before each call of mgpu a new pod is added to a random node.
 """
 
 import random
@@ -23,7 +23,7 @@ class Case(NamedTuple):
     """A request for a share of a card.
 
     Attributes:
-        core: Percent of a card.
+        core: The requested percentage of a card's compute.
         fresh: Whether the requested memory differs in each call, so that the filter has no cached answer.
     """
 
@@ -74,7 +74,7 @@ def _measure(client: Client, nodes: int, case: Case, verb: str) -> tuple[float, 
     rate = 1000 / (sum(real) / len(real))
     fitting = f"{fit:5,} fit " if verb == "filter" else " " * 10
     times = f"p50 {p50:5.2f}  p99 {p99:5.2f} ms  {rate:5.0f}/s"
-    return p50, f"{fitting} {times}   no-op of {size >> 10:3} KiB {noop50:.2f} / {noop99:.2f}  × {p50 / noop50:.1f}"
+    return p50, f"{fitting} {times}   no-op {noop50:.2f} / {noop99:.2f} ({size >> 10:3} KiB)  × {p50 / noop50:.1f}"
 
 
 if __name__ == "__main__":

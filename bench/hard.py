@@ -1,7 +1,8 @@
 """Measures how long one call of `place` takes at most, with pods that are made to keep the engine busy.
 
-`python -m bench.hard` prints CPU time, steps (`scheduler/engine/effort.py`), the time of a step, and the peak of memory
-that Python allocates. Cases are named by containers × cards.
+`make bench` and `python -m bench.hard` run it. It prints CPU time, steps (`scheduler/engine/effort.py`), the time of a
+step, and the peak of memory that Python allocates. The names of the cases begin with containers × cards.
+`tests/scheduler/engine/test_effort.py` uses the cases too.
 """
 
 import tracemalloc
@@ -38,7 +39,7 @@ class Hard(NamedTuple):
 
 
 def different(containers: int, cards: int, cards_each: int = 1) -> Case:
-    """Return small, different containers on idle cards. Too many sets of them fit on one card to count all sets."""
+    """Return small, different containers on idle cards. Too many sets of them fit on a card to count them all."""
     requests = (ContainerRequest(f"c{i}", cards_each, 10 + i % 7, (200 + i) * MIB) for i in range(containers))
     return Case(GpuRequest("mgpu", tuple(requests), 16), tuple(_card(i, 80 << 10) for i in range(cards)))
 
@@ -53,7 +54,7 @@ def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
     """Return random containers that nearly fill cards of different sizes.
 
     Args:
-        fullness: The part of the core and of the memory of all cards that the containers request together.
+        fullness: The fraction of the core and of the memory of all cards that the containers request together.
     """
     random = Random(seed)
     sizes = [int(1000 + 8000 * random.random()) for _ in range(containers)]
@@ -87,7 +88,7 @@ def staged(containers: int, cards: int) -> Case:
 
 
 def wide(containers: int, cards: int) -> Case:
-    """Return containers with half of the cards each. There are thousands of choices for each container."""
+    """Return containers that request half of the cards each, so that each has thousands of choices."""
     requests = (ContainerRequest(f"c{i}", cards // 2, 100 + i, (4000 + 10 * i) * MIB) for i in range(containers))
     return Case(GpuRequest("mgpu", tuple(requests), 16), tuple(_card(i, 80 << 10, i * 30) for i in range(cards)))
 
@@ -145,7 +146,7 @@ def measure_memory(case: Case, policy: str, limits: Limits) -> int:
 def main() -> None:
     print(f"place() with pods that are made to keep it busy, on {machine()}; CPU time")
     for name, limits in LIMITS.items():
-        print(f"limits {name}: {limits.search:,} steps, then {limits.fallback:,}")
+        print(f"limits {name}: {limits.search:,} steps, then {limits.fallback:,} of the search for any placement")
         worst = 0.0
         for title, make in CASES.items():
             for policy in POLICIES:
@@ -157,18 +158,18 @@ def main() -> None:
     for need in SLICES:
         print(f"  {_sizes(need):44} {_slices_row(need)}", flush=True)
     peak = max(measure_memory(make(), "binpack", FULL) for make in CASES.values())
-    print(f"  memory at most {peak / MIB:.0f} MiB")
+    print(f"memory of one call: at most {peak / MIB:.0f} MiB")
 
 
 def _slices_row(need: Mapping[str, int]) -> str:
-    """Return the result for that one of ten nodes on which the search takes longest."""
+    """Return the result for the one of ten nodes on which the search takes longest."""
     rows = []
     for seed in range(10):
         effort, began = Effort(), process_time()
         try:
             end = "fits" if can_offer(_sliced(seed), need, Budget(effort, FULL.search)) else "does not fit"
         except Exhausted:
-            end = "ended"
+            end = "search ended without a result"
         rows.append((process_time() - began, effort.spent, end))
     seconds, steps, end = max(rows)
     return f"{seconds * 1000:8.1f} ms {steps:10,} steps  {end}"
@@ -188,9 +189,9 @@ def _sliced(seed: int) -> PartitionableCards:
 def _row(row: Hard) -> str:
     each = row.seconds * 1e9 / max(1, row.steps)
     if isinstance(row.found, Placement):
-        end = "placed, proven" if row.found.proven else "placed"
+        end = "best placement" if row.found.proven else "placed, perhaps not the best"
     else:
-        end = "does not fit" if row.found.proven else "ended"
+        end = "does not fit" if row.found.proven else "search ended without a result"
     return f"{row.seconds * 1000:8.1f} ms {row.steps:10,} steps of {each:5.0f} ns  {end}"
 
 

@@ -9,7 +9,8 @@ each process is compared with its limit in `manifests/base`.
 
 If KUBEBUILDER_ASSETS is set, the API server is a real one. `--kube-scheduler` names a real kube-scheduler to use
 instead of the playground's scheduling loop. Both share the machine's cores with the load. `python -m bench.hostile`
-runs it, and `make bench` does not.
+runs it, and `make bench` does not. The exit code is 1 if a process has exceeded its memory limit, if a GPU pod was not
+bound under load, or if the median delay of GPU pods under load is more than twice that at rest.
 """
 
 import argparse
@@ -70,9 +71,11 @@ class Delays:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=20.0, help="the minutes of hostile load (default: 20)")
-    parser.add_argument("--idle-minutes", type=float, default=1.0, help="the minutes before and after it (default: 1)")
+    exit_code = "The exit code is " + __doc__.partition("The exit code is ")[2]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], epilog=exit_code)
+    parser.add_argument("--minutes", type=float, default=20.0, help="how many minutes the load lasts (default: 20)")
+    text = "how many minutes the delay at rest is measured, before and again after the load (default: 1)"
+    parser.add_argument("--idle-minutes", type=float, default=1.0, help=text)
     parser.add_argument("--kube-scheduler", help="a kube-scheduler binary to use instead of the playground's loop")
     parser.add_argument("--only", choices=sorted(ATTACKS), action="append", help="run only this attack; repeatable")
     parser.add_argument("--control", action="store_true", help="run the same load on a cluster that never calls mgpu")
@@ -198,7 +201,7 @@ def _target(cluster: Cluster) -> Target:
 
 @contextmanager
 def _settings() -> Iterator[Path]:
-    """Yield the path of settings under which 127.0.0.1 is the only address of an API server."""
+    """Yield the path of settings in which 127.0.0.1, and not the attacker's address, is that of the API server."""
     blocks = {"apiServers": ["127.0.0.1/32"]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "mgpu.yaml"
@@ -208,7 +211,7 @@ def _settings() -> Iterator[Path]:
 
 @contextmanager
 def _kube_scheduler(binary: Path, cluster: Cluster, *, extender: bool) -> Iterator[None]:
-    """Run a real kube-scheduler with the configuration of components/second-scheduler, under the default name."""
+    """Run a real kube-scheduler with the configuration of components/second-scheduler, but as `default-scheduler`."""
     file = MANIFESTS / "components" / "second-scheduler" / "kube-scheduler.yaml"
     documents = yaml.safe_load_all(file.read_text())
     config = next(d for d in documents if d and d["kind"] == "KubeSchedulerConfiguration")
@@ -225,7 +228,7 @@ def _kube_scheduler(binary: Path, cluster: Cluster, *, extender: bool) -> Iterat
         try:
             yield
             if process.poll() is not None:
-                raise RuntimeError(f"kube-scheduler ended: {log.name}")
+                raise RuntimeError(f"kube-scheduler has ended; its log is {log.name}")
         finally:
             process.terminate()
             process.wait(30)
@@ -236,7 +239,7 @@ def _forget_webhooks(api: Api) -> None:
         path = f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations"
         for item in api.get(path)["items"]:
             api.delete(f"{path}/{item['metadata']['name']}", {})
-    time.sleep(2)  # The API server reads its webhooks in a watch. Nothing shows when it has.
+    time.sleep(2)  # The API server learns of the deletion from a watch, and nothing shows when it has.
 
 
 @contextmanager
@@ -259,7 +262,7 @@ def _sampling(cluster: Cluster) -> Iterator[Mapping[str, int]]:
 
 
 def _bytes_of(pid: int) -> int:
-    """Return the memory of a process and its children. Shared pages count once, as in a container's memory limit."""
+    """Return the memory of a process and its children. A page that they share counts once, as for a memory limit."""
     total = 0
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

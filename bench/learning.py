@@ -1,8 +1,9 @@
-"""Measures the policies that learn, in-process: scores with 1,000 and 5,000 nodes × 8 cards, and cards on one node.
+"""Measures how long the policies that learn take to score 1,000 and 5,000 nodes, and to choose cards on one node.
 
 `make bench` and `python -m bench.learning` run it.
 
-Each node has 8 pods. Pods of 48 shapes come in turn, and between two calls one of the other pods is deleted.
+Everything runs in this process. Each node has 8 cards and 8 pods. Pods of 48 shapes are scored in turn, and before each
+call a pod of a random node is deleted.
 """
 
 import gc
@@ -58,8 +59,8 @@ def _measure(count: int, policy: str) -> None:
     again = _timed(prioritize, range(CALLS), before=some_pod_ends)
     cards = _timed(lambda i: _cards(state, settings, pods[i % len(SHARES)], names[i]), range(CALLS))
     state.pod_changed(_pod("another", 50, 1))
-    print(f"  {count:5,} nodes, {policy:13}  prioritize {again} ms   a shape never seen {first} ms")
-    print(f"  {'':27}  cards of a node {cards} ms   learning: judge {built} ms, nodes taken in {warmed} ms")
+    print(f"  {count:5,} nodes, {policy:13}  prioritize {again} ms   first call for a shape {first} ms")
+    print(f"  {'':27}  cards of a node {cards} ms   preparation: forecast {built} ms, ranking {warmed} ms")
 
 
 def _cards(state: ClusterCache, settings: Settings, known: GpuPod, name: str) -> None:

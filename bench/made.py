@@ -52,7 +52,7 @@ class _NoOp:
 
 
 class _Pods:
-    """The API client of the decider, for pods that wait. Bindings and their watch events take no time."""
+    """A stub of the decider's API client, which stores the waiting pods. A Binding reaches the cache at once."""
 
     def __init__(self, state: ClusterCache) -> None:
         self._state, self._known = state, dict[str, dict[str, Any]]()
@@ -99,9 +99,8 @@ def serve_cluster(nodes: int, spare: int) -> None:
     an event of the watch, and `/took`, which returns the durations of the decisions since the last call.
 
     Args:
-        nodes: The number of nodes.
-        spare: The number of idle cards if all others are held whole (`fill_but`). With 0, a pod with a share is on each
-            card (`fill`).
+        spare: The number of idle cards; pods hold all others whole (`fill_but`). If it is 0, each card has a pod with a
+            share of it (`fill`).
     """
     settings = load_settings()
     state = ClusterCache(settings)

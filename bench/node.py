@@ -1,7 +1,8 @@
 """Provides a node for benchmarks.
 
 The node agent is a process of its own. The API server and the kubelet are the playground's and run in this process.
-Mainly `bench.allocate` and `bench.starts` use it.
+`bench.allocate` and `bench.starts` use the node; `bench.endtoend` and `bench.startup` only measure processes with
+`cpu_seconds` and `rss_mib`.
 """
 
 import os

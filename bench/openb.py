@@ -13,7 +13,8 @@ from playground.simulate.openb.trace import read_trace
 
 NODES = "openb_node_list_gpu_node.csv"
 PUBLISHED = {"random": 87.47, "bestfit": 93.08, "fgd": 95.39}
-"""The percentage of GPUs allocated at 130 % arrived load on the default trace, read from the figures of the paper."""
+"""The percentage of the GPUs that is allocated when the pods that have arrived request 130 % of the GPUs. The figures
+of the paper (docs/design/fragmentation.md) show these values for the default trace."""
 POLICIES = (*PUBLISHED, "fragmentation")
 SEEDS = (42, 43, 44)
 
@@ -25,7 +26,7 @@ def main(folder: Path) -> None:
     if found != (1213, 6_212_000, 8152):
         raise SystemExit(f"{folder} has another trace: its nodes, thousandths of GPUs, and pods are {found}")
     runs = run_all(trace, [(policy, seed) for policy in POLICIES for seed in SEEDS], 1.3, lambda: None)
-    print(f"Percent of the GPUs allocated at 130 % arrived load, means of seeds {SEEDS[0]} to {SEEDS[-1]}")
+    print(f"Percent of the GPUs allocated after requests for 130 % of them, means of seeds {SEEDS[0]} to {SEEDS[-1]}")
     for policy, curve in mean_curves(runs).items():
         print(f"  {policy:13}  {curve[130]:6.2f}   published {PUBLISHED.get(policy, '-')}")
 

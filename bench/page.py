@@ -2,8 +2,9 @@
 
 `make bench` and `python -m bench.page` run it.
 
-It prints the cost to create the page, and the duration of a filter call with no, one and ten viewers. Meanwhile 100
-pods are bound each second, and 100 pods wait with different requests. Rounds with different numbers of viewers take
+It prints the cost of creating the page, the time until the page says why each pod waits, and the duration of a filter
+call with no, one and ten viewers. During the filter calls up to 100 pods are bound each second, and 100 pods wait with
+different requests. Rounds with different numbers of viewers take
 turns, so that other work of the machine affects all of them. Compare only figures of the same run.
 """
 
@@ -60,9 +61,9 @@ def main() -> None:
     idle = quantiles(found[0])
     for viewers, times in found.items():
         p50, p99 = quantiles(times)
-        print(f"  filter while {viewers:2} look: p50 {p50:.2f} p99 {p99:.2f} ms over {len(times)}", end="")
-        print(f", {p50 / idle[0]:.2f} and {p99 / idle[1]:.2f} times as with none", end="")
-        print(f"; the answers take {own[viewers]:.0f} ms of a core a second")
+        print(f"  filter with {viewers:2} viewers: p50 {p50:.2f} p99 {p99:.2f} ms over {len(times)} calls", end="")
+        print(f", {p50 / idle[0]:.2f} and {p99 / idle[1]:.2f} times the values without viewers", end="")
+        print(f"; the answers take {own[viewers]:.0f} ms of CPU time per second")
 
 
 def _first(board: Board) -> str:
@@ -75,9 +76,9 @@ def _first(board: Board) -> str:
         if not answer["todo"]:
             break
     took, cpu = time.perf_counter() - began, time.thread_time() - cpu
-    print(f"  first view: some nodes after {first:.2f} s, all after {took:.2f} s ({cpu:.2f} s of a core)")
+    print(f"  first view: some nodes after {first:.2f} s, all after {took:.2f} s ({cpu:.2f} s of CPU time)")
     whole = board.since("", "")
-    print(f"  all of it: {len(whole) / 1024:.0f} KiB sent, {len(gzip.decompress(whole)) / 1024:.0f} KiB of JSON")
+    print(f"  the whole page: {len(whole) / 1024:.0f} KiB sent, {len(gzip.decompress(whole)) / 1024:.0f} KiB of JSON")
     return str(version)
 
 
@@ -89,7 +90,7 @@ def _reasons(board: Board) -> None:
             break
         time.sleep(0.1)
     took, cpu = time.perf_counter() - began, time.process_time() - asked
-    print(f"  why {len(pods)} pods wait: known after {took:.2f} s ({cpu:.2f} s of a core, the answers included)")
+    print(f"  why {len(pods)} pods wait: known after {took:.2f} s ({cpu:.2f} s of CPU time, including the answers)")
 
 
 def _version(board: Board, version: str) -> str:

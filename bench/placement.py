@@ -1,7 +1,7 @@
 """Measures `place()` on the corpus, and compares its results with those of exhaustive search.
 
-`python -m bench.placement` prints the CPU time. The shortest of three runs of each case counts, because it is the one
-that other work of the machine affects least.
+`make bench` and `python -m bench.placement` run it. It prints the CPU time of the shortest of three runs of each case,
+because that run is the one that other work of the machine affects least. Other benchmarks use `machine`.
 """
 
 import platform
@@ -67,7 +67,7 @@ def main() -> None:
         times = f"{row.median:8.3f} {row.p99:8.3f} {row.worst:8.3f}"
         print(f"{shape:>6} {row.policy:8} {row.cases:6} {times}  {row.rejected} rejected, {row.unproven} unproven")
     compared, differing = prove()
-    print(f"{compared - len(differing)} of {compared} equal to exhaustive search (1×8 and 4×8, up to {MOST_WAYS} ways)")
+    print(f"{compared - len(differing)} of {compared} results equal those of exhaustive search (1×8 and 4×8)")
     print("\n".join(differing), end="")
 
 
@@ -108,7 +108,7 @@ def _timed(case: Case, policy: Policy) -> tuple[float, object]:
 
 
 def _small(count: int) -> Iterator[Case]:
-    """Yield the first `count` cases of the two smallest shapes that have at most `MOST_WAYS` possible placements."""
+    """Yield, for each of the two smallest shapes, up to `count` cases with at most `MOST_WAYS` possible placements."""
     for containers, cards, _ in SHAPES[:2]:
         kept = 0
         for case in cases(containers, cards, 10 * count):

@@ -1,4 +1,7 @@
-"""A client of an extender with a synthetic cluster, for the sections that measure calls over HTTP."""
+"""A client of an extender with a synthetic cluster, for the benchmarks that measure calls over HTTP.
+
+`bench.filter`, `bench.binding`, `bench.tenants` and `bench.startup` use the `Client`, and `bench.page` `quantiles`.
+"""
 
 import http.client
 import subprocess
@@ -12,7 +15,7 @@ import orjson
 
 
 class Client:
-    """One connection that is kept alive. `pid` is the process ID of the server."""
+    """One connection that is kept alive, for one thread at a time. `pid` is the process ID of the server."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.port, self.pid = port, pid

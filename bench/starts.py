@@ -27,7 +27,7 @@ Binder = Callable[[str, Callable[[], None]], None]
 
 
 def main() -> None:
-    print(f"Bound to running: {COUNT} equal pods on one node, median of {ROUNDS} turns")
+    print(f"From binding to running: {COUNT} equal pods on one node, median of {ROUNDS} turns")
     with bench() as made:
         lock = NodeLock(made)
         binders: dict[str, Binder] = {

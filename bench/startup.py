@@ -2,7 +2,7 @@
 
 `make bench` and `python -m bench.startup` run it.
 
-It also measures how many events of pods per second a ClusterCache of the same size takes in.
+It also measures how many pod events per second a ClusterCache of the same size takes in, including the parsing of JSON.
 """
 
 import random
@@ -42,16 +42,15 @@ def main() -> None:
             took = time.perf_counter() - began
             worker = _workers(server.process.pid)[0]
             print(f"  start to ready       {took:.1f} s")
-            print(
-                f"  memory (RSS)         {rss_mib(worker):.0f} MiB, and {rss_mib(server.process.pid):.0f} of its parent"
-            )
+            parent = f"its parent process {rss_mib(server.process.pid):.0f} MiB"
+            print(f"  memory (RSS)         {rss_mib(worker):.0f} MiB; {parent}")
             times = _asked(Client(server.ports[1], worker))
             p50, p99 = quantiles(times)
-            print(f"  filter there         p50 {p50:.2f}  p99 {p99:.2f} ms, every request a new one")
-            print(f"  memory after that    {rss_mib(worker):.0f} MiB")
+            print(f"  filter               p50 {p50:.2f}  p99 {p99:.2f} ms, each call with a new request")
+            print(f"  memory under load    {rss_mib(worker):.0f} MiB")
         finally:
             server.close()
-    print(f"  events               {_events_per_second():,.0f} a second into the cache, with their JSON")
+    print(f"  events               {_events_per_second():,.0f} pod events per second, including the parsing of JSON")
 
 
 @contextmanager

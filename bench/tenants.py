@@ -1,10 +1,10 @@
-"""Measures how much longer ordinary pods of one tenant take while another tenant has hard pods, over HTTP.
+"""Measures how much longer ordinary pods of one tenant take while another tenant has pods that are hard to place.
 
-`python -m bench.tenants` uses a cluster of 200 nodes × 8 cards. Ordinary pods are filtered, scored and bound one after
-the other on one connection. Meanwhile 16 pods with 30 different containers each, of another namespace, are filtered
-again and again. They come either on connections of their own, as if several schedulers sent them, or in turn with the
-ordinary pods. In the second case each comes at most once a second, because kube-scheduler waits at least that long
-before it retries a pod.
+`make bench` and `python -m bench.tenants` run it with the extender of a cluster of 200 nodes × 8 cards, over HTTP.
+Ordinary pods are filtered, scored and bound one after the other on one connection. Meanwhile 16 hard pods of another
+namespace, with 30 different containers each, are filtered again and again. They come either in turn with the ordinary
+pods, or on connections of their own, as if several schedulers sent them. In the first case each comes at most once a
+second, because kube-scheduler waits at least that long before it retries a pod. In the second case they are scored too.
 """
 
 import random
@@ -46,11 +46,11 @@ def main() -> None:
                 times = _ordinary(client, in_turn=in_turn)
             p50, p99 = quantiles(times)
             medians.append(p50)
-            total = sum(hard_calls) if connections else 0
+            sent = f"{sum(hard_calls)} hard pods on other connections"
             said = (
                 f"{len(times)} pods, p50 {p50:.2f}  p99 {p99:.2f}, longest {max(times):.0f}  × {p50 / medians[0]:.2f}"
             )
-            print(f"  {title:36} {said}  {total} hard calls, peak memory {_peak(client.pid)} MiB", flush=True)
+            print(f"  {title:36} {said}  {sent}, peak memory {_peak(client.pid)} MiB", flush=True)
 
 
 def _ordinary(client: Client, *, in_turn: bool) -> list[float]:
@@ -85,7 +85,7 @@ def _schedule(client: Client, name: str, pick: random.Random) -> None:
 
 @contextmanager
 def _hard_pods(client: Client, connections: int) -> Iterator[list[int]]:
-    """Send calls for hard pods without pauses, on this many connections. Yield the number of pods for each of them."""
+    """Send calls for hard pods without pauses. Yield a list that counts the hard pods sent on each connection."""
     stop, calls = threading.Event(), [0] * connections
     threads = [threading.Thread(target=_ask, args=(client, i, stop, calls)) for i in range(connections)]
     for thread in threads:

@@ -1,7 +1,9 @@
 """The resources that the agent advertises to the kubelet as device ids, with their registrations.
 
-`deviceplugin.agent` creates them, and derives the agent's readiness from the registrations. The resources of the
-dialects exist from the start, and those of slices appear with the partitions (`partitioning.slice_plugins`).
+`deviceplugin.agent` creates them, and derives the agent's readiness from the registrations. `deviceplugin.reconciler`
+calls `update_whole_cards_stream`, and `handover.node_ownership` withdraws, renews and retires the registrations. The
+resources of the dialects exist from the start, and those of slices appear with the partitions
+(`partitioning.slice_plugins`).
 """
 
 import asyncio
@@ -132,10 +134,10 @@ class AdvertisedResources:
         return is_complete
 
     def _held_ids(self, resource: str, gpus: Sequence[Card]) -> tuple[dict[int, list[str]], set[str]]:
-        """Return two values: by index of an unhealthy GPU the ids that its pods hold, and the ids that any pods hold.
+        """Return, by index of an unhealthy GPU, the ids that pods on it hold, and then the ids that any pods hold.
 
-        When a card fails, the ids of its own pods must become unhealthy first, because the kubelet reports that in the
-        status of these pods. Raises RetryLater if a GPU is unhealthy and the pods have not been listed yet.
+        When a card fails, the ids of the pods on it must become unhealthy first, because the kubelet reports that in
+        the status of these pods. Raises RetryLater if a GPU is unhealthy and the pods have not been listed yet.
         """
         unhealthy = [gpu for gpu in gpus if not gpu.healthy]
         if unhealthy and not self._state.pod_watch.synced:

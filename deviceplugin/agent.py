@@ -1,4 +1,4 @@
-"""The node agent: answers the kubelet and reports the node, until another agent takes the node over.
+"""The node agent: answers the kubelet and reports the node, until it is stopped or another agent takes the node over.
 
 `deviceplugin.agent_process` runs agents, one after the other. `Agent` creates the parts and connects them:
 `NodeState` contains the parts that observe the node, `Reconciler` reacts to changes of pods, and `NodeOwnership`
@@ -274,14 +274,14 @@ class Agent:
         if self._ownership.phase is Phase.WAITING:
             return None  # `Phase` explains why a waiting agent is ready.
         reasons = [
-            registration.problem or "the kubelet has not asked for the devices"
+            registration.problem or "the kubelet has not requested the device list yet"
             for registration in self._resources.required()
             if not registration.is_registered
         ]
         if self._ownership.phase is Phase.TAKING_OVER:
             reasons.append("taking over from the previous agent")
         if not self._reporter.reported:
-            reasons.append(self._reporter.problem or "nothing reported yet")
+            reasons.append(self._reporter.problem or "the cards have not been reported to the API server yet")
         return "; ".join(reasons) or None
 
     def unreported_reason(self) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any
 from mgpu.serving.connection_limit import ConnectionLimit
 
 PATIENCE_SECONDS = 10.0
-"""How long a client may take to send its request, and to receive the answer. Each connection has a thread."""
+"""How long a client may take to send its request, and to receive the answer. A thread waits for it meanwhile."""
 
 REQUEST_BYTES = 16 << 10
 """The maximum size of a request. The kubelet and Prometheus send less than 2 KiB. http.client allows 100 lines of 64
@@ -114,7 +114,7 @@ class _Everywhere(_Server):
 
 
 class HealthServer:
-    """The agent's HTTP server, which runs from `start` to `stop`.
+    """The agent's HTTP server, which runs from `start` to `stop`. It calls the functions on the threads of connections.
 
     Args:
         port: The port to listen on; 0 selects a free port.

@@ -77,9 +77,13 @@ Examples:
     type=click.Choice(["auto", "mgpu", "nvidia"]),
     help="Which plugin serves nvidia.com/gpu: this agent or NVIDIA's.  [default: auto, detect it]",
 )
-@click.option("--enforce", type=click.Choice(["none", "mps"]), help="Enforce the limits of shares.  [default: none]")
 @click.option(
-    "--memory-unit", type=click.Choice(["GiB", "MiB"], case_sensitive=False), help="Unit of aliyun.com/gpu-mem."
+    "--enforce", type=click.Choice(["none", "mps"]), help="What enforces the limits of shares.  [default: none]"
+)
+@click.option(
+    "--memory-unit",
+    type=click.Choice(["GiB", "MiB"], case_sensitive=False),
+    help="Unit of aliyun.com/gpu-mem.  [default: GiB]",
 )
 @click.option("--health-port", type=int, help="Port of /healthz, /readyz and /metrics; 0: none.  [default: 0]")
 @click.option("--kubeconfig", default="", help="Kubeconfig of the cluster.  [default: in-cluster]")
@@ -88,7 +92,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     """Run the node agent.
 
     Offers the node's cards to the kubelet, gives each container exactly the cards of its pod's allocation record, and
-    reports the cards as the node's Device object. Stops on SIGTERM. Writes its log as JSON lines to stderr.
+    reports the cards as the node's Device object. Stops on SIGTERM and SIGINT. Writes its log as JSON lines to stderr.
     """
     logs.set_up_logging(log_level)
     settings = _settings(config, flags)
@@ -121,7 +125,7 @@ async def _run(process: AgentProcess) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, process.stop)
     gc.collect()
-    gc.freeze()  # so that a full collection, perhaps during a start, does not traverse all imported modules
+    gc.freeze()  # so that a full collection, perhaps while a container starts, does not traverse all modules
     await process.run()
 
 

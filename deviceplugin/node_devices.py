@@ -30,5 +30,5 @@ class NodeDevices:
         return self._partitions.devices(self.gpus())
 
     def whole(self) -> tuple[Card, ...] | None:
-        """Return the GPUs that are offered whole; None if the partitions have not been read yet."""
+        """Return the GPUs that are not reserved for slices; None if the partitions have not been read yet."""
         return self._partitions.whole(self.gpus())

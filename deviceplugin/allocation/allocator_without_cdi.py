@@ -1,10 +1,11 @@
-"""Answers Allocate and PreStartContainer for one resource if the container runtime has no CDI (`deviceplugin.cdi`).
+"""Answers Allocate and PreStartContainer for one resource without CDI (setting `deviceplugin.cdi`).
 
 Without CDI nothing can correct an answer to Allocate: the kubelet keeps the answer for the life of the container. So
 `allocate` assumes that the call is for the oldest pod that waits for this amount and whose cards are decided. If there
 is no such pod, it waits briefly, and then refuses. If the assumption was wrong, pods with equal requests exchange their
-allocation records before the container starts (`deviceplugin.delivery.exchange`). Slices, MPS and requests of different
-kinds on one node need CDI. `allocation.make_allocator` chooses this allocator, and `plugin.plugin_server` calls it.
+allocation records before the container starts (`deviceplugin.delivery.exchange`). If their requests differ although the
+amounts of the resource are equal, the start is refused. Slices and MPS need CDI. `allocation.make_allocator` chooses
+this allocator, and `plugin.plugin_server` calls it.
 """
 
 import asyncio
@@ -111,9 +112,9 @@ class AllocatorWithoutCdi(Allocator):
         ready: Sequence[tuple[PodDevicesEntry, Edits]],  # noqa: ARG002
         refused: Sequence[tuple[PodDevicesEntry, Refused]],
     ) -> None:
-        """Raise Refused for all containers if one is refused, because only a call that fails keeps it from starting.
+        """Raise Refused for all containers if one is refused: only a failed call keeps a container from starting.
 
-        Init containers that have succeeded do not count.
+        The refusal of an init container that has succeeded is ignored.
         """
         for refusal in relevant_refusals(gpu_pod, refused):
             raise refusal

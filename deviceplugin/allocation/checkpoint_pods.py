@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from deviceplugin.pods.node_pods import NodePods
 
 _UNKNOWN_SECONDS = 30.0
-"""How long a pod that is in the checkpoint, but not in the API, counts as running: the watch may not have delivered it
-yet."""
+"""How long a pod that is in the checkpoint, but not in `NodePods`, counts as running: the watch may not have delivered
+it yet."""
 _WAS_PRESENT = float("-inf")
 """The time in `_missing_since` for a pod that the watch has delivered. Once such a pod is missing, it is gone."""
 

@@ -2,6 +2,7 @@
 
 The allocator of each resource has an `IdOwners`, in which it records the name of every answer to Allocate. A start is
 refused if it is not certain which containers hold the ids, so that no container gets the CDI file of another one.
+`allocation.whole_cards` uses the protocol `Owners`.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ class IdOwners:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _uncertainty(self, ids: Ids, entries: Sequence[PodDevicesEntry]) -> str | None:
-        """Return why these may not be the owners, or None if they certainly are."""
+        """Return why the containers of `entries` may not hold the ids, or None if they certainly do."""
         if not entries:
             return f"the kubelet's checkpoint names no owner of {len(ids)} ids of {self._resource}"
         name = self._names.get(ids)
@@ -92,7 +93,7 @@ class IdOwners:
     async def _uncertainty_of_earlier_answer(self, ids: Ids, uid: str) -> str | None:
         """Return why it is uncertain that the pod owns ids for which an earlier agent answered, or None.
 
-        The checkpoint counts unless PodResources contradicts it. PodResources alone is not enough: it leaves out
+        The checkpoint is trusted unless PodResources contradicts it. PodResources alone is not enough: it leaves out
         regular init containers, and it does not report the UIDs of pods.
         """
         gpu_pod = self._pods.by_uid(uid)
@@ -107,4 +108,4 @@ class IdOwners:
         if not others:
             return None
         names = names_visible_to(pod.namespace, others)
-        return f"the kubelet's checkpoint assigns the ids to {pod.key}, PodResources to {names}"
+        return f"the kubelet's checkpoint assigns the ids to {pod.key}, but PodResources to {names}"

@@ -13,9 +13,9 @@ _REFILL = 0.1
 
 
 class WaitBudget:
-    """A budget of waiting time that refills over time.
+    """A budget of waiting time that refills over time. Use it on one event loop.
 
-    The kubelet asks for one pod at a time, so each answer that waits holds up the whole node. Without a shared budget,
+    The kubelet admits one pod at a time, so each answer that waits holds up the whole node. Without a shared budget,
     a user could block the node with pods that never get cards and are recreated as soon as the quota permits.
 
     Args:

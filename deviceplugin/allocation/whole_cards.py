@@ -44,7 +44,7 @@ class WholeCards:
 
     Attributes:
         server: The plugin that serves whole cards, `OURS` or `NVIDIA`; None before that is known.
-        reason: The evidence that NVIDIA's plugin serves whole cards; None if it does not serve them.
+        reason: The evidence that NVIDIA's plugin serves whole cards; None if there is no evidence.
         held: The devices of pods that have not ended, if another plugin gave them out or the pod has no allocation
             record.
         unrecorded_rows: The rows that the agent reports to the scheduler: the devices that pods without an allocation
@@ -208,7 +208,7 @@ class WholeCards:
         if self._registered_ids and not _are_own_ids(self._registered_ids):
             return f"the kubelet knows its devices, such as {min(self._registered_ids)}"
         # The environment of a container proves nothing, since its image may set it, but the checkpoint does. A pod
-        # whose record does not count (because a key is missing, for example) got its cards from mgpu.
+        # whose record is ignored (because a key is missing, for example) got its cards from mgpu.
         holders = (row.uid for row in self._by_others or () if not self._is_placed_by_mgpu(row.uid))
         if holder := next(holders, None):
             return f"pod {holder} has cards from it"

@@ -2,7 +2,7 @@
 
 `deviceplugin.main` creates the source, and `cards.card_watch` reads it. The driver may be missing, and a card may stop
 answering or be pulled out at any time, so every call may fail. A card is healthy only if NVML has just answered for it,
-and if it has reported no error of its own for `QUIET_SECONDS`.
+and if NVML has reported no error of the card for `QUIET_SECONDS`, except for errors that applications cause.
 """
 
 import logging
@@ -93,7 +93,7 @@ class NvmlCards:
 
     A card that stops answering is reported as unhealthy until it answers again. If mgpu does not partition the node's
     cards, a card in MIG mode is ignored; if it was reported before, it is reported as unhealthy. If the node's
-    partitioning mode is MPS, a card in MIG mode is unhealthy until the partitioner has switched MIG mode off.
+    partitioning mode is MPS, a card in MIG mode is unhealthy until MIG mode has been switched off.
 
     Args:
         nvml: The `pynvml` module, or a fake.
@@ -233,7 +233,8 @@ class NvmlCards:
         """Return the index of a new card.
 
         NVML renumbers the cards when one is removed. Allocation records name cards by index, so a card keeps the index
-        that an earlier agent reported. Any other card gets its number in NVML, or a new index if that number is used.
+        that an earlier agent reported. Any other card gets its number in NVML, or a new index if that number is or was
+        the index of another card.
         """
         used = {card.index for card in (*self._cards.values(), *found.values())}
         before = self._indexes or {}

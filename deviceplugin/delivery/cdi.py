@@ -1,8 +1,9 @@
 """Writes and reads CDI spec files (Container Device Interface), which the runtime applies when it creates a container.
 
-Before a container starts, the allocator writes one file for each of its device-plugin resources. The name of the CDI
-device is a nonce from the answer to Allocate. If the name were made from device ids, the file of the previous owner of
-these ids would take effect when the kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
+Before a container starts, the allocators write one file for each of its resources that the agent serves as device ids.
+The name of the CDI device is a nonce from the answer to Allocate. If the name were made from device ids, the file of
+the previous owner of these ids would take effect when the kubelet skips PreStartContainer (docs/design/kubernetes.md,
+"Device manager").
 
 The name of a file contains the pod's UID and the container. So the agent can remove the file when the pod is gone, and
 an agent that starts can read which cards the containers have. Other versions of the agent read these files, so the form

@@ -82,10 +82,8 @@ class Exposure:
         cards = {device for device in devices if device.index in indexes and not is_slice(device.type)}
         for card in sorted(cards, key=lambda card: card.index):
             if card.minor is None or not (self.dev / f"nvidia{card.minor}").exists():
-                missing = (
-                    "device node of a known number" if card.minor is None else str(self.dev / f"nvidia{card.minor}")
-                )
-                what = f"has no {missing}, and deviceplugin.deviceNodes is true"
+                missing = "known minor number" if card.minor is None else f"device node {self.dev}/nvidia{card.minor}"
+                what = f"has no {missing}, which deviceplugin.deviceNodes requires"
                 raise Refused(f"{target}: card {card.index} ({card.uuid}) {what}", target.gpu_pod.pod.uid)
             yield f"/dev/nvidia{card.minor}"
         yield from (f"/dev/{name}" for name in _DRIVER_NODES if (self.dev / name).exists())
@@ -99,13 +97,13 @@ def read_toolkit(file: Path = TOOLKIT_CONFIG) -> Toolkit | None:
     """Return which kinds of requests NVIDIA's container toolkit accepts, or None if its configuration cannot be read.
 
     An option that is not set has the toolkit's default: the variable is accepted, and mounts are not (GetDefault in the
-    package internal/config).
+    toolkit's package internal/config).
     """
     try:
         config = tomllib.loads(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("%s: %s", file, error)
+        log.warning("cannot read the configuration of NVIDIA's container toolkit, %s: %s", file, error)
         return None
     return Toolkit(config.get(_ACCEPTS_VARIABLE, True) is True, config.get(_ACCEPTS_MOUNTS, False) is True)

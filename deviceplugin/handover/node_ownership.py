@@ -1,9 +1,10 @@
-"""Decides when an agent serves its node: after it has taken the node over, and until it hands the node over.
+"""Decides when an agent serves its node: from when it gets the lock until it is stopped or hands the node over.
 
-`deviceplugin.agent` serves its node through `NodeOwnership`. Two agents that serve one node would remove each other's
-sockets and CDI files, and both would partition cards. So a lock decides which one serves. The kubelet goes on admitting
-pods while the lock passes from one agent to the next: `handover.takeover` describes the steps and sends the messages,
-and this module carries the steps out. Do not change their order without reading `handover.takeover`.
+`deviceplugin.agent` serves its node through `NodeOwnership`, and `deviceplugin.agent_process` reads the `Outcome`. Two
+agents that serve one node would remove each other's sockets and CDI files, and both would partition cards. So a lock
+decides which one serves. The kubelet goes on admitting pods while the lock passes from one agent to the next:
+`handover.takeover` describes the steps and sends the messages, and this module carries the steps out. Do not change
+their order without reading `handover.takeover`.
 """
 
 import asyncio
@@ -284,7 +285,7 @@ class NodeOwnership:
         self._lock.release()
         sockets = await successor.hand_over()
         if sockets is None:
-            log.warning("the agent that requested the node has failed", extra={"node": self._node})
+            log.warning("the agent that takes the node over has not registered", extra={"node": self._node})
         for plugin in plugins:
             name = (sockets or {}).get(plugin.resource)
             plugin.forward_calls_to(None if name is None else self._folder / name)

@@ -1,10 +1,10 @@
 """Computes how much of each resource a node offers, either as device ids or as an amount in its status.
 
 The functions are pure. Mainly `deviceplugin.advertised_resources` calls them for the device ids, and
-`inventory.reporter` for the node status. The number of ids of a node is limited (`kubelet.device_ids.MAX_IDS`). If its
-cards have more units, the ids are divided evenly among the vocabularies, and ids that one vocabulary does not need go
-to the others. `mgpu.io/share` and whole cards get their ids first, since they need few and several vocabularies use
-them.
+`inventory.reporter` for the node status; `deviceplugin.main` reads the names of the resources. The number of ids of a
+node is limited (`kubelet.device_ids.MAX_IDS`). If its cards have more units, the ids are divided evenly among the
+vocabularies, and ids that one vocabulary does not need go to the others. `mgpu.io/share` and whole cards get their ids
+first, since they need few and several vocabularies use them.
 
 If a resource gets too few ids, the node takes fewer pods that request it, and an Event reports that. Such a resource is
 not moved to node status: a container that requests nothing else would start without an Allocate call, and so without

@@ -2,7 +2,8 @@
 
 The kubelet sets extended resources to zero when it registers the node, and other clients may edit or delete a Device.
 So both objects are watched (`inventory.node_objects`), and `Reporter` corrects them when they do not agree with the
-facts. The functions that return patches are pure. `deviceplugin.agent` runs the `Reporter` while it serves the node.
+facts. The functions that return patches are pure. `deviceplugin.agent` runs the `Reporter` while it serves the node,
+and `deviceplugin.main` passes `known_indexes` to the source of real cards.
 """
 
 import logging
@@ -210,7 +211,7 @@ class Reporter:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
-        self.problem: str | None = "nothing reported yet"
+        self.problem: str | None = "the cards have not been reported to the API server yet"
         self.reported = False
 
     def start(self) -> None:

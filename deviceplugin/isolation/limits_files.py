@@ -92,6 +92,7 @@ class LimitsFiles:
         self._wake.set()
 
     def write(self) -> None:
+        """Write the files that are not current. Do nothing until all pods have been read."""
         if self._folder is None or not self._pod_list.synced:
             return
         pods = self._pods.limited_pods()

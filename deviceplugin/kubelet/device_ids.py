@@ -1,7 +1,8 @@
 """Chooses the device ids of a resource, one for each unit, and decides which of them are unhealthy.
 
-An id stands for no particular card, so the ids that a pod gets do not determine its cards. For the kubelet only the
-numbers of healthy and of unhealthy ids matter. `deviceplugin.advertised_resources` calls `device_ids`.
+An id stands for no particular card, so the ids that a pod gets do not determine its cards. The kubelet reports the
+number of ids as the node's capacity, and the number of healthy ids as the allocatable amount. The functions are pure.
+`deviceplugin.advertised_resources` calls `device_ids`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,10 +26,10 @@ def device_ids(
 ) -> dict[str, bool]:
     """Return, by id, whether the id is healthy. There is one id for each unit of all cards, but at most `limit`.
 
-    Ids that pods hold are kept, because the kubelet fails a pod whose id disappears. As many ids are unhealthy as the
-    unhealthy cards have units. For each unhealthy card, ids of pods on this card are chosen first, since the kubelet
-    reports unhealthy ids in the status of their pods. Ids that were unhealthy before come next, so that few ids change.
-    Free ids follow, and then all others.
+    Ids that pods hold are kept, up to this number, because the kubelet fails a pod whose id disappears. As many ids are
+    unhealthy as the unhealthy cards have units. For each unhealthy card, ids of pods on this card are chosen first,
+    since the kubelet reports unhealthy ids in the status of their pods. Ids that were unhealthy before come next, so
+    that few ids change. Free ids follow, and then all others.
 
     Args:
         resource: The resource, with the units of each card.

@@ -2,7 +2,7 @@
 
 `partitioning.mig_partitioner` calls `apply` for each card. The order of the changes matters. Missing instances that
 pods use are created first. Then instances that are not planned are destroyed, so that their places are free, and new
-instances are created last. A plan that lacks an instance on which processes run is refused.
+instances are created last. A plan that lacks an instance that pods use, or on which processes run, is refused.
 """
 
 import logging
@@ -66,7 +66,8 @@ def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: C
 def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> None:
     """Create the missing instances that are in use, one by one, so that one failure does not prevent the others.
 
-    If some could not be created, raise the first error at the end.
+    Existing instances that are not in use and occupy the place of a missing one are destroyed first. If some could not
+    be created, raise the first error at the end.
     """
     missing = sorted(in_use - usable_instances(card))
     if not missing:

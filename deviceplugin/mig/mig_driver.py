@@ -3,6 +3,7 @@
 In mgpu a pod gets a GPU instance together with one compute instance that takes all of it; this pair is called a MIG
 instance. `NvmlMig` initializes and shuts down NVML in every call, so that the agent can use a driver that was updated
 in the meantime. Mainly `partitioning.mig_partitioner` and the other modules of `deviceplugin.mig` call the driver.
+`pods.lingering_processes` reads on which cards and instances processes run.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ _REFUSALS = {
     pynvml.NVML_ERROR_INVALID_ARGUMENT: "NVML rejects the arguments",
     pynvml.NVML_ERROR_NOT_SUPPORTED: "the card does not support it",
     pynvml.NVML_ERROR_NO_PERMISSION: "the agent has no permission; it must run privileged",
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "the card has not enough free capacity",
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "the card does not have enough free capacity",
     pynvml.NVML_ERROR_IN_USE: "it is in use",
 }
 """Descriptions of the NVML errors that a retry alone cannot resolve. All other errors become RetryLater."""
@@ -42,8 +43,8 @@ class MigInstance:
 
     Attributes:
         instance: The profile of the instance, and its place on the card.
-        uuid: The UUID of the MIG device; "" if the instance is incomplete. No compute instance then takes all of the
-            GPU instance, and pods cannot use it.
+        uuid: The UUID of the MIG device; "" if the instance is incomplete. Pods cannot use an incomplete instance,
+            because no compute instance takes all of its GPU instance.
         busy: Whether processes run on the instance, or NVML does not list its processes.
     """
 
@@ -198,7 +199,7 @@ class NvmlMig:
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
                 raise
-            log.warning("card %d does not answer about MIG: %s", position, error)
+            log.warning("card %d does not answer queries about MIG: %s", position, error)
             return None
 
     def _instances(self, card: Any, profiles: Mapping[str, CardProfile]) -> tuple[MigInstance, ...]:

@@ -1,8 +1,8 @@
 """Switches cards into MIG mode and out of it.
 
-The partitioners call `ModeManager.switch` whenever they reconcile, and first when the agent starts, because cards of
-the generation Hopper and later lose their MIG mode at a reboot. A card that pods hold, or on which processes run, keeps
-its mode.
+The partitioners call `ModeManager.switch` whenever they reconcile (`PartitionContext.switch_mig_mode`), and first when
+the agent starts, because cards of the generation Hopper and later lose their MIG mode at a reboot. A card that pods
+hold, or on which processes run, keeps its mode.
 """
 
 import logging
@@ -25,8 +25,8 @@ class _FailedAttempt:
 
     Attributes:
         on: Whether the attempt was to switch MIG mode on.
-        retry_at: The time of the next attempt, by the manager's clock.
-        pause: The time between this attempt and the next one, in seconds.
+        retry_at: The earliest time of the next attempt, by the manager's clock.
+        pause: The least time between this attempt and the next one, in seconds.
     """
 
     on: bool

@@ -20,7 +20,7 @@ Instances = Mapping[int, frozenset[Instance]]
 
 
 class PlanNotApplicable(Exception):
-    """The plan or the configuration cannot be applied now. The message names the path of the value."""
+    """The plan or the configuration cannot be applied now. The message begins with the path of the wrong value."""
 
 
 def without_zeros(amounts: SliceCounts) -> dict[int, dict[str, int]]:
@@ -44,6 +44,7 @@ def planned_instances(
     Args:
         node: The content of the Node's annotations, with the plan.
         layouts: The layouts of the cards that can be partitioned, by card index.
+        current: The existing instances.
         previous: The instances of the last applied plan, or those that the Node reports.
         in_use: The instances that must stay because pods use them or processes run on them.
 
@@ -64,7 +65,7 @@ def planned_instances(
         if reason := invalid_reason(layout, desired[card]):
             raise PlanNotApplicable(f"{path}: {reason}")
         if lost := used - desired[card]:
-            raise PlanNotApplicable(f"{path}: {_listing(Slice(card, *i) for i in lost)} in use and not in the plan")
+            raise PlanNotApplicable(f"{path}: {_listing(Slice(card, *i) for i in lost)} in use, but not in the plan")
     return desired
 
 
@@ -114,7 +115,7 @@ def _arrange(
     new = arrange(layout, in_use, missing)
     if new is None:
         texts = ", ".join(f"{n} of {name}" for name, n in sorted(amounts.items()))
-        raise PlanNotApplicable(f"{path}: {texts} do not fit on a {layout.name} beside what is in use")
+        raise PlanNotApplicable(f"{path}: {texts} do not fit on a {layout.name} beside the instances in use")
     return in_use.union(new)
 
 
@@ -150,8 +151,8 @@ def configured_slices(
 
     Args:
         planned: The slices of the plan; None if the plan contains only counts.
-        previous: The last slices. They keep their numbers; slices in use take precedence. New slices get the lowest
-            free numbers.
+        previous: The last slices. Those that the configuration still contains keep their numbers; slices in use take
+            precedence. New slices get the lowest free numbers.
         used: The slices that pods hold.
         held: The indexes of the cards of which pods in other vocabularies hold shares.
         source: The path of the configuration, for errors.
@@ -168,7 +169,7 @@ def configured_slices(
     else:
         slices = _assign_numbers(config, previous, used)
     if lost := {s.place for s in used} - {*slices}:
-        raise PlanNotApplicable(f"{source}: {_listing(lost)} in use and not in the configuration")
+        raise PlanNotApplicable(f"{source}: {_listing(lost)} in use, but not in the configuration")
     return slices
 
 
@@ -181,10 +182,12 @@ def _check_card(
     size = sum(gigabytes(name) * n for name, n in names.items())
     number = sum(names.values())
     if size > capacity:
-        raise PlanNotApplicable(f"{source}: {size} GiB of card {card}, which has only {capacity}")
+        raise PlanNotApplicable(
+            f"{source}: the slices of card {card} have {size} GiB in total, but the card has {capacity} GiB"
+        )
     if number > MAX_MPS_CLIENTS:
         raise PlanNotApplicable(
-            f"{source}: {number} slices of card {card}, but MPS has at most {MAX_MPS_CLIENTS} clients"
+            f"{source}: {number} slices of card {card}, but an MPS daemon has at most {MAX_MPS_CLIENTS} clients"
         )
     if card in held:
         raise PlanNotApplicable(f"{source}: pods in other vocabularies have shares of card {card}")

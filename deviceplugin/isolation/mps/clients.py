@@ -1,7 +1,8 @@
 """Keeps track of which containers are clients of which MPS daemon, and lets them start once the daemon answers.
 
-The allocator calls `Mps.ready` before a container starts and `Mps.mark_started` when it may start. Clients outlive the
-agent. The next agent finds them, because their CDI files name the daemon.
+The allocator calls `Mps.ready` before a container starts and `Mps.mark_started` when it may start.
+`partitioning.mps_partitioner` sets which cards need a daemon for slices. Clients outlive the agent. The next agent
+finds them, because their CDI files name the daemon.
 """
 
 import asyncio

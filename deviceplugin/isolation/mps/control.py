@@ -153,7 +153,7 @@ class Control:
                     os.truncate(file, 0)
 
     async def check_health(self, seconds: float) -> Answer:
-        """Return whether the daemon answers a query. NVIDIA's device plugin sends the same query."""
+        """Query the daemon, and return what kind of answer it gave. NVIDIA's device plugin sends the same query."""
         answer, text = await self._query("get_default_active_thread_percentage", seconds)
         try:
             float(text)
@@ -172,7 +172,7 @@ class Control:
                 os.killpg(pid, signal.SIGKILL)
 
     async def _query(self, line: str, seconds: float) -> tuple[Answer, str]:
-        """Run the program as a client of the daemon, with this line as its input."""
+        """Run the program as a client of the daemon, with this line as its input. Return its answer and the output."""
         if self._client is not None and self._client.returncode is None:
             return Answer.SILENT, ""  # The last client process hangs and cannot be killed. A second one would hang too.
         pipe, out = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT

@@ -3,8 +3,8 @@
 The pipe folder of a card and the node's shared memory are mounted read-write into containers. If they lay on the node's
 /run, a tmpfs that the container runtime and the kubelet use too, one container could fill it, and its files would
 remain after it has ended. So each of these folders is a tmpfs with a limited size and number of inodes. Each card has a
-pipe folder of its own, so a container that fills one disturbs only the containers that share its card. Mainly
-`isolation.mps.control` uses this module.
+pipe folder of its own, so a container that fills one disturbs only the containers that share its card.
+`isolation.mps.control` calls this module, and `isolation.mps.clients` creates the `KernelMounts`.
 """
 
 import ctypes
@@ -103,7 +103,7 @@ def empty(folder: Path, limit: int = MOST_ENTRIES) -> None:
     resolved relative to an open directory. Nested folders are moved up before they are removed, so that thousands of
     nested folders need neither deep recursion nor thousands of file descriptors.
 
-    Raises OSError if an entry cannot be removed, or if there are more than `limit` entries.
+    Raises OSError if an entry cannot be removed, or if there are more than `limit` entries; nested folders count twice.
     """
     budget = iter(range(limit))
     root = _open(folder)
@@ -161,4 +161,4 @@ def _next_batch(folder: int) -> list[tuple[str, bool]]:
 
 def _spend(budget: Iterator[int], folder: Path | str) -> None:
     if next(budget, None) is None:
-        raise OSError(0, "there are more files than one attempt removes", str(folder))
+        raise OSError(0, "there are more files and folders than one attempt removes", str(folder))

@@ -182,7 +182,7 @@ def test_restarted_agent_refuses_if_pod_resources_contradicts_the_checkpoint(tmp
     fake_node.admit(A, "uid-p")
     fake_node.restart(decided("p", "1"))
     fake_node.owned = [Owner("default", "q", "c", frozenset(A))]
-    with pytest.raises(Refused, match="assigns the ids to default/p, PodResources to default/q"):
+    with pytest.raises(Refused, match="assigns the ids to default/p, but PodResources to default/q"):
         fake_node.start(A)
     fake_node.owned = [Owner("other", "q", "c", frozenset(A))]
     with pytest.raises(Refused, match="PodResources to a pod of another namespace"):

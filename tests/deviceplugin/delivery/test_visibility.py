@@ -101,12 +101,12 @@ def test_device_nodes_are_those_of_the_cards_and_the_existing_driver_nodes(tmp_p
 
 @pytest.mark.parametrize(
     ("minor", "why"),
-    [(7, "no .*/dev/nvidia7"), (None, "no device node of a known number")],
+    [(7, "no device node .*/dev/nvidia7"), (None, "no known minor number")],
 )
 def test_missing_device_node_is_refused(tmp_path: Path, minor: int | None, why: str) -> None:
     fake_node = FakeNode(tmp_path, exposure=Exposure(nodes=True, dev=dev(tmp_path, "nvidia3", "nvidiactl")))
     fake_node.cards = (MINORS[0], replace(card(1), minor=minor))
-    said = rf"default/p container c: card 1 \(GPU-n1-1\) has {why}, and deviceplugin.deviceNodes is true"
+    said = rf"default/p container c: card 1 \(GPU-n1-1\) has {why}, which deviceplugin.deviceNodes requires"
     with pytest.raises(Refused, match=said):
         started(fake_node, decided("p", "1"))
     assert [name for name, _ in fake_node.refusals] == ["p"]

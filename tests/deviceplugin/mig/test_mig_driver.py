@@ -46,7 +46,7 @@ def test_profile_has_the_name_that_pods_request(tmp_path: Path) -> None:
     ("wanted", "said"),
     [
         ("2g.20gb@3", "NVML rejects the arguments"),
-        ("2g.20gb@2", "not enough free capacity"),
+        ("2g.20gb@2", "not have enough free capacity"),
         ("3g.71gb@0", "has no profile 3g.71gb; it has 1g.10gb"),
     ],
 )
@@ -83,7 +83,7 @@ def test_card_that_does_not_answer_is_left_out(tmp_path: Path, caplog: pytest.Lo
     rig = Rig(tmp_path, gpu(), gpu(1))
     rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceGetMigMode")
     assert [card.uuid for card in rig.driver.read()] == ["GPU-1"]
-    assert "card 0 does not answer about MIG" in caplog.text
+    assert "card 0 does not answer queries about MIG" in caplog.text
 
 
 def test_card_is_busy_where_nvml_does_not_list_processes(rig: Rig) -> None:

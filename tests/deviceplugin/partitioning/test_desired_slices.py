@@ -101,7 +101,7 @@ def test_shares_are_numbered_uniquely_and_used_ones_stay(
 def test_card_has_no_more_clients_than_mps(number: int) -> None:
     big = (gpu(0, gib=180),)
     if number > 48:
-        with pytest.raises(PlanNotApplicable, match="49 slices of card 0, but MPS has at most 48 clients"):
+        with pytest.raises(PlanNotApplicable, match="49 slices of card 0, but an MPS daemon has at most 48 clients"):
             configured_slices({0: {"2gb": number}}, None, (), (), big, (), "m")
     else:
         assert len(configured_slices({0: {"2gb": number}}, None, (), (), big, (), "m")) == 48

@@ -85,7 +85,7 @@ def test_plan_from_before_the_agent_keeps_slices_of_another_plugin(rig: Rig) -> 
     rig.plan(5, place("7g.80gb@0")).reconcile()
     assert rig.made()[FULL[1]] == before[FULL[1]]
     assert rig.reported.refused is not None
-    assert "2g.20gb at 2 of card 0 in use and not in the plan" in rig.reported.refused[1]
+    assert "2g.20gb at 2 of card 0 in use, but not in the plan" in rig.reported.refused[1]
 
 
 def test_card_that_does_not_answer_keeps_its_slices_and_offers_none(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_plan_without_a_slice_in_use_is_refused_and_changes_nothing(rig: Rig, ho
     assert rig.made() == before
     assert rig.reported.refused is not None
     assert rig.reported.refused[0] == 6
-    assert "2g.20gb at 0 of card 0 in use and not in the plan" in rig.reported.refused[1]
+    assert "2g.20gb at 0 of card 0 in use, but not in the plan" in rig.reported.refused[1]
     assert rig.annotation["status-partitioning-plan"] == 5
     assert len([w for w in rig.warnings if "plan 6 is refused" in w]) == 1
 

@@ -47,8 +47,11 @@ def test_plan_decides_the_numbers(mps: Rig) -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        (SHARES[:1], "4gb at 1 of card 0 in use and not in the configuration"),
-        ((*SHARES, *places(*[f"20gb@{i}" for i in range(5)], card=1)), "100 GiB of card 1, which has only 80"),
+        (SHARES[:1], "4gb at 1 of card 0 in use, but not in the configuration"),
+        (
+            (*SHARES, *places(*[f"20gb@{i}" for i in range(5)], card=1)),
+            "the slices of card 1 have 100 GiB in total, but the card has 80 GiB",
+        ),
         ((*SHARES, Slice(7, 0, "4gb")), "the node has no card 7"),
     ],
 )
