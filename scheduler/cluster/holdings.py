@@ -1,8 +1,8 @@
 """Derives what GPU pods hold from allocation records, reservations and the shares that nodes themselves gave to pods.
 
-Only `Holdings` writes holdings to the ledger. `MtgpuPodHoldings` determines what MtgpuPods hold, and writes it through
-`Holdings`. Apart from reservations, the holdings of Pods follow from the present objects of the API server, in whatever
-order these have arrived. The cluster cache uses `Holdings` with its lock held.
+Only `Holdings` writes holdings to the ledger of the cluster cache. `MtgpuPodHoldings` determines what MtgpuPods hold,
+and writes it through `Holdings`. Apart from reservations, the holdings of Pods follow from the present objects of the
+API server, in whatever order these have arrived. The cluster cache uses `Holdings` with its lock held.
 """
 
 import sys

@@ -64,7 +64,9 @@ class PartitionableNodes:
             return self._nodes.slices.names()
 
     def get(self, name: str, uid: str = "", *, without: Collection[str] = ()) -> PartitionableNode | None:
-        """Return how the node could be partitioned for a pod, or None if the node does not exist or has no label.
+        """Return how the node could be partitioned for a pod, or None if it lacks the partitioning label.
+
+        The result is also None if there is no node of this name.
 
         Args:
             uid: The UID of the pod; "" for no particular pod.

@@ -38,7 +38,7 @@ _Group = tuple[str, tuple[str, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """The part of a budget that matters here.
+    """The part of a PodDisruptionBudget that is stored.
 
     Attributes:
         allowed: How many more of its pods may be evicted now.

@@ -148,7 +148,8 @@ class EffortBudgets:
     A long call holds `_long_call_lock`. `_lock` guards what the namespaces have used and the number of waiting calls.
 
     Args:
-        allowance: The steps that a namespace may use for full searches. With 0, no limited call gets full searches.
+        allowance: The steps that a namespace may use for full searches. With 0, only calls without a budget get full
+            searches.
     """
 
     def __init__(

@@ -112,8 +112,8 @@ def score_beside_group(score: Score) -> Score:
 def still_fits(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardState]) -> bool:
     """Return whether the shares of an earlier placement still fit.
 
-    They fit if the cards exist, are healthy, are not excluded, and have enough free. A share of a whole card fits only
-    on an idle card.
+    They fit if the cards exist, are healthy, are not excluded, and have enough free capacity. A share of a whole card
+    fits only on an idle card.
 
     Args:
         cards: The node's devices of all types, without what the pod itself holds. A slice may be in use although no

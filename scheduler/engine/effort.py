@@ -23,8 +23,8 @@ _UNBOUNDED = 1 << 62
 class Limits:
     """The limits of one call of `place`, in steps.
 
-    `place` may repeat a search with lower limits. These searches, and work that is linear in containers × cards, are
-    not limited by this object.
+    `place` may take more steps in total, because it may repeat a search with lower limits, and because it also does
+    work that is linear in containers × cards.
 
     Attributes:
         search: The maximum number of steps of the exact search.
@@ -49,7 +49,7 @@ QUICK = Limits(0, 80_000)
 """About 1 ms if something fits, without a search for the best placement."""
 
 LEAST = Limits(2_000, 2_000)
-"""About 1 ms, for namespaces that have used far more than their share."""
+"""About 1 ms, for namespaces that have used up their allowance and their debt (`effort_budgets`)."""
 
 
 class Exhausted(Exception):

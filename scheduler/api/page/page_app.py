@@ -38,8 +38,8 @@ _INDEX = "index.html"
 
 def make_board(state: ClusterCache, settings: Settings) -> Board:
     pace = Pace(pause_ratio=1)
-    # This filter is not the one that answers kube-scheduler: it must not use up the effort that namespaces are allowed.
-    # With an allowance of 0 it makes no full searches.
+    # This filter is not the one that answers kube-scheduler, and must not use up the namespaces' allowances of effort.
+    # With an allowance of 0 it makes no full searches for pods with several containers.
     filter_ = Filter(state, settings, pace=pace, budgets=EffortBudgets(allowance=0))
     return Board(state, Waiting(state, filter_, pace))
 
