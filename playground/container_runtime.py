@@ -1,7 +1,7 @@
 """Simulates a container runtime. It runs nothing, and records which environment each container would have.
 
-It reads CDI specs (Container Device Interface 0.6) as a real runtime does, and tells the node's simulated NVML which
-processes run on which cards. `playground.kubelet` starts and ends containers in the `Runtime` of its node, and
+It reads CDI specs (Container Device Interface 0.6) in JSON as a real runtime does, and tells the node's simulated NVML
+which processes run on which cards. `playground.kubelet` starts and ends containers in the `Runtime` of its node, and
 `playground.cri` serves the `Runtime` to the node agent.
 """
 

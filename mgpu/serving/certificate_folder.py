@@ -1,7 +1,7 @@
 """Stores certificates in a directory that the process writes, or finds them in a mounted one that it only reads.
 
-The mounted directory can be, for example, a Secret of cert-manager. `mgpu.cli.certificate` and `certificate_renewer`
-use the folder and the mounted certificate, and `webhook.main` uses a private folder for its metrics.
+The mounted directory can be, for example, a Secret of cert-manager. `mgpu.cli.certificate` chooses between
+the two, `certificate_renewer` writes certificates, and `webhook.main` creates a private directory for its metrics.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ class CertificateFolder:
 
     A lock on a file in the directory guards `read` and `write`, so several processes can use the directory at the same
     time. `tls_context` reads the files without the lock, and may find the new certificate with the old key for a
-    moment.
+    moment, which it must tolerate.
 
     Attributes:
         chain: the path of the serving certificate.

@@ -44,7 +44,8 @@ class CertificateRenewer:
     def renew(self) -> Files:
         """Renew the certificate if that is due, and return the files.
 
-        Raises the errors of `ensure_certificate` and of the store.
+        If there is a store, the files are copied from it to the folder. Raises the errors of `ensure_certificate` and
+        of the store.
         """
         if self._store is None:
             return ensure_certificate(self._folder, self._names, datetime.now(UTC))
@@ -78,7 +79,7 @@ class CertificateRenewer:
             else:
                 pause = ROUND_SECONDS
                 _log.debug(
-                    "the serving certificate is not due for renewal",
+                    "the serving certificate is current",
                     extra={"expires": certificate_expiry(files).isoformat()},
                 )
             if warning and warning != logged:

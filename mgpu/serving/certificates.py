@@ -44,8 +44,8 @@ _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECAS
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
 _MOST_LEAF_BYTES = 4096
-"""The most bytes of a leaf (a serving certificate) in DER. Leaves of mgpu have about 500 bytes. Clients reject
-large leaves, because they read handshake messages of limited length."""
+"""The most bytes of a leaf (a serving certificate) in DER. Leaves of mgpu have about 500 bytes. Clients reject large
+leaves, because they read handshake messages of limited length only."""
 _MOST_KEY_BYTES = 1024
 """The most bytes of a key in PEM. Keys of mgpu have 241 bytes. OpenSSL would check the primes of an RSA key of 65,536
 bits for minutes."""
@@ -253,8 +253,8 @@ def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
 
     The leaf must equal, except for the signature, the leaf that mgpu would build with the same names, times and serial
     number. An attacker with the CA's key could sign and store any leaf: one that becomes valid in years, is too large
-    for clients, cannot be read by OpenSSL or the API server, or never expires. It would be served as long as it is
-    valid.
+    for clients, cannot be read by OpenSSL or the API server, or never expires. Without this check, the process would
+    serve such a leaf as long as it is valid.
     """
     leaf, key = serving.certificate, serving.key
     try:

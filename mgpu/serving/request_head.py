@@ -16,8 +16,8 @@ class _Request(Request):  # type: ignore[misc]
 
     gunicorn itself limits only the number and the length of the lines, which allows 0.8 MB. It reads the lines before
     the app can check the peer, stores them twice, and searches all of them again after each read. With these limits
-    alone, 64 strangers could fill the memory of a webhook, and one stranger that sent its lines byte by byte could keep
-    a worker busy.
+    alone, strangers together could fill the memory of a webhook, and a single one that sent its lines byte by byte
+    could keep a worker busy.
     """
 
     @property

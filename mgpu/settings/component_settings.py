@@ -18,6 +18,7 @@ class WebhookSettings(Block):
     """The settings of the webhook, which serves /mutate, /rebuild and /validate on `host` and `port`.
 
     Keys:
+        workers: The number of worker processes.
         certDir: A folder with the certificate to serve (`tls.crt`, `tls.key`). If it is empty, the process makes a
             certificate for the names of the Service and for `names`. In a cluster it stores the certificate in a
             Secret, and signs it with the CA that the installation stored there. Elsewhere it stores the certificate in
@@ -31,8 +32,8 @@ class WebhookSettings(Block):
         schedulerName: The `schedulerName` that new GPU pods get. If it is empty, they keep their own.
         clientCa: A file of CA certificates. Only clients with a certificate that one of them has signed are answered.
             If it is empty, clients need no certificate.
-        apiServers: The addresses of the API servers. Other peers get 403. If it is not set, the callers are all peers
-            with a certificate if `clientCa` is set, and only loopback addresses if it is empty.
+        apiServers: The addresses of the API servers. Other peers get 403. If the key is missing, every peer with a
+            certificate may call if `clientCa` is set, and only loopback addresses may call if `clientCa` is empty.
         metricsHost: The address on which /metrics, /healthz and /readyz are served, in plain HTTP.
         metricsPort: The port of these endpoints. They are not served if it is -1.
     """

@@ -1,7 +1,7 @@
 """Loads the settings from a YAML file, environment variables and flags.
 
-Mainly `mgpu.cli.process_settings` calls `load_settings`. The file may be Volcano's `volcano-scheduler.conf`, of
-which only the plugin arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
+Mainly `mgpu.cli.process_settings` calls `load_settings`. The file may be Volcano's `volcano-scheduler.conf`, of which
+only the plugin arguments `predicate.MGPU…` and `dynamicgpuslice.…` are read.
 """
 
 from collections.abc import Iterator, Mapping

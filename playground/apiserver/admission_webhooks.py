@@ -54,6 +54,9 @@ class Admission:
     async def mutate(self, attrs: Attributes, obj: Object | None, old: Object | None, normalise: Normalise) -> Any:
         """Call the mutating webhooks and return the patched object.
 
+        As in kube-apiserver, a webhook with the `reinvocationPolicy` IfNeeded is called again if a later webhook has
+        changed the object.
+
         Args:
             obj: The object of the request, or None for a deletion. For a deletion the result is None too.
             old: The stored object, or None for a creation.

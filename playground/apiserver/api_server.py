@@ -1,7 +1,7 @@
-"""The API server over HTTP: authenticates, authorizes and routes each request, and writes the response.
+"""Serves the Kubernetes API over HTTP: authenticates, authorizes and routes each request, and writes the response.
 
 `ApiServer` runs on the caller's event loop. `Served` and `running` run a server on an event loop in a thread of its
-own. The handling of objects is in `reads`, `writes`, `deletions` and `subresources`. Mainly `playground.cluster` and
+own. `reads`, `writes`, `deletions` and `subresources` handle the requests for objects. Mainly `playground.cluster` and
 the tests create an `ApiServer`.
 """
 

@@ -42,7 +42,7 @@ def canonical(value: object) -> str:
 def _canonical(text: str) -> str:
     """Return the canonical form of a valid quantity.
 
-    The results are cached, because few different quantities occur in many objects, and fractions are slow.
+    The results are cached, because many objects contain the same quantities, and computing with fractions is slow.
     """
     amount = parse_quantity(text)
     if text.endswith("i") and abs(amount) >= 1024:

@@ -119,7 +119,7 @@ def _read_token(token: str) -> tuple[int, Key]:
 
 
 class Watch:
-    """One watch.
+    """Produces the events of one watch.
 
     The constructor raises a 400 or a 422 for invalid parameters. A resourceVersion that is too old is reported by an
     ERROR event in the stream.

@@ -1,7 +1,7 @@
 """Defines the defaults and the validation that only one kind of object has.
 
-To give a kind its own, add a row to `_STRATEGIES`. `objects` gets the strategy of each kind here. The objects have been
-decoded, but are not validated yet when `defaults` and `prepare` get them, so required fields may be missing.
+To define them for another kind, add a row to `_STRATEGIES`. `objects` gets the strategy of each kind here. When
+`defaults` and `prepare` get an object, it has been decoded but not validated, so required fields may be missing.
 """
 
 import base64

@@ -111,7 +111,7 @@ def _bound(old: Object, binding: Object) -> Object:
 
 
 def _with_condition(pod: Object, condition: Object) -> Object:
-    """Return the pod with the condition. If the pod has a condition of the same type, it is replaced."""
+    """Return the pod with the condition, in place of an earlier condition of the same type."""
     status = pod.get("status") or {}
     others = [c for c in status.get("conditions") or [] if c["type"] != condition["type"]]
     return {**pod, "status": {**status, "conditions": [*others, condition]}}
