@@ -56,7 +56,8 @@ def fingerprint(raw: Raw, *also: str) -> bytes:
     """Return a digest of the fields of a pod that mgpu reads, except most labels.
 
     Under the same settings, pods with equal fingerprints lead to the same result. Labels change most often and are not
-    part of a request, so the caller updates them separately. Only the label of occupy pods is part of the digest.
+    part of a request, so the caller updates them separately. Only the label of occupy pods is part of the digest. If
+    mgpu is to read another field of pods, add the field here, because changes of all other fields are ignored.
 
     Args:
         raw: the pod as decoded JSON.

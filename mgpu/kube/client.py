@@ -42,7 +42,7 @@ terminates TCP answers the probes even if its own connection to the server is de
 bookmark to each watch after two minutes, and then one every minute, so a watch of a healthy server is never silent for
 so long."""
 _GRACE_SECONDS = 5.0
-"""The time after the requested end of a watch at which a silent connection counts as dead."""
+"""A connection that is silent for this much longer than the requested length of its watch counts as dead."""
 _loading = threading.Lock()
 """Guards the global state of the kubernetes package while a configuration is loaded.
 
@@ -73,7 +73,7 @@ class _TooLong(Exception):
 
 
 class WatchSilent(Unreachable):
-    """A watch was silent for so long that its connection counts as dead. The caller can watch from the last version."""
+    """A watch was silent for so long that its connection counts as dead. The caller can begin a new watch."""
 
 
 class Api:

@@ -3,8 +3,8 @@
 A process can be suspended at any moment (SIGSTOP, a suspended machine, a blocked disk), and can continue after another
 replica has become the leader. Its earlier decisions may be wrong then. So leadership must be checked immediately before
 each write, and not only before each decision. `scheduler.runtime` gives a `FencedApi` to the parts that write its
-decisions. A `FencedApi` has no connections of its own, so it must override each method of `Api` that sends a request
-itself.
+decisions. A `FencedApi` has no connections of its own, so it must override every method of `Api` that sends a request.
+Only `list` is inherited, because it calls `pages`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -107,7 +107,8 @@ def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
     """Return the problems with the nesting and the bytes of an MtgpuPod's spec.
 
     Args:
-        old: the object before an update, or None. A spec that was too large or too deeply nested may stay so.
+        old: the object before an update, or None. A spec that was too large before the update may keep its size, and
+            one that was too deeply nested may stay so.
     """
     spec, spec_before = table_at(raw, "spec"), table_at(old, "spec")
     deep, deep_before = _is_deep(spec), _is_deep(spec_before)

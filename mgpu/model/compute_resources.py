@@ -49,7 +49,7 @@ def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
     added. Limits replace missing requests, as the API server's defaults do.
 
     Args:
-        names: the resources to return; None returns all of them and `pods: 1`.
+        names: the resources to return; None returns all resources and `pods: 1`.
     Raises:
         QuantityError: if an amount is not a quantity.
     """

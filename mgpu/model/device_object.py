@@ -121,7 +121,7 @@ def _amount(read: Callable[[object], int], value: object, path: str, *, least: i
 
 
 def has_gained_capacity(before: Iterable[Card], after: Iterable[Card]) -> bool:
-    """Return whether a healthy card is new, was unhealthy before, or has grown, so that more pods may fit."""
+    """Return whether more pods may fit, because a healthy card is new, was unhealthy before, or has grown."""
     usable = {(card.type, card.uuid): (card.core, card.memory) for card in before if card.healthy}
     after = [card for card in after if card.healthy]
     return any((card.core, card.memory) > usable.get((card.type, card.uuid), (-1, -1)) for card in after)

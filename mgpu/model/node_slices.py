@@ -177,7 +177,10 @@ def _of_mode(found: Partitioning, mode: str) -> Partitioning:
 
 
 def _counted(found: Partitioning) -> tuple[Slice, ...]:
-    """Return the slices of an agent that writes only counts. Slices in use get the lowest numbers."""
+    """Return the slices of an agent that writes only counts.
+
+    Their positions are unknown, so `start` only numbers the slices of a card, beginning with those in use.
+    """
     applied = found.plan is not None and found.plan == found.applied
     slices = []
     for card in sorted({*found.used, *found.free, *(found.spec if applied else ())}):

@@ -69,7 +69,7 @@ class Constraints:
         return self.reason_against_model(model) is None
 
     def reason_against(self, card: Card) -> str | None:
-        """Return the reason why the card's model or UUID is not allowed, or None if both are.
+        """Return the reason why the card's model or UUID is not allowed, or None if both are allowed.
 
         Messages count the cards with equal reasons, so the reason must not name the card.
         """
@@ -78,7 +78,7 @@ class Constraints:
         return self.reason_against_model(card.model)
 
     def reason_against_model(self, model: str) -> str | None:
-        """Return the reason why cards of a model are not allowed, or None if they are."""
+        """Return the reason why cards of a model are not allowed, or None if they are allowed."""
         if self.models and not any(matches_model(allowed, model) for allowed in self.models):
             return f"model {model or 'unknown'} not among card-models"
         if any(matches_model(excluded, model) for excluded in self.excluded_models):

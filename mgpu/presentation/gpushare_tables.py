@@ -77,7 +77,7 @@ def summary(nodes: Sequence[NodeRow], unit: str) -> str:
 
 
 def details(nodes: Sequence[NodeRow]) -> str:
-    """Return the tables of `-d`: what the pods of each node hold of each card, and the total of the cluster."""
+    """Return the tables of the option `-d`: what each node's pods hold of each card, and the total of the cluster."""
     pods = [_pod(node, pod) for node in nodes for pod in node.pods]
     line = "-" * (10 + max((len(row) + 1 for row in pods), default=len(_head(nodes[0])) if nodes else 0))
     rows: list[str] = []
