@@ -1,6 +1,6 @@
 """The CRI service of a node's container runtime, with the methods that the node agent calls.
 
-`cluster` starts the service for each node.
+`cluster` and the tests start the service, one for each node. When the agent calls another method, add it here.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from proto import cri_pb2 as api
 from proto import cri_pb2_grpc as services
 
 UID, NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
-_KILLED = 137
+_KILLED = 137  # the exit code of a process that SIGKILL has ended
 
 
 class Cri(services.RuntimeServiceServicer):

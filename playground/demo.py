@@ -45,12 +45,13 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@options(nodes=2, cards=4)  # what the examples need
+@options(nodes=2, cards=4)  # with fewer nodes or cards, some examples would not run
 def command(nodes: int, cards: int, config: Path | None) -> None:
-    """Run sample pods through the whole chain and show the cards.
+    """Run sample pods on a one-machine cluster, and show the cards.
 
     API server, scheduling loop, kubelets and GPUs are simulated on this machine; the webhook, the scheduler and the
-    node agents are the real processes. The exit code is 1 if a check fails; each container must see exactly its cards.
+    node agents are the real processes. The exit code is 1 if the cluster does not start or a check fails, for example
+    if a container does not see exactly its cards.
     """
     console = Console(highlight=False)
     settings = read_settings(config, {}, {})
@@ -138,7 +139,7 @@ class Demo:
         return _Before(self._samples.states(), {name: self._samples.slices(name) for name in partitioned})
 
     def _show_side_by_side(self) -> None:
-        """Show each card that pods of several vocabularies share. Some policies place no pods like that."""
+        """Show each card that pods of several vocabularies share. Under some policies there is none."""
         cards = [(node.name, card) for node in self._samples.overview().nodes for card in node.cards]
         together = {
             f"{node}, card {card.state.card.index}": ", ".join(sorted(f"{u.dialect} ({u.pod})" for u in card.uses))
@@ -173,7 +174,7 @@ class Demo:
         self._show(name, {"asks": f"{self._asks(created)} → admitted", "waits": waits}, good=good)
 
     def _show_crowd(self, pod: Json) -> None:
-        """Create equal pods at once. Each must get the cards of its own record, although Allocate names no pod."""
+        """Create equal pods at once. Each must see the cards of its own record, although Allocate names no pod."""
         count = self._count_fitting(pod)
         names = [f"crowd-{i + 1}" for i in range(count)]
         started = time.monotonic()
@@ -224,7 +225,10 @@ class Demo:
         return rows | ({"not on": elsewhere} if elsewhere else {})
 
     def _refusals(self, pod: Json, without: str = "") -> str:
-        """Return the extender's present reason for each node that it rejects, except for `without`."""
+        """Return a text with the extender's current reason for each node that it rejects, except for `without`.
+
+        If the call fails, the text is the error.
+        """
         try:
             found = Extender(self._cluster.extender_url).filter(pod, [node.name for node in self._cluster.nodes])
         except ExtenderError as error:
@@ -262,7 +266,7 @@ class Demo:
         return {c.name: c.env for c in runtime.containers(outcome.pod["metadata"]["uid"])}
 
     def _visible(self, outcome: Outcome) -> str:
-        """Return the environment variables that tell the containers of a pod which cards they may use."""
+        """Return the environment variables that tell the containers of a pod their cards and their share of each."""
         keys = (containers.VISIBLE, *containers.LIMITS)
         return "; ".join(
             f"{name}: {', '.join(f'{key}={env[key]}' for key in keys if key in env)}"

@@ -1,8 +1,9 @@
-"""Decides like kube-scheduler's filter plugins whether a pod fits a node. Cards are not considered.
+"""Decides whether a pod fits a node, as kube-scheduler's filter plugins do. Cards are not considered.
 
 The functions are pure and work on API objects as JSON. They consider unschedulable nodes, taints, nodeSelector,
 required node affinity, the requested resources and the number of pods. They do not consider ports, volumes, pod
 affinity and topology spread constraints. The playground's scheduling loop, its kubelet and `mgpu simulate` call `fits`.
+The scheduling loop also calls `message` and `as_event`.
 """
 
 import re

@@ -1,6 +1,7 @@
 """Installs mgpu on the API server of a `playground.cluster`: the manifests, certificate authorities and record keys.
 
-Record keys sign and verify the seals of allocation records. Mainly `playground.cluster` calls this module.
+Record keys sign and verify the seals of allocation records. `playground.cluster`, `bench.hostile` and the tests call
+this module. If a manifest of a new kind must be installed, add the kind to `_COLLECTIONS`.
 """
 
 import base64
@@ -60,7 +61,7 @@ def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) ->
         bundles: The CA certificate of each Service, for the webhook configurations.
 
     Raises:
-        ApiError: The API server refuses an object.
+        ApiError: The API server refuses a request.
         StartError: The folder of the manifests is missing, or a CRD is not served within 60 seconds.
     """
     found = list(manifests())
@@ -79,7 +80,7 @@ def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) ->
 def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
     """Yield the manifests whose kinds are in `_COLLECTIONS`, such as CRDs and roles, in a fixed order.
 
-    The other manifests, such as Deployments, need a cluster that runs containers.
+    Manifests of other kinds are skipped. Some of them, such as Deployments, need a cluster that runs containers.
     """
     for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
         for document in yaml.load_all(path.read_text(), yaml.CSafeLoader):
@@ -102,7 +103,7 @@ def _served(api: Api, path: str) -> bool:
     try:
         api.get(path)
     except ApiError as error:
-        if error.status in (404, 429, 503):  # kube-apiserver answers this while it initializes the storage
+        if error.status in (404, 429, 503):  # kube-apiserver answers with these while it initializes the storage
             return False
         raise
     return True

@@ -1,6 +1,7 @@
 """Defines the nodes of a playground and their simulated cards.
 
-`playground.cluster` starts a node for each `NodeSpec`.
+`playground.cluster` starts a node for each `NodeSpec`. `playground_command` chooses the nodes of `mgpu demo` and
+`mgpu playground`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,11 @@ from mgpu.model.node_slices import LABEL, NodeSlices, unpartitioned_cards
 from mgpu.model.slice_names import MIG, MPS
 
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
-"""The labels of a node that serves mGPU."""
+"""The labels of a node that serves pods of Volcano mGPU."""
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
-"""The labels of a node that also serves mGPU pods with several cards per container."""
+"""The labels of a node that also serves pods of Volcano mGPU with several cards per container."""
 TWO_CARDS = "mtgpu-1"
-"""The name of the node for MtgpuPods, which those in `examples/` name."""
+"""The name of the node for MtgpuPods. The MtgpuPods in `examples/` contain this name."""
 # The model and the memory of each kind of card.
 _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "80Gi"))
 

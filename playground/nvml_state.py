@@ -2,7 +2,8 @@
 
 `playground.simulated_nvml` changes the state as NVML would, in the process of the node agent. The container runtime
 registers the processes on each device as files `<file>.clients/<uuid>/<pid>`. A file lock guards every change of the
-JSON file, because several processes change it.
+JSON file, because several processes change it. `mgpu demo` reads the state, and tests change it as an administrator or
+a reboot would.
 """
 
 import fcntl
@@ -117,7 +118,10 @@ def read_state(file: Path) -> State:
 
 
 def _written(file: Path) -> int:
-    """Return the time of the last change of the file, which no other change has; 0 if the file does not exist."""
+    """Return the modification time of the file in nanoseconds, or 0 if the file does not exist.
+
+    `changing` gives every version of the file another time, so the time identifies the version.
+    """
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
@@ -133,7 +137,8 @@ def _parsed(file: Path, written: int) -> State:
     return State(**raw, cards=cards)
 
 
-_known = lru_cache(maxsize=16)(_parsed)  # every function of NVML reads the state, which changes rarely
+# The states by file and modification time. Every function of NVML reads the state, which changes rarely.
+_known = lru_cache(maxsize=16)(_parsed)
 
 
 @contextmanager
@@ -201,7 +206,7 @@ def reset(file: Path, uuid: str) -> bool:
 
 
 def reboot(file: Path, *, forgetful: frozenset[str] = frozenset()) -> None:
-    """Reboot the machine, which ends all processes and removes all instances. The pending modes take effect.
+    """Change the state as a reboot of the machine does: processes and instances are gone, pending modes take effect.
 
     Args:
         forgetful: The UUIDs of the cards that leave MIG mode (`playground.simulated_nvml.forgetful`).

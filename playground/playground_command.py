@@ -56,7 +56,8 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
     """Keep a one-machine cluster up for kubectl, until Ctrl-C.
 
     API server, scheduling loop, kubelets and GPUs are simulated on this machine; the webhook, the scheduler and the
-    node agents are the real processes. A container's log is its environment.
+    node agents are the real processes. A container's log is its environment. The exit code is 0 after Ctrl-C, and 1 if
+    the cluster does not start.
     """
     console = Console(highlight=False, soft_wrap=True)
     read_settings(config, {}, {})  # an invalid file fails before anything starts
@@ -76,6 +77,7 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP raise SystemExit in the context, so that the program cleans up before it ends.
 
     After SIGINT (Ctrl-C) the exit code is `interrupted`. After another signal it is 128 plus the number of the signal.
+    Python sets signal handlers only in the main thread, so enter the context there.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -93,7 +95,9 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
 
 @contextmanager
 def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
-    """Start a cluster with the nodes of the options and nodes for slices and MtgpuPods. Stop it when the context ends.
+    """Start a cluster, and stop it when the context ends.
+
+    It has `nodes` nodes with `cards` cards each, and further nodes for slices and for MtgpuPods.
 
     Raises ClickException if the cluster does not start. If a process has failed, the message contains the end of its
     log.

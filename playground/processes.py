@@ -1,7 +1,7 @@
 """Starts child processes, and finds free loopback ports for them.
 
-On Linux the children end when this process ends, even if it is killed. Mainly `playground.cluster` and
-`playground.realapi` call this module.
+On Linux the children end when this process ends, even if it is killed. `playground.cluster`, `playground.realapi`,
+benchmarks and tests start processes here. tests/conftest.py may replace `spawn`.
 """
 
 import atexit
@@ -149,7 +149,7 @@ class Process:
             self._child.terminate()
 
     def stop(self) -> None:
-        """Send SIGTERM, wait up to 10 seconds, and send SIGKILL to the processes of the session that remain."""
+        """Send SIGTERM, wait up to 10 seconds, and then call `kill` for the processes that remain."""
         self.terminate()
         if self._child:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,7 +157,7 @@ class Process:
             self.kill()
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its children, and wait until the process has ended."""
+        """Send SIGKILL to the process group of the command, and wait until the command has ended."""
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ class Outcome:
     Attributes:
         pod: The pod as the API server returned it.
         node: The name of its node, or "" if it has none.
-        reason: Why the scheduler rejected the pod or why it failed, or "".
+        reason: Why the pod failed, or why the scheduler rejected it; "" if neither is the case.
     """
 
     pod: Json
@@ -97,7 +97,7 @@ class Samples:
         return dialects.by_name(request.dialect).read_placement(read_pod(pod), request) if request else None
 
     def cards(self, node: str) -> tuple[Card, ...]:
-        """Return the cards in the node's Device. Raises ApiError if the node has none."""
+        """Return the cards in the node's Device. Raises ApiError if the node has no Device, and BadObject."""
         return read_device(self._api.get(f"{_DEVICES}/{node}"))
 
     def slices(self, node: str) -> NodeSlices:

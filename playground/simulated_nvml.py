@@ -360,7 +360,7 @@ class SimulatedNvml:
         return read_state(self._file).cards.get(self._card(handle).uuid, Mode())
 
     def _mode_in(self, state: State, handle: Any) -> Mode:
-        """Return the mode of a card in a state that is written after the change."""
+        """Return the mode of a card in `state`. The caller may change it, because `changing` writes the state."""
         return state.cards.setdefault(self._card(handle).uuid, Mode())
 
     def _on(self, handle: Any, mode: Mode) -> Mode:
@@ -431,7 +431,10 @@ def _named(layout: Layout, name: str) -> Profile:
 
 
 def _target(reference: Any) -> Any:
-    """Return the target of a `ctypes.byref`, or None for any other value, for which NVML would read invalid memory."""
+    """Return the target of a `ctypes.byref`, or None for any other value, for which NVML would read invalid memory.
+
+    The target is in the attribute `_obj`, which ctypes does not document.
+    """
     return getattr(reference, "_obj", None)
 
 

@@ -50,10 +50,27 @@ class Step:
 
 STORY = (
     Step("pod1", "wants a card of its own, so it makes up a GPUID: zxcvb", {"zxcvb": {"pod1": 200}}),
-    Step("pod2", "does not want to share with pod1: qwert", {"zxcvb": {"pod1": 200}, "qwert": {"pod2": 300}}),
-    Step("pod3", "wants to share with pod1: zxcvb", {"zxcvb": {"pod1": 200, "pod3": 400}, "qwert": {"pod2": 300}}),
-    Step("pod2", "ends, and with it qwert: its card is free", {"zxcvb": {"pod1": 200, "pod3": 400}}, deletes=True),
-    Step("pod4", "wants a card of its own: asdfg", {"zxcvb": {"pod1": 200, "pod3": 400}, "asdfg": {"pod4": 500}}),
+    Step(
+        "pod2",
+        "does not want to share with pod1, so it makes up another GPUID: qwert",
+        {"zxcvb": {"pod1": 200}, "qwert": {"pod2": 300}},
+    ),
+    Step(
+        "pod3",
+        "wants to share with pod1, so it has the same GPUID: zxcvb",
+        {"zxcvb": {"pod1": 200, "pod3": 400}, "qwert": {"pod2": 300}},
+    ),
+    Step(
+        "pod2",
+        "is deleted, and no other pod has the GPUID qwert, so its card is free",
+        {"zxcvb": {"pod1": 200, "pod3": 400}},
+        deletes=True,
+    ),
+    Step(
+        "pod4",
+        "wants a card of its own, so it makes up a GPUID: asdfg",
+        {"zxcvb": {"pod1": 200, "pod3": 400}, "asdfg": {"pod4": 500}},
+    ),
 )
 
 

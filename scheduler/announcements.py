@@ -4,14 +4,14 @@ kube-scheduler retries a pod that an extender has rejected as soon as an object 
 records the plugin ExtenderName; defaultEnqueueExtension in framework.go registers this plugin for all events). If
 nothing changes, it retries the pod after five minutes. A Device is not of a core kind. Of a Node, only changes of
 allocatable, labels, taints, conditions and annotations count (events.go, NodeSchedulingPropertiesChange). So
-`Announcements` changes an annotation of a Node that has no other meaning.
+`Announcements` changes the annotation `mgpu.io/cards-changed` of a Node, which has no other purpose.
 
 There is also a race: kube-scheduler may observe a change (a pod ends, a label changes) before this process does. Then
 it retries the pod at once, gets an answer from the old state, and does not retry again. `Announcements` covers this
 case too.
 
-`scheduler.runtime` runs `Announcements` on a thread, and the extender reports rejected pods to it. Announcements must
-stay rare, because kube-scheduler retries all rejected pods after each of them.
+`scheduler.runtime` runs `Announcements` on a thread and passes the cache's events to it, and the extender reports
+rejected pods. Announcements must stay rare, because kube-scheduler retries all rejected pods after each of them.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Announcements:
     """Announces nodes in the thread that calls `run`, which calls `work`.
 
     Any thread may call the other methods, which return at once. `_changed` guards `_due`, `_announced` and
-    `_last_announced`.
+    `_last_announced`. `_last_rejection` and `_last_change` need no lock, because they are always replaced as a whole.
 
     Args:
         may_decide: Raises RetryLater while this replica must not decide. Changes are then ignored, because the replica
@@ -73,10 +73,10 @@ class Announcements:
             self._announce_for_race(event.node)
 
     def pod_rejected(self, filter_seconds: float) -> None:
-        """Note that a pod fits on no node. If the filter may have missed the last change, announce the node of it.
+        """Note that a pod fits on no node. If the filter may have missed the last change, announce the changed node.
 
         Args:
-            filter_seconds: For how long the filter has run. A change in this time may have come too late for it.
+            filter_seconds: How long the filter has taken. It may have missed a change during this time.
         """
         self._last_rejection = self._clock()
         node, changed_at = self._last_change
@@ -84,9 +84,10 @@ class Announcements:
             self._announce_for_race(node)
 
     def _announce_for_race(self, node: str) -> None:
-        """Announce the node after RACE_PAUSE_SECONDS, unless a node is announced by then anyway.
+        """Announce the node, but not before RACE_PAUSE_SECONDS have passed since the last announcement of any node.
 
-        The announcement of any node makes kube-scheduler retry all rejected pods.
+        If another announcement is due by then, this one is left out, because the announcement of any node makes
+        kube-scheduler retry all rejected pods.
         """
         if not self._decides():
             return

@@ -6,7 +6,8 @@
 
 "-1" is the NUMA node of ids without topology. The real kubelet's checksum is a hash of Go values in memory, which
 cannot be computed in Python, so the checksum here is a CRC of the data. The node agent reads the file with its own
-reader (`deviceplugin.kubelet.checkpoint`), which ignores the checksum. `device_manager` calls `read` and `write`.
+reader (`deviceplugin.kubelet.checkpoint`), which ignores the checksum. `device_manager` calls `read` and `write`; tests
+also write the file.
 """
 
 import base64
@@ -44,7 +45,7 @@ class Checkpoint:
     """The content of the file.
 
     Attributes:
-        entries: The devices that containers have.
+        entries: The devices that containers hold.
         registered: The names of the registered resources, each with the ids of its healthy devices.
     """
 
@@ -57,7 +58,7 @@ def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Sequenc
 
     Args:
         path: The file.
-        entries: The devices that containers have.
+        entries: The devices that containers hold.
         registered: The ids of the healthy devices of each registered resource.
     """
     data = {
@@ -79,7 +80,10 @@ def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Sequenc
 
 
 def read(path: Path) -> Checkpoint | None:
-    """Return the checkpoint, or None if there is no file. Raises ValueError if it is damaged."""
+    """Return the checkpoint, or None if there is no file.
+
+    Raises ValueError if the file is not JSON or its checksum is wrong.
+    """
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -43,7 +43,8 @@ class Endpoint(Protocol):
 class DeviceManager:
     """Keeps the device ids that each container holds of each resource.
 
-    The class is thread-safe. `_lock` guards the state, and is not held while plugins are called.
+    The class is thread-safe. `_lock` guards the state, and is not held while plugins, `active` or `changed` are called,
+    because `active` and `changed` take the kubelet's lock.
 
     Args:
         file: The checkpoint file. It is read at the start, and written after an allocation, after each device list, and
@@ -202,7 +203,7 @@ class DeviceManager:
             return {resource: len(ids) for resource, ids in self._taken.items()}
 
     def health(self, resource: str, device: str) -> str:
-        """Return `Healthy`, `Unhealthy`, or `Unknown` if the device is in no device list."""
+        """Return `Healthy`, `Unhealthy`, or `Unknown` if the device is not in the device list of the resource."""
         with self._lock:
             healthy = self._devices.get(resource, {}).get(device)
         return {None: "Unknown", True: "Healthy", False: "Unhealthy"}[healthy]

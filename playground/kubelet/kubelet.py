@@ -1,6 +1,6 @@
 """The kubelet of one node, which admits the pods that are bound to the node and hands each to a `PodWorker`.
 
-`playground.cluster` runs a `Kubelet` for each node.
+`playground.cluster` runs a `Kubelet` for each node, and tests run one without a cluster.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ Raw = Mapping[str, Any]
 def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -> tuple[str, str] | None:
     """Return the reason and the message with which the pod must be rejected, or None if the pod can be admitted.
 
-    An extended resource that the node does not have at all is ignored. If the device manager has allocated more of a
-    resource than is allocatable, the allocated amount is the limit (kubelet lifecycle/predicate.go, devicemanager
-    sanitizeNodeAllocatable).
+    Taints and the field `unschedulable` of the node are ignored, and so is an extended resource that the node does not
+    have at all. If the device manager has allocated more of a resource than is allocatable, the allocated amount is the
+    limit (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable).
 
     Args:
         others: The other active pods of the node.
@@ -274,13 +274,13 @@ class Kubelet:
             return [*self._active(), *self._queue]
 
     def _listed(self) -> list[Json]:
-        """Return the pods that PodResources lists: those that have not ended or that wait for admission."""
+        """Return the pods that PodResources lists: all that have not ended, even if they still wait for admission."""
         with self._wake:
             ended = {uid for uid, worker in self._workers.items() if worker.ended}
             return [pod for uid, pod in self._pods.items() if uid not in ended]
 
     def _devices_changed(self) -> None:
-        """Make the node report its capacity again, and every pod the health of its devices in its status."""
+        """Wake the node reporter, which reports the capacity, and the pod workers, which report the devices' health."""
         self.node.poke()
         with self._wake:
             workers = list(self._workers.values())

@@ -1,6 +1,6 @@
 """The kubelet's configuration, the reporter of its Node object, and the HTTPS server behind `kubectl logs`.
 
-`kubelet` starts the reporter and the server.
+`kubelet` starts the reporter and the server. `playground.cluster` and the tests create the configuration.
 """
 
 import logging
@@ -34,9 +34,11 @@ class KubeletConfig:
         labels: The labels with which the Node is created, in addition to those that every Node gets.
         annotations: The annotations with which the Node is created.
         capacity: The capacity of the node without the resources of device plugins.
-        admission: The order in which pods that wait together are admitted.
+        admission: The order in which waiting pods are admitted: by arrival, by creation time, or at random. Pods that
+            exist when the kubelet starts are always admitted by creation time.
         seed: The seed for all random choices: the order of admission if it is random, the device ids, the order of a
-            container's resources, and which of several plugins' values an environment variable gets.
+            container's resources, and which plugin's value wins if several plugins set the same environment variable or
+            mount.
         retry_seconds: How long the kubelet waits before it tries again to start a container. In the real kubelet it is
             about 10.
         removal_grace: How long the node keeps the resource of a disconnected plugin.
@@ -78,7 +80,7 @@ HOST = "127.0.0.1"
 
 
 class LogServer:
-    """Serves GET `/containerLogs/<namespace>/<pod>/<container>` on a free loopback port, without authentication.
+    """Serves `/containerLogs/<namespace>/<pod>/<container>` by HTTPS on a free loopback port, without authentication.
 
     A real API server forwards `kubectl logs` to this server. The playground's API server reads the log from the
     container runtime instead.
@@ -217,7 +219,7 @@ class NodeReporter:
                 log.warning("status of node %s not written: %s", self._config.node, error)
 
     def _report(self, node: Json) -> None:
-        """Patch only the fields that differ from `node`, so that the resources of other clients remain."""
+        """Patch only the fields that differ from `node`, so that resources that other clients have added remain."""
         wanted = self._status(node.get("status") or {})
         patch = _difference(node.get("status") or {}, wanted)
         if patch:
@@ -229,8 +231,8 @@ class NodeReporter:
     def _status(self, old: Json) -> Json:
         """Return the Node's status as the real kubelet computes it.
 
-        The capacity contains the existing capacity, overridden by the configuration and by the device manager.
-        Allocatable is the capacity, but has only the healthy devices.
+        The capacity is the existing capacity, overridden by the configuration and by the device manager. A removed
+        resource stays there as 0. `allocatable` is equal, except that only healthy devices count.
         """
         total, healthy, removed = self._devices.capacity()
         capacity = {
@@ -282,7 +284,8 @@ def _extended(name: str) -> bool:
 def _difference(old: Json, new: Json) -> Json:
     """Return the merge patch that gives `old` the fields of `new`.
 
-    Fields that only `old` has remain at the top level. In a map one level below, they are removed.
+    Top-level fields that only `old` has remain. If a top-level field is a map, the keys that only `old` has are removed
+    from it.
     """
     patch: Json = {}
     for key, value in new.items():

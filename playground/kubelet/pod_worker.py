@@ -1,7 +1,8 @@
 """The kubelet's pod workers.
 
 A pod worker is a thread that starts the containers of one pod, reports the pod's status and ends the pod. `kubelet`
-starts a `PodWorker` for each pod and passes the changes of the pod to it.
+starts a `PodWorker` for each pod and passes the changes of the pod to it. A test of the node agent calls
+`PodWorker.sync` itself, without a thread.
 """
 
 import logging
@@ -20,9 +21,9 @@ from playground.kubelet.status import ContainerView, Json, pod_status, sidecar
 log = logging.getLogger(__name__)
 
 RUN_SECONDS = "playground.mgpu.io/run-seconds"
-"""The annotation of a pod with the number of seconds after which its app containers end with exit code 0."""
+"""The annotation of a pod with the number of seconds that each app container runs until it ends with exit code 0."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-_KILLED = 137
+_KILLED = 137  # the exit code of a process that SIGKILL has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class PodWorker:
     def sync(self) -> float | None:
         """Start or end the containers that are due, and report the status.
 
-        Return the seconds until the next call is due, or None if the next call is due when the pod changes.
+        Return the seconds until the next call is due, or None if no call is due before the next `poke`.
         """
         pod = self._pod
         phase = (pod.get("status") or {}).get("phase")

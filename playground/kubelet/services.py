@@ -128,7 +128,7 @@ class Registry(services.RegistrationServicer):
         self._closing = False
 
     def start(self) -> None:
-        """Remove every socket in the folder and then serve. A plugin whose socket disappears registers again."""
+        """Remove every socket in the folder and then serve. A plugin should register again when its socket is gone."""
         for path in self._folder.iterdir():
             if path.name != FILE and path.is_socket():
                 path.unlink()
@@ -236,7 +236,7 @@ class PodResources(listing_services.PodResourcesListerServicer):
         self._server: Any = None
 
     def start(self) -> None:
-        """Serve on the socket. If an earlier process has left the socket, it is replaced."""
+        """Serve on the socket. A socket that an earlier process has left there is replaced."""
         self._socket.unlink(missing_ok=True)
         self._server = grpc.server(ThreadPoolExecutor(8, "pod-resources"), options=[("grpc.so_reuseport", 0)])
         listing_services.add_PodResourcesListerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]

@@ -80,7 +80,7 @@ class Extender:
         return Filtered(tuple(remaining), {**(response.get("FailedNodes") or {}), **unresolvable})
 
     def prioritize(self, pod: Raw, nodes: Iterable[str]) -> dict[str, int]:
-        """Return the weighted scores by the names of the nodes.
+        """Return the weighted scores by the names of the nodes. A score above 10 counts as 10.
 
         As in kube-scheduler, the result is empty if the call fails or its response does not decode, for example because
         a score is 8.0 instead of 8.

@@ -23,7 +23,7 @@ class Waiting:
     Attributes:
         pod: The pod as it was last observed.
         number: The pod's number in the order of arrival.
-        tries: The number of failed attempts. Each of them doubles the back-off.
+        tries: The number of failed attempts, from which the back-off is computed.
         moves: The number of changes of the cluster that the queue had noted when the pod's last attempt began.
     """
 
@@ -41,9 +41,9 @@ class Waiting:
 class Queue:
     """The unbound pods, ordered by priority and arrival.
 
-    A refused pod waits for its back-off, and also for a change of the cluster unless an error was the reason. The
-    back-off doubles from `first` to `longest` seconds. The defaults are those of kube-scheduler. `_ready` guards all
-    attributes.
+    A refused pod waits for its back-off. If an error was not the reason, it also waits for a change of the cluster
+    or of the pod itself. The back-off doubles from `first` to `longest` seconds. The defaults are those of kube-scheduler.
+    `_ready` guards all attributes.
     """
 
     def __init__(self, first: float = 1.0, longest: float = 10.0) -> None:
@@ -55,12 +55,15 @@ class Queue:
         self._active: list[tuple[tuple[int, int], str]] = []
         self._backoff: list[tuple[float, int, str]] = []
         self._refused: dict[str, float] = {}
-        self._flying: set[str] = set()
+        self._flying: set[str] = set()  # The UIDs of the pods that `pop` has returned and that are being scheduled.
         self._ready = threading.Condition()
         self._closed = False
 
     def put(self, pod: Raw) -> None:
-        """Add or update an unbound pod. If its spec, labels or annotations change, a refused pod is tried again."""
+        """Add or update an unbound pod. If its spec, labels or annotations change, a refused pod is tried again.
+
+        It still waits for its back-off.
+        """
         uid = pod["metadata"]["uid"]
         with self._ready:
             known = self._pods.get(uid)

@@ -1,7 +1,7 @@
 """The result of a simulation: the node of each submitted pod and the devices of its containers.
 
-`pipeline` and `mtgpupod_plans` fill in an `Outcome` for each pod. docs/design/simulate.md documents the keys of
-`result_json`, which must not change.
+`pipeline` and `mtgpupod_plans` fill in an `Outcome` for each pod, and `simulate_command` prints the `Result`.
+docs/design/simulate.md documents the keys of `result_json`, which must not change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -109,8 +109,8 @@ class Delivery:
     def containers(self) -> dict[str, Raw]:
         """Return the devices of each container, by the name of the container.
 
-        Each value has the keys `cards` (indexes), `core` (percent), `memory` (bytes) and `env`. Slices add `profile`,
-        and other devices add `others`.
+        Each value has the keys `cards` (indexes), `core` (percent), `memory` (bytes) and `env`. A container with slices
+        also has `profile`, and a container with other devices has `others`.
         """
         found: dict[str, Raw] = {}
         for container_request in self.request.containers:
@@ -160,5 +160,5 @@ class Delivery:
         try:
             client = client_of(shares, self.gpus, enforce=own.enforce == "mps")
         except Unenforceable:
-            return env  # the node agent does not start this container, but its placement is the same
+            return env  # The node agent would not start this container, but the output has its placement anyway.
         return {**env, **(client_edits(client, Path(own.mps_dir)).env if client else {})}

@@ -187,7 +187,10 @@ class SimulatedCluster:
         return None
 
     def slices_score(self, pod: Pod, request: GpuRequest, node: str) -> int | None:
-        """Return a score of 0 to 10, or None if the pod requests no slices or the node's cards are not partitioned."""
+        """Return the node's score for the pod, from 0 to 10.
+
+        Return None if the pod requests no slices or the node's cards are not partitioned.
+        """
         requested, target = requested_slices(request), self.partitionable_node(node, pod.uid)
         return score_for_slices(target, requested, pod, self._slices) if requested and target else None
 

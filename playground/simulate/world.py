@@ -139,7 +139,7 @@ class World:
         nodes: The Nodes, by name.
         cards: The cards of each node, by the name of the node.
         given: For each node, the shares that the kubelet chose for pods, by the UID of the pod. They come from the
-            kubelet's checkpoint, which a Device contains.
+            kubelet's checkpoint, whose entries a Device contains.
         running: The pods with a node, in the order of the files.
         submitted: The other pods, and the MtgpuPods that have no card and have not ended, in the order of the files.
         mtgpupods: The MtgpuPods that have a card or have ended.
@@ -157,7 +157,8 @@ def read_world(documents: Iterable[Document], note: Callable[[str], None], setti
     """Return the objects of the documents, sorted by their use. Raises BadObject with the first problem.
 
     Args:
-        note: Receives a line for every object that has no effect.
+        note: Receives a line for every object that has no effect, except for ConfigMaps that are no list of unhealthy
+            cards.
     """
     found = list(documents)
     world = World()

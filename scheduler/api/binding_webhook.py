@@ -5,7 +5,7 @@ requests GPUs (docs/design/kubernetes.md, "Binding"). If mgpu does not answer wi
 lets the binding pass, and a late binding decision chooses the cards.
 
 With `scheduler.bindingUsers` only the named users may bind GPU pods (docs/design/koordinator.md, "Upgrade webhook").
-This is enforced only while the webhook is reachable.
+This is enforced only while the webhook is reachable. `scheduler.api.app` serves `BindingAdmission`.
 """
 
 import logging
@@ -100,8 +100,9 @@ class BindingAdmission:
 def binding_users(own: SchedulerSettings) -> Collection[str]:
     """Return the users and groups that may bind GPU pods; empty if everyone may.
 
-    If the setting names the service account of mgpu-scheduler, the kube-scheduler of components/second-scheduler may
-    bind GPU pods too. In older settings the account of mgpu-scheduler stands for both.
+    If `scheduler.bindingUsers` names the service account of mgpu-scheduler and `kubeSchedulerLease` is set, the
+    kube-scheduler of components/second-scheduler may bind GPU pods too. In older settings the account of mgpu-scheduler
+    stands for both.
     """
     accounts = f"system:serviceaccount:{own.namespace}:"
     if own.kube_scheduler_lease and f"{accounts}mgpu-scheduler" in own.binding_users:

@@ -1,8 +1,8 @@
 """Computes the metrics of the cluster's current state when Prometheus scrapes them.
 
-Metrics of events (decisions, rejections) are counters in `scheduler.metrics`. A scrape must not delay decisions, so the
-collector reads one node at a time, pauses in between, and reads only the nodes that have changed since the last scrape.
-docs/metrics.md repeats the names, labels and help texts.
+The metrics of events (decisions, rejections) are in `scheduler.metrics`. `api.app` registers the collector. A scrape
+must not delay decisions, so the collector reads one node at a time, pauses in between, and reads only the nodes that
+have changed since the last scrape. docs/metrics.md repeats the names, labels and help texts.
 """
 
 import threading
@@ -89,7 +89,7 @@ def figures_of(node: NodeContents) -> Figures:
 
 
 class Totals:
-    """The sums of the figures over all nodes. Thread-safe.
+    """The sums of the figures over all nodes. The class is thread-safe.
 
     Args:
         pace: A function that is called after each node that was read, and may sleep.

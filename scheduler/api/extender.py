@@ -1,6 +1,7 @@
 """Serves kube-scheduler's extender protocol: `/filter`, `/prioritize`, `/preempt` and `/bind`.
 
-The module translates between JSON and `scheduler.decisions`, and decides nothing itself. The protocol is defined in
+The module translates between JSON and `scheduler.decisions`, and decides nothing itself. `api.app` serves it, and
+`gpushare_compat` serves three of the verbs under gpushare's paths, too. The protocol is defined in
 k8s.io/kube-scheduler/extender/v1 (docs/design/kubernetes.md, "kube-scheduler's extender"). Its Go types have no JSON
 tags, so requests may spell keys in any case, and replies must have capitalized keys.
 """

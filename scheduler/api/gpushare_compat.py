@@ -1,7 +1,8 @@
 """Serves the HTTP paths of gpushare's scheduler extender, so that its users need not change their configuration.
 
 The callers are kube-schedulers that are configured for gpushare's extender, and tools that read `/inspect`
-(docs/design/gpushare.md, "Extender"). gpushare has defined the paths and the format, so they must not change.
+(docs/design/gpushare.md, "Extender"). gpushare has defined the paths and the format, so they must not change. `api.app`
+calls `gpushare_routes`.
 """
 
 from collections.abc import Iterable, Iterator

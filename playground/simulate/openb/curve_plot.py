@@ -43,7 +43,7 @@ def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -
 
     Args:
         file: The file, whose suffix determines the format.
-        curves: The curve of each policy (`experiment.Run.curve`).
+        curves: The mean curve of each policy (`openb_command.mean_curves`).
         subtitle: The text below the title.
     """
     from matplotlib.figure import Figure

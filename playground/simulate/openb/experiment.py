@@ -1,7 +1,7 @@
 """The experiment of docs/design/fragmentation.md: pods arrive until they request more GPUs than the cluster has.
 
 `run` runs one policy with one seed, and `run_all` runs several policies and seeds in parallel. `mgpu simulate openb`
-and `bench.openb` call `run_all`. The same seed must give the same result.
+and `bench.openb` call `run_all`. The same seed must give the same curve.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ REPORTED = (90, 95, 100, 110, 120, 130)
 
 
 class ExperimentNodes:
-    """The nodes and their free resources. Among equal nodes, most policies choose the first.
+    """The nodes and their free resources. Their order matters: most policies choose the first of several equal nodes.
 
     Attributes:
         board: The nodes in the form in which policies read them.
@@ -121,7 +121,7 @@ def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
 def run_all(trace: Trace, wanted: Sequence[tuple[str, int]], load: float, done: Callable[[], None]) -> list[Run]:
     """Run the experiment for every policy and seed in `wanted`, and return the results in this order.
 
-    Several runs are distributed over one process per CPU core. A single run happens in this process.
+    Several runs are distributed over at most one process per CPU core. A single run happens in this process.
 
     Args:
         trace: The nodes and the pods.

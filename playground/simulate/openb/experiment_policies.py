@@ -1,7 +1,8 @@
 """Defines the policies of the experiment, which choose the node and the cards of each pod.
 
-`experiment` calls them. `fgd` and `fragmentation` are policies of mgpu's scheduler. All random numbers come from
-`Random.random`, because Python guarantees that its results for a seed do not change between versions.
+`experiment` calls them, and `openb_command` offers their names. `fgd` and `fragmentation` are policies of mgpu's
+scheduler. All random numbers come from `Random.random`, because Python guarantees that its results for a seed do not
+change between versions.
 """
 
 from collections import Counter
@@ -43,8 +44,9 @@ def endless(items: Sequence[T], random: Random) -> Iterator[T]:
 class BestFit:
     """Chooses the node on which the least CPU and GPU would be left, and the fullest cards of this node.
 
-    The key of a node is the formula in the publication of FGD, in which memory does not count:
-    int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)). The divisors are the largest amounts of a node.
+    The key of a node is computed as in the publication of FGD, which does not consider memory:
+    int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)). `most cpu` and `most gpu` are the largest
+    amounts that a node of the cluster has.
     """
 
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
@@ -87,7 +89,7 @@ def _keys_of_fitting(rows: NodeRows, shape: Shape, scores: Ints) -> Ints:
 
 
 def _fullest(left: Ints, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
-    """Return the cards with the lowest values in `left` among those that the pod fits."""
+    """Return the cards with the lowest values in `left` among those that the pod fits. `rows` must have one row."""
     fitting = rows.free >= needed_milli(rows, shape)[:, None]
     return tuple(np.flatnonzero(fullest_cards(left, fitting, shape.cards)).tolist())
 
@@ -117,7 +119,7 @@ class PolicyInput:
 
 def _random(given: PolicyInput) -> Place:
     """Return a policy that chooses a random one of the nodes that the pod fits, and random cards that the pod fits."""
-    fit = Fullness("binpack")
+    fit = Fullness("binpack")  # It only tells which nodes the pod fits; all policies agree on that.
 
     def place(pod: Shape) -> Spot | None:
         fitting_rows = np.flatnonzero(given.board.keys(fit, pod) != UNFIT)

@@ -39,18 +39,29 @@ def _load(_: click.Context, __: click.Parameter, load: float) -> float:
     "--pods",
     type=click.Path(path_type=Path),
     required=True,
-    help="CSV: cpu_milli,memory_mib,num_gpu,gpu_milli and, if models are bound, gpu_spec.",
+    help="CSV: cpu_milli,memory_mib,num_gpu,gpu_milli and, if pods need certain models, gpu_spec.",
 )
 @click.option("--policy", "policies", multiple=True, required=True, type=click.Choice([*POLICIES, _ALL]))
-@click.option("--seed", type=click.IntRange(0), default=42, show_default=True, help="Seed of everything random.")
+@click.option("--seed", type=click.IntRange(0), default=42, show_default=True, help="Seed of all random choices.")
 @click.option(
-    "--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Number of seeds, from --seed on."
+    "--seeds",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Number of runs of each policy, with the seeds from --seed on.",
 )
 @click.option(
-    "--load", type=float, callback=_load, default=1.3, show_default=True, help="Requested GPUs ÷ existing GPUs."
+    "--load",
+    type=float,
+    callback=_load,
+    default=1.3,
+    show_default=True,
+    help="Requested GPUs, as a multiple of the existing ones.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Write the curves too: FILE.png or FILE.svg.")
+@click.option(
+    "--plot", "picture", type=click.Path(path_type=Path), help="Also draw the curves into this file (PNG or SVG)."
+)
 def command(
     nodes: Path,
     pods: Path,
@@ -64,8 +75,9 @@ def command(
     """Let the pods of a trace arrive at its nodes, and report how much of the GPUs each policy allocates.
 
     The pods arrive in random order, followed by pods that are drawn with replacement, until they request --load
-    times the GPUs. No pod ends, and none is tried twice. --policy may be given several times. `-o json` prints one
-    object for one policy and seed, otherwise a list. The same seed gives the same result.
+    times the GPUs. No pod ends, and none is tried twice. --policy may be given several times. `-o json` prints an
+    object if there is only one run, and otherwise a list. The same seed gives the same percentages. The exit code is 2
+    if the input cannot be used.
     """
     if picture:
         curve_plot.check(picture)
@@ -116,7 +128,7 @@ def _seeds(runs: Sequence[Run]) -> str:
 
 def _table(runs: Sequence[Run]) -> Table:
     """Return a table with the means over the seeds for each policy."""
-    title = f"% of the GPUs allocated when pods have requested so many %; {_seeds(runs)}"
+    title = f"GPUs allocated (%), by the GPUs that the arrived pods request (%); {_seeds(runs)}"
     shown = Table(title=title, title_justify="left")
     shown.add_column("policy")
     for percent in REPORTED:

@@ -105,7 +105,10 @@ def _pod(row: _Row) -> Shape:
 
 
 def _rows(file: Path, columns: tuple[str, ...], read: Callable[[_Row], T]) -> Iterator[T]:
-    """Yield what `read` returns for every line below the header. The header must contain each of `columns` once."""
+    """Yield what `read` returns for every line below the header, except for blank lines.
+
+    Raises BadObject, for example if the header does not contain each of `columns` exactly once.
+    """
     lines = _lines(file)
     where, cells = next(lines, (f"{file}: line 1", None))
     if cells is None:
@@ -113,7 +116,7 @@ def _rows(file: Path, columns: tuple[str, ...], read: Callable[[_Row], T]) -> It
     header = [cell.strip() for cell in cells]
     for column in columns:
         if header.count(column) != 1:
-            rule = "is missing in the header" if column not in header else "is twice in the header"
+            rule = "is missing in the header" if column not in header else "is in the header more than once"
             raise BadObject([Problem(f"{where}: {column}", rule)])
     empty = True
     for where, cells in lines:

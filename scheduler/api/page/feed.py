@@ -21,7 +21,7 @@ from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 
 EVERY_SECONDS = 1.0
-"""The shortest time between two refreshes that had time for all nodes. While no page is open, there is no refresh."""
+"""The shortest time from a refresh that had time for all nodes to the next one. Without open pages, none happens."""
 MAX_DELETED = 1000
 """The most deleted nodes that are remembered. A page that has missed more deletions gets all nodes again."""
 REFRESH_SECONDS = 0.4
@@ -31,10 +31,10 @@ MAX_ANSWERS = 64
 
 
 class Board:
-    """The JSON of all nodes, each with the number of the refresh that changed it last. Thread-safe.
+    """The JSON of all nodes, each with the number of the refresh that changed it last. The class is thread-safe.
 
-    `_refreshing` is held while one caller refreshes, `_answering` while an answer is made, and `_lock` for the short
-    time in which the dictionaries are read or replaced.
+    `_refreshing` is held while one caller refreshes, and `_answering` while an answer is made. Inside each of them,
+    `_lock` is held only for the short time in which the dictionaries are read or replaced.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ POD = "p7,1000,1024,1,500,,LS"
         ("", PODS, "nodes.csv: line 1: row: is missing"),
         (NODES, PODS.splitlines()[0], "pods.csv: line 2: row: is missing"),
         (NODES.replace("gpu,", "gpus,"), PODS, "nodes.csv: line 1: gpu: is missing in the header"),
-        (NODES.replace("sn", "gpu"), PODS, "nodes.csv: line 1: gpu: is twice"),
+        (NODES.replace("sn", "gpu"), PODS, "nodes.csv: line 1: gpu: is in the header more than once"),
         (NODES.replace(",2,T4", ",2000,T4"), PODS, "nodes.csv: line 2: gpu: must be a whole number from 0 to 256"),
         (NODES.replace("T4", "T4|G2"), PODS, "nodes.csv: line 2: model: must be one model"),
         (NODES.replace(",2,", ",0,").replace(",4,", ",0,"), PODS, "nodes.csv: gpu: no node has a GPU"),
