@@ -42,8 +42,8 @@ class Queue:
     """The unbound pods, ordered by priority and arrival.
 
     A refused pod waits for its back-off. If an error was not the reason, it also waits for a change of the cluster
-    or of the pod itself. The back-off doubles from `first` to `longest` seconds. The defaults are those of kube-scheduler.
-    `_ready` guards all attributes.
+    or of the pod itself. The back-off doubles from `first` to `longest` seconds. The defaults are those of
+    kube-scheduler. `_ready` guards all attributes.
     """
 
     def __init__(self, first: float = 1.0, longest: float = 10.0) -> None:
