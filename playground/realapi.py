@@ -1,7 +1,7 @@
 """Runs a real etcd and a real kube-apiserver on loopback.
 
-The programs come from a directory that envtest has downloaded. `cluster` runs them in place of the playground's API
-server if the environment variable KUBEBUILDER_ASSETS names such a directory.
+The programs come from a directory that envtest has downloaded. If the environment variable KUBEBUILDER_ASSETS names
+such a directory, `cluster` and some tests run them in place of the playground's API server.
 """
 
 import json
@@ -77,8 +77,8 @@ def real_api_server(
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
             command = [str(assets / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-            # If this process is killed, SIGKILL ends both programs at once. After SIGTERM a kube-apiserver without etcd
-            # would continue for a minute.
+            # If this process is killed, both programs get SIGKILL and end at once. After SIGTERM a kube-apiserver
+            # without etcd would continue for a minute.
             process = Process(name, command, folder / f"{name}.log", os.environ, signal.SIGKILL)
             process.start()
             stack.callback(process.stop)

@@ -7,8 +7,8 @@ allocatable, labels, taints, conditions and annotations count (events.go, NodeSc
 `Announcements` changes the annotation `mgpu.io/cards-changed` of a Node, which has no other purpose.
 
 There is also a race: kube-scheduler may observe a change (a pod ends, a label changes) before this process does. Then
-it retries the pod at once, gets an answer from the old state, and does not retry again. `Announcements` covers this
-case too.
+it retries the pod at once, gets an answer that does not consider the change, and does not retry again. `Announcements`
+covers this case too.
 
 `scheduler.runtime` runs `Announcements` on a thread and passes the cache's events to it, and the extender reports
 rejected pods. Announcements must stay rare, because kube-scheduler retries all rejected pods after each of them.

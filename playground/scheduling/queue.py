@@ -41,7 +41,7 @@ class Waiting:
 class Queue:
     """The unbound pods, ordered by priority and arrival.
 
-    A refused pod waits for its back-off. If an error was not the reason, it also waits for a change of the cluster
+    A refused pod waits for its back-off. Unless an error was the reason, it also waits for a change of the cluster
     or of the pod itself. The back-off doubles from `first` to `longest` seconds. The defaults are those of
     kube-scheduler. `_ready` guards all attributes.
     """

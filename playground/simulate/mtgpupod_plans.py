@@ -79,10 +79,10 @@ class MtgpuPods:
         self._submitted = 0
 
     def take_in(self, bound: Iterable[Raw], pods: Sequence[Raw], note: Callable[[str], None]) -> None:
-        """Add the MtgpuPods that are not submitted. Those that hold no card are ignored.
+        """Add the MtgpuPods that had a card or had ended before the simulation. Those that hold no card are ignored.
 
         Args:
-            bound: The MtgpuPods that have a card or have ended.
+            bound: These MtgpuPods.
             pods: The Pods that have a node.
             note: A function that prints a note for the user.
         """
@@ -210,7 +210,7 @@ class MtgpuPods:
         return True
 
     def _admit(self, node: str, holdings: Sequence[Holding]) -> None:
-        """Replace the reservations for the node's MtgpuPods that have no card yet by the `holdings` of a new plan."""
+        """Replace the node's reservations, which MtgpuPods without a card hold, by the `holdings` of a new plan."""
         for uid in [uid for uid, held in self._admitted.items() if held.node == node]:
             del self._admitted[uid]
             self._cluster.release(uid)

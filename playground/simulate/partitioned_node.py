@@ -104,7 +104,10 @@ class PartitionedNode:
         }
 
     def _complete(self) -> None:
-        """Give each MIG instance a position, and apply a pending plan. Set `problem` if there are no such positions."""
+        """Give each MIG instance a position, and apply a pending plan.
+
+        Set `problem` instead if the instances do not fit on their cards.
+        """
         if not self.slices.has_positions and self.slices.mode == MIG:
             existing = self._place_counted()
             if existing is None:

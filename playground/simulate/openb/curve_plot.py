@@ -1,4 +1,4 @@
-"""Draws how many GPUs each policy allocates as pods arrive, with one curve for each policy.
+"""Draws what percentage of the GPUs each policy allocates as pods arrive, with one curve for each policy.
 
 matplotlib is an optional dependency (`mgpu[plot]`), so only the functions import it. `openb_command` calls this module.
 """
