@@ -22,9 +22,10 @@ from mgpu.settings.slice_settings import SlicesSettings
 
 
 class ConfigMap:
-    """The watched entry of this node in the ConfigMap.
+    """Watches the configuration of this node in the ConfigMap that the settings name (`DevicePluginCMName`).
 
-    The watch starts with the first call of `text`, since MIG nodes do not need the ConfigMap.
+    The watch starts with the first call of `text`, since MIG nodes do not need the ConfigMap. The partition worker's
+    thread calls `text`, and the watch's thread replaces the configuration.
 
     Args:
         changed: A function that is called on the watch's thread after every change.
@@ -41,7 +42,7 @@ class ConfigMap:
         self._entry: tuple[str, str] | None = None
 
     def text(self) -> tuple[str, str]:
-        """Return the node's configuration, and its path for errors. The text is empty if there is no configuration.
+        """Return the node's configuration as a text, which is "" if there is none, and its path for error messages.
 
         Raises RetryLater until the ConfigMap has been read.
         """
@@ -108,7 +109,8 @@ class MpsPartitioner:
             used = [place for place in context.users(()) if mode_of(place.name) != MIG]
             planned = context.reported.planned
             slices = configured_slices(config, planned, self._slices, used, context.gpus, context.held, source)
-            # While the Node reports that this plan is refused, the scheduler may be replacing it.
+            # While the Node reports that this plan is refused, the scheduler may be replacing it. Until then the slices
+            # stay as they are.
             if not context.is_refused():
                 self._slices = slices
         except (BadObject, PlanNotApplicable) as error:
@@ -124,7 +126,7 @@ class MpsPartitioner:
         refused: tuple[int, str] | None,
         problems: Sequence[str],
     ) -> ObservedPartitions:
-        """Name the cards that need daemons, and return the observed state."""
+        """Tell `Mps` which cards need daemons, and return the observed state."""
         by_index = {gpu.index: gpu for gpu in context.gpus}
         cards = {s.card for s in slices}
         self._daemons.set_partitioned_cards([by_index[card].uuid for card in sorted(cards & by_index.keys())])
@@ -163,6 +165,9 @@ class MpsPartitioner:
         return self._parsed[1]
 
     def _is_planned(self, context: PartitionContext, text: str) -> bool:
-        """Return whether the text is valid and has the counts of the plan. Otherwise an administrator wrote it."""
+        """Return whether the text is valid and has the slice counts of the Node's plan.
+
+        The plan is not refused because of another text, which an administrator may have written.
+        """
         spec = without_zeros(context.reported.partitioning.spec)
         return self._parsed is not None and self._parsed[0] == text and without_zeros(self._parsed[1]) == spec

@@ -1,7 +1,8 @@
 """Shares the observed partitions of this node's cards within the agent.
 
-Only the partition worker publishes a new state, and any thread may read it. This class is separate from the worker
-because its readers are created before the worker.
+Only the partition worker publishes a new state, and any thread may read it. `NodeDevices`, `UnrecordedPods` and
+`PartitionService` read it. This class is separate from the worker because `NodeState` creates it and most of its
+readers before the worker exists.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ class NodePartitions:
         self.state: NodeSlices | None = None
 
     def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
-        """Return the devices on which containers can be started: GPUs that are not partitioned, and slices.
+        """Return the devices that containers can get: GPUs that are not partitioned, and slices.
 
         A card that the plan partitions counts as a GPU until it is partitioned, for example while a pod holds it.
         """

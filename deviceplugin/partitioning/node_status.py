@@ -38,7 +38,9 @@ class SliceReport:
 
 
 def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
-    """Return the annotations to write so that the Node agrees with the report; None stands for one to remove.
+    """Return the annotations that must be written so that the Node agrees with the report.
+
+    The value None removes an annotation.
 
     A plan is reported as applied or refused only if it is still the Node's plan: the scheduler may have written another
     one in the meantime. The scheduler writes keys of its own into the annotation `ANNOTATION`. These keys stay, and if
@@ -49,7 +51,7 @@ def changed_annotations(node: Raw, report: SliceReport | None) -> dict[str, str 
     """
     current = node["metadata"].get("annotations") or {}
     if report is None and EXISTING not in current:
-        return {}  # The agent has written nothing here, so `ANNOTATION` belongs to another program.
+        return {}  # The agent has written nothing into this Node, so `ANNOTATION` belongs to another program.
     text = current.get(ANNOTATION)
     desired: dict[str, str | None] = {EXISTING: None}
     plan = None
@@ -112,7 +114,7 @@ class NodeStatusWriter:
 def reportable_slices(
     slices: Collection[Slice], unhealthy: Collection[int], is_registered: Callable[[str], bool]
 ) -> tuple[tuple[Slice, ...], bool]:
-    """Return the slices that may be reported, and whether free slices of all these types and cards may be reported.
+    """Return the slices that may be reported, and whether all of `slices` could be reported even if they were free.
 
     A slice in use is always reported. A free slice is reported only if a pod that gets it can start.
 

@@ -1,9 +1,10 @@
 """Reconciles the partitions of this node: partitions the cards as planned, and reports the observed state.
 
-`partitioning.service` creates and starts the worker. `PartitionWorker.reconcile` compares the desired state (the Node's
-annotations, or the ConfigMap of MPS) with the observed state (NVML, MPS daemons), changes the cards through the
-partitioner of the node's mode, offers the slices to the kubelet, and writes the observed state into the Node's
-annotations. The worker can read all of its data again after a restart, so the agent may crash at any point.
+`partitioning.service` creates and starts the worker, and `deviceplugin.agent` creates its `PartitionInputs`.
+`PartitionWorker.reconcile` compares the desired state (the Node's annotations, or the ConfigMap of MPS) with the
+observed state (NVML, MPS daemons), changes the cards through the partitioner of the node's mode, offers the slices to
+the kubelet, and writes the observed state into the Node's annotations. The worker can read all of its data again after
+a restart, so the agent may crash at any point.
 """
 
 import logging
@@ -225,7 +226,8 @@ class PartitionWorker:
                 other.reset()
         if not reported.mode:
             return self._reconcile_unlabelled_node()
-        # Before the first observation the reported slices do not count: the machine may have been rebooted since.
+        # Before the first observation, the slices that the Node reports are not published: the machine may have been
+        # rebooted since the report, and MIG instances do not survive that.
         slices = reported.existing if self._has_observed else ()
         spec = Partitioning(reported.partitioning.spec)
         state = self._partitions.state
@@ -288,7 +290,7 @@ class PartitionWorker:
         return seconds
 
     def _reconcile_unlabelled_node(self) -> float:
-        """Partition nothing, and leave the instances that others have created."""
+        """Partition nothing, and do not change the MIG instances that others have created."""
         self._publish(NO_SLICES)
         self._has_observed = True
         if self._has_offered:
@@ -300,8 +302,8 @@ class PartitionWorker:
     def _read(self, node: Raw) -> NodeSlices | None:
         """Return the plan of the Node, with the slices of the last observation, or else those that the Node reports.
 
-        If the Node is invalid, its last valid version counts; the result is None if there is none. If only the agent's
-        own annotation is damaged, that annotation is ignored.
+        If the Node is invalid, the result comes from its last valid version; it is None if there was no such version.
+        If only the agent's own annotation is damaged, that annotation is ignored.
         """
         problems: list[str] = []
         reported = self._last_valid
@@ -326,7 +328,7 @@ class PartitionWorker:
         return replace(reported, existing=tuple(s for s in slices if mode_of(s.name) == reported.mode))
 
     def _held(self, gpus: Sequence[Card], environments: Environments, mode: str) -> frozenset[int]:
-        """Return the indexes of the cards that pods in other vocabularies or with cards from other plugins hold.
+        """Return the indexes of the cards that are held by pods with other vocabularies or with cards of other plugins.
 
         On an MPS node all cards count as held while a pod may use MIG instances that another plugin gave out.
         """

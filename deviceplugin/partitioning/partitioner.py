@@ -22,7 +22,7 @@ class PartitionContext:
         reported: The plan in the Node's annotations. Its attribute `existing` contains the slices of the last
             observation, or those that the Node reports if there was no observation yet.
         users: A function that takes the slices that exist, and returns which pod uses which place.
-        held: The indexes of the cards that pods in other vocabularies, or with cards from other plugins, hold.
+        held: The indexes of the cards that are held by pods with other vocabularies or with cards of other plugins.
     """
 
     reported: NodeSlices
@@ -67,7 +67,7 @@ class ObservedPartitions:
         unhealthy: The indexes of the cards whose slices must not be given out now.
         refused: The number of the plan that cannot be applied, and the reason; None if no plan is refused.
         applied: The number of the plan with which the slices agree, or None.
-        problems: Other problems, for Events of the node.
+        problems: Problems other than the reason of a refused plan, for Events of the node.
         retry_reason: The reason why another reconciliation is needed soon, or None.
     """
 

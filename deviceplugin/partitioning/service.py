@@ -1,6 +1,7 @@
 """Creates and connects the parts that partition the cards of one node and serve the slices.
 
-`deviceplugin.agent` creates one `PartitionService`.
+`deviceplugin.agent` creates one `PartitionService`, and `deviceplugin.advertised_resources` reads its `ids` and
+`registrations`. The worker has a thread of its own; `SlicePlugins` runs on the event loop.
 """
 
 from collections.abc import Callable
@@ -72,12 +73,12 @@ class PartitionService:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the worker hangs, so that the process should be restarted."""
+        """Whether the worker's thread hangs or has ended. In that case the process should be restarted."""
         return self._enabled and self._worker.is_stalled
 
     @property
     def ids(self) -> int:
-        """The number of device ids of slices, including the ids of existing slices that are not offered yet."""
+        """The number of offered device ids of slices, or the number of existing slices if that is larger."""
         state = self._partitions.state
         return max(self._plugins.count, len(state.existing) if state else 0)
 

@@ -82,7 +82,10 @@ class SlicePlugins:
         self._changed.wake()
 
     def is_registered(self, name: str) -> bool:
-        """Return whether the kubelet knows all healthy ids of slices with this name, so that it admits their pods."""
+        """Return whether the kubelet knows all healthy ids of slices with this name.
+
+        If it does not, it may fail a pod that requests such slices.
+        """
         resource = resource_of(name)
         serving, ids = self._serving.get(resource), self._ids.get(resource)
         if serving is None or not serving[1].is_registered or serving[0].device_list.ids != ids:
@@ -115,7 +118,7 @@ class SlicePlugins:
     def _read(self, resource: str) -> tuple[list[PodDevicesEntry], frozenset[str] | None]:
         """Return the resource's entries and registered ids in the checkpoint. Raises RetryLater.
 
-        The file does not exist before the kubelet's first allocation.
+        The file does not exist before the kubelet's first allocation. In that case the result is ([], None).
         """
         file = self._folder / FILE
         return read_entries(file, resource) if file.exists() else ([], None)
@@ -128,8 +131,9 @@ def slice_ids(
 
     Args:
         slices: For each slice the UID of its pod ("" for a free slice), and whether the slice is healthy.
-        previous: The ids that were offered before. Ids that no pod holds stay as long as they are needed.
-        held: The UID of the pod that holds an id, by id.
+        previous: The ids that were offered before. Of those that no pod holds, the lowest stay, until there are as many
+            ids as slices.
+        held: The UID of the pod that holds an id, by id. These ids always stay.
         numbers: The numbers of new ids.
     """
     rows = sorted(slices)

@@ -57,7 +57,7 @@ class DeviceList:
 
     @property
     def version(self) -> tuple[int, dict[str, bool]]:
-        """A value that differs from the last one if the streams must send the list."""
+        """A value that changes whenever the streams must send the list again."""
         return self._resends, self.ids
 
     def offer(self, ids: Mapping[str, bool]) -> None:
@@ -76,8 +76,8 @@ class Plugin:
 
     Attributes:
         streams: The number of ListAndWatch streams that are open now.
-        opened: The number of streams that were opened since `open`. `Registration` sets it to 0 before it registers
-            again.
+        opened: The number of streams that were opened since the last registration. `open` sets it to 0, and
+            `Registration` does so before it registers the same server again.
         stream_ended: A signal that is sent whenever a stream has ended.
         withdrawing: Whether to refuse to report the options, so that the kubelet drops the registration
             (`handover.takeover`).
@@ -100,7 +100,7 @@ class Plugin:
         self.held_calls = 0
 
     def open(self) -> None:
-        """Allow streams."""
+        """Allow ListAndWatch streams, and bind the signals to the running event loop."""
         self._ended = False
         self.opened = 0
         for wakeup in (self.device_list.changed, self.stream_ended, self._idle):
@@ -216,9 +216,9 @@ class Plugin:
         return api.PreStartContainerResponse(), "granted"
 
     async def _forward(self, method: str, request: Any, context: Any) -> Any:
-        """Wait for the successor, and return its answer.
+        """Wait until the successor is known (`forward_calls_to`), and return its answer.
 
-        The kubelet does not repeat Allocate. An error here would fail the pod for good, so the call waits instead.
+        The kubelet does not repeat Allocate, so an error would fail the pod for good.
         """
         assert self._successor is not None
         self.held_calls += 1

@@ -1,7 +1,8 @@
 """The plugins of all resources that the agent offers, each with its allocator.
 
-`advertised_resources` adds the plugins of the dialects' resources, and `partitioning.slice_plugins` adds the plugins of
-slices.
+`deviceplugin.agent` creates the set. `advertised_resources` adds the plugins of the dialects' resources, and
+`partitioning.slice_plugins` adds the plugins of slices through the function `make_plugin`, which is `PluginSet.add`.
+`deviceplugin.reconciler` calls `resume`, and `pods.remnants` calls `keep_only`.
 """
 
 from collections.abc import Collection

@@ -3,10 +3,11 @@
 The kubelet removes all sockets in its folder when it starts. When a device list (ListAndWatch) ends, the kubelet
 disconnects the plugin that is registered for the resource at that time, even if the list came from another plugin
 (docs/design/kubernetes.md, "Device manager"). So whenever the kubelet's socket is new or the plugin's own socket is
-gone, `Registration.run` ends the streams, starts a new server and registers it. If only a device list has ended,
-`run` first tries once to register the same server again, which is faster.
+gone, `Registration.run` ends the streams, starts a new server and registers it. If only a device list has ended, `run`
+first tries once to register the same server again, which is faster.
 
-`handover.node_ownership` withdraws, renews and retires registrations when another agent takes over.
+`advertised_resources` and `partitioning.slice_plugins` create the registrations. `handover.node_ownership` withdraws,
+renews and retires them when another agent takes over.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ _REGISTER_SECONDS = 15.0
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _STABLE_SECONDS = 10.0
-"""If a registration has lasted longer, the pause after its loss is short."""
+"""If the attempt to register and the registration together lasted longer, the next pause is `_FIRST_PAUSE`. If a
+device list ends sooner than this after it was repaired, `run` starts a new server."""
 _GRACE_SECONDS = 1.0
 _SETTLE_SECONDS = 0.5
 """The time that the kubelet gets to notice the end of a stream before the plugin registers again."""
@@ -109,7 +111,9 @@ class Registration:
         self._retired = True
 
     async def withdraw(self) -> None:
-        """Make the kubelet forget which plugin it would disconnect when a device list ends (step 4 of the takeover).
+        """Make the kubelet forget which plugin it would disconnect when a device list ends.
+
+        This is step 4 of `handover.takeover`.
 
         When a plugin registers, the kubelet asks the plugin for its options. If the plugin refuses, the kubelet drops
         only its entry for the registered client. It still calls this plugin, and the devices stay healthy.
@@ -177,9 +181,9 @@ class Registration:
         return stamp
 
     async def _another_kubelet(self, kubelet: FileStamp, seconds: float) -> bool:
-        """Wait up to `seconds`. Return True as soon as a new kubelet has created its socket, otherwise False.
+        """Wait up to `seconds`. Return True as soon as the kubelet's socket is replaced or removed, and else False.
 
-        The file's identity is compared, because a kubelet that is killed leaves its socket behind.
+        The identity of the file is compared, because a kubelet that is killed leaves its socket behind.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -212,7 +216,7 @@ class Registration:
                 self._socket.unlink(missing_ok=True)
 
     async def _ask_to_register(self) -> grpc.aio.AioRpcError | None:
-        """Ask the kubelet to register the plugin. Return its refusal, or None if it agrees."""
+        """Ask the kubelet to register the plugin. Return the error of the call, or None if the kubelet agrees."""
         request = api.RegisterRequest(
             version="v1beta1", endpoint=self._socket.name, resource_name=self._plugin.resource, options=OPTIONS
         )
@@ -270,7 +274,7 @@ class Registration:
                 deadline = repaired + _REGISTER_SECONDS
                 continue
             if not self._plugin.opened and loop.time() > deadline:
-                return "the kubelet did not ask for the devices"
+                return "the kubelet registered the plugin, but has not asked for its device ids"
             await self._plugin.stream_ended.wait(self._check_seconds)
 
     def _set_problem(self, problem: str) -> None:
@@ -280,7 +284,7 @@ class Registration:
 
 
 async def _stop(server: grpc.aio.Server) -> None:
-    """Stop the server completely. If this coroutine is cancelled meanwhile, raise the cancellation after that.
+    """Stop the server. If this coroutine is cancelled meanwhile, raise the CancelledError once the server has stopped.
 
     `Server.stop` awaits `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives when it returns. A
     caller that awaits `Server.stop` directly would continue although it was cancelled.

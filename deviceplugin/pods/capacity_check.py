@@ -3,7 +3,8 @@
 The scheduler decides the cards, but a user who may edit pods, or an older scheduler, can write records that overlap,
 and another plugin can give out the same cards. So `allocation.allocator` calls `Grants.refusal` in PreStartContainer.
 Of two pods that do not both fit, the one that was granted first keeps its cards and the other one waits. Grants survive
-a restart of the agent, because the agent derives them from CDI files and from the containers that have run.
+a restart of the agent, because the agent derives them from CDI files and from the containers that have run. Other
+modules of the agent call `holding` to find out what a pod holds, and `delivery.exchange` also calls `excess`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,8 +34,8 @@ def holding(
     """Return what the pod holds.
 
     A container holds the devices that were delivered to it, or else the devices in the record. Without either it holds
-    a share on an unknown card; if `delivered` is given, only if the container has run and the pod is not bare. The
-    shares name the node's cards by index, so that equal holdings compare equal.
+    a share on an unknown card. If `delivered` is given, it holds that share only if the container has run and the pod
+    is not bare. The shares name the node's cards by index, so that equal holdings compare equal.
 
     Args:
         cards: The whole cards of the node, and its slices.
@@ -172,7 +173,8 @@ class Grants:
         added = holding(gpu_pod, cards)
         for uid, granted in self._granted.items():
             if uid == gpu_pod.pod.uid:
-                # A grant of the same cards takes precedence over all later grants, so these are not counted.
+                # The pod was granted these cards before, so it takes precedence over all later grants. They do not
+                # reduce what is free for it.
                 if granted == added:
                     break
             elif uid in active:
@@ -180,7 +182,10 @@ class Grants:
         return excess(added, before, cards)
 
     def grant(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> None:
-        """Record that the pod starts with the cards of its record. A grant of the same cards keeps its place."""
+        """Store that the pod starts with the cards of its record.
+
+        If the pod has a grant of the same cards already, that grant keeps its place in the order.
+        """
         held = holding(gpu_pod, cards)
         if self._granted.get(gpu_pod.pod.uid) != held:
             self._granted.pop(gpu_pod.pod.uid, None)

@@ -1,7 +1,8 @@
 """The client of the node's container runtime (CRI).
 
-Mainly `pods.remnants` uses it, to find out whether a deleted pod still runs. All calls have deadlines. If the runtime
-is absent or does not answer, they raise RetryLater; callers must not take this for a negative answer.
+`pods.remnants` asks whether a deleted pod still runs, and stops its containers. `pods.unrecorded_pods` reads the
+environments of containers, and `deviceplugin.agent` whether the runtime has CDI. All queries have deadlines. If the
+runtime is absent or does not answer, they raise RetryLater; callers must not take this for a negative answer.
 """
 
 import asyncio
@@ -41,11 +42,11 @@ class ContainerRuntime:
     The methods identify a pod by the UID by which the kubelet knows it.
 
     Args:
-        socket: The CRI socket. If it is None or does not exist, every call raises RetryLater.
+        socket: The CRI socket. If it is None or does not exist, every query raises RetryLater.
 
     Attributes:
-        has_cdi: Whether the runtime applies CDI specs according to its last answer; None if the runtime did not report
-            that. `follow` sets this attribute.
+        has_cdi: Whether the runtime applies CDI specs; None if its last answer did not say so, or if it did not answer
+            the last query. `follow` sets this attribute.
     """
 
     def __init__(self, socket: Path | None) -> None:
@@ -69,8 +70,8 @@ class ContainerRuntime:
     async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
         """Return the environments of the pod's containers that run or have run, by container. Raises RetryLater.
 
-        If a container got its cards as mounts or device nodes, `NVIDIA_VISIBLE_DEVICES` in the result names these
-        cards, as UUIDs or in the form `minor:0`.
+        If a container got its cards as mounts, `NVIDIA_VISIBLE_DEVICES` in the result contains their UUIDs. If it got
+        them as device nodes and the variable names no cards, the variable has the form `minor:0` in the result.
         """
         stub = self._stub()
         found: dict[str, Mapping[str, str]] = {}

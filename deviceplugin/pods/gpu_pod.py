@@ -1,7 +1,9 @@
 """Reads a pod of this node: its request, its allocation record, and which of its containers have run.
 
 `node_pods.NodePods` reads the pods that the watch delivers. A node may have thousands of pods, and users can create
-large ones, so a `GpuPod` contains only those fields of the pod that the agent reads later.
+large ones, so a `GpuPod` contains only those fields of the pod that the agent reads later. `NodePods` ignores a change
+of a pod if the fingerprint (`mgpu.dialects.watched_pods`) stays the same, so every field of the API object that is read
+here must be part of the fingerprint.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Finds the containers that an Allocate call can be for, and the cards that a pod's record gives to a container.
 
 The kubelet does not say for which pod and container it calls Allocate. `allocation.allocator` has to answer at once, so
-it answers `VOID` unless `candidates` yields exactly one container. Before the container is created, the kubelet writes
-the owner of the device ids into its checkpoint, where PreStartContainer reads it (docs/design/design.md, "Node agent").
-All functions are pure.
+it answers `VOID` unless `candidates` yields exactly one container and the container's cards are known. Before the
+container is created, the kubelet writes the owner of the device ids into its checkpoint, where PreStartContainer reads
+it (docs/design/design.md, "Node agent"). All functions are pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -160,8 +160,8 @@ class NodePods:
     def held_amount(self, resource: str) -> int:
         """Return how much of the resource is held by pods that the kubelet has admitted and that have not ended.
 
-        The kubelet sets `status.startTime` when it admits a pod. Other pods do not count: any user can create a pod
-        that names this node and requests more than the node has, and the Node would then report that amount as its
+        The kubelet sets `status.startTime` when it admits a pod. Other pods are left out: any user can create a
+        pod that names this node and requests more than the node has, and the Node would then report that amount as its
         capacity.
         """
         with self._lock:
@@ -178,12 +178,15 @@ class NodePods:
             self._vanished.pop(uid, None)
 
     def had_ended_before(self, uid: str) -> bool:
-        """Return whether all containers of this pod had ended when its object disappeared."""
+        """Return whether this pod had ended when its object disappeared, by its phase or the states of its containers.
+
+        The result is False for pods that `forget_ended_before_except` has forgotten.
+        """
         with self._lock:
             return uid in self._ended_before
 
     def forget_ended_before_except(self, uids: Collection[str]) -> None:
-        """Forget for all pods except these that `had_ended_before` is true."""
+        """Make `had_ended_before` return False for all pods except those with these UIDs."""
         with self._lock:
             self._ended_before &= {*uids}
 

@@ -1,8 +1,9 @@
 """Writes and reads receipts: files that say which cards each pod got. They outlive the agent and the pod's API object.
 
 `pods.remnants` writes a receipt before a container starts, because the API object can disappear while the container
-runs. The cards in the receipt stay held until `pods.remnants` removes the receipt. Agents of different versions read
-each other's files, so unknown fields are ignored, a new field needs a default, and no field may change its meaning.
+runs. The cards in the receipt stay held until `pods.remnants` removes the receipt. `pods.unrecorded_pods` uses only
+`merge_by_card` and `device_rows`, for pods without an allocation record. Agents of different versions read each other's
+files, so unknown fields are ignored, a new field needs a default, and no field may change its meaning.
 """
 
 import logging
@@ -69,7 +70,7 @@ def device_rows(
 
     Args:
         shares: The result of `merge_by_card`.
-        container: The name of the container in the rows; None if the rows have numbers instead.
+        container: The name of the container in the rows; None if the rows have numbers instead of a name.
     """
     uuids: dict[Share, list[str]] = {}
     for share in shares:

@@ -56,7 +56,8 @@ class Remnants:
     the receipt. Use it on one event loop; any thread may call `holdings`, `rows` and `is_remnant`.
 
     Args:
-        changed: A signal that this object sends when remnants may have appeared or ended.
+        changed: The signal that pods have changed (`NodeState.pods_changed`), on which `follow` calls `update`. This
+            object sends it too, when it starts to look for remnants and when remnants have ended.
 
     Attributes:
         removed: A counter that is incremented whenever remnants have ended.
@@ -79,7 +80,10 @@ class Remnants:
         self._receipts.read()
 
     def resume(self, given: Iterable[tuple[GpuPod, Sequence[Share]]], cards: Sequence[Card]) -> None:
-        """Start to look for remnants. Call this after all pods have been listed, since a missing pod is a remnant.
+        """Start to look for remnants.
+
+        Call this after all pods have been listed, because a pod with a receipt counts as a remnant while its object is
+        missing.
 
         Args:
             given: The pods that have run, with their shares. They get receipts, since agents of versions without
@@ -207,7 +211,7 @@ class Remnants:
         ended = receipt.kubelets_uid in self._pods.presences()
         try:
             # If the object is gone, the pod may start another container while its sandbox is ready. A pod with a final
-            # phase starts no container any more. Its sandbox exists for a moment longer, and must not count.
+            # phase starts no container any more, so it holds nothing although its sandbox is ready for a moment longer.
             uids = {receipt.uid, receipt.kubelets_uid}
             return any([await self._runtime.is_running(uid, sandbox=not ended) for uid in sorted(uids)])
         except RetryLater as error:
@@ -282,7 +286,7 @@ class ForcedStops:
 
 
 class PodStore(Protocol):
-    """A part of the agent that stores data of each pod, such as CDI files, grants, MPS clients or answers."""
+    """A part of the agent that stores data of each pod, such as CDI files, grants or MPS clients."""
 
     def keep_only(self, uids: Collection[str]) -> None:
         """Remove the data of all pods except those with these UIDs."""

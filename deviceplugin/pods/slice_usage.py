@@ -1,8 +1,9 @@
 """Finds out which pod uses which slice, from allocation records, CDI files and the kubelet's checkpoint.
 
 `partitioning.partition_worker` combines the three sources, so that it never destroys a slice in use. The checkpoint
-overrides CDI files. CDI files override records, which users with the right to edit pods can change. All functions are
-pure. A *place* is a slice without its UUID and its pod (`Slice.place`).
+overrides CDI files. CDI files override records, which users with the right to edit pods can change. `pods.identity`
+writes the variable `PLACES_VARIABLE` into CDI files, and `pods.capacity_check` also reads environments with `names_in`.
+All functions are pure. A *place* is a slice without its UUID and its pod (`Slice.place`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -61,7 +62,7 @@ def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
 def users_by_records(pods: Iterable[GpuPod]) -> Users:
     """Return the users according to the records of pods that have not ended.
 
-    If several records name one place, the first of these pods counts.
+    If several records name one place, its user is the first of these pods in the order of `pods`.
     """
     found: Users = {}
     for gpu_pod in pods:
@@ -74,6 +75,7 @@ def users_by_cdi_files(environments: Environments, made: Iterable[Slice], alive:
     """Return the users according to CDI files, which name places or the UUIDs of MIG devices.
 
     Args:
+        made: The slices that exist on the node.
         alive: A function that returns whether the pod with this UID may still run.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
@@ -90,6 +92,7 @@ def users_by_checkpoint(rows: Iterable[tuple[str, Collection[str]]], made: Itera
 
     Args:
         rows: The UID and the device ids of each pod that may still run.
+        made: The slices that exist on the node.
     """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
     return {by_uuid[name]: uid for uid, ids in sorted(rows) for name in ids if name in by_uuid}
@@ -99,7 +102,7 @@ def with_users(made: Iterable[Slice], users: Mapping[Slice, str], busy: Iterable
     """Return the slices, each with the pod that uses it.
 
     Args:
-        busy: The places where processes run. Such a slice is in use even if no source names its pod.
+        busy: The places where processes run. If no source names the pod of such a slice, its pod is `UNKNOWN_POD`.
     """
     somebody = dict.fromkeys(busy, UNKNOWN_POD)
     return tuple(

@@ -54,7 +54,7 @@ class _Answer:
     Attributes:
         ran: The containers that had run when the pod was examined.
         shares: The shares of the pod; empty if it has no cards, None if its cards could not be found out.
-        checked: Whether the kubelet's checkpoint could be read. Otherwise the pod does not count as bare.
+        checked: Whether the kubelet's checkpoint could be read. If it could not, the pod is not taken for a bare pod.
     """
 
     ran: frozenset[str]
@@ -106,7 +106,11 @@ class UnrecordedPods:
         self.possible_rows: tuple[CheckpointEntry, ...] = ()
 
     def has_unchecked(self, given: Collection[str]) -> bool:
-        """Return whether a pod without a record, except those in `given`, has not been examined yet."""
+        """Return whether a pod without a record has not been examined, or not since another of its containers has run.
+
+        Args:
+            given: As in `update`. These pods are ignored.
+        """
         missing = ((uid, gpu_pod) for uid, gpu_pod in self.pods_without_record().items() if uid not in given)
         return any(
             uid not in self._answers or self._answers[uid].ran != gpu_pod.started_containers for uid, gpu_pod in missing
@@ -117,7 +121,7 @@ class UnrecordedPods:
         return (*self.certain_rows, *self.possible_rows, *(no_devices_entry(uid) for uid in sorted(self.bare)))
 
     def pods_without_record(self) -> dict[str, GpuPod]:
-        """Return the pods that run without a record, by UID.
+        """Return the pods that have run without a record and have not ended, by UID.
 
         Call this before reading the checkpoint. The kubelet writes the devices of a pod into the checkpoint before the
         pod runs, so a pod that runs now and is not in a checkpoint that is read later got no devices.
@@ -133,7 +137,7 @@ class UnrecordedPods:
             missing: The result of `pods_without_record` before the kubelet's checkpoint was read.
             given: The UIDs of pods to which another plugin gave cards. They are not examined.
             sliced: The UIDs of pods to which another plugin gave slices, according to the checkpoint. None if the
-                checkpoint cannot be read; in that case no further pod counts as bare.
+                checkpoint cannot be read; in that case no further pod is taken for a bare pod.
         """
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in missing}
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if uid in missing}

@@ -1,6 +1,6 @@
 """Prepares the serving certificate when `mgpu webhook` or `mgpu scheduler` starts.
 
-The certificate is mounted (`certDir`), or the process creates and signs it with a certificate authority (CA). The
+The certificate is mounted (`certDir`), or the process creates it and signs it with a certificate authority (CA). The
 process must never write a webhook configuration. With that right it could make the API server send every pod of the
 cluster to another server.
 """
@@ -19,7 +19,7 @@ from mgpu.serving.certificate_renewer import CertificateRenewer
 from mgpu.serving.certificates import NoAuthority
 from mgpu.settings import SchedulerSettings, WebhookSettings
 
-REMEDY = "run manifests/certificates.sh (make deploy does)"
+REMEDY = "run manifests/certificates.sh (make deploy runs it)"
 
 
 def runs_in_cluster(kubeconfig: str) -> bool:
@@ -62,7 +62,7 @@ def prepare_certificate(
     except (ApiError, Unreachable, RetryLater) as error:
         raise click.ClickException(f"no serving certificate: {error}") from error
     if api:
-        api.close()  # the workers open connections of their own
+        api.close()  # The workers open connections of their own.
     return (folder.chain, folder.key), renewer
 
 

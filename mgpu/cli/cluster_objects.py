@@ -83,7 +83,7 @@ def _list(api: Api, path: str, *, fields: str = "", empty_status: int = 0) -> It
 def paused_garbage_collection() -> Iterator[None]:
     """Disable garbage collection while a whole cluster is read, since each run would visit all objects again.
 
-    The garbage collector then ignores the objects that exist at the end.
+    Afterwards the garbage collector does not visit the objects that exist at that time (`gc.freeze`).
     """
     gc.disable()
     try:

@@ -1,6 +1,7 @@
-"""Options and error messages of the commands that read a cluster, and the settings of the installation there.
+"""Options and error messages of the commands that read a cluster, and the settings of mgpu's installation in it.
 
-A problem with the cluster must be reported in one line, without a traceback.
+`mgpu inspect`, `mgpu top`, `mgpu doctor` and `mgpu explain` share these functions; `kubectl inspect gpushare` uses only
+`report_api_errors`. A problem with the cluster must be reported in one line, without a traceback.
 """
 
 import os
@@ -42,9 +43,10 @@ def report_api_errors() -> Iterator[None]:
 
 
 def current_namespace(kubeconfig: str, context: str) -> str:
-    """Return the namespace of a kubeconfig context, or without a kubeconfig that of this pod; `default` if it has none.
+    """Return the namespace of a kubeconfig context or, without a kubeconfig, the namespace of this pod.
 
-    If `context` is "" or unknown, it means the current context. `Api.connect` raises an error for unknown contexts.
+    If the context or the pod names none, the result is `default`. If `context` is "" or unknown, the current context is
+    used; callers also call `Api.connect`, which raises an error for unknown contexts.
     """
     try:
         contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """The command `mgpu inspect`: shows the cards of a cluster and the pods that hold them.
 
-Scripts read the JSON, so its keys must not change. The table may change.
+Scripts read the JSON, so its keys must not change. The table may change. `mgpu top` calls `read_cluster` too.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,7 +53,8 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     UUID, "phase", "reason", "message", "degraded"}. A node whose mgpu agent is not ready gets no new GPU pods;
     "agentsNotReady" has for each such node {"pod", "reason", "since"}.
 
-    The exit code is 1 if a NODE does not exist or the cluster does not answer.
+    The exit code is 1 if a NODE does not exist or the cluster cannot be read, and 2 if an option, the kubeconfig or the
+    settings are invalid.
     """
     cluster = read_cluster(kubeconfig, context, config)
     unknown = sorted(set(names) - {node.name for node in cluster.nodes})

@@ -58,7 +58,8 @@ def main(
 ) -> None:
     """Show how much GPU memory of each node and card is allocated, according to the allocation records of the pods.
 
-    The exit code is 1 if NODE does not exist or the cluster does not answer.
+    The exit code is 1 if NODE does not exist or the cluster cannot be read, and 2 if an option, the kubeconfig or the
+    settings are invalid.
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})

@@ -1,7 +1,8 @@
 """Reads the settings of a process from its file, its environment and its flags.
 
-Flags override the environment, and the environment overrides the file. All processes, and the commands that need
-settings, call `read_settings`.
+Flags override the environment, and the environment overrides the file. All processes call `read_settings`, and so do
+the commands that have the option --config. A flag has the name of its setting, in snake case; `_setting_path` derives
+the path of the setting from it.
 """
 
 from collections.abc import Mapping

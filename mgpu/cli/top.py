@@ -53,8 +53,8 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
     Core is in percent of one card, so two cards have 200%. The figures show what pods hold according to their
-    allocation records, and not what their processes use at this moment. The exit code is 1 if the cluster does not
-    answer.
+    allocation records, and not what their processes use at this moment. The exit code is 1 if the cluster cannot be
+    read, and 2 if an option, the kubeconfig or the settings are invalid.
     """
     cluster = read_cluster(kubeconfig, context, config)
     if output == "json":

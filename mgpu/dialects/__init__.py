@@ -264,10 +264,10 @@ def device_containers(request: GpuRequest) -> frozenset[str]:
 def has_run(pod: Pod, request: GpuRequest | None) -> bool:
     """Return whether a container that requests cards or slices has ever run. Its cards must then not change.
 
-    In a pod without such containers, those that request other devices count.
+    In a pod without such containers, the containers that request other devices are considered instead.
 
     Args:
-        request: the pod's request. If it is None, because it cannot be read, all containers count.
+        request: the pod's request. If it is None, because it cannot be read, all containers are considered.
     """
     return (
         pod.started
@@ -307,7 +307,8 @@ def environment_of(
 def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
     """Return the cards that the capacity of a node describes; () if it describes none.
 
-    Call it only for a node without a Device object. Disabled vocabularies count too, since the cards exist anyway.
+    Call it only for a node without a Device object. The capacity is also read in disabled vocabularies, since the cards
+    exist in any case.
     """
     return next(filter(None, (dialect.cards_from_capacity(node, settings) for dialect in ALL)), ())
 

@@ -238,11 +238,12 @@ def _numbers(amounts: Mapping[str, RequestedAmount]) -> tuple[dict[str, int], li
 
 
 def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tuple[str, str, Rule]]:
-    """Yield (resource, message, rule) for each rule that a container breaks by requesting `names` together.
+    """Yield (resource, message, rule) for each rule that a container breaks with the resources `names`.
 
     docs/design/koordinator.md, "Resources", describes the rules.
 
     Args:
+        names: the resources that the container requests.
         numbers: the valid amounts, by resource.
     """
     of_gpu = [name for name in _OF_GPU if name in names]

@@ -104,7 +104,7 @@ def recorded_shares(
         for minor in minors:
             device = by_minor.get((request.type, minor)) if type(minor) is int else None
             if device is None:
-                raise _bad(f"{what} names {minor!r}, which {ALLOCATED} does not", PER_CONTAINER)
+                raise _bad(f"{what} names {minor!r}, which is not in {ALLOCATED}", PER_CONTAINER)
             on_device[device.type, device.minor].append(request)
             yield share_of(request, _card(device))
     raise_if_any([*unrequested_problems(requests, table, annotation_path(PER_CONTAINER))])
@@ -124,7 +124,7 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
         of_type = [r for r in requests if r.type == type]
         recorded = [d for d in devices if d.type == type]
         if of_type and not recorded:
-            raise _bad(f"names no {type}, but container {of_type[0].container!r} requests it")
+            raise _bad(f"names no device of type {type}, but container {of_type[0].container!r} requests it")
         most = sum(request.cards for request in of_type)
         if len(recorded) > most or (len(of_type) == 1 and len(recorded) != most):
             raise _bad(f"names {len(recorded)} devices of type {type}, but the pod requests {most or 'none'}")
@@ -135,7 +135,8 @@ def pod_shares(requests: Sequence[ContainerRequest], devices: Sequence[DeviceAll
             continue
         if len({bool(request.memory) for request in of_type}) > 1:
             raise _bad(
-                f"does not say what each container has of {type}, and they request memory in bytes and in percent"
+                f"does not say what each container has of {type}, and some of the containers request memory in bytes, "
+                "others in percent"
             )
         _refuse_unequal(type, recorded, of_type)
         if any(d.core > WHOLE_RATIO or d.ratio > WHOLE_RATIO for d in recorded):
@@ -196,7 +197,7 @@ def _read_device(type: str, row: object) -> DeviceAllocation:
     resources = row.get("resources") if isinstance(row, dict) else None
     if not isinstance(row, dict) or not isinstance(resources, dict):
         raise _bad(f"every entry of {type} must be an object whose field resources is an object")
-    minor = row.get("minor", 0)  # Koordinator omits a minor of 0
+    minor = row.get("minor", 0)  # Koordinator omits a minor of 0.
     id = row.get("id", "")
     if not is_integer(minor, 0, MAX_QUANTITY):
         raise _bad(f"minor must be an integer of at least 0, not {str(minor)[:80]}")

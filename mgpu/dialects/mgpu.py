@@ -44,7 +44,8 @@ MAX_CARDS = 16
 NORMAL = -1
 """A value in place of a number of cards: the rules of normal pods apply to the container."""
 MAX_NAME = 63 - len("gpu-index-container-")
-"""The most characters of a container's name. The name is part of the name of an annotation, which can have 63."""
+"""The most characters of a container's name. `INDEX_PREFIX` and this name form the key of an annotation, in which at
+most 63 characters may follow the slash."""
 MIB = 1 << 20
 
 _NOT_REQUESTED = "gives cards to a container that does not request any"
@@ -284,7 +285,7 @@ def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -
 def _record_key(annotations: Collection[str], container: str, position: str | None, names: Collection[str]) -> str:
     """Return the key of the annotation with a container's cards, which ends with the container's name or position.
 
-    Volcano's own plugin writes positions. A position that is also the name of a container counts as the name.
+    Volcano's own plugin writes positions. A position that is also the name of a container is read as that name.
     """
     key = INDEX_PREFIX + container
     if key in annotations or position is None or position in names:

@@ -293,7 +293,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             return
         _log.error(
             "A client does not trust the serving certificate. If it is the API server, the CA bundle of the webhook "
-            "configuration is missing or wrong: run manifests/certificates.sh (make deploy does)",
+            "configuration is missing or wrong: run manifests/certificates.sh (make deploy runs it)",
             extra={"client": conn.client[0], "reason": reason},
         )
 

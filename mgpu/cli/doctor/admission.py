@@ -1,7 +1,7 @@
 """Checks that the API server reaches and trusts the webhooks for pods and bindings.
 
 `mgpu doctor` runs these checks. `check_admission` must run before `check_bindings`, which gets the names of the failed
-checks. A fault that several observations show must be reported once.
+checks. A fault that several observations show must be reported only once.
 """
 
 import base64
@@ -26,8 +26,8 @@ _FIRST_PREFIX = "0-"
 """The prefix of the name of the configuration whose webhooks must be called first. The API server calls webhooks in the
 order of the names of their configurations."""
 _FORBIDDEN = "cannot create resource"
-_PUBLISH_CA = "run manifests/certificates.sh (make deploy does), which writes the CA into the configurations"
-_TRY_ALLOWED = "run doctor --try-in with a namespace where you may; it is a dry run"
+_PUBLISH_CA = "run manifests/certificates.sh (make deploy runs it), which writes the CA into the configurations"
+_TRY_ALLOWED = "run doctor --try-in with a namespace where you may create them; they are only dry runs"
 _TRY_OTHER = "run doctor --try-in with another namespace"
 
 
@@ -38,7 +38,8 @@ def check_admission(installation: Installation) -> list[Finding]:
     found += (finding for finding in _check_dry_run(installation) if finding.check not in failed)
     reported = {finding.check for finding in found}
     passed: list[str] = []
-    has_answered = not failed and REACHABLE not in reported  # otherwise the dry run proves nothing
+    # If this is false, the dry run does not show whether the API server reaches and trusts the webhook.
+    has_answered = not failed and REACHABLE not in reported
     if has_answered:
         passed.append(REACHABLE)
     if has_answered or any(_chain(secret.files.get(CHAIN, b"")) for secret in installation.secrets.values()):
@@ -84,14 +85,14 @@ def check_bindings(installation: Installation, failed: Collection[str]) -> Itera
 
     Args:
         failed: the names of the checks that have failed. If one of them explains why Bindings do not reach mgpu, this
-            check does not fail too.
+            check does not report a failure.
     """
     status, message = installation.binding_dry_run.status, installation.binding_dry_run.message
     own = installation.settings.scheduler
     if installation.binding_dry_run.is_denied:
         yield Finding(BINDINGS, Level.OK, "mgpu denied the Binding of a Pod that does not exist, so Bindings reach it")
     elif status == 403 and _FORBIDDEN in message:
-        text = f"it is unknown whether Bindings reach mgpu, because you may not create them here: {message}"
+        text = f"it is unknown whether Bindings reach mgpu, because you may not create them: {message}"
         yield Finding(BINDINGS, Level.WARNING, text, _TRY_ALLOWED)
     elif status != 404 or 'pods "' not in message:
         text = f"it is unknown whether Bindings reach mgpu, because something else answered first: {status} {message}"
@@ -123,7 +124,7 @@ def _failed_call(installation: Installation, message: str) -> Finding:
         return Finding(CERTIFICATES, Level.FAILED, f"the webhook's certificate is not valid now: {cause}", logs)
     if "x509" in lower or "certificate" in lower or "unable to load root" in lower:
         text = f"the API server does not trust the webhook's certificate: {cause}"
-        return Finding(BUNDLES, Level.FAILED, text, f"{_PUBLISH_CA}, unless cert-manager does; {logs}")
+        return Finding(BUNDLES, Level.FAILED, text, f"{_PUBLISH_CA}, unless cert-manager does that; {logs}")
     remedy = f"{installation.kubectl} get pods; {logs}; check NetworkPolicies"
     text = f"the API server does not reach the webhook, so no GPU pod is admitted: {cause}"
     return Finding(REACHABLE, Level.FAILED, text, remedy)
@@ -135,9 +136,10 @@ def _not_called(status: int, message: str) -> Finding:
         remedy = "compare its failurePolicy, namespaceSelector and matchConditions with manifests/base/webhook.yaml"
         return Finding(REACHABLE, Level.FAILED, text, remedy)
     if status == 403 and _FORBIDDEN in message:
-        text = f"unknown whether the API server reaches the webhook, because you may not create Pods here: {message}"
+        text = f"it is unknown whether the API server reaches the webhook, because you may not create Pods: {message}"
         return Finding(REACHABLE, Level.WARNING, text, _TRY_ALLOWED)
-    text = f"unknown whether the API server reaches the webhook: something else answered first: {status} {message}"
+    unknown = "it is unknown whether the API server reaches the webhook"
+    text = f"{unknown}, because something else answered first: {status} {message}"
     return Finding(REACHABLE, Level.WARNING, text, _TRY_OTHER)
 
 
@@ -146,16 +148,17 @@ def _check_dates(installation: Installation) -> Iterator[Finding]:
         remedy = f"{installation.kubectl} logs deployment/{service} shows why it is not renewed"
         if not secret.is_renewed_by_mgpu:
             remedy = f"check what renews Secret {secret.name}: {installation.kubectl} describe certificates"
+        name = f"the certificate in Secret {secret.name}"
         for certificate in _chain(secret.files.get(CHAIN, b""))[:1]:
             first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
             expiry = f"{last:%Y-%m-%d %H:%M} UTC"
             if installation.now > last:
-                yield Finding(CERTIFICATES, Level.FAILED, f"the one in Secret {secret.name} expired {expiry}", remedy)
+                yield Finding(CERTIFICATES, Level.FAILED, f"{name} expired {expiry}", remedy)
             elif installation.now < first:
-                text = f"the one in Secret {secret.name} is valid from {first:%Y-%m-%d %H:%M} UTC on"
+                text = f"{name} is valid from {first:%Y-%m-%d %H:%M} UTC on"
                 yield Finding(CERTIFICATES, Level.FAILED, text, "check the clocks")
             elif last - installation.now < _SOON:
-                yield Finding(CERTIFICATES, Level.WARNING, f"the one in Secret {secret.name} expires {expiry}", remedy)
+                yield Finding(CERTIFICATES, Level.WARNING, f"{name} expires {expiry}", remedy)
 
 
 def _check_bundles(installation: Installation) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins.
 
 `mgpu doctor` runs these checks. Each agent reports the configuration of its node in an annotation
-(`mgpu.version.AgentReport`). If a node has no report, the only finding is that it has no agent.
+(`mgpu.version.AgentReport`). For a node that no agent serves, this is the only finding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,8 +68,8 @@ def _check_agents(installation: Installation, missing: Mapping[str, str], count:
 def _not_served_reason(installation: Installation, node: Raw) -> str | None:
     """Return the reason why no agent serves the node, or None if an agent serves it.
 
-    If there is no DaemonSet, the agent may have been started by hand. Then, or if the user may not list Pods, only the
-    agent's report counts.
+    If there is no DaemonSet, the agent may have been started by hand. In that case, and if the user may not list Pods,
+    the only criterion is whether the Node has an agent's report.
     """
     if _DAEMON_SET in installation.workloads and "pods" not in installation.hidden:
         pods = [pod for pod in installation.pods_of(AGENT) if pod["spec"].get("nodeName") == _name(node)]
@@ -137,8 +137,8 @@ def _check_cdi(installation: Installation, reports: Sequence[tuple[Raw, AgentRep
         remedy = "set deviceplugin.criSocket to the runtime's socket, and mount it into the agent"
         yield Finding(check, Level.WARNING, text, remedy)
     elif not is_required:
-        text = "deviceplugin.cdi turns it off: pods with different shares that start at the same moment can fail"
-        yield Finding(check, Level.WARNING, text, "enable it in the runtime, then remove deviceplugin.cdi: false")
+        text = "deviceplugin.cdi turns CDI off: pods with different shares that start at the same moment can fail"
+        yield Finding(check, Level.WARNING, text, "enable CDI in the runtime, then remove deviceplugin.cdi: false")
     elif reports:
         yield Finding(check, Level.OK, "CDI is on in all container runtimes")
 
@@ -159,7 +159,7 @@ def _check_isolation(installation: Installation, reports: Sequence[tuple[Raw, Ag
         yield Finding(check, Level.FAILED, text, remedy)
     if exposed:
         text = f"containers on {join_names(exposed)} that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see all cards"
-        remedy = "deviceplugin.deviceList: mounts, then the toolkit's config.toml (docs/nodes.md)"
+        remedy = "set deviceplugin.deviceList: mounts, then change the toolkit's config.toml (docs/nodes.md)"
         yield Finding(check, Level.WARNING, text, remedy)
     if toolkits and not blind and not exposed:
         yield Finding(check, Level.OK, "only containers with cards see cards, and only their own")
@@ -184,7 +184,7 @@ def _check_nvidia_plugin(installation: Installation, reports: Sequence[tuple[Raw
     own = [(node, agent) for node, agent in reports if agent.whole_cards == "mgpu"]
     both = sorted(_name(node) for node, _ in own if _name(node) in running)
     many = sorted(_name(node) for node, agent in own if _name(node) not in both and _has_too_many(node, agent))
-    remedy = "keep its DaemonSet off these nodes, or drain them and set deviceplugin.wholeCards: nvidia"
+    remedy = "keep the plugin's DaemonSet off these nodes, or drain them and set deviceplugin.wholeCards: nvidia"
     if both:
         text = f"it runs on {join_names(both)}, where mgpu serves {_WHOLE_CARDS} too: a card could be allocated twice"
         yield Finding(check, Level.FAILED, text, remedy)

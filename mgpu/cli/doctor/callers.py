@@ -29,7 +29,7 @@ def environment_variables(key: str) -> tuple[str, ...]:
 
 
 def check_callers(installation: Installation) -> Iterator[Finding]:
-    """Report endpoints that every address or addresses of pods may call, and settings that are not valid."""
+    """Report endpoints that may be called from every address or from addresses of pods, and invalid environments."""
     found = [finding for key in ENDPOINTS for finding in _check_endpoint(installation, key)]
     if not found:
         blocks = (f"{key}: {_describe(_configured_callers(installation, key))}" for key in ENDPOINTS)
@@ -95,7 +95,7 @@ def _pod_blocks(installation: Installation) -> Iterator[tuple[Block, str]]:
 def _overlaps(pods: Block, endpoint: tuple[Block, ...]) -> bool:
     """Return whether a block of the endpoint overlaps with the addresses of pods.
 
-    Blocks of a single address are ignored, since it can be the address of a node.
+    Blocks of a single address are ignored, since that address can be the one of a node.
     """
     ranges = [block for block in endpoint if block.num_addresses > 1]
     return any(block.version == pods.version and block.overlaps(pods) for block in ranges)

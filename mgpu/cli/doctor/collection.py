@@ -31,7 +31,8 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 _WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}
 _DRY_RUN_NAME = "mgpu-doctor"
 _BINDING_ATTEMPTS = 3
-"""The most dry runs of a Binding. The webhook has only one second to answer, and a timeout proves nothing."""
+"""The most dry runs of a Binding. The webhook has only one second to answer. After a timeout the API server accepts the
+Binding without its answer, so a single dry run does not show that the webhook cannot be reached."""
 _TWO_VOCABULARIES = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 
 
@@ -201,7 +202,7 @@ def _is_own(pod: Raw, namespace: str) -> bool:
 
 
 def _secret(api: Api, namespace: str, service: str, workload: Raw, read_if_allowed: Any) -> Secret:
-    """Return the first Secret that the Deployment mounts, or else that in which the process stores its certificate."""
+    """Return the first Secret that the Deployment mounts or, if it mounts none, the one that the process writes."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     mounted = [
         str(v["secret"]["secretName"]) for v in pod.get("volumes") or () if v.get("secret", {}).get("secretName")

@@ -48,8 +48,8 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
     """Check an installation, and print each finding with its remedy.
 
     Nothing is written: a Pod and a Binding that must be denied are created as dry runs, and everything else is read.
-    What you may not read is reported, but is not a failure. The exit code is 1 if a check fails or the cluster does
-    not answer.
+    Apart from Secrets, what you may not read is reported, but is not a failure. The exit code is 1 if a check fails or
+    the cluster cannot be read, and 2 if an option, the kubeconfig or the --config file is invalid.
     """
     if try_in == namespace:
         text = f"must be another namespace than {namespace}, which mgpu's webhooks exempt"
@@ -81,7 +81,7 @@ def _read_settings(api: Api, config: Path | None, namespace: str) -> tuple[Setti
 
 
 def diagnose(installation: Installation) -> list[Finding]:
-    """Return the findings of all checks. If mgpu is not installed in the namespace, the other checks are left out."""
+    """Return the findings of all checks. If mgpu is not installed in the namespace, no further check runs."""
     found = list(check_installed(installation))
     if not found:
         found = [

@@ -1,6 +1,6 @@
 """Checks that all parts are installed and have one version, and that exactly one scheduler decides.
 
-`mgpu doctor` runs these checks. `check_installed` must run first, because the other checks make no sense if it fails.
+`mgpu doctor` runs these checks. `check_installed` must run first: if it fails, the other checks must be skipped.
 """
 
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ def _no_scheduler(installation: Installation) -> Iterator[tuple[str, str]]:
 def _wrong_label(installation: Installation) -> Iterator[tuple[str, str]]:
     """Report if not exactly one Pod has the label by which the Service selects the leader.
 
-    A wrong label delays decisions, but makes no decision wrong.
+    With a wrong label, Bindings do not reach the leader, so pods get their cards late. No decision becomes wrong.
     """
     if _DEPLOYMENT not in installation.workloads:
         return
@@ -95,7 +95,8 @@ def _wrong_label(installation: Installation) -> Iterator[tuple[str, str]]:
     labelled = sorted(meta["name"] for meta in pods if meta["labels"].get(LABEL) == "true")
     remedy = f"the leader corrects its label every few seconds: {installation.kubectl} logs deployment/{_DEPLOYMENT}"
     if len(labelled) > 1:
-        text = f"the Service selects {join_names(labelled)}: Bindings wait if they reach a replica that does not lead"
+        effect = "Bindings are admitted without cards if they reach a replica that does not lead"
+        text = f"the Service selects {join_names(labelled)}: {effect}"
         yield text, remedy
     elif not labelled and "pods" not in installation.hidden:
         text = f"the Service selects no Pod: none has the label {LABEL}, so cards are decided late"
@@ -121,7 +122,7 @@ def _several_schedulers(installation: Installation) -> Iterator[tuple[str, str]]
         yield f"several schedulers decide: one leads in each of the namespaces {join_names(namespaces)}", remedy
     elif len(deciding) > 1:
         names = " or ".join(deciding)
-        remedy = f"delete what is not of this installation: kubectl delete mutatingwebhookconfiguration {names}"
+        remedy = f"delete those of other installations: kubectl delete mutatingwebhookconfiguration {names}"
         yield f"several schedulers decide: {join_names(deciding)} all answer Bindings", remedy
     elif not _elects(installation) and max(replicas, ready) > 1:
         text = f"several schedulers decide: leader election is off, and there are {max(replicas, ready)} replicas"

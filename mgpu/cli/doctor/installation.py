@@ -21,8 +21,8 @@ SCHEDULER, AGENT = "scheduler", agent_pods.COMPONENT
 _PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
 _DISCOVERY = "gpu-feature-discovery"
 _LEASE_AGE = timedelta(minutes=1)
-"""The age of the last renewal up to which a Lease counts as held. A leader renews its Lease every few seconds, but the
-clocks of two machines can differ."""
+"""A Lease that was last renewed longer ago is not regarded as held. A leader renews its Lease every few seconds, but
+the clocks of two machines can differ."""
 
 
 class Level(StrEnum):
@@ -68,7 +68,7 @@ class Sealing:
 
     Attributes:
         records: the verifier with the installation's public keys.
-        unproven: the pods whose records do not count, each with the reason.
+        unproven: the pods whose records mgpu ignores because they fail the verification, each with the reason.
     """
 
     records: RecordVerifier
@@ -173,7 +173,7 @@ def webhooks_of(configuration: Raw) -> Sequence[Raw]:
 def is_nvidia_plugin(pod: Raw) -> bool:
     """Return whether the pod runs NVIDIA's device plugin.
 
-    GPU feature discovery runs the same image, but only labels nodes, so it does not count.
+    GPU feature discovery runs the same image, but only labels nodes, so its containers are ignored.
     """
     return any(
         plugin in str(container.get("image", "")) and not str(container["name"]).startswith(_DISCOVERY)

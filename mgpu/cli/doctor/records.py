@@ -1,6 +1,7 @@
-"""Checks that allocation records are sealed and that mgpu has decided all of them (docs/security.md).
+"""Checks that allocation records are sealed, and that mgpu or a trusted peer has decided each of them.
 
-`mgpu doctor` runs these checks, which are pure functions.
+docs/security.md, "Records", describes seals and peers. `collection` calls `verify_records` when it reads the cluster,
+and `mgpu doctor` then calls `check_records`. Both are pure functions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,7 @@ def verify_records(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
 
 
 def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
-    """Yield each pod that has not ended and whose record does not count, with the reason.
+    """Yield each pod that has not ended and whose record mgpu ignores, with the reason.
 
     Objects that cannot be read as pods are skipped.
     """
@@ -47,7 +48,7 @@ def _without_seal(pod: Pod) -> Pod:
 
 
 def check_records(installation: Installation) -> Iterator[Finding]:
-    """Check that records are sealed, and that the records of all pods that have not ended count."""
+    """Check that records are sealed, and that mgpu ignores no record of a pod that has not ended."""
     sealing = installation.sealing
     if f"configmap {CONFIG_MAP}" in installation.hidden:
         return
@@ -56,12 +57,13 @@ def check_records(installation: Installation) -> Iterator[Finding]:
         yield Finding(CHECK, Level.FAILED, str(sealing), remedy)
     elif sealing is None or sealing.records.keys is None:
         text = "records are not sealed: every record that admission allows counts"
-        remedy = "make deploy, or manifests/record-keys.sh (docs/security.md, Records)"
+        remedy = 'run make deploy or manifests/record-keys.sh (docs/security.md, "Records")'
         yield Finding(CHECK, Level.WARNING, text, remedy)
     elif sealing.unproven:
         text = f"pods have records that mgpu did not decide: {join_names(sealing.unproven, _MOST)}"
         remedy = (
-            "kubectl describe pod shows the reason in its Events; delete them, or add their scheduler to records.peers"
+            "kubectl describe pod shows the reason in the Events; "
+            "delete these pods, or add their scheduler to records.peers"
         )
         yield Finding(CHECK, Level.FAILED, text, remedy)
     else:

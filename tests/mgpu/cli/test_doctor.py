@@ -368,7 +368,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str, str]] = {
     rejects_the_api_server: ("failed", "webhook", "the webhook rejects the API server: "),
     webhook_not_called: ("failed", "webhook", "was admitted"),
     no_configuration: ("failed", "webhook", "there is no validatingwebhookconfiguration mgpu-webhook"),
-    expired: ("failed", "certificates", "the one in Secret mgpu-webhook-tls expired"),
+    expired: ("failed", "certificates", "the certificate in Secret mgpu-webhook-tls expired"),
     expired_and_secrets_hidden: ("failed", "certificates", "the webhook's certificate is not valid now"),
     stale_bundle: (
         "failed",
@@ -533,7 +533,7 @@ def test_doctor_checks_a_mounted_certificate(world: World) -> None:
     keep_in_secret(world.api, "mgpu-webhook-cert", certificate(world.folder / "old", days_old=100))
     problems = world.problems()
     assert [check for _, check, _ in problems] == ["certificates", "ca bundles", "ca bundles", "ca bundles"]
-    assert "the one in Secret mgpu-webhook-cert expired" in problems[0][2]
+    assert "the certificate in Secret mgpu-webhook-cert expired" in problems[0][2]
 
 
 class RestrictedApi(Api):
