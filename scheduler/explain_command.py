@@ -39,7 +39,7 @@ _SIMPLE = re.compile(r"[-a-z0-9.]*")
 """Matches the names that need no escaping in a field selector. All valid names of nodes are among them."""
 _MAX_DETAILED_NODES = 8
 """If at most this many nodes have cards, the cards of all nodes are listed."""
-# The most holders of a card, nodes with an equal answer, and different reasons that the text lists.
+# The text lists at most this many holders of a card, nodes with an equal answer, and different reasons.
 _MOST_HOLDERS = 2
 _MOST_NAMES = 4
 _MOST_REASONS = 12
@@ -70,8 +70,9 @@ def command(
     """Explain why a pod waits, node by node and card by card, or where its cards are.
 
     TYPE is pod (the default) or mtgpupod. The reasons are those of mgpu's engine at this moment. Other reasons (taints,
-    selectors, cpu, volumes) are shown as the scheduler wrote them on the pod. The exit code is 1 if there is no such
-    pod or the cluster does not answer.
+    selectors, cpu, volumes) are shown as the scheduler wrote them on the pod. The exit code is 1 if the pod, the
+    MtgpuPod or a node of --node does not exist, or the cluster does not answer. It is 2 if the arguments or the
+    settings are invalid.
     """
     kind, name = _kind(name)
     with report_api_errors(), cluster_objects.paused_garbage_collection():
@@ -111,7 +112,7 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
 
 
 def _nodes_to_read(kind: str, raw: Raw, settings: Settings, selected: Sequence[str]) -> Sequence[str]:
-    """Return the nodes to read: the object's own node, or else those that the user selects. () means all nodes.
+    """Return the nodes to read: the node of the object, or else those that the user selects. () means all nodes.
 
     All nodes are read for a pod that belongs to groups, because their pods may be on other nodes, and for a node policy
     that learns from all pods. All nodes are also read for an MtgpuPod without a node, and if a name needs escaping.

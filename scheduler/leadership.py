@@ -1,4 +1,4 @@
-"""Directs calls to the leader by a label, and finds out which replica should lead if each runs a kube-scheduler.
+"""Directs calls to the leader by a label, and finds out which replica should lead if each has a kube-scheduler.
 
 `LeaderLabel` labels the pod of the replica that decides, and the Service selects that label. So all replicas can be
 ready, as Deployments, PodDisruptionBudgets and alerts expect. Safety does not depend on the label: only the holder of
@@ -30,7 +30,7 @@ class LeaderLabel:
 
     Args:
         uid: The UID of this process's own pod.
-        not_deciding_reason: Returns why this process does not decide now, or None.
+        not_deciding_reason: Returns why this process does not decide now, or None if it decides.
 
     Attributes:
         written: Whether this process decides and its pod alone had the label at the last check.
@@ -132,9 +132,10 @@ class LeaderLabel:
 class OwnKubeScheduler:
     """Finds out which replica's kube-scheduler leads, if each replica has one in its pod.
 
-    A kube-scheduler calls the extender in its own pod, and only a replica that decides plans partitions for the pods
-    that its filter has rejected. So the replica whose kube-scheduler leads should lead too. A kube-scheduler's identity
-    is HOST_UUID, and all containers of a pod have the same host name.
+    A kube-scheduler calls the extender in its own pod. A pod that the filter of a replica has rejected is known only to
+    this replica, and only the leader makes partition plans for such pods. So the replica whose kube-scheduler leads
+    should lead too. A kube-scheduler's identity is its host name, `_` and a UUID, and all containers of a pod have the
+    same host name.
 
     Args:
         lease: The name of the Lease of the kube-schedulers, in `namespace`.

@@ -1,8 +1,8 @@
 """Composes the parts of the scheduler process, without its HTTP side, and runs their threads.
 
-`scheduler.main` creates the `Process`. The order of the steps in `_supervise` and `end` matters. A replica decides only
-while it leads and after it has observed what the last leader wrote. It releases the Lease only after its own writes
-have arrived.
+`scheduler.main` creates the `Process`, and `scheduler.api.app` serves it. The order of the steps in `_supervise` and
+`end` matters. A replica decides only while it leads and after it has observed what the last leader wrote. It releases
+the Lease only after its own writes have arrived, or after `WRITE_SECONDS`, the longest time that a write takes.
 """
 
 import gc
@@ -208,7 +208,7 @@ class Process:
 
     def _not_leading_reason(self) -> str | None:
         if self._stop.is_set():
-            return "this replica ends"
+            return "this replica is being stopped"
         if not self.leading:
             return "another replica leads"
         return None if self._observed_term == self._term() else "catching up with what the last leader wrote"
@@ -316,7 +316,7 @@ class Process:
                 self.decider.check_overdue()
             except Exception:
                 # This is the outermost handler of the thread. Without it, reservations would not be released any more.
-                log.exception("round failed")
+                log.exception("supervisor: round failed")
 
     def _start_leadership(self) -> None:
         leader = self._leader

@@ -1,4 +1,4 @@
-"""Provides the work queue of a controller: names to reconcile, with growing pauses for those that failed.
+"""Provides the work queue of a controller: names to reconcile, with growing pauses between attempts that fail.
 
 The queue must stay fair between groups, such as namespaces, so that one tenant cannot delay others by many names. The
 late binding decisions and the MtgpuPod controller each have a queue.
@@ -40,7 +40,7 @@ class Queue:
                 self._changed.notify()
 
     def add_again(self, name: str, group: str = "") -> None:
-        """Queue a name again that failed. The pause doubles each time, up to MAX_PAUSE, until `done` resets it."""
+        """Queue a name again after a failure. The pause doubles each time, up to MAX_PAUSE, until `done` resets it."""
         pause = self._pauses[name] = min(2 * self._pauses.get(name, _FIRST_PAUSE / 2), MAX_PAUSE)
         self.add(name, pause, group)
 

@@ -22,12 +22,12 @@ from webhook.admission import make_app
 from webhook.mtgpupod_rebuild import SECONDS, FindMtgpuPod, make_finder
 
 _METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder in which prometheus_client counts in each worker process."""
+"""The environment variable with the folder in which prometheus_client stores the counts of all worker processes."""
 
 EXAMPLES = """
 \b
 Examples:
-  # In a cluster: creates its certificate under the CA in its Secret
+  # In a cluster, with a certificate that the process signs with the CA in its Secret
   mgpu webhook --config /etc/mgpu/mgpu.yaml
 \b
   # With cert-manager's certificate
@@ -60,8 +60,9 @@ Examples:
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
     """Serve the admission webhook: /mutate, /rebuild and /validate.
 
-    Denies GPU pods that break a rule of their vocabulary and completes the others. Prints one line,
-    `serving https on HOST:PORT`, when it accepts connections; logs are JSON lines on stderr.
+    The webhook completes GPU pods, and denies those that break a rule of their vocabulary. It builds the Pods of
+    MtgpuPods, and protects placement annotations. The command prints a line such as
+    `serving https on HOST:PORT` for each address when it accepts connections there. Logs are JSON lines on stderr.
     """
     settings = read_settings(config, os.environ, flags, "webhook")
     logs.set_up_logging(log_level)

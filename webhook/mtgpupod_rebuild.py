@@ -1,10 +1,11 @@
 """Replaces the content of a new Pod of an MtgpuPod by what mgpu builds from the MtgpuPod.
 
-`webhook.admission` calls `rebuild` for `/rebuild`. The scheduler's account may create Pods in every namespace, so an
-attacker with its token could run any program as any service account. Therefore the webhook, which has an account of its
-own, sets the content of such a Pod, and takes it from the spec of the MtgpuPod, which the tenant has written. It would
-not be enough to compare the Pod with the MtgpuPod: the API server and other admission plugins complete a Pod before
-this webhook, and their additions cannot be distinguished from those of an attacker.
+`webhook.admission` calls `rebuild` for `/rebuild`, and `webhook.main` calls `make_finder`. The scheduler's account may
+create Pods in every namespace, so an attacker with its token could run any program as any service account. Therefore
+the webhook, which has an account of its own, sets the content of such a Pod, and takes it from the spec of the
+MtgpuPod, which the tenant has written. It would not be enough to compare the Pod with the MtgpuPod: the API server and
+other admission plugins complete a Pod before this webhook, and their additions cannot be distinguished from those of an
+attacker.
 """
 
 import re
@@ -70,7 +71,7 @@ def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -
     owner = find(namespace, name) if name else None
     if owner is None:
         text = f"names an {KIND} as the controller of this Pod, and {KIND} {namespace}/{name or '?'} does not exist"
-        raise BadObject([Problem(_OWNERS, f"{text}; the Pod of an {KIND} has its name")])
+        raise BadObject([Problem(_OWNERS, f"{text}; the Pod of an {KIND} has the name of the {KIND}")])
     pod = mtgpu.read_mtgpupod(owner)
     problems = [*_mismatches(raw, pod)]
     raise_if_any(problems)

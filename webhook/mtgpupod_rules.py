@@ -59,10 +59,10 @@ def check_foreign_pod(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> I
     else:
         remedy = "remove it; if another controller creates these Pods, add its user to webhook.identities"
     for key in sorted(key for key in pod.annotations if key.startswith(MTGPU_PREFIX))[:1]:
-        text = f"is for MtgpuPods, and mgpu creates their Pods; {remedy}"
+        text = f"is for MtgpuPods, whose Pods only mgpu creates; {remedy}"
         yield Problem(annotation_path(key), text, Rule.MTGPU_ON_A_POD)
     if mtgpu.controlling_mtgpupod(raw):
-        text = f"names an {mtgpu.KIND} as the controller of this Pod, and mgpu creates the Pods of MtgpuPods; {remedy}"
+        text = f"names an {mtgpu.KIND} as the controller of this Pod, but only mgpu creates Pods of MtgpuPods; {remedy}"
         yield Problem(_OWNERS, text)
 
 

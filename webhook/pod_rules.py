@@ -1,7 +1,7 @@
 """The admission rules for Pods, according to which `/validate` denies a Pod or warns about it.
 
 The rules of one vocabulary are in its dialect. The rules here apply to all vocabularies, and protect placement
-annotations (docs/security.md). The functions are pure; `mgpu simulate` calls them too.
+annotations (docs/security.md). The functions are pure. `webhook.admission` and `mgpu simulate` call them.
 """
 
 import re
@@ -25,11 +25,11 @@ from mgpu.settings import Settings
 from webhook import mtgpupod_rules
 
 _WARNINGS = 20
-"""The most warnings of one review. The API server truncates all warnings together to 4 KiB."""
+"""The maximum number of warnings of one review. The API server truncates all warnings together to 4 KiB."""
 
 
 def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") -> list[Problem]:
-    """Return every rule that a new pod breaks, in the order of its fields.
+    """Return every rule that a new pod breaks, sorted by field.
 
     Only trusted users may create a pod with placement annotations, or one that looks like the Pod of an MtgpuPod. This
     holds for every pod and every vocabulary, enabled or not: the mutation removes such annotations, but another webhook

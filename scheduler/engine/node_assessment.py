@@ -1,7 +1,7 @@
 """Decides about one pod on one node: whether it fits and on which cards, the node's score, and the allocation record.
 
-The filter, preemption and the binding admission must all call `assess`, so that they agree. A policy that has learnt
-may change which cards a pod gets, but not whether the pod fits, unless a search reaches its limits.
+The filter, preemption, the binding admission and `mgpu simulate` must all call `assess`, so that they agree. A policy
+that has learnt may change which cards a pod gets, but not whether the pod fits, unless a search reaches its limits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from scheduler.engine.learning.shapes import NodeClass, class_of, free_milli, fr
 
 
 def foresight_scoring(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
-    """Return the scoring of a policy that has learnt. It rates a card by the node with only this card changed.
+    """Return the scoring of a policy that has learnt. It rates a card by the node as if only this card changed.
 
     Args:
         node: The class of the node.
@@ -59,7 +59,7 @@ _FORESIGHT_STEPS = 400
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What policies that have learnt need besides the cards.
+    """What policies that have learnt need to know besides the cards.
 
     Attributes:
         judges: The judges by the name of their policy (`scheduler.cluster.forecast`).
@@ -90,7 +90,7 @@ def assess(
 
     Args:
         cards: The cards of the node without what the pod itself holds, and its other devices if the pod requests some.
-        foresight: What policies that have learnt need; None if no policy has.
+        foresight: What policies that have learnt need to know; None if no policy has learnt.
         group_cards: The cards of the other pods of the request's same-card group, on any node.
         effort: Counts the steps, and may end the search by an exception (`scheduler.decisions.effort_budgets`).
     """

@@ -1,6 +1,7 @@
 """Defines the answer to the question whether a pod fits on one node, and the highest score of a node.
 
-Mainly `decisions.filter` and `decisions.slice_filter` return a `NodeFit` for each node.
+Mainly `decisions.filter`, `decisions.slice_filter` and `partitioning.slice_choice` return a `NodeFit` for each node.
+The modules that score nodes use `HIGHEST`.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ class NodeFit(NamedTuple):
     Attributes:
         rejection: The reason why the pod does not fit now, shortened by `Rejection.summary`; None if it fits.
         score: The score of the node, 0 to 10, if the pod fits and the caller requested scores.
-        fits_repartitioned: Whether the pod fits once the node's cards are partitioned differently.
+        fits_repartitioned: Whether the pod would fit if the node's cards were partitioned differently.
     """
 
     rejection: Rejection | None = None
@@ -30,5 +31,5 @@ class NodeFit(NamedTuple):
 
     @property
     def proven(self) -> bool:
-        """Whether a search with higher limits would also say that the pod fits, or that it does not."""
+        """Whether a search with higher limits would give the same answer to the question whether the pod fits."""
         return self.rejection is None or self.rejection.proven

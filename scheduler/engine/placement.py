@@ -3,11 +3,11 @@
 Mainly `node_assessment` calls `place`. The result must depend only on the arguments, and a search with higher limits
 must find a placement if one with lower limits does.
 
-For a single container the cards are sorted, because the scores of the cards are added up. The containers of a pod in a
-same-card group must be on one card, so the cards are tried one by one. Otherwise the kinds of containers and the
-configurations that fit each card are a problem for the exact `solver`, in which the policy defines the worth of an
-option. Some criteria come before the policy. They are subtracted from the worth as penalties, whose unit is larger than
-all differences of worth together (`_penalize`), so one search decides everything.
+For a single container it suffices to sort the cards by score, because the scores of the cards are added up. The
+containers of a pod in a same-card group must be on one card, so the cards are tried one by one. In all other cases the
+kinds of containers and the configurations that fit each card are a problem for the exact `solver`, in which the policy
+defines the worth of an option. Some criteria come before the policy. They are subtracted from the worth as penalties,
+whose unit is larger than all differences of worth together (`_penalize`), so one search decides everything.
 """
 
 from collections.abc import Sequence
@@ -170,10 +170,11 @@ class _Search:
     effort: Effort
 
     def run(self, limits: Limits) -> tuple[Sequence[CardPositions] | None, bool]:
-        """Return the positions of each container's cards, or None if they do not fit, and whether that is proven.
+        """Return the positions of each container's cards, and whether they are proven to be the best ones.
 
-        Raises Exhausted if it is not known whether they fit. The narrow search of `solver` keeps other states under
-        lower limits, and may find a placement that it does not find under higher ones. So lower limits are tried too.
+        The positions are None if the containers do not fit. Raises Exhausted if it is not known whether they fit. The
+        narrow search of `solver` keeps other states under lower limits, and may find a placement that it does not find
+        under higher ones. So lower limits are tried too.
         """
         kinds, largest = kinds_of(self.request), largest_of(self.request, self.cards)
         lower = (min(limits.search, less.search) for less in (SHORT, LEAST))
@@ -215,7 +216,7 @@ class _Search:
             return lowest(kinds, order, path, linear), False
 
     def _fitting(self, kinds: Sequence[Kind], budget: Budget, limit: int) -> list[list[Configuration]]:
-        """Return the configurations that fit each card. Raises Exhausted."""
+        """Return the configurations that fit each card. Raises Exhausted if the budget or `limit` does not suffice."""
         positions_by_size: dict[tuple[int, int], list[int]] = {}
         for i, state in enumerate(self.cards):
             if state.card.healthy:

@@ -1,7 +1,7 @@
 """Creates the rejections of a node: a reason for each card, and whether evicting pods could help.
 
-Mainly `placement` and `arrays.array_rejections` call this module. `_reason` must check in the same order as
-`arrays.array_rejections._brief_reasons`, so change both together.
+`placement`, `arrays.array_rejections` and `scheduler.mtgpupods.card_assignment` call this module. `_reason` must check
+in the same order as `arrays.array_rejections._brief_reasons`, so change both together.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def card_refusal(
     *,
     brief: bool = False,
 ) -> CardRefusal | None:
-    """Return why a card cannot take this container even without the pod's other containers, or None.
+    """Return why a card cannot take this container even without the pod's other containers, or None if it can.
 
     Args:
         max_shares: The most shares of a card, or 0 for no limit.
@@ -50,7 +50,7 @@ def _reason(
     if not state.card.healthy:
         return RejectionKind.UNHEALTHY, "unhealthy"
     if container.whole and not state.idle:
-        text = "in use" if is_slice(state.card.type) else "in use, a whole card is requested"
+        text = "in use" if is_slice(state.card.type) else "in use, but a whole card is requested"
         return RejectionKind.IN_USE, text
     if max_shares and state.shares >= max_shares:
         return RejectionKind.SHARES, "no share left" if brief else f"holds {state.shares} of {max_shares} shares"
@@ -108,7 +108,7 @@ def impossible_request(request: GpuRequest, cards: Sequence[CardState]) -> Rejec
 
 
 def unplaceable_container(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
-    """Return the rejection of the first container that does not fit even alone, or None."""
+    """Return the rejection of the first container that does not fit even alone, or None if each fits alone."""
     excluded = exclusions(request, cards)
     for container in request.containers:
         rejection = container_rejection(request, container, cards, excluded)
@@ -125,7 +125,7 @@ def container_rejection(
     *,
     brief: bool = False,
 ) -> Rejection | None:
-    """Return why this container does not fit even alone, or None. The rejection's `hopeless` is not set.
+    """Return why this container does not fit even alone, or None if it does. The rejection's `hopeless` is not set.
 
     Args:
         excluded: The result of `card_constraints.exclusions`.
@@ -141,7 +141,8 @@ def container_rejection(
         return None
     reason = ""
     if container.cards > 1:
-        needed = f"{container.cards} {noun(container.type)}s, {fitting or 'none'} can take it"
+        able = f"only {fitting}" if fitting else "none"
+        needed = f"{container.cards} {noun(container.type)}s, but {able} can take it"
         reason = f"container {container.container!r} needs {needed}"
     elif len(request.containers) > 1:
         reason = f"no {noun(container.type)} can take container {container.container!r}"

@@ -129,7 +129,10 @@ def solve(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Bu
 
 
 def _priced(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: Budget) -> tuple[_Problem, bool]:
-    """Return the problem at good prices, and whether it is so small that all prices are 0. Raises Exhausted."""
+    """Return the problem at good prices, and whether it is so small that all prices are 0.
+
+    Raises Exhausted if the budget ends.
+    """
     options = sum(map(len, cards))
     budget.take(options * (2 + len(kinds)))
     plain = prod(kind.units + 1 for kind in kinds) * options <= min(_MAX_PLAIN, budget.left)
@@ -165,10 +168,12 @@ def _problem(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], price: 
 
 
 def _exact(p: _Problem, budget: Budget, *, plain: bool) -> list[list[Edge]] | None:
-    """Return the edges of the best placements, or None if there is no placement. Raises Exhausted.
+    """Return the edges of the best placements, or None if there is no placement.
 
     The limit on the loss grows until a placement lies within it. Dictionaries of reached states come first. Once a
     table of all states is cheaper, its lower bounds prune the search, and its upper bound is the limit.
+
+    Raises Exhausted if the budget ends or there are too many states to store.
     """
     cells = prod(kind.units + 1 for kind in p.kinds)
     everything = p.most_lost
@@ -199,7 +204,10 @@ def _exact(p: _Problem, budget: Budget, *, plain: bool) -> list[list[Edge]] | No
 
 
 def _narrow(p: _Problem, budget: Budget) -> tuple[list[list[Edge]], bool]:
-    """Return the edges of a good placement, or none. Only as many states are kept per card as the budget allows."""
+    """Return the edges of a good placement, or none, and False, because nothing is proven.
+
+    Only as many states are kept per card as the budget allows.
+    """
     try:
         layers = _reach(p, p.most_lost, budget, width=1 + budget.left // (2 * sum(map(len, p.options))))
         steps = _edges(p, layers, budget) if layers and p.goal in layers[-1] else []
@@ -278,9 +286,10 @@ def _within(limit: int, layer: dict[int, int], card: int, floor: _Floor, budget:
 
 
 def _table(p: _Problem, limit: int) -> tuple[_Floor, int | None]:
-    """Return a lower bound on the loss from every state to the goal, with options that lose at most `limit` each.
+    """Return a lower bound on the loss from every state to the goal, and an upper bound on the least loss.
 
-    Also return a close upper bound on the loss of the best placement, or None if these options make no placement.
+    Only options that lose at most `limit` each are considered. The upper bound, which is close to the least loss of a
+    placement, is None if these options make no placement.
     """
     shape = tuple(kind.units + 1 for kind in p.kinds)
     unit = max(options[-1][0] for options in p.options) or 1
@@ -387,10 +396,10 @@ def _minimize_dual(values: _Floats, counts: _Floats, units: _Floats, budget: Bud
 
 
 def _edges(p: _Problem, layers: _Layers, budget: Budget) -> list[list[Edge]]:
-    """Return, for each card, the edges of the placements with the least loss. Raises Exhausted.
+    """Return, for each card, the edges of the placements with the least loss.
 
     Of placements that differ only in the order of equal cards, only the one is kept that `lowest` would choose: along
-    consecutive equal cards, the codes do not increase.
+    consecutive equal cards, the codes do not increase. Raises Exhausted if the budget ends.
     """
     alive: set[Node] = {(p.goal, 0)}
     found: list[list[Edge]] = []
@@ -433,7 +442,7 @@ def lowest(
 
     One container after the other takes the lowest cards. The other containers of its kind then share what is left on
     the cards. That is impossible only if a card is left with more containers of the kind than are still to come. The
-    edges of such a choice are dropped. Raises Exhausted.
+    edges of such a choice are dropped. Raises Exhausted if the budget ends.
 
     Args:
         order: The position of the card of each step.

@@ -1,7 +1,7 @@
 """Assigns shares of cards to the MtgpuPods of a node, or gives the reason why an MtgpuPod waits.
 
 The rules are those of docs/design/mtgpu.md, "Meaning of a GPUID". MtgpuPods are considered one by one, in an order that
-is fair between namespaces, and each assignment counts for the MtgpuPods after it. The functions have no side effects
+is fair between namespaces, and what one of them gets is not free for those after it. The functions have no side effects
 except on their arguments. `node_plan` calls them.
 """
 

@@ -1,8 +1,8 @@
-"""Limits, turns and pauses that keep the MtgpuPods of one namespace from delaying those of others.
+"""Defines limits, turns and pauses that keep the MtgpuPods of one namespace from delaying those of others.
 
-The thread of the MtgpuPod controller writes for all nodes and namespaces, and tenants control how many MtgpuPods exist,
-how large they are, and whether the API server accepts writes for them. docs/attacks.md describes the delays without
-these limits. Nothing in this module is thread-safe.
+`mtgpupod_controller` and `mtgpupod_writer` use this module. The thread of the MtgpuPod controller writes for all nodes
+and namespaces, and tenants control how many MtgpuPods exist, how large they are, and whether the API server accepts
+writes for them. docs/attacks.md describes the delays without these limits. Nothing in this module is thread-safe.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,14 +14,14 @@ from scheduler.engine.round_robin import by_turns
 T = TypeVar("T")
 
 WRITES = 48
-"""The writes after which an attempt on a node handles no further MtgpuPod.
+"""The number of writes after which an attempt on a node handles no further MtgpuPod.
 
 A write takes 5 to 10 ms, so other nodes wait for about half a second.
 """
 FINALIZER_WRITES = WRITES // 2
 """How many writes of an attempt may add finalizers to new MtgpuPods. The rest is for MtgpuPods with a finalizer."""
 WRITE_SECONDS = 1.0
-"""The time of all writes after which an attempt handles no further MtgpuPod, even after fewer than `WRITES`."""
+"""The total duration of writes after which an attempt handles no further MtgpuPod, even after fewer than `WRITES`."""
 SLOW_SECONDS = 1.0
 """The duration from which a write counts as slow. A tenant can cause slow writes by a large MtgpuPod."""
 _REST_FACTOR = 2

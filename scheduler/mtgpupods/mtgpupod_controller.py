@@ -38,7 +38,10 @@ from scheduler.work_queue import MAX_PAUSE, Queue
 log = logging.getLogger(__name__)
 
 _NEXT_ATTEMPT_SECONDS = 0.05
-"""The pause before the next attempt if one attempt was not enough. Meanwhile the watch delivers the written objects."""
+"""The pause before the next attempt if an attempt has used up its budget of writes.
+
+Meanwhile the watch delivers the written objects.
+"""
 _TRIES = 50
 """The most plans of one attempt. A plan is discarded if the node has changed since it was observed."""
 
@@ -49,7 +52,7 @@ class MtgpuPodController:
     Any thread may call `affected`, `begin` and `wake`. The other methods belong to the thread of `run`.
 
     Args:
-        event: Creates an Event about an object.
+        event: Creates an Event about an object (`RecordEvent`).
         may_decide: A function that raises RetryLater while this process must not write.
         clock: A monotonic clock, in seconds.
     """

@@ -155,8 +155,8 @@ class OccupyPodFailures:
 
     Attributes:
         any: Whether the creation of any occupy pod failed.
-        conditions: By GPUID, the condition Bound of its MtgpuPods. A GPUID is missing if a pod of that name exists
-            already (409), because the watch soon delivers that pod.
+        conditions: By GPUID, the condition Bound of its MtgpuPods. A GPUID is missing if its occupy pod exists
+            already (409), because the watch soon delivers this pod.
     """
 
     any: bool = False
@@ -265,8 +265,8 @@ class MtgpuPodWriter:
         """Create the Pod of an MtgpuPod.
 
         Returns:
-            None if the Pod was created or may succeed soon, the condition PodCreated if the API server denied the Pod,
-            or the message of the API server if the Pod is invalid and can never be created.
+            None if the Pod was created or another attempt may soon succeed, the condition PodCreated if the API server
+            denied the Pod, or the message of the API server if the Pod is invalid and can never be created.
         """
         try:
             self._api.create_pod(made)

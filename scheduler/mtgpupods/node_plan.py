@@ -1,7 +1,8 @@
 """Computes the node plan: the desired state of each MtgpuPod of a node, given the observed state.
 
-The MtgpuPod controller carries the plans out. A plan depends only on the observed state, and not on earlier plans. So a
-new leader continues where the old one ended, and nothing is lost if the process crashes between two writes.
+The MtgpuPod controller carries the plans out, and `mgpu simulate` shows their results. A plan depends only on the
+observed state, and not on earlier plans. So a new leader continues where the old one ended, and nothing is lost if the
+process crashes between two writes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -164,7 +165,7 @@ def _pod_created(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) 
 
 
 def _with_reservation(node: ObservedNode, pod: MtgpuPod, reservation: Holding) -> DesiredMtgpuPod:
-    """Bind the MtgpuPod as soon as the occupy pod of its GPUID runs on the reserved card. Otherwise let it wait."""
+    """Bind the MtgpuPod as soon as the occupy pod of its GPUID runs on the reserved card. Until then it waits."""
     occupy_pod = node.occupy_pods.get(pod.gpuid)
     card = node.card(occupy_pod.card) if occupy_pod and occupy_pod.running else None
     if card is None or not reservation.is_known_on(card):

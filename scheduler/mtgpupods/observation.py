@@ -1,6 +1,7 @@
 """Observes the MtgpuPods of a node: creates the input of the node plan from a snapshot of the ClusterCache.
 
-The MtgpuPod controller calls `observe` for each plan.
+The MtgpuPod controller calls `observe` for each plan. `mtgpupod_writer` uses the functions that compare and read single
+objects.
 """
 
 from collections.abc import Collection
@@ -40,7 +41,7 @@ class Observation:
         version: The node's version in the ClusterCache. The cache refuses reservations if the version has changed.
         items: The MtgpuPods by UID.
         pods: The Pods that were created for MtgpuPods, by the UID of the MtgpuPod.
-        recheck_seconds: The time after which remnants stop holding up a namespace; None if they hold up none.
+        recheck_seconds: The time after which remnants stop holding up one of the namespaces; None if they hold up none.
     """
 
     node: ObservedNode
@@ -134,7 +135,7 @@ class _Objects:
 
 
 def read_stored(raw: Raw) -> MtgpuPod | UnreadableMtgpuPod:
-    """Read an MtgpuPod of the cache.
+    """Read an MtgpuPod of the cache or of the API server.
 
     An MtgpuPod whose spec is too large is unreadable, unless it is bound. The holding of a bound MtgpuPod does not
     depend on the large parts of the spec.

@@ -1,7 +1,7 @@
 """Defines the input of the node plan: the observed state of the MtgpuPods of one node.
 
-`observation.observe` creates it from the ClusterCache. The node plan must not depend on anything else. If it needs more
-data, add a field to `ObservedNode`.
+`observation.observe` creates it from the ClusterCache, and `mgpu simulate` from its input. The node plan must not
+depend on anything else. If it needs more data, add a field to `ObservedNode`.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
 The controller and the agent of a node write the same annotation of the Node, and all nodes and administrators share one
 ConfigMap. So every change is conditional on the resourceVersion that was read, and never overwrites what another author
-has written. The partition controller uses this module.
+has written. The partition controller uses this module, and `scheduler.runtime` creates the `PlanWriter` and the watch
+of the ConfigMap.
 """
 
 import logging
@@ -57,8 +58,8 @@ class PlanWriter:
         """Write a plan to its Node.
 
         Returns:
-            None if the Node has the plan now. Otherwise the reason why the plan must be dropped: it is outdated, or the
-            API server refuses it.
+            None if the Node has the plan now. Otherwise the reason why the plan must be dropped: it is outdated, the
+            API server refuses it, or the Node cannot be read.
         """
         path = f"/api/v1/nodes/{quote(plan.node, safe='')}"
         for _ in range(_TRIES):
@@ -119,7 +120,7 @@ class PlanWriter:
 
 
 class PlanPublisher:
-    """Writes the new plans of the ClusterCache and, for nodes with MPS, then the ConfigMap. Not thread-safe.
+    """Writes the new plans of the ClusterCache to Nodes, and those for MPS also to the ConfigMap. Not thread-safe.
 
     Args:
         configs: The ConfigMap as the watch has delivered it.
@@ -265,9 +266,10 @@ def _read(text: str) -> SliceCounts | None:
 def _outdated_reason(plan: PartitionPlan, found: NodeSlices) -> str | None:
     """Return the reason why the plan is outdated for its node, or None if it is not."""
     if found.partitioning.plan != plan.previous_id:
-        return f"the node has plan {found.partitioning.plan} by now"
+        number = found.partitioning.plan
+        return f"the node has {'no plan' if number is None else f'plan {number}'} by now"
     if any(mode_of(s.name) != found.mode for s in plan.slices):
-        return f"the cards of the node are partitioned by {found.mode or 'nothing'} now"
+        return f"the cards of the node are {f'partitioned by {found.mode}' if found.mode else 'not partitioned'} now"
     planned = {*plan.slices}
     used = next((s for s in found.existing if s.pod and s.place not in planned), None)
     return None if used is None else f"card {used.card} has a {used.name} at {used.start} that is in use by now"

@@ -46,7 +46,10 @@ class Promises:
         self._clock = clock
 
     def make(self, target: PartitionableNode, slices: Iterable[Slice], plan: int, pods: Sequence[WaitingPod]) -> None:
-        """Promise the free slices of a plan to these pods. Pods that come first in `pods` are served first."""
+        """Promise the free slices of a plan to these pods. Pods that come first in `pods` are served first.
+
+        A pod that has a promise already keeps it, and the slices that it needs are not promised to pods after it.
+        """
         for pod, is_served in zip(
             pods, find_served_pods(slices, target.used, [pod.wanted for pod in pods]), strict=True
         ):
@@ -83,8 +86,8 @@ class Promises:
     def follow(self, pods: Sequence[WaitingPod], deleted: Iterable[WaitingPod]) -> list[Promise]:
         """Update the promises to the state of their nodes, and end those that no longer hold.
 
-        A promise ends if its plan is not in force in time, if other pods took its slices, or if its pod did not use
-        them in time.
+        A promise ends if its plan is not in force in time or is no longer the plan of the node, if other pods took its
+        slices, or if its pod did not use them in time.
 
         Args:
             pods: The waiting pods.
@@ -137,6 +140,6 @@ class Promises:
             return promise
         self._order.missed(pod, promise.node, promise.plan)
         extra = {"node": promise.node, "plan": promise.plan, "pod": pod.known.pod.uid}
-        log.info("pod did not use the slices that were made for it", extra=extra)
+        log.info("pod did not use the slices that were promised to it", extra=extra)
         self._waiting.forget(pod, promise.until - READY_SECONDS)
         return None

@@ -175,7 +175,7 @@ def test_other_pods_get_no_divided_card(sliced: Sliced) -> None:
     assert bench.cards("share") == {"c": [whole]}
     bench.create(asking("gpu", nvidia=1))
     why = bench.waits("gpu")
-    assert "1 in use, a whole card is requested" in why
+    assert "1 in use, but a whole card is requested" in why
     sliced.create("more", "gpu-80gb")
     assert "in use by pods that request no slice" in bench.waits("more")
 

@@ -53,7 +53,7 @@ def test_three_vocabularies_and_a_whole_card_on_one_node(bench: Bench) -> None:
     state = bench.samples.states()["node-1"][0]
     assert (state.core_used, state.memory_used, state.shares) == (550, 40 << 30, 3)
     bench.create(on("node-1", asking("three", nvidia=3)))
-    assert "container 'c' needs 3 cards, 2 can take it" in bench.waits("three")
+    assert "container 'c' needs 3 cards, but only 2 can take it" in bench.waits("three")
     assert bench.within_capacity()
 
 

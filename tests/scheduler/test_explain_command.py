@@ -68,7 +68,7 @@ def test_json_names_what_each_node_and_card_lacks(cluster: Cluster) -> None:
 def test_json_explains_containers_that_do_not_fit_together(cluster: Cluster) -> None:
     first, second, _ = cluster.found("two")["nodes"]
     assert first["reason"] == "each of the 2 GPU containers fits alone, but not all of them together"
-    assert {card["reason"] for card in second["cards"]} == {"in use, a whole card is requested"}
+    assert {card["reason"] for card in second["cards"]} == {"in use, but a whole card is requested"}
 
 
 def test_json_refers_to_the_scheduler_if_cards_fit(cluster: Cluster) -> None:

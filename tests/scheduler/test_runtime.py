@@ -279,9 +279,9 @@ def test_decisions_of_ending_leader_are_written_before_the_next_leads(cluster: C
         status, answer = api_server.request(asked, "/bind-admission")
         (meta,) = (row["value"] for row in patch_of(answer) if row["path"].endswith("annotations"))
         server.terminate()
-        until(lambda: b"this replica ends" in cluster.request(server, "/leads")[1])
+        until(lambda: b"this replica is being stopped" in cluster.request(server, "/leads")[1])
         status, answer = api_server.request(asked, "/bind-admission")
-        assert (status, answer) == (503, {"error": "this replica ends"})
+        assert (status, answer) == (503, {"error": "this replica is being stopped"})
     assert cluster.api.get(LEADER)["spec"]["holderIdentity"]
     cluster.api.create(f"{PODS}/p/binding", {**binding, "metadata": {"name": "p", "annotations": meta}})
     until(lambda: not cluster.api.get(LEADER)["spec"]["holderIdentity"])
@@ -386,7 +386,7 @@ def test_waiting_pod_gets_partitions_and_configmap(cluster: Cluster) -> None:
     server = cluster.start()
     cluster.decides(server)
     answer = json.loads(cluster.request(server, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1])
-    assert answer["FailedNodes"] == {"n1": "its cards are repartitioned for the pod"}
+    assert answer["FailedNodes"] == {"n1": "the node's cards are to be repartitioned for the pod"}
     until(lambda: _data(cluster.api, maps).get("n1"))
     said = cluster.api.get("/api/v1/nodes/n1")["metadata"]["annotations"]
     assert json.loads(said["dynamicgpuslice"])["spec-gpu-0-4gb"] >= 1

@@ -74,7 +74,7 @@ def test_pod_like_that_of_an_mtgpupod_is_denied_if_mtgpupods_are_disabled() -> N
     (problem,) = validate_create(marked, OFF, "alice")
     assert (problem.field, problem.message) == (
         path(min(SAID)),
-        "is for MtgpuPods, and mgpu creates their Pods; remove it; if another controller creates these Pods, add "
+        "is for MtgpuPods, whose Pods only mgpu creates; remove it; if another controller creates these Pods, add "
         "its user to webhook.identities",
     )
     assert [p.field for p in validate_update(marked, plain, "alice", OFF)] == [path(key) for key in sorted(SAID)]
@@ -207,7 +207,7 @@ def test_pod_with_mtgpupod_annotations_is_denied(user: str, said: dict[str, str]
     assert validate_create(pod("p", {"name": "c"}, annotations=said), SETTINGS, user) == [
         Problem(
             path(first),
-            "is for MtgpuPods, and mgpu creates their Pods; create an object of kind MtgpuPod (lsalab.nthu/v1) "
+            "is for MtgpuPods, whose Pods only mgpu creates; create an object of kind MtgpuPod (lsalab.nthu/v1) "
             "instead of this Pod",
         )
     ]

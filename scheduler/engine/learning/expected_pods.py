@@ -1,7 +1,8 @@
 """Counts the pods that arrive, and gives weights to the types of pods that are therefore expected.
 
-Mainly `scheduler.cluster.forecast` reports pods to a `Learner` and gives its counts to the learning policies. The
-results must depend only on the pods and their order: not on the time, on chance or on the order of dictionaries.
+`scheduler.cluster.forecast` reports pods to a `Learner` and gives its counts to the learning policies. The policy
+`fragmentation` calls `weigh_types`. `playground.simulate.openb` uses `Learner` for its experiments. The results must
+depend only on the pods and their order, and not on the time, on chance or on the order of dictionaries.
 
 The constants were tuned on the traces of docs/design/fragmentation.md. A "point" below is one percent of the GPUs of a
 trace. A percentage such as "at 90 %" means the time at which the pods that have arrived request that part of the GPUs.
@@ -21,7 +22,8 @@ _MEMORY = 4000
 2,000 to 100,000 pods give similar results on the traces, where the mix of pods does not change.
 """
 _MAX_SHAPES = 4096
-"""The most shapes that are stored: more than `weigh_types` uses, so that rare shapes are not forgotten."""
+"""The maximum number of shapes that are stored. It is larger than the number that `weigh_types` uses, so that
+rare shapes are not forgotten."""
 _FREQUENT_UNTIL = 1000
 """Until this number of pods, the intervals between new tables are shorter, because the first placements matter most."""
 _INTERVAL = 500
@@ -72,7 +74,10 @@ ONE = 1 << 30
 """
 
 _MAX_TYPES = 256
-"""The most types. The traces have 151. With 96, half a point is lost where many pods require certain card models."""
+"""The maximum number of types. The traces have 151.
+
+With 96, half a point is lost on traces in which many pods require certain card models.
+"""
 _DEVIATIONS = 2.0
 """The number of standard deviations by which the expected number of pods exceeds the count.
 
@@ -84,9 +89,15 @@ _SMOOTHING = 50.0
 With 0, a type that fits only one node would outweigh all others.
 """
 _UNSEEN_PODS = 15.0
-"""The expected number of pods that request a whole node at first. 0 loses 0.15 points at 90 % on the default trace."""
+"""How many pods that request a whole node are expected as long as no pod has arrived.
+
+0 loses 0.15 points at 90 % on the default trace.
+"""
 _UNSEEN_UNTIL = 1000.0
-"""The number of pods after which no such pods are expected. Expecting them forever loses 0.15 points at 130 %."""
+"""The number of GPU pods after whose arrival no further pods are expected to request a whole node.
+
+Expecting them forever loses 0.15 points at 130 %.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,7 @@ def pods_per_empty_node(shape: Shape, node: NodeClass) -> int:
 
 
 def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> tuple[WeightedType, ...]:
-    """Return the types of pods with the highest copy weights, the highest first.
+    """Return the at most `_MAX_TYPES` types of pods with the highest copy weights, the highest first.
 
     The fit weight of a type is proportional to the expected number of its pods, divided by the number of cards that the
     type could use if all nodes were empty. If only the number of pods counted, pods that fit every node would crowd out
@@ -150,8 +161,8 @@ def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass,
 def _unseen(seen: float, classes: Mapping[NodeClass, int]) -> list[tuple[Shape, float]]:
     """Return a shape that requests a whole node of the largest class, and the expected number of its pods.
 
-    Without it, the first pods of a new cluster would be spread over nodes that later pods need as a whole. Returns an
-    empty list once enough pods were seen.
+    Without this shape, the first pods of a new cluster would be spread over nodes that later pods need as a whole. The
+    list is empty once `_UNSEEN_UNTIL` pods have arrived, and if no node has cards.
     """
     number = _UNSEEN_PODS * (1 - seen / _UNSEEN_UNTIL)
     if number <= 0 or not classes:
@@ -161,7 +172,10 @@ def _unseen(seen: float, classes: Mapping[NodeClass, int]) -> list[tuple[Shape, 
 
 
 def _fraction_of_card(shape: Shape, classes: Mapping[NodeClass, int]) -> float:
-    """Return the fraction of a card that the shape takes on the largest number of nodes that may run it."""
+    """Return the fraction of each of its cards that a pod of the shape takes.
+
+    The fraction may differ between nodes. The one that applies to the largest number of nodes is returned.
+    """
     nodes_by_milli: dict[int, int] = {}
     for node, number in classes.items():
         if milli := milli_per_card(shape, node):

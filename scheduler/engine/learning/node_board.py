@@ -1,8 +1,9 @@
 """Stores as columns what is free on every node, and rates the nodes for a pod. Only changed nodes are rated again.
 
-`NodeBoard` identifies nodes by row number, and `BoardByName`, which `scheduler.decisions.scores` uses, by name. The
-ratings come from a `Chooser`, mainly the judges of the policies `fragmentation` and `fgd`. A chooser must rate each row
-independently of the others, because a rating is cached until its own row changes.
+`NodeBoard` identifies nodes by row number, and `BoardByName`, which `scheduler.decisions.scores` uses, by name.
+`playground.simulate.openb` uses `NodeBoard` directly. The ratings come from a `Chooser`, mainly the judges (`Judge`) of
+the policies `fragmentation` and `fgd`. A chooser must rate each row independently of the others, because a rating is
+cached until its own row changes.
 """
 
 from collections import OrderedDict
@@ -20,13 +21,13 @@ from scheduler.engine.node_fit import HIGHEST
 UNFIT = -(2**62)
 """The key of a node that cannot take the pod."""
 
-_MAX_SHAPES = 256  # the most shapes whose keys are cached; with 5,000 nodes each takes 40 kB
+_MAX_SHAPES = 256  # the most shapes whose keys are cached; with 5,000 nodes the keys of a shape take 40 kB
 _SPARE_CLASSES = 64
-"""How many classes beyond two per row are stored before unused ones are dropped.
+"""The number of classes, in addition to two for each row, above which unused classes are dropped.
 
 The classes come from the agents, so their number must be limited.
 """
-_ROWS_PER_CALL = 512  # the most rows of a call of a judge; its intermediate arrays then stay in the processor's cache
+_ROWS_PER_CALL = 512  # the most rows for one call of a judge, so that its arrays stay in the processor's cache
 
 
 class Chooser(Protocol):
@@ -61,7 +62,7 @@ class NodeBoard:
         self._free = np.zeros((0, 0), np.int64)
         self._changes = 0
         self._judge: Chooser | None = None
-        self._keys: OrderedDict[Shape, tuple[int, Ints]] = OrderedDict()  # with the number of the latest change in them
+        self._keys: OrderedDict[Shape, tuple[int, Ints]] = OrderedDict()  # with the latest change that each includes
 
     def put(self, row: int, node: NodeClass, cpu: int, memory: int, free: Sequence[int]) -> None:
         """Set the class of the node in `row`, and what is free on it.
@@ -113,7 +114,7 @@ class NodeBoard:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shapes whose keys are cached, the latest last."""
+        """The shapes whose keys are cached, the most recently used last."""
         return tuple(self._keys)
 
     def copy(self) -> "NodeBoard":
@@ -126,9 +127,9 @@ class NodeBoard:
         return other
 
     def adopt(self, other: "NodeBoard") -> None:
-        """Take over the keys of a copy of this board. Rows that have changed since the copy are rated again.
+        """Take over the keys of a copy of this board. Rows that have changed since `copy` are rated again.
 
-        So the keys of a new judge can be computed on the copy, without the lock of this board.
+        So the keys of a new judge can be computed on the copy, without the lock that guards this board.
         """
         self._judge = other._judge
         self._keys = other._keys

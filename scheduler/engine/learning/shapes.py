@@ -1,10 +1,10 @@
-"""Defines what the learning policies know of pods and nodes: the shape of a pod, the class of a node, and what is free.
+"""Defines what the learning policies know: the shape of a pod, the class of a node, and what is free on a node.
 
 The dimensions of arrays are given in brackets; B is the number of rows, which are nodes or states of a node. A card has
 a single free amount in thousandths ("milli"): the smaller one of its free core and its free memory. Amounts are
 integers. Both the free memory of a card and the memory that a pod takes are rounded down to milli, so a pod that fits
 by these numbers may need up to one milli more memory than is free. Mainly the learning policies,
-`scheduler.cluster.forecast` and `decisions.scores` use these definitions.
+`scheduler.cluster.forecast`, `decisions.scores` and `node_assessment` use these definitions.
 """
 
 from collections import Counter
@@ -195,7 +195,7 @@ def shape_of(request: GpuRequest, node_resources: CpuMemory, models: Collection[
 
 
 def _allowed_models(request: GpuRequest, models: Collection[str]) -> tuple[str, ...]:
-    """Return the models on which the pod may run; () for all models, and a name that no card has for none."""
+    """Return the models on which the pod may run; () means all models. If it may run on none, return ("",)."""
     if not (request.constraints.models or request.constraints.excluded_models):
         return ()
     allowed = tuple(sorted(model for model in models if request.constraints.allows_model(model)))

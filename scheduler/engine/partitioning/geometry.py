@@ -1,7 +1,7 @@
 """Chooses the MIG instances of one card, given those that are in use.
 
-`slice_allocation` asks a `MigCard` which slices it could offer and how it would be partitioned. `mps_shares.MpsCard`
-has the same interface for MPS.
+`partition_plan` creates each `MigCard`. `slice_allocation` asks it which slices it could offer and how it would be
+partitioned. `mps_shares.MpsCard` must have the same interface for MPS.
 
 The choice is exact, because it compares all geometries (docs/design/slices.md, "Choosing a geometry"). If the settings
 list geometries for the card, only these are compared. Otherwise only geometries to which no instance can be added are
@@ -27,7 +27,7 @@ from mgpu.model.pod_constraints import matches_model
 from scheduler.engine.effort import Budget
 
 _PARTITION_STEPS = 6_000
-"""The steps to choose a geometry, for which all geometries are compared."""
+"""The steps to choose the best geometry of a card. All geometries are compared for that."""
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
 """By model, the only geometries that cards of matching models may have (`matches_model`).
@@ -82,8 +82,8 @@ class CardPartition:
         served: How many slices of the extra requests are free in addition to the requested ones.
         touched: Whether the plan changes the card.
         destroyed: How many free slices the plan destroys.
-        creatable: A measure of what could still be created beside the slices in use and the requested ones, if the
-            other free slices were destroyed. The values of the cards of a node can be compared.
+        creatable: A measure of what could still be created beside the slices in use, the requested ones and the
+            `served` ones, if the other free slices were destroyed. Only values of cards of one node can be compared.
     """
 
     slices: tuple[Place, ...]
@@ -204,7 +204,7 @@ def mig_card(table: GeometryTable, used: Iterable[Place], free: Iterable[Place])
     for place in used:
         bit = table.bit.get(place, 0)
         if not bit or blocked & bit:
-            return f"{place[1]} in use at {place[0]}, where it cannot be"
+            return f"a {place[1]} is in use at {place[0]}, where it cannot exist"
         in_use |= bit
         blocked |= table.blocked(bit)
     taken, idle = blocked, 0
@@ -324,7 +324,7 @@ def _options_cache(_table: GeometryTable, _options_base: int, _names: tuple[str,
 
 
 def _find_options(table: GeometryTable, options_base: int, names: tuple[str, ...]) -> tuple[Vector, ...]:
-    """Return the largest vectors of these slices that can be free together, without a limit on their number."""
+    """Return the largest vectors of these slices that can be free together, however many slices are requested."""
     bits_of_names = [table.profile_bits.get(name, 0) for name in names]
     usable = sum(bits_of_names) & ~options_base
     found = {

@@ -1,9 +1,10 @@
 """Chooses the MPS shares of one card, given those that are in use (docs/design/slices.md, "MPS").
 
-`slice_allocation` asks an `MpsCard` which shares it could offer and how it would be partitioned. `geometry.MigCard` has
-the same interface for MIG. The shares ("slices") of a card are numbered and may have any size in GiB. Together they
-have at most the memory of the card, and there are at most MAX_MPS_CLIENTS of them. So a request fits if and only if
-enough memory and enough slots for its slices are free, and no search is needed. A slice in use must keep its number.
+`partition_plan` creates each `MpsCard`. `slice_allocation` asks it which shares it could offer and how it would be
+partitioned. `geometry.MigCard` must have the same interface for MIG. The shares ("slices") of a card are numbered and
+may have any size in GiB. Together they have at most the memory of the card, and there are at most MAX_MPS_CLIENTS of
+them. So a request fits if and only if enough memory and enough slots for its slices are free, and no search is needed.
+A slice in use must keep its number.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -20,9 +21,12 @@ from scheduler.engine.partitioning.geometry import CardPartition, Counts, Place,
 
 _GIB = 1 << 30
 _PARTITION_STEPS = 100
-"""The steps to partition a card, besides those for each requested size."""
+"""The steps to partition a card, in addition to 10 for each size in the request and in the extra requests."""
 _MAX_OPTIONS = 500
-"""The most options. Dozens of slices of many sizes have more; then only the option with the largest slices is used."""
+"""The most options that `options` computes.
+
+A request for dozens of slices of many sizes may have more. Then only the result of `_largest_first` is used.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class MpsCard:
     def no_room_reason(self, name: str) -> str:
         """Return why the card cannot have a slice of this size."""
         if not self.used:
-            return f"{self.memory} GiB: no room for {name}"
+            return f"{self.memory} GiB in total: no room for {name}"
         if len(self.used) >= MAX_MPS_CLIENTS:
             return f"{len(self.used)} slices in use, the most that MPS serves"
         return f"{self.memory - self.available} of {self.memory} GiB in use: no room for {name}"
@@ -126,7 +130,7 @@ def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCar
 
 
 def _max_vectors(memory: int, requested: Counts) -> int:
-    """Return an upper bound on the number of vectors of `_full_vectors`."""
+    """Return an upper bound on the number of vectors that `_full_vectors` yields."""
     return prod(min(count, memory // gigabytes(name)) + 1 for name, count in requested[1:])
 
 

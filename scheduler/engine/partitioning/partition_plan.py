@@ -1,7 +1,7 @@
 """Plans the slices of one node's cards, so that a pod finds the slices that it requests.
 
-Mainly `partitionable_node` calls this module. With a sufficient budget, `can_offer` must be True exactly where
-`plan_cards` returns a plan. A plan must keep every slice in use at its place. Source: docs/design/slices.md,
+Mainly `partitionable_node` calls this module. With a sufficient budget, `can_offer` must be True for a request exactly
+if `plan_cards` returns a plan for it. A plan must keep every slice in use at its place. Source: docs/design/slices.md,
 "Scheduling".
 """
 
@@ -29,8 +29,8 @@ from scheduler.engine.partitioning.mps_shares import MpsCard, mps_card
 from scheduler.engine.partitioning.slice_allocation import CardShare, find_allocation, find_best_allocation
 
 NOT_PROVEN = (
-    "slices: the search was ended, so whether they fit is not proven; it will be tried again; fewer different sizes "
-    "are found faster"
+    "the search for slices was ended because it takes too long, and whether they fit is not proven; it will be "
+    "repeated; a search for fewer different sizes takes less time"
 )
 
 
@@ -115,7 +115,7 @@ def _card(
 
 
 def _state_reason(gpu: Card, observed: NodeSlices) -> str | None:
-    """Return why the card cannot be partitioned in its present state, or None."""
+    """Return why the card cannot be partitioned in its present state, or None if its state does not prevent it."""
     if not gpu.healthy:
         return "unhealthy"
     if observed.mode == MIG and not observed.has_positions:
@@ -150,9 +150,9 @@ def plan_cards(
 ) -> tuple[Slice, ...] | Rejection:
     """Return all slices that the node should have, in ascending order. Slices in use stay at their places.
 
-    The first pod gets all that it requests, or a Rejection is returned. Slices that exist and are free count. The
+    The first pod gets all that it requests, or a Rejection is returned. Free slices that exist may be among them. The
     requests of the other pods are served as far as possible, card by card. The Rejection is unproven if the budget
-    ended before the answer was known.
+    ended before it was known whether the first pod fits, or whether evictions would help.
 
     Args:
         requests: The number of slices by name that each pod requests, the most important pod first.
@@ -232,7 +232,7 @@ def _rejection(node: PartitionableCards, need: Counts, budget: Budget) -> Reject
         return Rejection(RejectionKind.SLICES, "the node's cards are not partitioned", hopeless=True)
     wrong = next((name for name, _ in need if mode_of(name) != node.mode), None)
     if wrong is not None:
-        text = f"the node's cards are partitioned by {node.mode}, not into {wrong}"
+        text = f"the node's cards are partitioned by {node.mode}, and {wrong} is not a slice of {node.mode}"
         return Rejection(RejectionKind.SLICES, text, hopeless=True)
     if not node.cards and not node.refusals:
         return Rejection(RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True)
@@ -249,7 +249,7 @@ def _rejection(node: PartitionableCards, need: Counts, budget: Budget) -> Reject
 
 
 def _card_reason(card: MigCard | MpsCard, need: Counts) -> str:
-    """Return why the card alone cannot give all of these slices."""
+    """Return why this card without the others cannot give all of these slices."""
     for name, count in need:
         most = card.max_free(name)
         if most == 0:

@@ -1,7 +1,7 @@
 """The state of a node whose cards can be partitioned.
 
 `scheduler.cluster.partitionable_nodes` creates a `PartitionableNode` for each state of a node. Mainly the filter asks
-which slices are free now (`fits`), and the partition controller which slices there could be (`plan_node`). A
+which slices are free now (`fits`), and the partition controller asks which slices there could be (`plan_node`). A
 `PartitionableNode` is immutable. A plan that is made from it must be dropped if `version` is no longer current.
 """
 
@@ -29,6 +29,7 @@ class PartitionableNode:
     """A node with the label `gpu.partitioning` at one moment.
 
     Attributes:
+        gpus: All GPUs of the node.
         version: A number that changes with every change of the node, like `NodeSnapshot.version`.
         observed: What the node reports about its slices.
         used: The places that pods hold, including reservations, or that the node reports as used.
@@ -38,6 +39,7 @@ class PartitionableNode:
         free: The places that a pod can have now, in the order in which they are given to pods.
         memory_used: The GPU memory in use, in bytes.
         cards: The cards that can be partitioned.
+        free_resources: The free CPU and memory of the node.
         named_resources: For each extended resource that the settings name, the sum that the pods of the node request.
         problem: The reason why the node's report of its slices cannot be read, or None.
     """
@@ -176,7 +178,10 @@ def requested_slices(request: GpuRequest) -> dict[str, int]:
 
 
 def can_be_partitioned_for(target: PartitionableNode, request: Mapping[str, int], budget: Budget | None = None) -> bool:
-    """Return whether the node could be partitioned so that a pod gets these slices. Raises Exhausted."""
+    """Return whether the node has these slices free, or could be partitioned to have them, as `can_offer` does.
+
+    Raises Exhausted if the budget ends before the answer is known.
+    """
     return can_offer(target.cards, request, budget)
 
 

@@ -9,8 +9,9 @@ slices it keeps the best allocation over the cards so far, which is exact becaus
 `partition_plan` calls both.
 
 The time depends on the request. It can be hours for dozens of slices of many sizes, so every step is charged to a
-budget (`scheduler.engine.effort`). A search that has too few steps has no answer and raises Exhausted. It must never
-report "no allocation" without proof. Answers are cached, because the nodes of a cluster are often equal.
+budget (`scheduler.engine.effort`). A search that has too few steps has no answer and raises Exhausted. It must not
+report "no allocation" unless it has tried or excluded all allocations. Answers are cached, because the nodes of a
+cluster are often equal.
 """
 
 from collections.abc import Hashable, Iterator
@@ -31,9 +32,10 @@ Gifts = tuple[Vector, ...]
 """How many of each requested slice each card gives."""
 
 _MAX_VECTORS = 400
-"""The most vectors of remaining slices. If there are more, the pod gets the first allocation instead of the best."""
+"""The most vectors of remaining slices. If there are more, the pod gets the first allocation that is found."""
 _MAX_COMPARISONS = 600_000
-"""The most pairs of such vectors, multiplied by the number of cards. It is a limit of the same kind."""
+"""The most pairs of such vectors, multiplied by the number of cards. If there are more, the pod also gets the first
+allocation that is found."""
 
 _TRY_STEPS = 6  # steps to try one gift of one card
 _SORT_STEPS = 4  # steps to sort one gift
@@ -172,8 +174,9 @@ def find_best_allocation(cards: Cards, need: Counts, budget: Budget | None = Non
 
     The best allocation changes the fewest cards, then partitions the fewest whole cards, then uses the fewest cards,
     then destroys the fewest free slices, then has the highest sum of `CardPartition.creatable`, then has the most
-    slices. Among equal ones the first cards give most. If comparing the allocations takes too many steps, the result is
-    the allocation of `find_allocation`. Raises Exhausted if `find_allocation` does.
+    slices. Among equal ones the first cards give most. If there are too many allocations to compare, or the
+    budget ends during the comparison, the result is that of `find_allocation`. Raises Exhausted if `find_allocation`
+    does.
     """
     budget = full_budget() if budget is None else budget
     gifts = find_allocation(cards, need, budget)

@@ -1,6 +1,7 @@
 """Decides whether a pod finds its slices on a partitionable node, and ranks the nodes that can be partitioned for it.
 
-Mainly the filter calls `assess_slices`, and the partition controller `rank_partitionable_nodes`.
+The filter, preemption and `mgpu simulate` call `assess_slices`. The partition controller and `mgpu simulate` call
+`rank_partitionable_nodes`.
 """
 
 import sys
@@ -18,7 +19,7 @@ from scheduler.engine.partitioning.partition_plan import NOT_PROVEN
 from scheduler.engine.partitioning.partitionable_node import PartitionableNode, can_be_partitioned_for, plan_node
 from scheduler.engine.partitioning.slice_scores import score_for_slices
 
-_REPARTITIONED = "its cards are repartitioned for the pod"
+_REPARTITIONED = "the node's cards are to be repartitioned for the pod"
 
 
 def _rejected(text: str, *, fits_repartitioned: bool = False) -> NodeFit:
@@ -43,9 +44,9 @@ def assess_slices(
     budget: Budget,
     reject: Callable[[PartitionableNode, Mapping[str, int], Budget], NodeFit] = rejection_of_slices,
 ) -> NodeFit:
-    """Return whether the pod fits on a node that meets its other requirements. The answer has no score.
+    """Return whether the pod fits on a node that meets the pod's other requirements. The answer has no score.
 
-    The answer is unproven if the budget ends before it is known.
+    The answer is unproven if the budget ends before it is known whether the pod fits.
 
     Args:
         request: The number of slices by name.

@@ -3,7 +3,7 @@
 Besides CPU, memory and the memory of the cards, the settings can give weights to extended resources by name.
 `NamedResourceUsage` tracks what the pods of each node request of these resources. Scores are computed exactly, in
 integers. docs/design/slices.md, "Scheduling", describes the formula. Mainly the filter and `slice_choice` call
-`score_for_slices`.
+`score_for_slices`, and `scheduler.cluster.partitionable_nodes` has a `NamedResourceUsage`.
 """
 
 from collections import Counter
@@ -79,7 +79,10 @@ def named_resources(settings: SlicesSettings) -> frozenset[str]:
 
 
 def score_for_slices(target: PartitionableNode, request: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> int:
-    """Return the score, 0 to 10, that the node has once the pod has the requested slices there."""
+    """Return the score, 0 to 10, that the node has once the pod has the requested slices there.
+
+    `MAX_QUANTITY` stands for an amount that the node does not report. Such a resource does not count.
+    """
     node, names = target.node, named_resources(settings)
     capacity = {
         **_extended_capacity(node, names),

@@ -1,4 +1,4 @@
-"""The card policies. Each has a module of its name, with a `POLICY`.
+"""Loads the card policies. Each has a module of its name in this package, which defines `POLICY`.
 
 The names are in `mgpu.model.card_policies`, because the settings and the webhook validate them and must not import the
 scheduler. The engine calls the policies, and pods and settings select them by name.

@@ -41,7 +41,7 @@ def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
 
 
 def fullness(used: int, capacity: int) -> int:
-    """Score a node by the part of its capacity that is in use."""
+    """Score a node, 0 to 10, by the part of its capacity that is in use."""
     return HIGHEST * used // capacity
 
 

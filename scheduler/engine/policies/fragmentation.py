@@ -1,7 +1,7 @@
 """Card and node policy `fragmentation`: take as little as possible from the pods that are likely to come.
 
 docs/design/fragmentation.md, "The algorithm", describes the idea and the measurements. Settings and pods select the
-policy by name.
+policy by name. `playground.simulate.openb` uses `Fragmentation` directly.
 
 Every state of a node has a worth, and a pod is placed where it lowers the worth the least. The worth of a node is the
 sum of
@@ -51,7 +51,7 @@ _MILLI_PER_LOSS_STEP = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ClassTables:
-    """The tables of the expected types for C classes of nodes.
+    """The tables of T expected types of pods for C classes of nodes.
 
     Attributes:
         cards: The tables of the cards.

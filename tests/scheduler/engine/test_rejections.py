@@ -60,14 +60,14 @@ CASES = {
     "too few cards can serve": (
         request(share(cards=2)),
         [state(0), state(1, 900), state(2, 900)],
-        "container 'c' needs 2 cards, 1 can take it (2 cards: 2 core 20 percent short)",
+        "container 'c' needs 2 cards, but only 1 can take it (2 cards: 2 core 20 percent short)",
         RejectionKind.CORE,
         False,
     ),
     "whole cards in use": (
         request(whole_cards("c", 2)),
         [state(0, 10), state(1, 10)],
-        "container 'c' needs 2 cards, none can take it (2 cards: 2 in use, a whole card is requested)",
+        "container 'c' needs 2 cards, but none can take it (2 cards: 2 in use, but a whole card is requested)",
         RejectionKind.IN_USE,
         False,
     ),

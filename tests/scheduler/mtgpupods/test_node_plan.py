@@ -74,7 +74,7 @@ def test_a_new_gpuid_that_waits_for_a_large_card_holds_up_those_that_name_it_too
     has = card(0, gib=40), card(1, gib=80)
     found = planned(mtgpupod("a", gib=60), mtgpupod("b"), mtgpupod("c", "qwert"), has=has, others=[pool(1)])
     assert cards_of(found) == {"c": uuid(0)}
-    text = "2 cards: 1 in use, a whole card is requested, 1 memory 20.0 GiB short"
+    text = "2 cards: 1 in use, but a whole card is requested, 1 memory 20.0 GiB short"
     assert text in said(found, "a").message
     assert reason(found, "b") == "ResourceExceeded"
 

@@ -15,7 +15,7 @@ from tests.scheduler.partitioning.cluster import MIG, MPS, cluster, known, slice
 def test_a_pod_that_finds_no_slice_gets_one() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
-    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": "its cards are repartitioned for the pod"}
+    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": "the node's cards are to be repartitioned for the pod"}
     assert "spec-partitioning-plan" not in agents["n1"].said  # a filter writes nothing
     replica.planning.work()
     assert '"spec-partitioning-plan": 1000' in agents["n1"].said
@@ -65,7 +65,7 @@ def test_a_refused_plan_is_told_and_not_repeated_at_once() -> None:
     agents["n1"].refuse("busy")
     replica.deliver()
     assert ("n1", "PlanRefused", "the agent refused partition plan 1000: busy") in replica.events
-    text = "its cards are repartitioned for the pod, but partition plan 1000 was refused: busy"
+    text = "the node's cards are to be repartitioned for the pod, but partition plan 1000 was refused: busy"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": text}
     turn(replica)
     assert agents["n1"].found.partitioning.plan == 1000

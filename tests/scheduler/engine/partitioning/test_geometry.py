@@ -154,9 +154,9 @@ def test_full_card_has_a_reason(used: tuple[Instance, ...], name: str, why: str)
 @pytest.mark.parametrize(
     ("used", "why"),
     [
-        ([(1, "3g.40gb")], "3g.40gb in use at 1, where it cannot be"),
-        ([(0, "9g.90gb")], "9g.90gb in use at 0, where it cannot be"),
-        ([(0, "3g.40gb"), (2, "2g.20gb")], "2g.20gb in use at 2, where it cannot be"),
+        ([(1, "3g.40gb")], "a 3g.40gb is in use at 1, where it cannot exist"),
+        ([(0, "9g.90gb")], "a 9g.90gb is in use at 0, where it cannot exist"),
+        ([(0, "3g.40gb"), (2, "2g.20gb")], "a 2g.20gb is in use at 2, where it cannot exist"),
     ],
 )
 def test_card_with_impossible_used_instances_is_rejected(used: list[tuple[int, str]], why: str) -> None:

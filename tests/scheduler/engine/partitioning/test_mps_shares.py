@@ -167,4 +167,4 @@ def test_memory_is_rounded_down_to_gibibytes() -> None:
     card = mps_card(Card(0, "GPU-0", "NVIDIA H100 80GB HBM3", 81559 << 20), [], [])
     assert card.partition((("79gb", 1),))
     assert card.partition((("80gb", 1),)) is None
-    assert card.no_room_reason("80gb") == "79 GiB: no room for 80gb"
+    assert card.no_room_reason("80gb") == "79 GiB in total: no room for 80gb"

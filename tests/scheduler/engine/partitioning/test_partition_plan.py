@@ -236,7 +236,7 @@ def test_cards_that_cannot_be_partitioned_have_a_reason_and_keep_their_slices() 
         "unhealthy",
         "not in MIG mode",
         "held by other pods",
-        "3g.40gb in use at 1, where it cannot be",
+        "a 3g.40gb is in use at 1, where it cannot exist",
         "cannot be partitioned",
     ]
     assert not rejected.hopeless
@@ -255,8 +255,8 @@ def test_node_without_positions_of_instances_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("found", "asked", "why"),
     [
-        (mig(), {"4gb": 1}, "the node's cards are partitioned by mig, not into 4gb"),
-        (mps(), {"2g.20gb": 1, "4gb": 1}, "the node's cards are partitioned by mps, not into 2g.20gb"),
+        (mig(), {"4gb": 1}, "the node's cards are partitioned by mig, and 4gb is not a slice of mig"),
+        (mps(), {"2g.20gb": 1, "4gb": 1}, "the node's cards are partitioned by mps, and 2g.20gb is not a slice of mps"),
         (NO_SLICES, {"2g.20gb": 1}, "the node's cards are not partitioned"),
     ],
 )
