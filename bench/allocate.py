@@ -4,8 +4,8 @@
 
 The API server and the kubelet are the playground's and share the machine with the agent. During the calls, 250 more
 pods with equal requests are bound to the node, and the kubelet does not start them. PreStartContainer is called at most
-67 times a second. The rate is below 100 because a kubelet answers at most 100 queries of PodResources a second, and the
-agent sends such a query for ids that an earlier agent gave out.
+67 times a second. This is less than the 100 queries a second that a kubelet answers on its PodResources socket, since
+the agent sends such a query for ids that an earlier agent gave out.
 """
 
 import subprocess

@@ -178,7 +178,7 @@ def _watching(api: Api) -> Iterator[Ordinary]:
 
 
 def _measure(ordinary: Ordinary, minutes: float) -> dict[str, Delays]:
-    """Create pods of each kind in turn, at most two a second."""
+    """Create ordinary pods of each kind in turn, at most two a second, and return the delays of each kind."""
     end, found = time.monotonic() + 60 * minutes, {kind: list[float | None]() for kind in _SPECS}
     while time.monotonic() < end:
         for kind, delays in found.items():

@@ -112,6 +112,7 @@ def serve_cluster(nodes: int, spare: int) -> None:
     budgets = EffortBudgets()
     filter_ = Filter(state, settings, budgets=budgets)
     decider = _Timed(state, api, settings, budgets)
+    # This object has the attributes of `scheduler.api.replica.Replica` that the extender reads.
     replica: Any = SimpleNamespace(
         state=state,
         settings=settings,

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 _STALLED_SECONDS = 90.0
-"""If one reading and the pause after it take longer, the driver counts as hanging. The pause is at most
-`_LONGEST_PAUSE`."""
+"""If a reading and the pause after it take longer than this together, the driver counts as hanging. The pause is at
+most `_LONGEST_PAUSE`."""
 
 
 class CardWatch:

@@ -22,8 +22,8 @@ from mgpu.model.mig import Instance
 log = logging.getLogger(__name__)
 
 MIG_GROUP = "mgpu.simulated_mig"
-"""The entry point group of the MIG simulator: a function that returns a `MigDriver` and has the same arguments as
-`simulated_mig`."""
+"""The entry point group of the MIG simulator in pyproject.toml. The entry point is a function that returns a
+`MigDriver` and has the same arguments as `simulated_mig`."""
 _CHECK_SECONDS = 0.5
 _NO_MIG = "MIG of simulated cards needs the Python package `playground` of mgpu, which is not installed here"
 

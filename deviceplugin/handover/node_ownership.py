@@ -95,10 +95,15 @@ class Phase(Enum):
     """
 
     STARTING = auto()
+    """The agent has not tried to take the lock yet."""
     STANDING_BY = auto()
+    """The agent requests the node from the serving agent, which may still answer."""
     WAITING = auto()
+    """The serving agent does not hand the node over, or this process has handed the node over to it."""
     TAKING_OVER = auto()
+    """The agent has the lock, and carries out the steps of the takeover."""
     SERVING = auto()
+    """The agent has the lock, and no takeover is in progress."""
 
 
 class NodeOwnership:

@@ -46,6 +46,7 @@ _YOURS = "yours"
 _REGISTERED = "registered"
 _ENDED = "ended"
 _ANSWER_SECONDS = 20.0
+"""How long an agent waits for the next message of the other one, unless it stands by."""
 _GREETING_SECONDS = 5.0
 """How long an agent that has connected may take to send its first message."""
 _CHECK_SECONDS = 1.0

@@ -48,7 +48,7 @@ def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: C
     Args:
         uuid: The UUID of the card.
         desired: The planned instances.
-        in_use: The instances that pods use, which must stay.
+        in_use: The instances that must stay because pods use them. Those on which processes run are added here.
 
     Raises:
         MigRefused: The plan lacks an instance that is in use, or the card does not allow the plan or one of its steps.

@@ -3,7 +3,7 @@
 In mgpu a pod gets a GPU instance together with one compute instance that takes all of it; this pair is called a MIG
 instance. `NvmlMig` initializes and shuts down NVML in every call, so that the agent can use a driver that was updated
 in the meantime. Mainly `partitioning.mig_partitioner` and the other modules of `deviceplugin.mig` call the driver.
-`pods.lingering_processes` reads on which cards and instances processes run.
+`pods.lingering_processes` reads on which cards processes run.
 """
 
 import ctypes
