@@ -167,7 +167,7 @@ class MpsPartitioner:
     def _is_planned(self, context: PartitionContext, text: str) -> bool:
         """Return whether the text is valid and has the slice counts of the Node's plan.
 
-        The plan is not refused because of another text, which an administrator may have written.
+        If it does not, an administrator may have written it, so errors in it are no reason to refuse the plan.
         """
         spec = without_zeros(context.reported.partitioning.spec)
         return self._parsed is not None and self._parsed[0] == text and without_zeros(self._parsed[1]) == spec

@@ -61,7 +61,7 @@ class DeviceList:
         return self._resends, self.ids
 
     def offer(self, ids: Mapping[str, bool]) -> None:
-        """Replace the ids, and send them."""
+        """Replace the ids, and send them if they or their health have changed."""
         self.ids = dict(ids)
         self.changed.wake()
 

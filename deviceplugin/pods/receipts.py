@@ -1,7 +1,7 @@
 """Writes and reads receipts: files that say which cards each pod got. They outlive the agent and the pod's API object.
 
 `pods.remnants` writes a receipt before a container starts, because the API object can disappear while the container
-runs. The cards in the receipt stay held until `pods.remnants` removes the receipt. `pods.unrecorded_pods` uses only
+runs. The cards in the receipt stay held until `pods.remnants` removes the receipt. `pods.unrecorded_pods` calls only
 `merge_by_card` and `device_rows`, for pods without an allocation record. Agents of different versions read each other's
 files, so unknown fields are ignored, a new field needs a default, and no field may change its meaning.
 """

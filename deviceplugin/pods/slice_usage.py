@@ -52,7 +52,7 @@ def visible_cards(env: Mapping[str, str]) -> tuple[str, ...]:
 def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the UUIDs of the cards or slices in a container's environment.
 
-    The UUID of an MPS share has the same form as in `mgpu.model.node_slices.slice_devices`.
+    The UUID of an MPS share must have the same form as in `mgpu.model.node_slices.slice_devices`.
     """
     visible = tuple(filter(None, env.get(_VISIBLE, "").split(",")))
     shares = [place for place in places_in(env) if mode_of(place.name) == MPS]

@@ -1,4 +1,4 @@
-"""The dialect of Aliyun gpushare: memory of one card per container (docs/design/gpushare.md).
+"""The dialect of Aliyun gpushare: a container requests memory of one card (docs/design/gpushare.md).
 
 The resource `aliyun.com/gpu-mem`, the annotations and the environment variables state memory in the unit of the setting
 `memoryUnit`. gpushare's own scheduler extender and device plugin read the same names and formats, so these must not

@@ -1,10 +1,10 @@
-"""The dialect of Volcano mGPU: percent of compute and MiB of memory (docs/design/mgpu.md).
+"""The dialect of Volcano mGPU: containers request core in percent and memory in MiB (docs/design/mgpu.md).
 
-The amounts, core in percent and memory in MiB, are totals over a container's cards. A "multiple" pod has the annotation
-`container-multiple-gpu` with the number of cards of each app container. Any other pod is a "normal" pod. In a normal
-pod, a container gets a share of one card, or whole cards if its core is a multiple of 100. The rules of normal pods
-also apply to the init containers of multiple pods. Names and formats are Volcano's and must not change. The processes
-call the dialect through `mgpu.dialects`.
+The amounts are totals over a container's cards. A "multiple" pod has the annotation `container-multiple-gpu` with the
+number of cards of each app container. Any other pod is a "normal" pod. In a normal pod, a container gets a share of one
+card, or whole cards if its core is a multiple of 100. The rules of normal pods also apply to the init containers of
+multiple pods. Names and formats are Volcano's and must not change. The processes call the dialect through
+`mgpu.dialects`.
 """
 
 import re

@@ -29,7 +29,10 @@ def environment_variables(key: str) -> tuple[str, ...]:
 
 
 def check_callers(installation: Installation) -> Iterator[Finding]:
-    """Report endpoints that may be called from every address or from addresses of pods, and invalid environments."""
+    """Report endpoints that may be called from every address or from addresses of pods.
+
+    Deployments whose environment variables are not valid settings are reported too.
+    """
     found = [finding for key in ENDPOINTS for finding in _check_endpoint(installation, key)]
     if not found:
         blocks = (f"{key}: {_describe(_configured_callers(installation, key))}" for key in ENDPOINTS)

@@ -1,6 +1,7 @@
 """Checks that all parts are installed and have one version, and that exactly one scheduler decides.
 
-`mgpu doctor` runs these checks. `check_installed` must run first: if it fails, the other checks must be skipped.
+`mgpu doctor` runs these checks. `check_installed` must run first: if mgpu is not installed, the other checks must be
+skipped, because they would report only consequences of that.
 """
 
 from collections.abc import Iterator
@@ -122,7 +123,9 @@ def _several_schedulers(installation: Installation) -> Iterator[tuple[str, str]]
         yield f"several schedulers decide: one leads in each of the namespaces {join_names(namespaces)}", remedy
     elif len(deciding) > 1:
         names = " or ".join(deciding)
-        remedy = f"delete those of other installations: kubectl delete mutatingwebhookconfiguration {names}"
+        remedy = (
+            f"delete each one that belongs to another installation: kubectl delete mutatingwebhookconfiguration {names}"
+        )
         yield f"several schedulers decide: {join_names(deciding)} all answer Bindings", remedy
     elif not _elects(installation) and max(replicas, ready) > 1:
         text = f"several schedulers decide: leader election is off, and there are {max(replicas, ready)} replicas"

@@ -1,7 +1,7 @@
-"""Checks that allocation records are sealed, and that mgpu or a trusted peer has decided each of them.
+"""Checks that allocation records are sealed, and that mgpu ignores none of them (docs/security.md, "Records").
 
-docs/security.md, "Records", describes seals and peers. `collection` calls `verify_records` when it reads the cluster,
-and `mgpu doctor` then calls `check_records`. Both are pure functions.
+`collection` calls `verify_records` when it reads the cluster, and `mgpu doctor` then calls `check_records`. Both are
+pure functions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -63,7 +63,7 @@ def check_records(installation: Installation) -> Iterator[Finding]:
         text = f"pods have records that mgpu did not decide: {join_names(sealing.unproven, _MOST)}"
         remedy = (
             "kubectl describe pod shows the reason in the Events; "
-            "delete these pods, or add their scheduler to records.peers"
+            "delete these pods, or add the vocabulary of their scheduler to records.peers"
         )
         yield Finding(CHECK, Level.FAILED, text, remedy)
     else:
