@@ -1,4 +1,4 @@
-"""Measures how long the policies that learn take to score 1,000 and 5,000 nodes, and to choose cards on one node.
+"""Measures how long the learning policies take to score 1,000 and 5,000 nodes, and to choose cards on one node.
 
 `make bench` and `python -m bench.learning` run it.
 
@@ -32,7 +32,7 @@ _INDEX = "vke.volcengine.com/gpu-index-container-c"
 
 
 def main() -> None:
-    print(f"Policies that learn: {CARDS} cards and {CARDS} pods per node, pods of {len(SHAPES)} shapes")
+    print(f"The learning policies: {CARDS} cards and {CARDS} pods per node, pods of {len(SHAPES)} shapes")
     for count in NODES:
         for policy in LEARNING_POLICIES:
             _measure(count, policy)

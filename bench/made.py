@@ -1,4 +1,4 @@
-"""Serves the extender with a synthetic cluster, for `bench.serving.cluster`."""
+"""Serves the extender with a synthetic cluster. `bench.serving.cluster` runs `serve_cluster` in a new process."""
 
 import gc
 import sys
@@ -23,7 +23,11 @@ from scheduler.runtime import SWITCH_SECONDS
 
 
 class _NoOp:
-    """Wraps the extender. `answer` is a no-op: it reads the names of the nodes and repeats the last real answer."""
+    """Wraps the extender, and remembers its last answer to `filter` and to `prioritize`.
+
+    `answer` decides nothing: it parses the names of the nodes and repeats the remembered answer. So its duration is
+    that of the HTTP call and the JSON alone.
+    """
 
     def __init__(self, real: Extender) -> None:
         self._real, self._said = real, dict[str, Any]()

@@ -24,7 +24,7 @@ class NodeEvents:
         self._recorder.warn(node_reference(self._node), reason, problem)
 
     def warn_pod(self, gpu_pod: GpuPod, problem: str, reason: str) -> None:
-        """Write an Event of the pod without logging it: most are refused starts, which the plugin server logs."""
+        """Write an Event of the pod. The problem is not logged here, because the plugin server logs refused starts."""
         pod = gpu_pod.pod
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 

@@ -1,6 +1,7 @@
 """The part of `mgpu demo` that runs MtgpuPods on one node with two cards, command by command (examples/two-cards).
 
-Each step creates or deletes an MtgpuPod, and then compares the cards of the node with the picture of the step.
+Each step creates or deletes an MtgpuPod, and then compares the cards that are in use with those that the step expects
+(`Step.picture`).
 """
 
 import time
@@ -110,7 +111,7 @@ class Story:
         return self._differences(step)
 
     def _differences(self, step: Step) -> list[str]:
-        """Return how the node differs from the step's picture, and how the containers differ from their cards."""
+        """Return how the cards in use differ from the step's picture, and which containers do not see their card."""
         node = self._node()
         actual, expected = _cards(node), sorted(step.picture.items(), key=str)
         problems = []

@@ -1,11 +1,12 @@
-"""Replaces the content of a new Pod of an MtgpuPod by what mgpu builds from the MtgpuPod.
+"""Replaces the content of a new Pod of an MtgpuPod with what mgpu builds from the MtgpuPod.
 
-`webhook.admission` calls `rebuild` for `/rebuild`, and `webhook.main` calls `make_finder`. The scheduler's account may
-create Pods in every namespace, so an attacker with its token could run any program as any service account. Therefore
-the webhook, which has an account of its own, sets the content of such a Pod, and takes it from the spec of the
-MtgpuPod, which the tenant has written. It would not be enough to compare the Pod with the MtgpuPod: the API server and
-other admission plugins complete a Pod before this webhook, and their additions cannot be distinguished from those of an
-attacker.
+`webhook.admission` calls `is_rebuilt` and `rebuild` for `/rebuild`, and `webhook.main` calls `make_finder`.
+
+The scheduler's account may create Pods in every namespace, so an attacker with its token could run any program as any
+service account. Therefore the webhook, which has an account of its own, sets the content of such a Pod, and takes it
+from the spec of the MtgpuPod, which the tenant has written. It would not be enough to compare the Pod with the
+MtgpuPod: the API server and other admission plugins complete a Pod before this webhook, and their additions cannot be
+distinguished from those of an attacker.
 """
 
 import re
@@ -50,13 +51,13 @@ def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
 
 
 def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -> Patch:
-    """Return the JSON Patch that replaces a new Pod by the one that mgpu builds from its MtgpuPod.
+    """Return the JSON Patch that replaces a new Pod with the one that mgpu builds from its MtgpuPod.
 
     Of the content of the new Pod only the seal, the index of the card and its UUID stay. The UUID must be that of the
     MtgpuPod's card.
 
     Args:
-        find: the function that reads the MtgpuPod; None if this process has no API server.
+        find: the function that reads the MtgpuPod; None if this process has no access to an API server.
 
     Raises:
         BadObject: if `find` is None, if the Pod names no existing and valid MtgpuPod, or if mgpu would not create the
@@ -81,15 +82,16 @@ def rebuild(raw: Mapping[str, Any], namespace: str, find: FindMtgpuPod | None) -
 def _mismatches(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
     """Yield each reason for which mgpu would not create this Pod for its MtgpuPod now."""
     if mtgpu.controlling_mtgpupod(raw) != pod.uid:
-        yield Problem(_OWNERS, f"names another uid than that of {KIND} {pod.key}, which is {pod.uid}")
+        yield Problem(_OWNERS, f"names another uid than {pod.uid}, which is the uid of {KIND} {pod.key}")
     if pod.deleting:
         yield Problem(_OWNERS, f"names {KIND} {pod.key}, which is being deleted")
     path = f"spec.containers[*].env[{VISIBLE}]"
     card = mtgpu.visible_card(raw) or ""
     if not pod.card_uuid:
-        yield Problem(path, f"must be the card of {KIND} {pod.key}, which has no card (status.BoundDeviceID)")
+        yield Problem(path, f"must be the card of {KIND} {pod.key}, but its status.BoundDeviceID names no card")
     elif card != pod.card_uuid or not _UUID.fullmatch(card):
-        yield Problem(path, f"must be the card of {KIND} {pod.key}, which is {pod.card_uuid!r}, not {card[:128]!r}")
+        text = f"must be the card of {KIND} {pod.key}, as one UUID"
+        yield Problem(path, f"{text}; status.BoundDeviceID is {pod.card_uuid!r}, and the variable is {card[:128]!r}")
     if not _INDEX.fullmatch(_variable(raw, CARDS)):
         yield Problem(f"spec.containers[*].env[{CARDS}]", "must be the index of the card")
 

@@ -38,7 +38,8 @@ class MigPartitioner:
         # The state to which a failed plan is rolled back; None before the first reconciliation.
         self._last_good: Instances | None = None
         self._refused: tuple[int, str] | None = None
-        # The result of `_circumstances` at the refusal. The plan is tried again only after it has changed.
+        # The result of `_circumstances` after the last rollback. A refused plan is tried again only after the result
+        # has changed.
         self._refused_circumstances: object = None
         # The attributes from here on describe the current reconciliation.
         self._problems: list[str] = []
@@ -237,7 +238,8 @@ def _in_use(reported: NodeSlices, cards: Cards, users: Users) -> Instances:
     """Return the instances that must stay: those on which processes run, and those that pods use.
 
     After a reboot, instances that pods use are missing. A missing instance must exist again if the plan contains it, or
-    if no other instance is in its place: that other instance may already belong to another pod.
+    if it fits beside the existing instances. Otherwise it is left out, because an instance in its place may already
+    belong to another pod.
     """
     in_use: Instances = {}
     for index, card in cards.items():

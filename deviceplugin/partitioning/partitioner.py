@@ -21,7 +21,8 @@ class PartitionContext:
     Attributes:
         reported: The plan in the Node's annotations. Its attribute `existing` contains the slices of the last
             observation, or those that the Node reports if there was no observation yet.
-        users: A function that takes the slices that exist, and returns which pod uses which place.
+        users: A function that takes the slices that exist, and returns which pod uses which place. A place is a slice
+            without its UUID and its pod (`Slice.place`).
         held: The indexes of the cards that are held by pods with other vocabularies or with cards of other plugins.
     """
 

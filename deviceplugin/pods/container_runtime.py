@@ -40,14 +40,15 @@ _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 class ContainerRuntime:
     """A client of the CRI API. Use it on one event loop; any thread may read `has_cdi`.
 
-    The methods identify a pod by the UID by which the kubelet knows it.
+    The methods identify a pod by the UID by which the kubelet knows it. For a static pod, this is not the UID of its
+    mirror pod in the API.
 
     Args:
         socket: The CRI socket. If it is None or does not exist, every query raises RetryLater.
 
     Attributes:
-        has_cdi: Whether the runtime applies CDI specs; None if its last answer did not say so, or if it did not answer
-            the last query. `follow` sets this attribute.
+        has_cdi: Whether the runtime applies CDI specs; None if it did not answer the last query, or if its answer does
+            not contain this setting. `follow` sets this attribute.
     """
 
     def __init__(self, socket: Path | None) -> None:
@@ -78,7 +79,8 @@ class ContainerRuntime:
         found: dict[str, Mapping[str, str]] = {}
         try:
             rows = await self._list_containers(stub, uid)
-            # The kubelet keeps the last instance of a container, which may start again on the cards that it had.
+            # A container that has exited counts too if no instance of it runs, because the kubelet may restart it, and
+            # then it has the same cards again.
             for row in sorted(rows, key=lambda row: row.state != api.CONTAINER_RUNNING):
                 if row.state in _HAS_RUN and row.labels.get(_NAME, "") not in found:
                     request = api.ContainerStatusRequest(container_id=row.id, verbose=True)

@@ -63,9 +63,11 @@ class GpuPod:
             otherwise.
         started_containers: The containers that request GPUs or slices and have run; empty if `request` is None.
         completed_init_containers: The init containers that have succeeded.
-        amounts: By resource, the containers that request it, with amounts, in the order in which the kubelet allocates.
-        held: By resource, the most that the containers of the pod request of it at any time.
-        carriers: By container, the resource whose answer brings the container its cards (`dialects.carrier`).
+        amounts: For each resource, the containers that request it, each with the amount, in the order in which the
+            kubelet allocates.
+        held: For each resource, the largest amount that the pod's containers request at the same time.
+        carriers: For each container, the resource for which the agent answers Allocate with the container's cards
+            (`dialects.carrier`).
         verdict: The verdict on the record's seal; None if there was nothing to verify. If the verdict is negative,
             `pod` does not contain the record.
         grace: The time in seconds that the containers may run after the deletion of the pod.
@@ -151,7 +153,7 @@ def read_gpu_pod(
 ) -> GpuPod | None:
     """Return the pod, or None if it requests no GPU or is not a readable pod.
 
-    A request or a record that is not valid becomes the pod's `problem`.
+    If the request or the record is not valid, the pod's `problem` says why.
 
     Args:
         amended: Annotations that the API server does not have yet. They replace those of `raw` with the same keys.
@@ -255,7 +257,7 @@ def _amount(container: Container, resource: str) -> int:
     try:
         return whole_number(asked[0]) if asked else 0
     except QuantityError:
-        return 0  # This is half a CPU, for example. The API server accepts no fraction of an extended resource.
+        return 0  # A fraction, as of a CPU. The API server accepts no fraction of an extended resource.
 
 
 def _grace(raw: Mapping[str, Any]) -> int:

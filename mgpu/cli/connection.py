@@ -1,7 +1,8 @@
 """Options and error messages of the commands that read a cluster, and the settings of mgpu's installation in it.
 
-`mgpu inspect`, `mgpu top`, `mgpu doctor` and `mgpu explain` share these functions; `kubectl inspect gpushare` uses only
-`report_api_errors`. A problem with the cluster must be reported in one line, without a traceback.
+`mgpu inspect`, `mgpu doctor` and `mgpu explain` share these functions; `mgpu top` uses only `cluster_options`, and
+`kubectl inspect gpushare` only `report_api_errors`. A problem with the cluster must be reported in one line, without a
+traceback.
 """
 
 import os

@@ -127,8 +127,8 @@ _MODELS = (
 )
 """Each row has a word in the name of the model, the minimum memory in GiB, and the layout. The first match counts.
 
-A800 and H800 have the layouts of A100 and H100: NVIDIA's mig-parted has one configuration for both
-(config-default.yaml).
+A800 has the layouts of A100, and H800 those of H100: in NVIDIA's mig-parted, the two models of each pair share their
+configurations (config-default.yaml).
 """
 
 _ALIASES = {"7g.79gb": "7g.80gb"}

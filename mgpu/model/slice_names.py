@@ -8,6 +8,7 @@ these must not change. All processes use this module.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mgpu.model.mig import Instance, canonical
 
@@ -57,6 +58,7 @@ def mode_of(slice_: str) -> str:
     return MPS if _MPS_NAME.fullmatch(slice_) else MIG
 
 
+@lru_cache(maxsize=1_000)
 def gigabytes(slice_: str) -> int:
     """Return the memory of an MPS share of this name, in GiB."""
     return int(slice_.removesuffix("gb"))

@@ -1,8 +1,8 @@
 """Runs WSGI apps under gunicorn, with TLS and several listening addresses.
 
-The webhook and the scheduler call `serve`. gunicorn sends the headers and the body of a reply in two writes. A client
-that delays its acknowledgements would get the second TCP segment 40 ms later (docs/design/kubernetes.md,
-"kube-scheduler's extender"). With TCP_CORK the kernel sends both writes together.
+The webhook, the scheduler and the servers of the benchmarks call `serve`. gunicorn sends the headers and the body of a
+reply in two writes. A client that delays its acknowledgements would get the second TCP segment 40 ms later
+(docs/design/kubernetes.md, "kube-scheduler's extender"). With TCP_CORK the kernel sends both writes together.
 """
 
 import errno

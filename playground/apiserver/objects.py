@@ -63,7 +63,7 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
     metadata: Object = obj.get("metadata") or {}
     obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
     if kind.custom:
-        # The metadata of a custom resource is decoded like that of any other object.
+        # A custom resource has no model, but its metadata is decoded with that of `V1Pod`, which all kinds share.
         decoded, unknown = object_decoding.decode({"metadata": metadata}, kind, "V1Pod")
         fresh, dropped = custom_resources.normalise(obj, kind.schema or {})
         fresh["metadata"] = decoded["metadata"]

@@ -98,7 +98,7 @@ def field_match(text: str, kind: Kind) -> Match:
 def both(labels: str, fields: str, kind: Kind) -> Match | None:
     """Return one predicate for a label selector and a field selector, or None if both are empty.
 
-    Raises a 400 if one of them is malformed.
+    Raises a 400 if one of them is malformed, or if the field selector names a field that the kind does not support.
     """
     if not labels and not fields:
         return None

@@ -87,7 +87,7 @@ class SimulatedCluster:
     def devices(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
         """Return the state of the node's devices, as if the pod with the UID `without` held nothing.
 
-        If `gpuid` is given, the cards have the state that counts for the occupy pod of this GPUID.
+        If `gpuid` is given, the GPUs are those that the occupy pod of this GPUID may get (`Ledger.states_for_gpuid`).
         """
         cards = self.ledger.cards(node, without)
         if gpuid:

@@ -24,7 +24,7 @@ _SPARE_MODELS = 64
 
 
 class Eligibility:
-    """The excluded cards, with a row for each node and a column for each card of the node. Not thread-safe.
+    """All cards and their exclusions. Each node has a row, and each of its cards has a column. Not thread-safe.
 
     Attributes:
         exclusions: The exclusions, that is, the reasons why a pod must not use a card, by code. A card that is not

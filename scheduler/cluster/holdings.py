@@ -1,4 +1,4 @@
-"""Derives what GPU pods hold from allocation records, reservations and the shares that nodes themselves gave to pods.
+"""Derives what GPU pods hold from allocation records, from reservations, and from what nodes report as given to pods.
 
 Only `Holdings` writes holdings to the ledger of the cluster cache. `MtgpuPodHoldings` determines what MtgpuPods hold,
 and writes it through `Holdings`. Apart from reservations, the holdings of Pods follow from the present objects of the
@@ -137,7 +137,7 @@ class Holdings:
         if is_unknown:
             self._warn_of_unknown(pod, unreadable, shares)
         self._warn_of_split_group(gpu_pod)
-        if dialect != nvidia_plugin.NVIDIA:  # NVIDIA's holdings also name devices of other resources.
+        if dialect != nvidia_plugin.NVIDIA:  # The shares of this dialect do not come from a record.
             self._warn_of_absent_cards(pod, shares)
 
     def _is_chosen_by_nvidia(self, gpu_pod: GpuPod) -> bool:
@@ -147,10 +147,10 @@ class Holdings:
         """Return whether this pod, which has no valid record, runs without having been given any card.
 
         The kubelet starts a container without asking a device plugin if the node does not offer the container's
-        resource (yet). So a pod with `nodeName` may run without cards, and must not hold any. If the agent lists all
-        pods that have cards without a record (`UNLISTED_PODS`), a pod that is not listed has none. If such a pod has a
-        card all the same, the agent gives that card to no other pod. A pod with an invalid record, or one that NVIDIA's
-        plugin serves, is bare only if the agent lists it without cards.
+        resource, or does not offer it yet. So a pod that was created with `nodeName` may run without cards, and must
+        not hold any. If the agent lists all pods that have cards without a record (`UNLISTED_PODS`), a pod that is not
+        listed has none. If such a pod has a card all the same, the agent gives that card to no other pod. A pod with an
+        invalid record, or one that NVIDIA's plugin serves, is bare only if the agent lists it without cards.
         """
         given = self._nodes.given(gpu_pod.pod.node)
         if gpu_pod.pod.uid in given:

@@ -1,8 +1,8 @@
 """Applies a pod's constraints to the cards of a node, and checks whether an earlier placement still fits.
 
 The engine, the decisions and the cluster cache call this module. A card that `exclusions` excludes must never be given
-to the pod, whatever is free on it. `cluster.eligibility` finds the same exclusions for the arrays of all nodes, except
-those by same-card groups, so change both together.
+to the pod, whatever is free on it. `cluster.eligibility` finds the same exclusions, except those by same-card groups,
+for all nodes at once with NumPy arrays, so change both together.
 """
 
 from collections.abc import Sequence
@@ -82,10 +82,10 @@ def same_card_group_rejection(
 
 
 def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
-    """Return the score, changed if the request has a spread group.
+    """Return the score of a node, adjusted to the spread group of the request. Without a group it is unchanged.
 
-    It is moved to the upper half of all scores if the pod shares no card with the group, and to the lower half if the
-    pod shares one.
+    The score is mapped to the upper half of all scores if the pod would share no card with the group, and to the lower
+    half if the pod would share one.
     """
     if request.constraints.spread is None:
         return score

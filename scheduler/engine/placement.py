@@ -3,11 +3,12 @@
 Mainly `node_assessment` calls `place`. The result must depend only on the arguments, and a search with higher limits
 must find a placement if one with lower limits does.
 
-For a single container it suffices to sort the cards by score, because the scores of the cards are added up. The
-containers of a pod in a same-card group must be on one card, so the cards are tried one by one. In all other cases the
-kinds of containers and the configurations that fit each card are a problem for the exact `solver`, in which the policy
-defines the worth of an option. Some criteria come before the policy. They are subtracted from the worth as penalties,
-whose unit is larger than all differences of worth together (`_penalize`), so one search decides everything.
+For a single container it suffices to sort the cards by how much the container lowers their scores, because the scores
+of the cards are added up. The containers of a pod in a same-card group must be on one card, so the cards are tried one
+by one. In all other cases the exact `solver` chooses a configuration, which says how many containers of each kind are
+on the card, for each card. The worth of a configuration is the change of the card's score under the policy. Some
+criteria come before the policy. They are subtracted from the worth as penalties, whose unit is larger than all
+differences of worth together (`_penalize`), so one search decides everything.
 """
 
 from collections.abc import Sequence
@@ -61,8 +62,8 @@ def place(
     4. The card indexes are lowest, container by container in the order of the request.
 
     If the search takes more steps than `limits` allows, the placement may not be the best one; it then has
-    `proven=False`. If the search ends without a result, the Rejection has `proven=False`. Every other Rejection is
-    proven.
+    `proven=False`. If the search ends before it is known whether the pod fits, the Rejection has `proven=False`. Every
+    other Rejection is proven.
 
     Args:
         cards: All cards of the node, in any order.

@@ -74,7 +74,7 @@ def test_pod_of_an_mtgpupod_is_replaced_by_the_one_that_mgpu_builds() -> None:
         (sent(), None, "does not exist"),
         (sent(), held(uid="uid-other"), "names another uid"),
         (sent(), held(deletionTimestamp="2026-01-01T00:00:00Z"), "is being deleted"),
-        (sent(), mtgpupod("m"), "has no card"),
+        (sent(), mtgpupod("m"), "names no card"),
         (sent("GPU-n1-0"), held(), "must be the card of"),
         (sent("all"), mtgpupod("m", bound="all"), "must be the card of"),
         (sent("0"), mtgpupod("m", bound="0"), "must be the card of"),

@@ -1,7 +1,7 @@
 """Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins.
 
 `mgpu doctor` runs these checks. Each agent reports the configuration of its node in an annotation
-(`mgpu.version.AgentReport`). For a node that no agent serves, this is the only finding.
+(`mgpu.version.AgentReport`). If no agent serves a node, the only finding about the node is that its agent is missing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def check_nodes(installation: Installation) -> Iterator[Finding]:
         return
     nodes = [node for node in installation.nodes if _is_ready(node) and _has_gpus(installation, node)]
     if not nodes:
-        text = "no Device and no label of a node says that it has GPUs"
+        text = "no Ready node has a Device with GPUs, or a label that marks it as a node with GPUs"
         yield Finding("agents", Level.WARNING, text, f"kubectl label node NODE {_LABELS[1]}=true for nodes with GPUs")
         return
     reasons = {_name(node): _not_served_reason(installation, node) for node in nodes}
@@ -68,7 +68,7 @@ def _check_agents(installation: Installation, missing: Mapping[str, str], count:
 def _not_served_reason(installation: Installation, node: Raw) -> str | None:
     """Return the reason why no agent serves the node, or None if an agent serves it.
 
-    If there is no DaemonSet, the agent may have been started by hand. In that case, and if the user may not list Pods,
+    If there is no DaemonSet, the agent may have been started by hand. In that case, or if the user may not list Pods,
     the only criterion is whether the Node has an agent's report.
     """
     if _DAEMON_SET in installation.workloads and "pods" not in installation.hidden:
@@ -102,8 +102,8 @@ def _check_resources(installation: Installation, reports: Sequence[tuple[Raw, Ag
         if lacking:
             problems.setdefault(f"no {join_names(lacking)} in its status", []).append(name)
     for problem, names in sorted(problems.items()):
-        logs = f"{installation.kubectl} logs of the agent's Pod there"
-        remedy = f"{logs}: check whether it has registered with the kubelet; check which dialects are disabled"
+        log = f"the log of the agent's Pod there ({installation.kubectl} logs POD)"
+        remedy = f"check in {log} whether it has registered with the kubelet; check which vocabularies are disabled"
         yield Finding(check, Level.FAILED, f"{join_names(sorted(names))}: {problem}", remedy)
     if not problems:
         yield Finding(check, Level.OK, "each node has the resources of its cards in its status")
@@ -172,7 +172,7 @@ def _check_mps(installation: Installation, reports: Sequence[tuple[Raw, AgentRep
         text = f"on {join_names(names)} containers write to folders of deviceplugin.mpsDir that are not separate mounts"
         remedy = (
             "apply the agent's manifest of manifests/components/slices and replace the agent's Pod on a drained node; "
-            f"{installation.kubectl} logs of the agent's Pod there name the folder (docs/mps.md)"
+            f"the log of the agent's Pod there ({installation.kubectl} logs POD) names the folder (docs/mps.md)"
         )
         yield Finding("mps", Level.FAILED, text, remedy)
 
@@ -189,7 +189,8 @@ def _check_nvidia_plugin(installation: Installation, reports: Sequence[tuple[Raw
         text = f"it runs on {join_names(both)}, where mgpu serves {_WHOLE_CARDS} too: a card could be allocated twice"
         yield Finding(check, Level.FAILED, text, remedy)
     if many:
-        text = f"{join_names(many)} has more {_WHOLE_CARDS} than cards: another plugin serves it (time-slicing?)"
+        more = f"the capacity for {_WHOLE_CARDS} is larger than the number of cards on {join_names(many)}"
+        text = f"{more}: another plugin serves the resource too, perhaps with time-slicing"
         yield Finding(check, Level.FAILED, text, remedy)
     if not both and not many:
         count = sum(agent.whole_cards == "nvidia" for _, agent in reports)

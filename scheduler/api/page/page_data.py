@@ -53,8 +53,9 @@ def node_json(contents: NodeContents) -> Json:
     """Return a node as `{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
 
     Keys with `?` are left out if their value is false or empty. `nvidia` says that NVIDIA's device plugin serves the
-    whole cards of the node, and `others` are its devices that are not GPUs. A pod has `reserved` if it is not bound
-    yet, `unsure` if its cards are unknown, and `keeps` with the GPUID if it is an occupy pod. A card is `{"index",
+    whole cards of the node. `others` are its devices that are not GPUs; each has the keys of a card, and `type`. A pod
+    has `reserved` if it is not bound yet, `unsure` if its cards are unknown, and `keeps` with the GPUID if it is an
+    occupy pod. A card is `{"index",
     "model", "core": [used, all], "memory": [used, all], "uses"}`, with core in thousandths of a card and memory in
     bytes. A use is `[position in "pods", core, memory]`. A card may also have `unhealthy`, `gpuid`, `cut` (how it is
     partitioned) and `slices`. A slice is `[name, left, width, position in "pods" or -1]`; a card is PARTS wide.
@@ -105,7 +106,8 @@ def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
 def detail_json(contents: NodeContents) -> Json:
     """Return a node with all details of its cards and other devices.
 
-    Each has the keys of `mgpu inspect -o json`, and also `model`, `numa`, `minor`, `cut` and `uses`.
+    Each card or device has the keys that it has in the output of `mgpu inspect -o json`, and also `model`, `numa`,
+    `minor`, `cut` and `uses`.
     """
     view = view_of(contents)
     rows = nodes_json([view])[view.name]["cards"]

@@ -73,8 +73,7 @@ class MpsCard:
         if not complete:
             return (_largest_first(self.available, slots, requested),)
         counts = tuple(count for _, count in requested)
-        options = _full_vectors(self.available, slots, tuple(map(_size, requested)), counts)
-        return tuple(sorted(options, key=lambda vector: (-sum(vector), vector)))
+        return _options(self.available, slots, tuple(map(_size, requested)), counts)
 
     def has_all_options(self, requested: Counts) -> bool:
         """Return whether `options` returns all options. Otherwise it returns one of them, to save time."""
@@ -142,6 +141,12 @@ def _largest_first(memory: int, slots: int, requested: Counts) -> Vector:
         memory -= numbers[name] * gigabytes(name)
         slots -= numbers[name]
     return tuple(numbers.values())
+
+
+@lru_cache(maxsize=10_000)
+def _options(memory: int, slots: int, sizes: Vector, counts: Vector) -> tuple[Vector, ...]:
+    """Return the vectors of `_full_vectors`, those with the most slices first. Many cards of a cluster are alike."""
+    return tuple(sorted(_full_vectors(memory, slots, sizes, counts), key=lambda vector: (-sum(vector), vector)))
 
 
 def _full_vectors(memory: int, slots: int, sizes: Vector, counts: Vector) -> Iterator[Vector]:
