@@ -81,7 +81,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log errors, except those of connections that clients have closed."""
+        """Log errors, except those of connections (OSError), such as a timeout or a connection that was closed."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 

@@ -1,7 +1,8 @@
 """The Node and its Device object as the API server has them, kept current by watches.
 
-`inventory.reporter` and `partitioning.node_status` compare the objects with the facts and write them. The answer to
-such a write is stored at once, so that the agent does not repeat the write before the watch delivers it.
+`inventory.reporter` and `partitioning.node_status` compare the objects with the state of the node, and write them if
+they differ. Other modules of the agent only read them. The answer to such a write is stored at once, so that the agent
+does not repeat the write before the watch delivers it.
 """
 
 import logging

@@ -109,8 +109,8 @@ class MpsPartitioner:
             used = [place for place in context.users(()) if mode_of(place.name) != MIG]
             planned = context.reported.planned
             slices = configured_slices(config, planned, self._slices, used, context.gpus, context.held, source)
-            # While the Node reports that this plan is refused, the scheduler may be replacing it. Until then the slices
-            # stay as they are.
+            # While the Node reports that this plan is refused, the scheduler may be replacing the plan. Until a new
+            # plan arrives, the slices stay as they are.
             if not context.is_refused():
                 self._slices = slices
         except (BadObject, PlanNotApplicable) as error:

@@ -1,7 +1,8 @@
 """Keeps one plugin registered with the kubelet, also after the kubelet has restarted.
 
-The kubelet removes all sockets in its folder when it starts. When a device list (ListAndWatch) ends, the kubelet
-disconnects the plugin that is registered for the resource at that time, even if the list came from another plugin
+The kubelet removes all sockets in its folder when it starts. A device list is a stream that the plugin sends
+(ListAndWatch). When a device list ends, the kubelet disconnects the plugin that is registered for the resource at that
+time, even if the list came from another plugin
 (docs/design/kubernetes.md, "Device manager"). So whenever the kubelet's socket is new or the plugin's own socket is
 gone, `Registration.run` ends the streams, starts a new server and registers it. If only a device list has ended, `run`
 first tries once to register the same server again, which is faster.
@@ -35,8 +36,8 @@ _REGISTER_SECONDS = 15.0
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _STABLE_SECONDS = 10.0
-"""If the attempt to register and the registration together lasted longer, the next pause is `_FIRST_PAUSE`. If a
-device list ends sooner than this after it was repaired, `run` starts a new server."""
+"""If the attempt to register and the registration together lasted longer than this, the next pause is `_FIRST_PAUSE`.
+If a device list ends sooner than this after `run` registered the same server again, `run` starts a new server."""
 _GRACE_SECONDS = 1.0
 _SETTLE_SECONDS = 0.5
 """The time that the kubelet gets to notice the end of a stream before the plugin registers again."""
@@ -149,7 +150,7 @@ class Registration:
             self._renewing = False
 
     async def run(self) -> None:
-        """Keep the plugin registered until cancelled. After failures the pauses grow.
+        """Keep the plugin registered until cancelled. After each failure, the pause before the next attempt is longer.
 
         After `retire`, a server that is registered goes on serving until this coroutine is cancelled. If none is
         registered, the method returns.

@@ -2,7 +2,8 @@
 
 The functions choose the dialect, so that their callers, mainly the processes and `mgpu.presentation`, need not import
 one. The module of each vocabulary has the members of `mgpu.dialects.protocol.Dialect`, and `mgpu.dialects.registry`
-lists these modules. Only MtgpuPods have no `Dialect` (`mgpu.dialects.mtgpu`). All functions are pure.
+lists these modules. The only exception is `mgpu.dialects.mtgpu`: MtgpuPods are objects of their own, so the module is
+not a `Dialect`, and its callers import it by name. All functions here are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,9 +77,10 @@ def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
     """Return the pod's request in the first enabled vocabulary that it uses, with its constraints.
 
     Returns None for a pod without GPUs. A bound pod with an allocation record keeps its cards, so its constraints are
-    not checked. Such a pod may have been admitted under other settings. If its dialect is disabled now, or the minimum
-    is larger now, its request is read regardless of the settings. Amounts of 0 in a bound pod are ignored, since the
-    pod may be older than the installation.
+    not checked. Such a pod may have been admitted under other settings. If its dialect is disabled now, or if it
+    requests less than the minimum in the settings (`minGPUMemory`, `minGPUMemoryRatio`) now, its request is read
+    regardless of the settings. Amounts of 0 in a bound pod are ignored, since the pod may be older than the
+    installation.
 
     Raises:
         BadObject: with every broken rule.
@@ -179,7 +181,7 @@ def _impossible(constraints: Constraints, request: GpuRequest | None) -> Iterato
 
 
 def _cards_of(container: ContainerRequest) -> str:
-    return f"container {container.container!r} requests {container.cards} cards"
+    return f"but container {container.container!r} requests {container.cards} cards"
 
 
 def card_policy(request: GpuRequest, settings: Settings) -> str:

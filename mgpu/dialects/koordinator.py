@@ -2,9 +2,10 @@
 
 `koordinator_record` reads and writes the allocation record. Pods request GPUs in percent of cards (`gpu`, `gpu-core`,
 `gpu-memory-ratio`) and in bytes (`gpu-memory`). These amounts are totals over a container's cards. The amount of
-`nvidia.com/gpu` is a number of whole cards. The amount of any other `koordinator.sh/<type>` is in percent of devices of
-that type. A type can have any name, except names that begin with `gpu` and names of MIG instances. Names and rules are
-Koordinator's and must not change. The processes call the dialect through `mgpu.dialects`.
+`nvidia.com/gpu` is a number of whole cards, and that of `gpu.shared` is the number of cards over which the other
+amounts are divided. The amount of any other `koordinator.sh/<type>` is in percent of devices of that type. A type can
+have any name, except names that begin with `gpu` and names of MIG instances. Names and rules are Koordinator's and must
+not change. The processes call the dialect through `mgpu.dialects`.
 """
 
 import json
@@ -44,7 +45,7 @@ SHARED = PREFIX + "gpu.shared"
 NVIDIA = "nvidia.com/gpu"
 
 _LONGEST = 2 * len(RATIO)
-"""The most characters of a misspelt name for which a similar name is sought. A longer name is never similar enough."""
+"""The maximum length of a misspelt name for which a similar name is sought. A longer name is never similar enough."""
 MIB = 1 << 20
 MAX_DEVICES = 1024
 """The most devices of one type that a container may request. No node has more."""
@@ -192,8 +193,8 @@ def _container_requests(container: Container, own: KoordinatorSettings, hints: i
     """Return the requests of one container, one for each type of devices. Raises BadObject with every broken rule.
 
     Args:
-        hints: the most misspelt names for which a similar name is suggested. The number is limited because each
-            suggestion takes 50 µs.
+        hints: the maximum number of misspelt names for which a similar name is suggested. The number is limited
+            because each suggestion takes 50 µs.
     """
     names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
     amounts = {name: amount for name in names if (amount := container.requested(name))}

@@ -1,7 +1,8 @@
 """The steps that turn the body of a request into an object to store: reading, decoding, defaulting and validation.
 
 `writes` calls `normalise`, `complete` and `create_problems` in this order for a creation, and `normalise`,
-`carried_over` and `update_problems` for an update. The rules for single kinds are in `strategies`.
+`carried_over` and `update_problems` for an update. `api_server`, `deletions` and `subresources` call single functions.
+The rules for single kinds are in `strategies`.
 """
 
 import time
@@ -63,7 +64,8 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
     metadata: Object = obj.get("metadata") or {}
     obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
     if kind.custom:
-        # A custom resource has no model, but its metadata is decoded with that of `V1Pod`, which all kinds share.
+        # A custom resource has no model. Its metadata is decoded like the metadata of a `V1Pod`, since the metadata of
+        # all kinds has the same fields.
         decoded, unknown = object_decoding.decode({"metadata": metadata}, kind, "V1Pod")
         fresh, dropped = custom_resources.normalise(obj, kind.schema or {})
         fresh["metadata"] = decoded["metadata"]

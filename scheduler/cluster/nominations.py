@@ -38,7 +38,7 @@ that `_MIN_EFFORT` applies. They take about 5 ms, for which the cache's lock is 
 that a pod that is hard to place does not use up the parts of the others. A pod with one container takes far less than
 its part."""
 _MIN_EFFORT = 400
-"""The steps that each search for a nominated pod may take at least, however many nominated pods there are."""
+"""The number of steps that each search for a nominated pod may always take, however many nominated pods there are."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Nominee:
     """A nominated pod.
 
     Attributes:
-        request: The request of the pod, which is not malformed.
+        request: The request of the pod. Pods whose request is malformed or cannot be served are not stored.
         holding: The cards that are kept free for it, or None if it does not fit.
     """
 
@@ -64,7 +64,7 @@ class _Nominee:
 class Nominations:
     """Part of the ClusterCache, which holds its lock around every call.
 
-    Methods that take a change return the nodes whose available cards it affects.
+    `pod_changed`, `drop` and `reserved` return the names of the nodes where the change affects the available cards.
     """
 
     def __init__(self, ledger: Ledger, nodes: Nodes, pods: Pods, settings: Settings) -> None:

@@ -130,7 +130,7 @@ def test_a_stolen_token_creates_no_pod_of_an_mtgpupod_without_a_card(
 ) -> None:
     """The tenants of a full node have such MtgpuPods."""
     waiting = cluster.api.create(MTGPUPODS, mtgpupod("w", "other", "0.5"))
-    with pytest.raises(ApiError, match="has no card"):
+    with pytest.raises(ApiError, match="names no card"):
         stolen.create(f"{PODS}?dryRun=All", attack(waiting, victim["status"]["BoundDeviceID"]))
 
 

@@ -7,7 +7,8 @@ Every state of a node has a worth, and a pod is placed where it lowers the worth
 sum of
 
 - the value of each of its cards (`card_tables`),
-- for every expected type of pod that fits now, the free milli that the type can use, times the type's fit weight,
+- for every expected type of pod that fits now, the free milli (thousandths of a card) that the type can use, times the
+  type's fit weight,
 - for every expected type, the number of pods of the type for which there is capacity, times the type's copy weight.
 
 The fewer nodes a type fits, the larger are its weights (`expected_pods`). If only the number of pods counted, pods that
@@ -52,6 +53,8 @@ _MILLI_PER_LOSS_STEP = 1 << 20
 @dataclass(frozen=True, slots=True, eq=False)
 class _ClassTables:
     """The tables of T expected types of pods for C classes of nodes.
+
+    The dimensions of arrays are given in brackets, as in `learning.shapes`. There, B is the number of rows.
 
     Attributes:
         cards: The tables of the cards.

@@ -78,7 +78,7 @@ def test_empty_removes_a_chain_of_folders_longer_than_paths_and_stacks_can_be(fo
 def test_empty_ends_where_there_is_more_than_one_attempt_removes(folder: Path) -> None:
     for number in range(10):
         (folder / str(number)).touch()
-    with pytest.raises(OSError, match="more files than one attempt removes"):
+    with pytest.raises(OSError, match="more files and folders than one attempt removes"):
         empty(folder, limit=5)
     empty(folder, limit=5)
     assert list(folder.iterdir()) == []
