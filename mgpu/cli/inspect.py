@@ -47,7 +47,7 @@ Examples:
 def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str) -> None:
     """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
 
-    If there are MtgpuPods, a table below shows, for each node, the number of idle whole cards, and for each GPUID what
+    If there are MtgpuPods, a second table shows, for each node, the number of idle whole cards, and for each GPUID what
     is left of its card. In JSON, "accounting" has for each node {"free": cards, "gpuids": [{"gpuid", "card": index,
     "core": percent left, "memory": bytes left}]}, and "mtgpupods" has for each namespace/name {"node", "gpuid", "card":
     UUID, "phase", "reason", "message", "degraded"}. A node whose mgpu agent is not ready gets no new GPU pods;

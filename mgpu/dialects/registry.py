@@ -37,7 +37,7 @@ def enabled(settings: Settings) -> Iterator[Dialect]:
 
 
 def vocabulary_of(resource: str) -> str | None:
-    """Return the name of the dialect that a resource belongs to, or None if it is not a GPU resource.
+    """Return the name of the vocabulary that a resource belongs to, or None if it is not a GPU resource.
 
     Disabled vocabularies count too, so that admission denies pods that mix vocabularies. The result is not cached,
     since users could fill a cache with long names.
@@ -62,12 +62,12 @@ def vocabularies(pod: Pod) -> dict[str, str]:
 
 
 def mixed_vocabulary_problems(pod: Pod) -> list[Problem]:
-    """Return a problem at the first use of each vocabulary of a pod except the first vocabulary."""
+    """Return a problem for each vocabulary that the pod uses besides the first, at the first field that uses it."""
     (first, _), *others = list(vocabularies(pod).items()) or [("", "")]
     return [
         Problem(
             path,
-            f"belongs to {name}, while the pod already requests GPU as {first}; a pod uses one vocabulary",
+            f"belongs to {name}, while the pod already requests GPUs with {first}; a pod uses one vocabulary",
             Rule.ONE_VOCABULARY,
         )
         for name, path in others

@@ -1,7 +1,8 @@
 """Computes the Tables of the API server: the rows and columns that `kubectl get` prints.
 
-To give a built-in kind columns, add a row to `_COLUMNS`. The CustomResourceDefinition of a kind lists its columns in
-`additionalPrinterColumns`. All other kinds have the columns Name and Age. `api_server` calls `table`.
+To give a built-in kind columns, add an entry to `_COLUMNS`. A custom resource has the columns that its
+CustomResourceDefinition lists in `additionalPrinterColumns`. All other kinds have the columns Name and Age.
+`api_server` calls `table`.
 """
 
 import re

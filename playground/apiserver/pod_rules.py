@@ -87,7 +87,7 @@ def _default_status(status: Object) -> None:
 
 
 def default_tolerations(spec: Object) -> None:
-    """Make the pod tolerate a node that is not ready or unreachable for five minutes.
+    """Let the pod stay for five minutes on a node that has become not ready or unreachable.
 
     kube-apiserver does this in its admission plugin DefaultTolerationSeconds.
     """

@@ -1,4 +1,4 @@
-"""The kubelet's configuration, the reporter of its Node object, and the HTTPS server behind `kubectl logs`.
+"""The kubelet's configuration, the reporter of its Node object, and the HTTPS server for the logs of containers.
 
 `kubelet` starts the reporter and the server. `playground.cluster` and the tests create the configuration.
 """
@@ -216,7 +216,7 @@ class NodeReporter:
                 if self.node is not None and not self._stopped:
                     self._report(self.node)
             except (ApiError, Unreachable) as error:
-                log.warning("status of node %s not written: %s", self._config.node, error)
+                log.warning("cannot write the status of node %s: %s", self._config.node, error)
 
     def _report(self, node: Json) -> None:
         """Patch only the fields that differ from `node`, so that resources that other clients have added remain."""

@@ -1,7 +1,8 @@
 """Stores the reservations: the cards decided for pods that have not appeared on their nodes yet.
 
 A reservation must end in bounded time even if its pod never appears, because no quota counts the cards that it holds.
-So `decisions.decider` checks the overdue ones. The cluster cache uses `Reservations` with its lock held.
+So `decisions.decider` releases the overdue ones whose pods are not bound. The cluster cache uses `Reservations` with
+its lock held.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ class _Series:
 
     Attributes:
         first: When the first one was made.
-        last: When the last one was made or renewed.
+        last: When the last one was made, or renewed for another attempt to bind. `keep` does not change it.
         until: When the last one ends.
     """
 
@@ -63,10 +64,11 @@ class Reservations:
     """The reservations in force, by pod UID. Part of the ClusterCache, which holds its lock around every call.
 
     A reservation lasts `seconds`. That is long enough, because it is made when the write of a Binding begins, and gangs
-    and Permit plugins wait before that. If the bindings of a pod fail again and again, its first reservations last for
-    `_FULL_TIMES` times `seconds` in all. After that each attempt holds cards for `_SHORT_SECONDS`, and a pause of nine
-    times that length follows. A Binding that the API server would accept still succeeds after a pause, because
-    schedulers retry. A pod that had no reservation for `_FULL_TIMES` times `seconds` starts again with full ones.
+    and Permit plugins wait before that. If the bindings of a pod fail again and again, only the reservations that are
+    made in the first `_FULL_TIMES` times `seconds` have this length. After that each attempt holds cards for
+    `_SHORT_SECONDS`, and a pause of nine times that length follows. A Binding that the API server would accept still
+    succeeds after a pause, because schedulers retry. A pod that had no reservation for `_FULL_TIMES` times `seconds`
+    starts again with full ones.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:

@@ -55,7 +55,8 @@ def test_constraints_of_a_disabled_vocabulary_are_validated() -> None:
     [
         (
             {SAME: "pair"},
-            f"metadata.annotations[{SAME}]: all containers of the group share one card, but container 'b' requests 2 cards",
+            f"metadata.annotations[{SAME}]: all containers of the group share one card, "
+            "but container 'b' requests 2 cards",
         ),
         ({UUIDS: "GPU-1"}, f"metadata.annotations[{UUIDS}]: names 1 card, but container 'b' requests 2 cards"),
     ],

@@ -21,11 +21,12 @@ from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 
 EVERY_SECONDS = 1.0
-"""The shortest time from a refresh that had time for all nodes to the next one. Without open pages, none happens."""
+"""The shortest time from a refresh that had time for all nodes to the next one. Only the polls of open pages cause
+refreshes."""
 MAX_DELETED = 1000
 """The most deleted nodes that are remembered. A page that has missed more deletions gets all nodes again."""
 REFRESH_SECONDS = 0.4
-"""The time after which a refresh starts no further node. If nodes are missing, the page polls again sooner."""
+"""The time after which a refresh renders no further node. If nodes are missing, the page polls again sooner."""
 MAX_ANSWERS = 64
 """The most answers that are cached. Pages poll each second, so nearly all pages have one of the latest versions."""
 

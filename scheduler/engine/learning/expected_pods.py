@@ -4,8 +4,9 @@
 `fragmentation` calls `weigh_types`. `playground.simulate.openb` uses `Learner` for its experiments. The results must
 depend only on the pods and their order, and not on the time, on chance or on the order of dictionaries.
 
-The constants were tuned on the traces of docs/design/fragmentation.md. A "point" below is one percent of the GPUs of a
-trace. A percentage such as "at 90 %" means the time at which the pods that have arrived request that part of the GPUs.
+The constants were tuned on the traces of docs/design/fragmentation.md. Below, a value of a constant "loses" a point if
+one percent less of the GPUs of a trace is allocated with it. A percentage such as "at 90 %" means the time at which the
+pods that have arrived request that part of the GPUs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,8 @@ _MAX_SHAPES = 4096
 """The maximum number of shapes that are stored. It is larger than the number that `weigh_types` uses, so that
 rare shapes are not forgotten."""
 _FREQUENT_UNTIL = 1000
-"""Until this number of pods, the intervals between new tables are shorter, because the first placements matter most."""
+"""Until this number of pods, the policies compute new tables (`card_tables`) more often than every `_INTERVAL` pods,
+because the first placements matter most."""
 _INTERVAL = 500
 """The number of pods between new tables. An interval of 2,000 loses 0.2 points at 90 % on the default trace."""
 
@@ -51,7 +53,7 @@ class Learner:
             self._weight = {kept: self._weight[kept] for kept in heaviest}
 
     def due(self) -> bool:
-        """Return whether enough pods have arrived to compute new tables since the last call that returned True."""
+        """Return whether so many pods have arrived since the last call that returned True that new tables are due."""
         if self._seen < self._next_due:
             return False
         self._next_due = self._seen + (_INTERVAL if self._seen >= _FREQUENT_UNTIL else max(1, self._seen // 2))
@@ -127,7 +129,7 @@ def pods_per_empty_node(shape: Shape, node: NodeClass) -> int:
 
 
 def weigh_types(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> tuple[WeightedType, ...]:
-    """Return the at most `_MAX_TYPES` types of pods with the highest copy weights, the highest first.
+    """Return the types of pods with the highest copy weights, at most `_MAX_TYPES`, the highest weight first.
 
     The fit weight of a type is proportional to the expected number of its pods, divided by the number of cards that the
     type could use if all nodes were empty. If only the number of pods counted, pods that fit every node would crowd out
