@@ -18,7 +18,7 @@ from tests.examples import MODE, SOAK_EXAMPLES
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("fresh", deadline=None, suppress_health_check=_quiet, print_blob=True)
-settings.register_profile("normal", settings.get_profile("fresh"), derandomize=True, max_examples=30)
+settings.register_profile("normal", settings.get_profile("fresh"), derandomize=True, max_examples=20)
 settings.register_profile("soak", settings.get_profile("fresh"), max_examples=SOAK_EXAMPLES, stateful_step_count=100)
 settings.load_profile(MODE)
 

@@ -69,7 +69,7 @@ OBJECTS = JSON | PARTS | st.builds(lambda good, parts: {**good, **parts}, PODS, 
 
 
 @given(PODS)
-@examples(45)
+@examples(30)
 def test_property_second_mutation_changes_nothing(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     again = mutate(once, SETTINGS)
@@ -78,7 +78,7 @@ def test_property_second_mutation_changes_nothing(raw: dict[str, Any]) -> None:
 
 
 @given(PODS)
-@examples(45)
+@examples(30)
 def test_property_mutation_changes_only_problems_of_records(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     records = sum(map(is_placement_annotation, raw["metadata"]["annotations"]))
@@ -86,7 +86,7 @@ def test_property_mutation_changes_only_problems_of_records(raw: dict[str, Any])
 
 
 @given(PODS, PODS)
-@examples(30)
+@examples(20)
 def test_property_update_without_changed_annotation_is_admitted(old: Any, new: Any) -> None:
     new = {**new, "metadata": old["metadata"]}
     assert validate_update(new, old, "alice", SETTINGS) == []
@@ -100,7 +100,7 @@ def test_property_update_without_changed_annotation_is_admitted(old: Any, new: A
     st.sampled_from(["CREATE", "UPDATE", "DELETE"]),
 )
 @example("/validate", ("MtgpuPod", "mtgpupods"), {"metadata": True}, None, "CREATE")
-@examples(45)
+@examples(30)
 def test_property_any_object_gets_an_answer(
     path: str, names: tuple[str, str], obj: Any, old: Any, operation: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_property_any_object_gets_an_answer(
 
 
 @given(st.sampled_from(["/mutate", "/validate"]), JSON.map(orjson.dumps) | st.binary(max_size=200))
-@examples(45)
+@examples(30)
 def test_property_any_body_gets_an_answer(path: str, body: bytes) -> None:
     answer = CLIENT.post(path, data=body, content_type="application/json")
     assert answer.status_code in (200, 400)

@@ -93,7 +93,7 @@ def asked_of_cut_cards(draw: st.DrawFn) -> tuple[Layout, tuple[Instance, ...], d
 
 
 @given(asked_of_cut_cards())
-@examples(75)
+@examples(50)
 def test_property_arrange_finds_what_trying_everything_finds(
     case: tuple[Layout, tuple[Instance, ...], dict[str, int]],
 ) -> None:
@@ -102,7 +102,7 @@ def test_property_arrange_finds_what_trying_everything_finds(
 
 
 @given(cut_cards(), st.randoms(use_true_random=False))
-@examples(75)
+@examples(50)
 def test_property_openings_are_what_lies_well_beside_the_others_in_any_order(case: Any, random: Any) -> None:
     layout, made = case
     shuffled = random.sample(made, len(made))
@@ -113,7 +113,7 @@ def test_property_openings_are_what_lies_well_beside_the_others_in_any_order(cas
 
 
 @given(st.data())
-@examples(100)
+@examples(66)
 def test_property_a_problem_is_named_exactly_where_the_rule_is_broken(data: st.DataObject) -> None:
     layout = data.draw(layouts)
     strange = [Instance(1, "2g.20gb"), Instance(0, "9g.99gb"), Instance(7, "1g.10gb")]

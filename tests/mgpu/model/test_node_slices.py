@@ -172,7 +172,7 @@ unknown = st.dictionaries(
 
 
 @given(unknown, specs, slices, st.integers(0, 99), st.none() | st.integers(0, 99), st.integers(0, 4))
-@examples(100)
+@examples(66)
 def test_property_two_writers_lose_nothing_of_each_other(
     other: dict[str, Any], spec: Any, made: list[Slice], plan: int, applied: int | None, order: int
 ) -> None:
@@ -212,7 +212,7 @@ def test_another_value_of_the_label_is_a_bad_object() -> None:
 
 
 @given(slices, st.sets(st.integers(0, 9)), st.none() | st.tuples(st.integers(0, 99), st.text(max_size=5)))
-@examples(50)
+@examples(33)
 def test_property_what_the_agent_says_reads_back(
     made: list[Slice], cut: set[int], refused: tuple[int, str] | None
 ) -> None:
@@ -223,7 +223,7 @@ def test_property_what_the_agent_says_reads_back(
 
 
 @given(slices, st.integers(0, 99))
-@examples(50)
+@examples(33)
 def test_property_what_is_planned_reads_back_as_places(planned: list[Slice], plan: int) -> None:
     shared = with_spec(None, count_slices(planned), plan)
     found = read_slices(node(shared=shared, planned=write_planned(planned, plan)))

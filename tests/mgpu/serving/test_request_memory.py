@@ -73,7 +73,7 @@ def test_nodes_of_a_large_cluster_fit_into_a_call_of_the_extender() -> None:
 
 
 @given(st.lists(JSON, min_size=1, max_size=5))
-@examples(25)
+@examples(16)
 def test_property_decoded_body_is_not_larger_than_estimated(parts: list[Any]) -> None:
     body = orjson.dumps(parts * 50, option=orjson.OPT_NON_STR_KEYS)
     assert size_of(body) <= estimate_decoded_size(body) + 1024

@@ -44,7 +44,7 @@ def both() -> tuple[Client, Client]:
 
 
 @given(st.sampled_from(EXTENDER), ARGUMENTS | JSON)
-@examples(40)
+@examples(26)
 def test_property_extender_always_answers(both: tuple[Client, Client], path: str, arguments: Any) -> None:
     reply = both[1].post(path, data=orjson.dumps(arguments), content_type="application/json")
     assert reply.status_code in (200, 400, 422, 503), reply.text
@@ -52,7 +52,7 @@ def test_property_extender_always_answers(both: tuple[Client, Client], path: str
 
 
 @given(obj=BINDINGS | JSON, name=st.sampled_from(["", "p"]) | JSON, dry=st.booleans())
-@examples(30)
+@examples(20)
 def test_property_binding_admission_always_answers(
     both: tuple[Client, Client], obj: Any, name: Any, *, dry: bool
 ) -> None:

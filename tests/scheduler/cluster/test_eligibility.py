@@ -22,7 +22,7 @@ wished = st.builds(Constraints, st.just(""), lists, lists, st.sampled_from([(), 
 
 
 @given(steps, st.lists(wished, min_size=1, max_size=3))
-@examples(60)
+@examples(40)
 def test_property_codes_stand_for_the_exclusions_of_the_engine(
     steps: list[tuple[int, list[tuple[str, str]], int]], several: list[Constraints]
 ) -> None:

@@ -31,7 +31,7 @@ events = st.lists(st.tuples(pods, nodes) | st.tuples(pods, st.none()), max_size=
 
 
 @given(events)
-@examples(80)
+@examples(53)
 def test_usage_after_any_events_is_the_sum_of_the_present_pods(events: list[tuple[Pod, str | None]]) -> None:
     usage = NodeUsage()
     expected = dict[str, tuple[str, CpuMemory]]()

@@ -122,7 +122,7 @@ def test_explain_whole_cards_names_no_card_policy() -> None:
 shares = st.tuples(st.integers(1, 4).map(lambda n: n * 25), st.integers(1, 79))
 
 
-@examples(30)
+@examples(20)
 @given(st.lists(shares, max_size=6), shares)
 def test_property_explanation_equals_filter_and_engine(held: list[tuple[int, int]], asked: tuple[int, int]) -> None:
     def of(name: str, request: tuple[int, int], **more: Any) -> Raw:

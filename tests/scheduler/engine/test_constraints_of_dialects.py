@@ -40,7 +40,7 @@ def taken(found: Placement | Rejection) -> set[int]:
 
 @every_dialect
 @given(data=st.data())
-@examples(15)
+@examples(10)
 def test_property_models_wanted_and_excluded(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
     for wished in ({"mgpu.io/card-models": "H100"}, {"mgpu.io/exclude-card-models": "T4"}):
@@ -53,7 +53,7 @@ def test_property_models_wanted_and_excluded(case: Case, data: st.DataObject) ->
 
 @every_dialect
 @given(data=st.data())
-@examples(15)
+@examples(10)
 def test_property_others_of_the_group_are_avoided(case: Case, data: st.DataObject) -> None:
     beside = [replace(state, groups=frozenset([WEB])) if state.card.index < 8 else state for state in EMPTY]
     _, found = placed(data.draw(case.pods), {"mgpu.io/spread-group": "web"}, beside)
@@ -62,7 +62,7 @@ def test_property_others_of_the_group_are_avoided(case: Case, data: st.DataObjec
 
 @every_dialect
 @given(data=st.data())
-@examples(15)
+@examples(10)
 def test_property_a_group_that_shares_a_card_gets_one(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
     bare = dialects.read_request(read_pod(raw), SETTINGS)

@@ -166,7 +166,7 @@ DESIRED = st.builds(DesiredMtgpuPod, CONDITIONS, CONDITIONS, CONDITIONS, st.samp
 OWN = st.one_of(st.none(), st.sampled_from(["Pending", "Running", "Succeeded"]).map(own))
 
 
-@examples(60)
+@examples(40)
 @given(st.lists(st.tuples(DESIRED, OWN), min_size=1, max_size=4))
 def test_writing_again_changes_nothing(history: list[tuple[DesiredMtgpuPod, dict[str, Any] | None]]) -> None:
     status: dict[str, Any] = {}

@@ -34,7 +34,7 @@ def plan(id: int, *places: Slice, before: int | None = None) -> PartitionPlan:
     return PartitionPlan("n1", id, places, before)
 
 
-@examples(60)
+@examples(40)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["agent", "plan", "agent between"]), st.sets(st.sampled_from(ONES))),

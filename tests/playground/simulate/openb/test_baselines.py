@@ -32,7 +32,7 @@ def test_best_fit_scores_as_published() -> None:
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
-@examples(30)
+@examples(20)
 @given(
     used=st.lists(st.sampled_from((0, 250, 400, 600, 1000)), min_size=1, max_size=4),
     cards=st.integers(1, 3),

@@ -37,7 +37,7 @@ def test_share_prices_bound_the_cards_needed(demand: dict[int, int]) -> None:
     assert proven > fewest_cards(demand) - 1
 
 
-@examples(30)
+@examples(20)
 @given(demands)
 def test_property_card_values_are_superadditive(demand: dict[int, float]) -> None:
     values = card_values(demand).tolist()
@@ -51,7 +51,7 @@ def test_property_card_values_are_superadditive(demand: dict[int, float]) -> Non
             assert values[a] + values[b] <= values[a + b] + 1e-9
 
 
-@examples(30)
+@examples(20)
 @given(demands)
 def test_property_share_prices_bound_more_than_sizes(demand: dict[int, float]) -> None:
     sizes = sorted(demand)

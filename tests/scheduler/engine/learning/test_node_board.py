@@ -22,7 +22,7 @@ class Counting(Fgd):
         return super().keys(rows, shape)
 
 
-@examples(30)
+@examples(20)
 @given(st.lists(st.tuples(st.integers(0, 4), st.none() | nodes(), st.sampled_from(SHAPES)), max_size=20))
 def test_property_keys_equal_those_of_the_present_nodes(
     steps: list[tuple[int, Node | None, Shape]],

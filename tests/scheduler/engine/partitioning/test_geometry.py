@@ -60,7 +60,7 @@ def geometries_of(of: GeometryTable) -> tuple[Mapping[str, int], ...] | None:
 
 
 @given(problems())
-@examples(80)
+@examples(53)
 def test_property_partition_equals_exhaustive_search(
     problem: tuple[GeometryTable, Instances, Instances, Counter[str], Counter[str]],
 ) -> None:
@@ -80,7 +80,7 @@ def test_property_partition_equals_exhaustive_search(
 
 
 @given(problems())
-@examples(30)
+@examples(20)
 def test_property_options_are_what_some_geometry_has_free(
     problem: tuple[GeometryTable, Instances, Instances, Counter[str], Counter[str]],
 ) -> None:

@@ -49,7 +49,7 @@ def problems(draw: st.DrawFn) -> tuple[MpsCard, Counter[str], Counter[str]]:
 
 
 @given(problems())
-@examples(90)
+@examples(60)
 def test_property_partition_exists_exactly_if_the_memory_suffices(
     problem: tuple[MpsCard, Counter[str], Counter[str]],
 ) -> None:
@@ -79,7 +79,7 @@ def _fewest(card: MpsCard, needed: Counter[str]) -> int:
 
 
 @given(problems())
-@examples(60)
+@examples(40)
 def test_property_extra_slices_are_served_smallest_first(
     problem: tuple[MpsCard, Counter[str], Counter[str]],
 ) -> None:
@@ -96,7 +96,7 @@ def test_property_extra_slices_are_served_smallest_first(
 
 
 @given(problems())
-@examples(60)
+@examples(40)
 def test_property_options_are_what_a_card_can_be_partitioned_for(
     problem: tuple[MpsCard, Counter[str], Counter[str]],
 ) -> None:

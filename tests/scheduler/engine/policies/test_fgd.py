@@ -78,7 +78,7 @@ def scored(before: int, after: int, total: int) -> int:
     return int(100 / (1 + exp(-Fraction(before - after, 1000 * total))))
 
 
-@examples(45)
+@examples(30)
 @given(
     nodes(),
     st.lists(st.tuples(st.sampled_from(SHAPES), st.integers(1, 9)), min_size=1, max_size=6, unique_by=lambda t: t[0]),

@@ -28,7 +28,7 @@ def empty(node: NodeClass) -> Node:
     return node, node.cpu, node.memory, (1000,) * node.cards
 
 
-@examples(45)
+@examples(30)
 @given(nodes((*CLASSES, NEWCOMER)), st.sampled_from(SHAPES))
 def test_property_keys_and_cards_lose_the_least_worth(node: Node, shape: Shape) -> None:
     kind, cpu, memory, free = node
@@ -51,7 +51,7 @@ def test_property_keys_and_cards_lose_the_least_worth(node: Node, shape: Shape) 
     assert keys(JUDGE, shape, node)[0] <= 0
 
 
-@examples(30)
+@examples(20)
 @given(st.lists(nodes((*CLASSES, NEWCOMER)), min_size=1, max_size=6), st.sampled_from(SHAPES), st.randoms())
 def test_property_key_ignores_other_nodes_and_order_of_cards(cluster, shape, chance) -> None:  # type: ignore[no-untyped-def]
     together = keys(JUDGE, shape, *cluster)
@@ -60,7 +60,7 @@ def test_property_key_ignores_other_nodes_and_order_of_cards(cluster, shape, cha
     assert keys(JUDGE, shape, *reversed(cluster)) == together[::-1]
 
 
-@examples(30)
+@examples(20)
 @given(nodes((*CLASSES, NEWCOMER)), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_property_worth_never_rises_with_less_free(node: Node, cpu: int, memory: int, taken: int) -> None:
     kind, has_cpu, has_memory, free = node
