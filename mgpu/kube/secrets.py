@@ -14,8 +14,8 @@ from mgpu.kube.client import Api, ApiError
 class SecretStore:
     """A Secret that the installation has created. Methods raise ApiError and Unreachable as `Api` does.
 
-    mgpu must not have the permission to create Secrets, because RBAC cannot limit that permission to a name. Whoever
-    can create a Secret of the type kubernetes.io/service-account-token gets a token of any service account in the
+    mgpu must not have the permission to create Secrets, because RBAC cannot limit that permission to a name. A user
+    who can create a Secret of the type kubernetes.io/service-account-token gets a token of any service account in the
     namespace.
     """
 

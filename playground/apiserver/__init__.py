@@ -3,7 +3,7 @@
 `playground.cluster`, benchmarks and tests start it. The clients that the project uses cannot tell it from a real
 kube-apiserver, apart from these differences:
 
-- RBAC applies only to the users for whom the server was told to apply it. All others may do everything.
+- RBAC applies only to the users of the argument `restricted`. All other users may do everything.
 - There are no controllers. The server itself empties a deleted namespace, and computes the used quota from the pods.
 - Evictions ignore PodDisruptionBudgets.
 - Server-side apply has neither conflicts nor `managedFields`.

@@ -40,7 +40,7 @@ class CardAssignments:
 
 
 def ledger_of(node: ObservedNode) -> Ledger:
-    """Return a ledger of the node. It omits the reservations of MtgpuPods, because each plan makes them anew."""
+    """Return a ledger of the node. It omits the reservations of MtgpuPods, because each plan decides them again."""
     ledger = Ledger()
     ledger.set_cards(node.name, node.cards)
     for held in node.held:
