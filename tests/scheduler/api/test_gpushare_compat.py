@@ -239,8 +239,7 @@ def test_requests_during_many_deletions_are_all_answered() -> None:
     failed: list[object] = []
     answered, over = [0] * 4, threading.Event()
 
-    def request(me: int) -> None:
-        client = clients(replica)[1]
+    def request(me: int, client: Client) -> None:
         try:
             while not over.is_set() or answered[me] < 3:
                 post(client, "filter", Pod=asking("probe", 60), NodeNames=["n1", "n2"])
@@ -251,7 +250,9 @@ def test_requests_during_many_deletions_are_all_answered() -> None:
             failed.append(error)
             raise
 
-    threads = [threading.Thread(target=request, args=(i,)) for i in range(len(answered))]
+    # The apps are made here because Python before 3.11.8 cannot compile in two threads: werkzeug compiles its rules, and
+    # "AST constructor recursion depth mismatch" is raised (CPython issue 106905).
+    threads = [threading.Thread(target=request, args=(i, clients(replica)[1])) for i in range(len(answered))]
     for thread in threads:
         thread.start()
     for name in names:
