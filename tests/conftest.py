@@ -7,6 +7,9 @@ A test that says itself how many uses `tests.examples.examples`: a bare `setting
 import gc
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -21,6 +24,23 @@ settings.register_profile("fresh", deadline=None, suppress_health_check=_quiet, 
 settings.register_profile("normal", settings.get_profile("fresh"), derandomize=True, max_examples=20)
 settings.register_profile("soak", settings.get_profile("fresh"), max_examples=SOAK_EXAMPLES, stateful_step_count=100)
 settings.load_profile(MODE)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker of pytest-xdist compile a part of the modules before it collects all of them.
+
+    Every worker collects all modules in the same order. After a fresh clone, each would rewrite the assertions of all
+    of them, at the same time as the others: 10 s of CPU per worker. So each finds most of them in the others' caches.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    root = session.config.rootpath
+    for path in sorted(Path(__file__).parent.rglob("test_*.py"))[number::count]:
+        with suppress(Exception):  # The collection reports the error.
+            import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
