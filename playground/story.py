@@ -105,12 +105,11 @@ class Story:
             if not _wait(lambda: not self._differences(step)):
                 return [f"{step.pod} is deleted, but its card is still in use", *self._differences(step)]
             return []
-        else:
-            self._samples.create_mtgpupod(example(f"{_FOLDER}/{step.pod}"))
-            if not _wait(lambda: _status(self._samples.mtgpupod(step.pod)).get("phase") == "Running"):
-                rows = _status(self._samples.mtgpupod(step.pod)).get("conditions") or ()
-                conditions = "; ".join(f"{r['type']} {r['status']}: {r.get('message', '')}" for r in rows)
-                return [f"{step.pod} does not run: {conditions or 'it has no conditions'}"]
+        self._samples.create_mtgpupod(example(f"{_FOLDER}/{step.pod}"))
+        if not _wait(lambda: _status(self._samples.mtgpupod(step.pod)).get("phase") == "Running"):
+            rows = _status(self._samples.mtgpupod(step.pod)).get("conditions") or ()
+            conditions = "; ".join(f"{r['type']} {r['status']}: {r.get('message', '')}" for r in rows)
+            return [f"{step.pod} does not run: {conditions or 'it has no conditions'}"]
         return self._differences(step)
 
     def _differences(self, step: Step) -> list[str]:

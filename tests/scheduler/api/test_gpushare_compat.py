@@ -250,8 +250,8 @@ def test_requests_during_many_deletions_are_all_answered() -> None:
             failed.append(error)
             raise
 
-    # The apps are made here because Python before 3.11.8 cannot compile in two threads: werkzeug compiles its rules, and
-    # "AST constructor recursion depth mismatch" is raised (CPython issue 106905).
+    # The apps are made here because Python before 3.11.8 may raise "AST constructor recursion depth mismatch" where two
+    # threads compile at a time (CPython issue 106905). Werkzeug compiles its rules.
     threads = [threading.Thread(target=request, args=(i, clients(replica)[1])) for i in range(len(answered))]
     for thread in threads:
         thread.start()
