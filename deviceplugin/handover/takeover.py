@@ -225,13 +225,15 @@ async def _listen(path: Path, others: OtherAgents) -> None:
     while True:
         try:
             path.unlink(missing_ok=True)
-            server = await asyncio.start_unix_server(others.accept, path)
+            # With start_serving, a cancellation in this call would leave the socket open.
+            server = await asyncio.start_unix_server(others.accept, path, start_serving=False)
         except OSError as error:
             log.warning("cannot listen for agents that request the node: %s: %s", path, error)
             await asyncio.sleep(_CHECK_SECONDS)
             continue
         inode = _inode(path)
         try:
+            await server.start_serving()
             while _inode(path) is not None:
                 await asyncio.sleep(_CHECK_SECONDS)
         finally:

@@ -1,6 +1,7 @@
 """The handover of a node from one agent to the next."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -296,9 +297,9 @@ def test_listening_agent_does_not_replace_the_socket_of_its_successor(
     servers: list[object] = []
     start = asyncio.start_unix_server
 
-    async def counted(*arguments: Any) -> asyncio.Server:
+    async def counted(*arguments: Any, **options: Any) -> asyncio.Server:
         servers.append(arguments)
-        return await start(*arguments)
+        return await start(*arguments, **options)
 
     monkeypatch.setattr(asyncio, "start_unix_server", counted)
 
@@ -311,6 +312,18 @@ def test_listening_agent_does_not_replace_the_socket_of_its_successor(
                 assert len(servers) == 2
 
     asyncio.run(work())
+
+
+def test_listening_that_ends_while_it_begins_leaves_no_socket(tmp_path: Path) -> None:
+    async def work(turns: int) -> None:
+        async with takeover.listening(tmp_path):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    for turns in range(8):
+        asyncio.run(work(turns))
+        gc.collect()  # An unclosed socket is a ResourceWarning, and so an error.
+        assert not (tmp_path / takeover.SOCKET).exists()
 
 
 def test_end_of_listening_closes_connections_of_waiting_agents(tmp_path: Path, listens: Callable[[], bool]) -> None:
