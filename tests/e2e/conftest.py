@@ -45,7 +45,7 @@ def _refused(cluster: Cluster) -> list[Request]:
 def _no_request_is_refused() -> Iterator[None]:
     """Check the rights of every cluster that the module starts: a refused process mostly logs it and goes on.
 
-    Modules that attack with the token of a process override this fixture.
+    Modules that attack the shared cluster with the token of a process use `attacked`.
     """
     refused: list[Request] = []
     leave = Cluster.__exit__
@@ -61,13 +61,27 @@ def _no_request_is_refused() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def attacks() -> set[Request]:
+    """The refused requests of the modules that attack the shared cluster with the token of a process."""
+    return set()
+
+
+@pytest.fixture(scope="package")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory, attacks: set[Request]) -> Iterator[Cluster]:
     """Two nodes of four cards, whose processes accept calls from their API server alone."""
     config = tmp_path_factory.mktemp("shared") / "mgpu.yaml"
     config.write_text("webhook: {apiServers: [127.0.0.1]}\nscheduler: {apiServers: [127.0.0.1]}\n")
     with patient(make_nodes(2, 4), config=config) as cluster:
         yield cluster
-        assert _refused(cluster) == []
+        assert set(_refused(cluster)) <= attacks
+
+
+@pytest.fixture(scope="module")
+def attacked(shared_cluster: Cluster, attacks: set[Request]) -> Iterator[Cluster]:
+    """The shared cluster for a module whose requests with the tokens of processes may be refused."""
+    before = set(_refused(shared_cluster))
+    yield shared_cluster
+    attacks |= set(_refused(shared_cluster)) - before
 
 
 @pytest.fixture(scope="module")

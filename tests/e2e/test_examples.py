@@ -24,27 +24,17 @@ def test_every_example_is_run_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*RUN, *SLICED, *NAMED, *REFUSED}
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_every_container_gets_exactly_its_cards(bench: Bench, name: str) -> None:
-    bench.create(example(name))
-    bench.exact(name)
-
-
-def test_several_containers_share_cards_and_multi_gpu_spans_them(bench: Bench) -> None:
+def test_every_container_gets_exactly_its_cards(bench: Bench) -> None:
     for name in RUN:
         bench.create(example(name))
-        bench.runs(name)
+    for name in RUN:
+        bench.exact(name)
     assert len(bench.sees("multi-gpu")["workers"]) == 2
     assert len(bench.sees("whole-cards")["simulate"]) == 2
     assert bench.sees("several-containers").keys() == {"prepare", "train", "evaluate"}
     assert bench.within_capacity()
-
-
-def test_the_share_of_a_container_is_told_to_it(bench: Bench) -> None:
-    bench.create(example("multi-gpu"))
-    bench.runs("multi-gpu")
-    lines = bench.core.read_namespaced_pod_log("multi-gpu", "default", container="workers").splitlines()
-    assert {"MGPU_CARDS=0,1", "MGPU_CORE_PERCENT=50", f"MGPU_MEMORY_BYTES={8 << 30}"} <= set(lines)
+    told = {"MGPU_CARDS": "0,1", "MGPU_CORE_PERCENT": "50", "MGPU_MEMORY_BYTES": str(8 << 30)}
+    assert told.items() <= bench.environment("multi-gpu", "workers").items()
 
 
 def test_the_denied_one_names_the_rule(bench: Bench) -> None:

@@ -204,15 +204,6 @@ def test_the_demo_notices_a_wrong_slice(sliced: Sliced, monkeypatch: pytest.Monk
     assert any("container train must see NVIDIA_VISIBLE_DEVICES=MIG-" in problem for problem in demo.problems)
 
 
-def test_a_record_frees_its_slice_when_its_pod_goes(sliced: Sliced) -> None:
-    sliced.runs("big", "mig-7g.80gb")
-    sliced.runs("other", "mig-7g.80gb")
-    sliced.create("next", "mig-7g.80gb")
-    assert "7g.80gb in use" in sliced.bench.waits("next")
-    sliced.bench.delete("big")
-    sliced.runs("next", "mig-7g.80gb")
-
-
 @pytest.mark.parametrize("process", ["deviceplugin-mig-1", "scheduler"])
 def test_whoever_is_killed_in_the_middle_of_a_plan_goes_on_with_it(sliced: Sliced, process: str) -> None:
     (before,) = sliced.runs("before", "mig-1g.10gb")

@@ -11,25 +11,17 @@ import pytest
 
 from mgpu.kube import Api, ApiError
 from playground.cluster import Cluster
-from playground.nodes import MGPU, NodeSpec
 from tests.e2e.bench import Bench, Json
-from tests.e2e.clusters import patient
-from tests.e2e.mtgpu_bench import A100, MTGPUPODS, OURS, PODS, Named, gone, mtgpupod
+from tests.e2e.mtgpu_bench import MTGPUPODS, PODS, Named, gone, mtgpupod
 from tests.waiting import until
 
-NODE = f"/api/v1/nodes/{OURS.name}"
+NODE = "/api/v1/nodes/node-1"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_request_is_refused() -> None:
-    """Replace the check of conftest.py: this module expects refusals."""
-
-
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with patient([NodeSpec(OURS.name, [A100], dict(MGPU))]) as made:
-        yield made
+def cluster(attacked: Cluster) -> Cluster:
+    return attacked
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +31,12 @@ def stolen(cluster: Cluster) -> Iterator[Api]:
     api.close()
 
 
-@pytest.fixture
-def victim(bench: Bench, stolen: Api) -> Iterator[Json]:
+@pytest.fixture(scope="module")
+def victim(module_bench: Bench, stolen: Api) -> Iterator[Json]:
     """An MtgpuPod that has its card and no Pod: its node is cordoned, so that the controller makes none again."""
-    named = Named(bench)
+    named = Named(module_bench)
     labels = {"app": "tenant"}
-    wanted = mtgpupod("m", "abc", "0.5", serviceAccountName="tenant")
+    wanted = mtgpupod("m", "abc", "0.5", "node-1", serviceAccountName="tenant")
     named.api.create(MTGPUPODS, {**wanted, "metadata": {**wanted["metadata"], "labels": labels}})
     named.runs("m")
     named.api.patch(NODE, {"spec": {"unschedulable": True}})
@@ -73,7 +65,7 @@ def attack(of: Json, card: str | None = None, **spec: Any) -> Json:
             "annotations": {**said, "example.com/network": "attackers", "mgpu.io/seal": "none"},
             "finalizers": ["example.com/stays"],
         },
-        "spec": {"nodeName": OURS.name, **own, **spec},
+        "spec": {"nodeName": "node-1", **own, **spec},
     }
 
 
@@ -103,10 +95,10 @@ def test_a_pod_of_a_stolen_token_gets_the_defaults_of_the_api_server(victim: Jso
     )
 
 
-@pytest.mark.parametrize("card", ["all", "GPU-mtgpu-1-1", "GPU-mtgpu-1-0,GPU-mtgpu-1-1", "0"])
+@pytest.mark.parametrize("card", ["all", "GPU-node-1-1", "GPU-node-1-0,GPU-node-1-1", "0"])
 def test_a_stolen_token_shows_a_pod_no_card_but_that_of_its_mtgpupod(victim: Json, stolen: Api, card: str) -> None:
     if victim["status"]["BoundDeviceID"] == card:
-        card = "GPU-mtgpu-1-0"
+        card = "GPU-node-1-0"
     with pytest.raises(ApiError, match="NVIDIA_VISIBLE_DEVICES") as refused:
         stolen.create(f"{PODS}?dryRun=All", attack(victim, card))
     assert refused.value.status == 422
@@ -129,7 +121,7 @@ def test_a_stolen_token_creates_no_pod_of_an_mtgpupod_without_a_card(
     victim: Json, stolen: Api, cluster: Cluster
 ) -> None:
     """The tenants of a full node have such MtgpuPods."""
-    waiting = cluster.api.create(MTGPUPODS, mtgpupod("w", "other", "0.5"))
+    waiting = cluster.api.create(MTGPUPODS, mtgpupod("w", "other", "0.5", "node-1"))
     with pytest.raises(ApiError, match="names no card"):
         stolen.create(f"{PODS}?dryRun=All", attack(waiting, victim["status"]["BoundDeviceID"]))
 

@@ -15,17 +15,14 @@ ATTACKERS_SERVER = [{"op": "replace", "path": "/webhooks/0/clientConfig/url", "v
 EVERYBODY = pytest.mark.parametrize("account", ["webhook", "scheduler", "deviceplugin"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_request_is_refused() -> None:
-    """Replace the check of conftest.py: this module expects refusals."""
-
-
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster([]) as made:
-        for name in ("mgpu-webhook-tls", "mgpu-scheduler-tls", "somebodys"):
-            made.api.create(SECRETS, {"metadata": {"name": name}, "data": {"k": "dg=="}})
-        yield made
+def cluster(attacked: Cluster) -> Iterator[Cluster]:
+    names = ("mgpu-webhook-tls", "mgpu-scheduler-tls", "somebodys")
+    for name in names:
+        attacked.api.create(SECRETS, {"metadata": {"name": name}, "data": {"k": "dg=="}})
+    yield attacked
+    for name in names:
+        attacked.api.delete(f"{SECRETS}/{name}")
 
 
 def forbidden(call: Any) -> None:

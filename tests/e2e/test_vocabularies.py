@@ -149,7 +149,7 @@ def test_an_init_container_alone_brings_a_pod_to_the_webhook(bench: Bench) -> No
 def test_equal_and_unequal_pods_of_all_vocabularies_at_once(bench: Bench) -> None:
     """The kubelet does not say for which pod it calls Allocate."""
     asks: list[Json] = [{"gpu_mem": 7}, {"gpu": 10}, {"memory": "6Gi"}, {"core": 10, "memory": "6Gi"}]
-    pods = [asking(f"p{i}", **asks[i % 4]) for i in range(16)] + [share(f"m{i}", core=10, mib=6000) for i in range(6)]
+    pods = [asking(f"p{i}", **asks[i % 4]) for i in range(8)] + [share(f"m{i}", core=10, mib=6000) for i in range(3)]
     for pod in pods:
         bench.create(pod)
     for pod in pods:

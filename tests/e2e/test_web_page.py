@@ -51,11 +51,12 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def page(cluster: Cluster) -> Iterator[Page]:
+def page(request: pytest.FixtureRequest) -> Iterator[Page]:
     """The opened page. Any error or warning in the browser's console fails the module."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not found:
         pytest.skip("no chromium or google-chrome is installed")
+    cluster: Cluster = request.getfixturevalue("cluster")  # started only if there is a browser
     complaints: list[str] = []
     with sync_playwright() as driver:
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -216,7 +217,7 @@ def test_what_comes_from_the_cluster_is_text_whatever_it_says(page: Page, cluste
     other.close()
 
 
-def test_probes(cluster: Cluster) -> None:
+def test_probes(shared_cluster: Cluster) -> None:
     for path in ("healthz", "readyz", "leads"):
-        with urllib.request.urlopen(f"{cluster.page_url}{path}", timeout=10) as reply:
+        with urllib.request.urlopen(f"{shared_cluster.page_url}{path}", timeout=10) as reply:
             assert reply.status == 200
