@@ -2,7 +2,7 @@
 
 Importing takes most of the CPU time that a short process needs: 0.6 to 0.8 s for each of mgpu's, and the tests start
 some 150 of them. A forked process gets the same command line, environment and files as one that was executed, and it
-runs the same `-m` or `-c`. `mgpu demo` and `mgpu playground` execute theirs (test_commands.py, test_demo.py).
+runs the same `-m` or `-c`. `mgpu playground` executes its processes (test_commands.py).
 """
 
 import json

@@ -4,6 +4,7 @@ Each order is one message: JSON, with the descriptors of the new process's outpu
 then its exit status are written to. Imports nothing that the modules do not.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -15,6 +16,8 @@ import select
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +97,26 @@ def become(order: Order, parent: int) -> None:
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
 
 
+def _ended(run: Callable[[], None]) -> None:
+    """Run, and end as Python does, but without freeing memory: that would first copy all pages shared with the parent.
+
+    What waits for threads and what was registered with `atexit` runs as usual. Also the children that `run` forks end
+    like this.
+    """
+    status = 0
+    try:
+        run()
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            raise
+        status = error.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def main() -> None:
     control, own = socket.socket(fileno=os.dup(0)), os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the tests, which end this one
@@ -103,7 +126,7 @@ def main() -> None:
     gc.freeze()
     if order := forked(control):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        become(order, own)
+        _ended(lambda: become(order, own))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from playground import nvml_state
 from playground.nodes import MGPU, NodeSpec
 from tests.e2e.bench import Bench, Json, asking, share
 from tests.e2e.mtgpu_bench import MTGPUPODS, PODS, Named, mtgpupod
+from tests.examples import SOAK
 from tests.waiting import until
 
 _A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi"}
@@ -31,6 +32,7 @@ SECONDS = 120.0
 Loss = tuple[Callable[[], object], Callable[[], object]]
 """(function that stops a process, function that starts it again)"""
 _POLL_SECONDS = 0.1
+_ROUNDS = 3 if SOAK else 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +63,13 @@ def _slice(name: str, resource: str, count: int = 1) -> Json:
 def wanted() -> list[Wanted]:
     """Return the objects in rounds with one of every kind, so that each kind is created before and after a loss."""
     found = []
-    for i in range(3):
+    for i in range(_ROUNDS):
         pods = [share(f"mgpu-{i}"), asking(f"gpushare-{i}", gpu_mem=16), asking(f"koordinator-{i}", gpu=25)]
         found += [Wanted(_on_pool(pod)) for pod in pods]
         found += [Wanted(_slice(f"mig-{i}", ("mig-2g.20gb", "mig-3g.40gb", "mig-1g.10gb")[i]))]
         found += [Wanted(_slice(f"mps-{i}", ("gpu-4gb", "gpu-8gb", "gpu-4gb")[i]))]
         found += [Wanted(mtgpupod(f"{gpuid}-{i}", gpuid, "0.3", POOL)) for gpuid in ("aa", "bb")]
-        found += [(Wanted(_on_pool(asking("whole", nvidia=1)))), *_large()][i : i + 1 if i < 2 else None]
+        found += [Wanted(_on_pool(asking("whole", nvidia=1)))] if i == 0 else _large()[i - 1 :: _ROUNDS - 1]
     return found
 
 

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from mgpu.kube import Api
 from mgpu.kube.leader import LABEL
 from playground.cluster import Cluster
-from playground.processes import Process, free_port, until
+from playground.processes import Process, free_port
+from tests.waiting import until
 
 PODS = "/api/v1/namespaces/mgpu-system/pods"
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"
 
 
 class Replica:
@@ -70,7 +69,6 @@ class Replicas:
     """Both replicas. They replace the cluster's scheduler within `replicated`."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._api: Api = cluster.api
         self.all = [Replica(cluster, f"scheduler-{i}") for i in range(2)]
         self.killed: Replica | None = None
 
@@ -88,17 +86,16 @@ class Replicas:
             found[:] = self.leading()
             return bool(found) and self.reached() == found
 
-        until("a replica leads", one_leads, 60)
+        until(one_leads, 60)
         return found[0]
 
     def kill_leader(self) -> None:
-        """Kill the leader and shorten its lease to 1 s, so that the test need not wait 15 s until it expires.
+        """Kill the leader. The other one may lead 15 s after it last saw the lease change, whatever the lease says.
 
         Store the replica in `killed`: on a busy machine the lease may have moved since the caller looked.
         """
         self.killed = self.leader()
         os.killpg(self.killed.process.pid, signal.SIGKILL)
-        self._api.patch(LEASE, {"spec": {"leaseDurationSeconds": 1}})
 
 
 @contextmanager

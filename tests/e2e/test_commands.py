@@ -1,4 +1,4 @@
-"""`mgpu demo` and `mgpu playground` as a user starts them."""
+"""`mgpu playground` as a user starts it, and `mgpu demo` with its processes forked."""
 
 import os
 import re
@@ -11,9 +11,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from mgpu.cli.main import main
+from playground import processes
 from tests.waiting import until
 
 MGPU = [sys.executable, "-m", "mgpu.cli.main"]
@@ -52,13 +56,22 @@ def killing(child: "subprocess.Popen[str]") -> Iterator[None]:
         raise
 
 
-def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(temporary: Path) -> None:
-    columns = 60
-    command = [*MGPU, "demo", "--nodes", "2"]
-    done = subprocess.run(
-        command, env=environ(temporary, columns), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, and its own processes are forked. `mgpu playground` is executed, and starts and ends alike."""
+    columns, spawn = 60, processes.spawn
+    started: list[processes.Child] = []
+
+    def noted(*arguments: Any) -> processes.Child:
+        started.append(spawn(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(processes, "spawn", noted)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(os, "environ", environ(temporary, columns))
+    done = CliRunner().invoke(main, ["demo", "--nodes", "2"], catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
     assert "✗" not in done.stdout
     assert re.search(r"([1-9]) of \1 run with exactly the cards of\s+their own\s+record", done.stdout)
     assert "must be a multiple of 100" in " ".join(done.stdout.split())
@@ -66,6 +79,8 @@ def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(temporary: 
     together = "node-1, card 0 gpushare (default/gpushare), koordinator (default/koordinator), mgpu (default/share)"
     assert together in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= columns
+    assert len(started) >= 7
+    assert all(child.poll() is not None for child in started)
     assert left(temporary) == ([], [])
 
 

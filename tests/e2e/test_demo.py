@@ -8,6 +8,7 @@ from rich.console import Console
 from mgpu.settings import load_settings
 from playground import container_runtime
 from playground.demo import Demo
+from playground.samples import example
 from tests.e2e.bench import Bench
 
 
@@ -22,5 +23,6 @@ def test_a_container_that_sees_other_cards_is_noticed(bench: Bench, monkeypatch:
 
 def test_an_example_that_is_refused_is_noticed(bench: Bench) -> None:
     bench.create({"metadata": {"name": "share"}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}})
-    problems = Demo(bench.cluster, Console(file=io.StringIO()), load_settings()).run()
-    assert "share was denied" in problems
+    demo = Demo(bench.cluster, Console(file=io.StringIO()), load_settings())
+    demo.show_placed(example("share"))
+    assert demo.problems == ["share was denied"]
