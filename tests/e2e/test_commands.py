@@ -69,8 +69,8 @@ def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(
 
     monkeypatch.setattr(processes, "spawn", noted)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(os, "environ", environ(temporary, columns))
-    done = CliRunner().invoke(main, ["demo", "--nodes", "2"], catch_exceptions=False)
+    runner = CliRunner(env=environ(temporary, columns))
+    done = runner.invoke(main, ["demo", "--nodes", "2"], catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "")
     assert "✗" not in done.stdout
     assert re.search(r"([1-9]) of \1 run with exactly the cards of\s+their own\s+record", done.stdout)
