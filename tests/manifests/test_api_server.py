@@ -12,6 +12,7 @@ from tests.manifests.rendered import (
     MANIFESTS,
     OWN_CERTIFICATES,
     WITHOUT_POLICIES,
+    WITHOUT_RECORD_KEY,
     Json,
     as_stream,
     kustomization,
@@ -62,7 +63,7 @@ def test_pods_of_every_overlay_pass_a_server_side_dry_run(run: Run, folder: Path
 
 
 def test_a_kustomization_with_another_image_is_applied_whole(run: Run, api: Api, tmp_path: Path) -> None:
-    """The policies are left out, which Kubernetes before 1.30 and the playground do not serve."""
+    """With the key of records. Without the policies, which Kubernetes before 1.30 and the playground do not serve."""
     own = kustomization(
         tmp_path, MANIFESTS / "overlays/second-scheduler", patches=[WITHOUT_POLICIES, with_settings(OWN_CERTIFICATES)]
     )
@@ -75,6 +76,7 @@ def test_a_kustomization_with_another_image_is_applied_whole(run: Run, api: Api,
     (scheduler,) = (w for w in found if w["metadata"]["name"] == "mgpu-scheduler")
     (sidecar,) = scheduler["spec"]["template"]["spec"]["initContainers"]
     assert {"name": "MGPU_DIALECTS__MTGPU__OCCUPYIMAGE", "value": "images.example:5000/team/mgpu:9"} in sidecar["env"]
+    assert api.get("/api/v1/namespaces/mgpu-system/secrets/mgpu-record-key")["data"].keys() == {"signing.pem"}
 
 
 def _containers(workload: Json) -> list[Json]:
@@ -95,7 +97,8 @@ def test_deployment_overwrites_changes_on_the_cluster_and_keeps_koordinators_crd
     there = [named(documents, "Namespace", "mgpu-system"), undone, theirs]
     apply(run, there, "--force-conflicts", "--field-manager=somebody")
 
-    own = kustomization(tmp_path, MANIFESTS / "base", patches=[WITHOUT_POLICIES, with_settings(OWN_CERTIFICATES)])
+    patches = [WITHOUT_POLICIES, WITHOUT_RECORD_KEY, with_settings(OWN_CERTIFICATES)]
+    own = kustomization(tmp_path, MANIFESTS / "base", patches=patches)
     done = run(
         MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:2", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
     )
@@ -123,5 +126,5 @@ def test_deployment_that_does_not_become_ready_fails_with_the_command_that_shows
 
 
 def test_an_image_without_a_tag_is_refused(run: Run) -> None:
-    done = run(MANIFESTS / "deploy.sh", env={"IMAGE": "images.example:5000/mgpu", "WAIT": "0"})
+    done = run(MANIFESTS / "deploy.sh", MANIFESTS / "crds", env={"IMAGE": "images.example:5000/mgpu", "WAIT": "0"})
     assert (done.returncode, done.stderr) == (2, "IMAGE has no tag: images.example:5000/mgpu\n")

@@ -4,7 +4,6 @@ deploy.sh runs once for all tests. Each begins with the authorities of that firs
 """
 
 import base64
-import json
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,7 +27,7 @@ from mgpu.serving.certificates import (
     ensure_certificate,
 )
 from tests.manifests.conftest import Run, runner
-from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, kustomization, rendered
+from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, WITHOUT_RECORD_KEY, kustomization
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 SECRETS = "/api/v1/namespaces/mgpu-system/secrets"
@@ -44,7 +43,7 @@ CONFIGURATIONS = {
 
 
 def deploy(run: Run, folder: Path) -> "subprocess.CompletedProcess[str]":
-    own = kustomization(folder, MANIFESTS / "base", patches=[WITHOUT_POLICIES])
+    own = kustomization(folder, MANIFESTS / "base", patches=[WITHOUT_POLICIES, WITHOUT_RECORD_KEY])
     done = run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", "API_SERVERS": "192.0.2.1"})
     assert done.returncode == 0, done.stderr
     return done
@@ -212,17 +211,26 @@ def test_a_rotation_is_trusted_at_every_step(run: Run, api: Api) -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_an_authority_that_ends_soon_is_followed_by_the_next_one(run: Run, api: Api) -> None:
+def test_an_authority_that_ends_soon_is_followed_by_the_next_one_and_one_without_its_key_is_replaced(
+    run: Run, api: Api
+) -> None:
     ending = create_authority(datetime.now(UTC) - CA_LIFETIME + timedelta(days=90))
+    keyless = {**create_authority(datetime.now(UTC)), CA_KEY: b"lost"}
     api.create(SECRETS, tls_secret("webhook", ending))
-    assert "process webhook: new CA beside the present one" in certificates(run).stdout
+    api.create(SECRETS, tls_secret("scheduler", keyless))
+    said = certificates(run).stdout
+    assert "process webhook: new CA beside the present one" in said
+    assert "process scheduler: new CA\n" in said
     assert ending[CA] in secret(api, "webhook")[CA]
-    assert trusts(api, "webhook", renew(api, "webhook"))
+    assert keyless[CA] not in secret(api, "scheduler")[CA]
+    for process in CONFIGURATIONS:
+        assert trusts(api, process, renew(api, process))
 
 
-@pytest.mark.usefixtures("clean")
+@pytest.mark.usefixtures("installed")
 def test_an_authority_of_a_short_life_stays_alone(run: Run, api: Api) -> None:
     """With DAYS below 180 each deployment added two authorities, and trust in none of them ended."""
+    api.delete(f"{SECRETS}/mgpu-webhook-tls")
     certificates(run, days=100)
     first = secret(api, "webhook")
     certificates(run, days=100)
@@ -230,35 +238,7 @@ def test_an_authority_of_a_short_life_stays_alone(run: Run, api: Api) -> None:
     assert len(x509.load_pem_x509_certificates(first[CA])) == 1
 
 
-@pytest.mark.usefixtures("clean")
-def test_an_authority_without_its_key_is_replaced(run: Run, api: Api) -> None:
-    api.create(SECRETS, tls_secret("webhook", {**create_authority(datetime.now(UTC)), CA_KEY: b"lost"}))
-    assert "process webhook: new CA" in certificates(run).stdout
-    assert trusts(api, "webhook", renew(api, "webhook"))
-
-
 def tls_secret(process: str, content: Files) -> dict[str, Any]:
     data = {"tls.crt": b"", "tls.key": b"", **content}
     encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
     return {"metadata": {"name": f"mgpu-{process}-tls"}, "type": "kubernetes.io/tls", "data": encoded}
-
-
-def test_under_cert_manager_no_authority_is_made_and_no_right_on_secrets_is_given() -> None:
-    documents = rendered(MANIFESTS / "overlays/cert-manager")
-    rules = [rule for document in documents for rule in document.get("rules") or () if "verbs" in rule]
-    assert not [rule for rule in rules if "secrets" in rule["resources"]]
-    assert "--cert-dir=/tls" in json.dumps(documents)
-    roles = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "Role"}
-    bound = {(d["metadata"]["namespace"], d["roleRef"]["name"]) for d in documents if d["kind"] == "RoleBinding"}
-    assert bound == roles
-
-
-@pytest.mark.parametrize("folder", sorted((MANIFESTS / "overlays").iterdir()), ids=lambda folder: folder.name)
-def test_no_overlay_lets_a_process_write_a_webhook_configuration_or_create_a_secret(folder: Path) -> None:
-    for document in rendered(folder):
-        for rule in document.get("rules") or ():
-            resources, verbs = rule.get("resources", ()), set(rule.get("verbs", ()))
-            assert not [r for r in resources if "webhookconfigurations" in r], json.dumps(document["metadata"])
-            if "secrets" in resources:
-                assert rule["resourceNames"]
-                assert verbs <= {"get", "update"}

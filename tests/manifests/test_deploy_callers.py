@@ -1,39 +1,36 @@
 """manifests/deploy.sh opens the admission endpoints to the API server alone."""
 
-import json
+import copy
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mgpu.kube import Api
 from tests.manifests.conftest import Run
-from tests.manifests.rendered import MANIFESTS, OWN_CERTIFICATES, WITHOUT_POLICIES, kustomization, with_settings
+from tests.manifests.rendered import MANIFESTS, OWN_CERTIFICATES, Json, kustomization, named, of_kind, rendered
 
 _NAMESPACE = "namespaces/mgpu-system"
 _SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
-_LEAN = [
-    {
-        "target": {"kind": "CustomResourceDefinition"},
-        "patch": "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}",
-    },
-    {
-        "target": {"kind": "Deployment", "name": "mgpu-scheduler"},
-        "patch": json.dumps(
-            [
-                {"op": "replace", "path": f"/spec/template/spec/{path}", "value": []}
-                for path in ("volumes", "containers/0/volumeMounts")
-            ]
-        ),
-    },
-]
-"""Patches for a deployment that takes less time: deploy.sh makes no record key if the scheduler mounts none."""
 _VARIABLES = {"mgpu-webhook": "MGPU_WEBHOOK__APISERVERS", "mgpu-scheduler": "MGPU_SCHEDULER__APISERVERS"}
 
 
 def deploy(run: Run, folder: Path, settings: str = OWN_CERTIFICATES, **env: str) -> "subprocess.CompletedProcess[str]":
     folder.mkdir(exist_ok=True)
-    own = kustomization(folder, MANIFESTS / "base", patches=[WITHOUT_POLICIES, with_settings(settings), *_LEAN])
-    return run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", **env})
+    (folder / "base.yaml").write_text(yaml.dump_all(lean(settings), Dumper=yaml.CSafeDumper))
+    return run(MANIFESTS / "deploy.sh", kustomization(folder, folder / "base.yaml"), env={"WAIT": "0", **env})
+
+
+def lean(settings: str) -> list[Json]:
+    """Return what of the base says who may call. The scheduler mounts no record key, so deploy.sh makes none."""
+    kinds = ("Namespace", "ConfigMap", "Deployment", "NetworkPolicy")
+    chosen = tuple(copy.deepcopy(d) for d in of_kind(rendered(MANIFESTS / "base"), *kinds))
+    (config,) = (d for d in of_kind(chosen, "ConfigMap") if "mgpu.yaml" in d.get("data", {}))
+    config["data"]["mgpu.yaml"] = settings
+    spec = named(chosen, "Deployment", "mgpu-scheduler")["spec"]["template"]["spec"]
+    spec["volumes"], spec["containers"][0]["volumeMounts"] = [], []
+    return list(chosen)
 
 
 def admitted(api: Api) -> dict[str, Any]:

@@ -426,3 +426,24 @@ def test_nothing_names_a_registry() -> None:
             name = image.partition("/")[0] if "/" in image else ""
             assert name in ("", "images.example"), image
     assert len(OVERLAYS) >= 9
+
+
+def test_under_cert_manager_no_authority_is_made_and_no_right_on_secrets_is_given() -> None:
+    documents = rendered(MANIFESTS / "overlays/cert-manager")
+    rules = [rule for document in documents for rule in document.get("rules") or () if "verbs" in rule]
+    assert not [rule for rule in rules if "secrets" in rule["resources"]]
+    assert "--cert-dir=/tls" in json.dumps(documents)
+    roles = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "Role"}
+    bound = {(d["metadata"]["namespace"], d["roleRef"]["name"]) for d in documents if d["kind"] == "RoleBinding"}
+    assert bound == roles
+
+
+@EVERYWHERE
+def test_no_overlay_lets_a_process_write_a_webhook_configuration_or_create_a_secret(folder: Path) -> None:
+    for document in rendered(folder):
+        for rule in document.get("rules") or ():
+            resources, verbs = rule.get("resources", ()), set(rule.get("verbs", ()))
+            assert not [r for r in resources if "webhookconfigurations" in r], json.dumps(document["metadata"])
+            if "secrets" in resources:
+                assert rule["resourceNames"]
+                assert verbs <= {"get", "update"}

@@ -1,16 +1,16 @@
-"""`make undeploy` removes everything, with a running scheduler and without one that removes finalizers."""
+"""`make undeploy` removes everything, with a scheduler that removes finalizers and without one."""
 
 import json
-from pathlib import Path
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import MERGE_PATCH
-from tests.e2e.clusters import patient
-from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, mtgpupod
-from tests.manifests.conftest import Run, runner
+from tests.e2e.mtgpu_bench import MTGPUPODS, mtgpupod
+from tests.manifests.conftest import Run
 from tests.manifests.rendered import MANIFESTS, as_stream, named, rendered, served
 from tests.waiting import until
 
@@ -32,8 +32,8 @@ def there(api: Api, path: str) -> bool:
     return True
 
 
-def deployed(run: Run, *, webhooks: bool = True) -> None:
-    documents = [d for d in served(rendered(MANIFESTS / "base")) if webhooks or "webhooks" not in d]
+def deployed(run: Run) -> None:
+    documents = served(rendered(MANIFESTS / "base"))
     done = run("kubectl", "apply", "--server-side", "-f", "-", given=as_stream(documents))
     assert done.returncode == 0, done.stderr
 
@@ -94,22 +94,31 @@ def test_nodes_are_cleaned_where_that_is_asked_for_and_koordinators_crd_stays(ru
     assert "mgpu.io/whole-cards" not in found["metadata"].get("labels", {})
 
 
-def test_with_the_processes_running_mtgpupods_end_as_they_should(tmp_path: Path) -> None:
-    with patient([OURS], assets="") as cluster:
-        run, api = runner(cluster.kubeconfig, tmp_path), cluster.api
-        deployed(run, webhooks=False)  # the playground's webhook configurations lead to this machine
-        for kind in ("mutating", "validating"):
-            run("kubectl", "label", f"{kind}webhookconfigurations", "--all", "app.kubernetes.io/part-of=mgpu")
-        for name, gpuid in (("one", "zxcvb"), ("two", "zxcvb"), ("three", "qwert")):
-            api.create(MTGPUPODS, mtgpupod(name, gpuid, "0.2"))
-        until(lambda: all(_runs(api, name) for name in ("one", "two", "three")), 60)
+@PLAYGROUND
+def test_with_a_scheduler_process_mtgpupods_end_before_it_does(run: Run, api: Api) -> None:
+    """A thread stands in for the scheduler process; how that ends an MtgpuPod is tested in tests/e2e."""
+    base = rendered(MANIFESTS / "base")
+    crd = named(base, "CustomResourceDefinition", "mtgpupods.lsalab.nthu")
+    parts = [named(base, "Namespace", "mgpu-system"), crd, named(base, "Deployment", "mgpu-scheduler")]
+    assert run("kubectl", "apply", "--server-side", "-f", "-", given=as_stream(parts)).returncode == 0
+    found = mtgpupod("one", "zxcvb", "0.2")
+    found["metadata"]["finalizers"] = [mtgpu.FINALIZER]
+    api.create(MTGPUPODS, found)
+    with ThreadPoolExecutor(1) as pool:
+        scheduler = pool.submit(_end, api, f"{MTGPUPODS}/one")
         done = run(_SCRIPT, env={"WAIT": "60"})
-        assert done.returncode == 0, done.stderr
-        assert "by hand" not in done.stdout
-        nothing_is_left(api)
-        assert api.get(_OCCUPYING)["items"] == []
-        assert api.get("/api/v1/namespaces/default/pods")["items"] == []
+        assert scheduler.result()
+    assert done.returncode == 0, done.stderr
+    assert "by hand" not in done.stdout
+    gone = [done.stdout.index(f'"{name}" deleted') for name in ("one", "mtgpupods.lsalab.nthu", "mgpu-scheduler")]
+    assert gone == sorted(gone)
+    nothing_is_left(api)
 
 
-def _runs(api: Api, name: str) -> bool:
-    return bool((api.get(f"{MTGPUPODS}/{name}").get("status") or {}).get("phase") == "Running")
+def _end(api: Api, path: str) -> bool:
+    """End an MtgpuPod half a second after its deletion, as a scheduler process would. Return whether that is there."""
+    until(lambda: api.get(path)["metadata"].get("deletionTimestamp"))
+    time.sleep(0.5)
+    runs = there(api, "/apis/apps/v1/namespaces/mgpu-system/deployments/mgpu-scheduler")
+    api.patch(path, {"metadata": {"finalizers": []}}, MERGE_PATCH)
+    return runs

@@ -110,7 +110,7 @@ def settled(node: Node) -> dict[str, str] | None:
 
 
 def test_takeover_while_pods_are_created_fails_none(node: Node, drops: list[str]) -> None:
-    arrivals = Arrivals(node, 30, 0.02)
+    arrivals = Arrivals(node, 15, 0.04)
     with node.agent() as old:
         arrivals.start()
         until(lambda: node.api.list(PODS)[0])
@@ -381,7 +381,7 @@ def test_successor_that_is_stopped_during_the_takeover_gives_the_node_back(
     with process_on(node) as process:
         first = process.agent
         monkeypatch.setattr(node_ownership, "request", request_and_stop)
-        arrivals = Arrivals(node, 20, 0.05)
+        arrivals = Arrivals(node, 10, 0.1)
         with node.made() as new:
             made.append(new)
             arrivals.start()

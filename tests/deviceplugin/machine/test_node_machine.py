@@ -208,4 +208,4 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 TestNode = NodeMachine.TestCase
-TestNode.settings = examples(30, steps=30)
+TestNode.settings = examples(18, steps=30)

@@ -145,4 +145,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = examples(20, steps=12)
+TestMachine.settings = examples(12, steps=12)

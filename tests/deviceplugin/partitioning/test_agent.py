@@ -83,7 +83,7 @@ def test_pod_is_admitted_as_soon_as_its_slice_is_reported(node: Node) -> None:
     """A kubelet that did not know the id would fail the pod for good."""
     with node.agent():
         label(node, "mig")
-        for number in range(1, 6):
+        for number in range(1, 4):
             wanted = places("2g.20gb@0") if number % 2 else places("1g.10gb@0", "1g.10gb@1")
             partition(node, number, *wanted)
             name = f"p{number}"

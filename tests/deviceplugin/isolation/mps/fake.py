@@ -17,7 +17,7 @@ from playground import mps_control
 
 COMMAND = [sys.executable, "-S", "-E", mps_control.__file__]
 CARD, OTHER = "GPU-n1-0", "GPU-n1-1"
-TIMES = Times(request=20, health=0.05, start=20, silent=20, quit=20, first_pause=0.01, longest_pause=0.05)
+TIMES = Times(request=20, health=0.2, start=20, silent=20, quit=20, first_pause=0.01, longest_pause=0.05)
 """Long timeouts, since the machine that runs the tests may be slow."""
 P = ParamSpec("P")
 

@@ -65,7 +65,7 @@ def test_empty_refuses_a_folder_that_is_a_link(folder: Path) -> None:
 def test_empty_removes_a_chain_of_folders_longer_than_paths_and_stacks_can_be(folder: Path) -> None:
     (folder / "pipe").mkdir()
     at = os.open(folder / "pipe", os.O_DIRECTORY)
-    for _ in range(3000):
+    for _ in range(1200):
         os.mkdir("d" * 20, dir_fd=at)
         below = os.open("d" * 20, os.O_DIRECTORY, dir_fd=at)
         os.close(at)
