@@ -15,6 +15,8 @@ from tests.examples import SOAK
 LARGE = 1 << 20 if SOAK else 1 << 15
 """Bytes of a large input. An API server stores up to 1.5 MiB; disproportion shows at 32 KiB as well."""
 _REPEATS = 2
+_AGAIN = 6
+"""Another process may have delayed a call: it is measured as often before it counts as slow."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Cost:
     peak: int
 
 
-def cost(call: Callable[[], object]) -> Cost:
+def cost(call: Callable[[], object], repeats: int = _REPEATS) -> Cost:
     """Return the cost of the cheapest of several calls, because the first one may import modules or fill caches."""
-    seconds = min(_timed(call) for _ in range(_REPEATS))
+    seconds = min(_timed(call) for _ in range(repeats))
     return Cost(seconds, _peak(call))
 
 
@@ -59,7 +61,18 @@ def _peak(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def in_proportion(found: Cost, to: Cost, time_factor: float, memory_factor: float) -> None:
+def takes_at_most(call: Callable[[], object], seconds: float) -> None:
+    """Assert that the call takes at most so much CPU time, once of several times."""
+    least = _timed(call)
+    for _ in range(_AGAIN):
+        if least <= seconds:
+            break
+        least = min(least, _timed(call))
+    assert least <= seconds, f"{least / seconds:.1f} times as long"
+
+
+def in_proportion(call: Callable[[], object], to: Cost, time_factor: float, memory_factor: float) -> None:
     """Assert that neither time nor memory is more than so many times that of the other call."""
-    assert found.seconds <= time_factor * to.seconds, f"{found.seconds / to.seconds:.1f} times as long"
-    assert found.peak <= memory_factor * to.peak, f"{found.peak / to.peak:.1f} times the memory"
+    takes_at_most(call, time_factor * to.seconds)
+    peak = _peak(call)
+    assert peak <= memory_factor * to.peak, f"{peak / to.peak:.1f} times the memory"

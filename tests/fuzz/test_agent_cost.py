@@ -38,11 +38,12 @@ def told(call: Callable[[], object]) -> object:
 
 
 def grows_in_proportion(call: Callable[[int], Callable[[], object]]) -> None:
-    small, large = cost(call(LARGE // 2)), cost(call(LARGE))
+    halves, whole = call(LARGE // 2), call(LARGE)
+    small, large = cost(halves), cost(whole, repeats=1)
     for _ in range(_AGAIN):
         if large.seconds <= _GROWTH * small.seconds + 0.001:
             break
-        small, large = least(small, cost(call(LARGE // 2))), least(large, cost(call(LARGE)))
+        small, large = least(small, cost(halves)), least(large, cost(whole))
     assert large.seconds <= _GROWTH * small.seconds + 0.001, f"{large.seconds / small.seconds:.1f} times as long"
     assert large.peak <= _GROWTH * small.peak + 65_536, f"{large.peak / small.peak:.1f} times the memory"
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.fuzz
 SETTINGS = load_settings()
 _SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 RECORDS = RecordVerifier(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
-_PODS = 4
+_PODS = 2
 _LARGER = 8
 """The limit, as a multiple of the memory for an ordinary pod."""
 

@@ -336,6 +336,6 @@ class UnderAttack(Cluster):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(15)
+TestCluster.settings = examples(10)
 TestUnderAttack = UnderAttack.TestCase
-TestUnderAttack.settings = examples(13)
+TestUnderAttack.settings = examples(9)

@@ -209,7 +209,7 @@ def test_what_the_scheduler_evicts_for_devices_stands_where_it_helps(
     assert found == ({"n1": Victims(expected)} if expected else {})
 
 
-@examples(20)
+@examples(12)
 @given(
     st.lists(st.sampled_from([{"rdma": 30}, {"gpu": 40, "rdma": 50}, {"rdma": 200}, {"gpu": 100}]), max_size=6),
     st.randoms(use_true_random=False),

@@ -211,4 +211,4 @@ class Sides(RuleBasedStateMachine):
 
 
 TestSides = Sides.TestCase
-TestSides.settings = examples(16)
+TestSides.settings = examples(10)

@@ -124,4 +124,4 @@ class Both(RuleBasedStateMachine):
 
 
 TestBoth = Both.TestCase
-TestBoth.settings = examples(30, steps=30)
+TestBoth.settings = examples(18, steps=30)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import GIB, container, mtgpupod, occupy_pod, owned, pod, share
+from tests.examples import examples
 from tests.playground.simulate import simulation
 from tests.playground.simulate.simulation import run, simulated
 
@@ -226,7 +227,7 @@ def submissions(draw: st.DrawFn) -> list[Raw]:
 
 
 @given(submissions(), st.booleans())
-@settings(max_examples=60)
+@examples(30)
 def test_cards_have_one_gpuid_stay_within_capacity_and_are_not_left_idle(
     pods: list[Raw],
     nvidia: bool,

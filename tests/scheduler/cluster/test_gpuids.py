@@ -179,7 +179,7 @@ ACTIONS = st.lists(
 )
 
 
-@examples(8)
+@examples(5)
 @given(ACTIONS)
 def test_property_namespace_never_uses_more_gpuids_than_its_limit(actions: list[tuple[Any, ...]]) -> None:
     rig = Rig(("n1", 3, False), ("n2", 3, False))

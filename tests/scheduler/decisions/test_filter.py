@@ -70,7 +70,7 @@ def request_pod(listed: list[int], annotations: dict[str, str]) -> GpuPod:
 
 @pytest.mark.parametrize("settings", [PACKED, SPREAD_OUT], ids=["binpack", "spread"])
 @given(made=nodes, listed=cores, wished=constraints)
-@examples(20)
+@examples(12)
 def test_property_filter_with_constraints_equals_engine(
     settings: Any, made: Nodes, listed: list[int], wished: dict[str, str]
 ) -> None:

@@ -218,7 +218,7 @@ def test_preempt_before_sync_is_unavailable(replica: Replica, client: Client, mo
     assert client.post("/preempt", json={"Pod": wanting(1)}).status_code == 503
 
 
-@examples(13)
+@examples(8)
 @given(st.data())
 def test_property_no_smaller_or_less_important_victims_suffice(data: st.DataObject) -> None:
     """Whatever kube-scheduler proposes."""

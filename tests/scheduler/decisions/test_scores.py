@@ -75,7 +75,7 @@ sizes = st.sampled_from([(10, 1), (25, 8), (50, 30), (75, 2), (100, 8), (200, 40
 
 @pytest.mark.parametrize("policy", LEARNING_POLICIES)
 @given(held=clusters, seen=st.lists(sizes, min_size=1, max_size=6), asked=sizes)
-@examples(13)
+@examples(9)
 def test_property_simulation_and_scheduler_choose_the_same_node(
     policy: str, held: list[list[list[int]]], seen: list[tuple[int, int]], asked: tuple[int, int]
 ) -> None:

@@ -85,7 +85,7 @@ def chosen(found: Placement | Rejection) -> Chosen | None:
 
 
 @given(wishful(), policies)
-@examples(40)
+@examples(24)
 def test_property_equals_exhaustive_search(
     problem: tuple[GpuRequest, list[CardState]], policy: tuple[str, int]
 ) -> None:
@@ -94,7 +94,7 @@ def test_property_equals_exhaustive_search(
 
 
 @given(wishful(), policies, st.sampled_from([0, 1, 50]))
-@examples(20)
+@examples(12)
 def test_property_without_search_budget_constraints_hold(
     problem: tuple[GpuRequest, list[CardState]], policy: tuple[str, int], budget: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_property_without_search_budget_constraints_hold(
 
 
 @given(wishful(), policies)
-@examples(20)
+@examples(12)
 def test_property_hopeless_rejection_is_what_no_eviction_changes(
     problem: tuple[GpuRequest, list[CardState]], policy: tuple[str, int]
 ) -> None:

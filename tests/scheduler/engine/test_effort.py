@@ -86,7 +86,7 @@ def hard_pods(draw: st.DrawFn) -> tuple[GpuRequest, list[CardState]]:
     return GpuRequest("mgpu", tuple(containers), draw(st.sampled_from([0, 4, 16])), constraints=constraints), cards
 
 
-@examples(13)
+@examples(9)
 @given(hard_pods(), policies, st.sampled_from([LEAST, Limits(20_000, 20_000)]))
 def test_property_place_with_limits_takes_at_most_the_stated_steps_and_places_validly(
     problem: tuple[GpuRequest, list[CardState]], policy: tuple[str, int], limits: Limits
@@ -102,7 +102,7 @@ def test_property_place_with_limits_takes_at_most_the_stated_steps_and_places_va
         assert found.proven or not found.hopeless
 
 
-@examples(10)
+@examples(7)
 @given(hard_pods(), st.randoms(use_true_random=False))
 def test_property_place_of_shuffled_cards_within_limits_gives_the_same_answer_and_effort(
     problem: tuple[GpuRequest, list[CardState]], random: Random
@@ -117,7 +117,7 @@ def test_property_place_of_shuffled_cards_within_limits_gives_the_same_answer_an
     assert first.spent == second.spent
 
 
-@examples(20)
+@examples(14)
 @given(problems(), policies, st.sampled_from([0, 20, 100, 1_000]), st.sampled_from([0, 50, 500, 5_000]))
 def test_property_higher_limits_never_find_less(
     problem: tuple[GpuRequest, list[CardState]], policy: tuple[str, int], low: int, high: int

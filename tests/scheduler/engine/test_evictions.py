@@ -125,7 +125,7 @@ def requests(draw: st.DrawFn) -> GpuRequest:
     return GpuRequest("mgpu", tuple(named), draw(st.sampled_from((0, 0, 2))), constraints=constraints)
 
 
-@examples(30)
+@examples(18)
 @given(st.data())
 def test_property_victims_equal_exhaustive_search(data: st.DataObject) -> None:
     """After the evictions the pod fits; no smaller and no less important set of the same node would do."""
@@ -151,7 +151,7 @@ def test_property_victims_equal_exhaustive_search(data: st.DataObject) -> None:
     assert found == found_victims(wanted, cards, tenants)
 
 
-@examples(16)
+@examples(10)
 @given(st.data())
 def test_property_victims_without_exact_budget_suffice_and_none_could_stay(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 3))

@@ -10,6 +10,7 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import Amount, GpuRequest, Placement, Rejection, peak
 from scheduler.engine import FULL, Limits, place, solver
 from tests.builders import GIB
+from tests.examples import examples
 from tests.scheduler.engine.oracle import Chosen, exhaustive, feasible
 from tests.scheduler.engine.strategies import named, policies, problems, whole_card_pods
 
@@ -34,6 +35,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @given(problem=problems(), policy=policies)
+@examples(12)
 def test_property_equals_exhaustive_search(way: str, problem: Problem, policy: tuple[str, int]) -> None:
     request, cards = problem
     with pytest.MonkeyPatch.context() as patch:

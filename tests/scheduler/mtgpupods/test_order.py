@@ -104,7 +104,7 @@ def shown(state: ClusterCache) -> object:
 
 
 @given(histories, st.lists(st.integers(0, 8), max_size=40), st.permutations(range(9)))
-@examples(30)
+@examples(20)
 def test_property_the_order_of_events_makes_no_difference(
     histories: Sequence[History], order: list[int], then: list[int]
 ) -> None:

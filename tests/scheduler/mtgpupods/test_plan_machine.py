@@ -358,4 +358,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestNode = Node.TestCase
-TestNode.settings = examples(25, steps=40)
+TestNode.settings = examples(16, steps=40)

@@ -304,4 +304,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(12)
+TestCluster.settings = examples(8)

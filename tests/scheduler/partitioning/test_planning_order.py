@@ -78,7 +78,7 @@ def test_a_pod_of_another_namespace_is_bound_beside_a_crowd_that_is_asked_about_
 def test_pods_that_are_created_again_and_again_and_never_come_have_a_node_cut_seldom() -> None:
     replica, agent = one_card()
     found = set()
-    for second in seconds(replica, agent, 600):
+    for second in seconds(replica, agent, 300):
         name = f"a{second}"
         (pod,) = submit(replica, wants(name, (SEVEN, ONES)[second % 2]))
         replica.filter.filter(pod, ["n1"])
@@ -86,7 +86,7 @@ def test_pods_that_are_created_again_and_again_and_never_come_have_a_node_cut_se
             replica.api.remove("pods", f"a{second - 2}")
             replica.deliver()
         found.add(agent.found.partitioning.plan)
-    assert len(found - {None}) <= 2 + 600 / (6 * REFILL_SECONDS)
+    assert len(found - {None}) <= 2 + 300 / (6 * REFILL_SECONDS)
 
 
 def test_pods_that_come_and_end_have_a_node_cut_so_often_in_a_row_and_then_once_in_a_while() -> None:

@@ -111,7 +111,7 @@ def check(nodes: Sequence[tuple[CardState, ...]], request: GpuRequest, settings:
 
 
 @given(st.lists(cards(), min_size=1, max_size=6), requests(), policies)
-@examples(50)
+@examples(30)
 def test_property_arrays_answer_as_the_engine(
     nodes: list[tuple[CardState, ...]], request: GpuRequest, settings: Settings
 ) -> None:

@@ -116,7 +116,7 @@ def gifts(model: str, used: Instances, free: Instances, names: tuple[str, ...]) 
 
 
 @given(nodes(), st.randoms(use_true_random=False))
-@examples(40)
+@examples(25)
 def test_property_plan_exists_exactly_if_possible_with_the_fewest_changes(
     node: tuple[list[Cut], Counter[str]], chance: object
 ) -> None:
