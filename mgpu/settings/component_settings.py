@@ -92,6 +92,11 @@ class SchedulerSettings(Block):
         clientCa, apiServers: The same as for the webhook. They limit who may call the binding admission.
         webHost: The address of the web page with the cluster's cards, in plain HTTP, for `kubectl port-forward`.
         webPort: The port of the web page. It is not served if the port is -1.
+        volcanoHost: The address of the verbs for Volcano's plugin `extender`, in plain HTTP, because the plugin can
+            neither send a client certificate nor trust a certificate authority of its own.
+        volcanoPort: The port of these verbs. They are not served if it is -1.
+        volcanoTokenFile: A file with the token that the path of every call must begin with. Everyone who knows it can
+            reserve cards for pods that exist, but not bind pods.
     """
 
     host: str = "0.0.0.0"
@@ -118,6 +123,9 @@ class SchedulerSettings(Block):
     metrics_port: ExtraPort = Field(-1, alias="metricsPort")
     web_host: str = Field("127.0.0.1", alias="webHost")
     web_port: ExtraPort = Field(-1, alias="webPort")
+    volcano_host: str = Field("0.0.0.0", alias="volcanoHost")
+    volcano_port: ExtraPort = Field(-1, alias="volcanoPort")
+    volcano_token_file: str = Field("", alias="volcanoTokenFile")
 
     @field_validator("extender_host")
     @classmethod

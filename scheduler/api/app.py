@@ -1,9 +1,9 @@
 """Creates the HTTP apps of the scheduler and determines the address of each.
 
-`scheduler.main` passes the result of `listeners` to gunicorn. There are four apps: the admission of Bindings, the
-extender, metrics, and the web page. Each has its own address, because each has other callers. In particular, `/bind` of
-the extender is protected only by a loopback address or by client certificates (`extenderClientCa`). All apps must run
-in one process with one worker, because they share the reservations.
+`scheduler.main` passes the result of `listeners` to gunicorn. There are five apps: the admission of Bindings, the
+extender, Volcano's verbs, metrics, and the web page. Each has its own address, because each has other callers. In
+particular, `/bind` of the extender is protected only by a loopback address or by client certificates
+(`extenderClientCa`). All apps must run in one process with one worker, because they share the reservations.
 """
 
 from flask import Response
@@ -23,9 +23,13 @@ from scheduler.api.gpushare_compat import gpushare_routes
 from scheduler.api.page.page_app import make_app as make_page_app
 from scheduler.api.page.page_app import make_board
 from scheduler.api.replica import Replica
+from scheduler.api.volcano import VolcanoExtender, read_token
+from scheduler.api.volcano import make_app as make_volcano_app
 
 _ADMISSION_SECONDS = 30.0
 """The longest timeout that Kubernetes allows for a webhook. A request may name a shorter one (`?timeout=1s`)."""
+_VOLCANO_SECONDS = 10.0
+"""The longest time for which work continues on a call of Volcano, which does not tell its `extender.httpTimeout`."""
 
 
 def listeners(replica: Replica) -> list[Listen]:
@@ -54,6 +58,10 @@ def listeners(replica: Replica) -> list[Listen]:
         Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca, callers=read_callers(own, "scheduler")),
         Listen(own.extender_host, own.extender_port, extender.wsgi_app, tls=bool(client_ca), client_ca=client_ca),
     ]
+    if own.volcano_port >= 0:
+        volcano = make_volcano_app(VolcanoExtender(replica), read_token(own.volcano_token_file), _VOLCANO_SECONDS)
+        serve_probes(volcano, replica.not_ready_reason)
+        result.append(Listen(own.volcano_host, own.volcano_port, volcano.wsgi_app, tls=False))
     if own.metrics_port >= 0:
         result.append(Listen(own.metrics_host, own.metrics_port, metrics.wsgi_app, tls=False))
     if own.web_port >= 0:

@@ -392,8 +392,12 @@ class ClusterCache:
         with self._lock:
             return self._reservations.get(uid)
 
-    def reserve(self, reservation: Reservation, version: int) -> bool:
+    def reserve(self, reservation: Reservation, version: int, *, provisional: bool = False) -> bool:
         """Hold the cards for the pod, in place of its previous reservation.
+
+        Args:
+            version: The version of the snapshot of the node from which the cards were chosen.
+            provisional: Whether the reservation may be withdrawn until a Binding uses it.
 
         Returns False, and changes nothing, if cards must be decided for the pod again: the node has changed since
         `version`, the pod's same-card group is now on another card, or the pod cannot be bound (`binding_problem`).
@@ -409,7 +413,7 @@ class ClusterCache:
                 reservation.request, cards, self.group_cards(reservation.request, reservation.uid)
             ):
                 return False
-            self._holdings.reserve(reservation)
+            self._holdings.reserve(reservation, provisional=provisional)
             self._snapshots.mark(self._nominations.reserved(reservation.uid))
             self._snapshots.set_usage(reservation.uid, reservation.node, reservation.needs)
             return True
@@ -426,15 +430,29 @@ class ClusterCache:
                 return None
             return f"the pod is bound to {pod.node} already" if pod.node else f"the pod has {pod.phase.lower()}"
 
-    def renew(self, reservation: Reservation) -> bool:
+    def renew(self, reservation: Reservation, *, provisional: bool = False) -> bool:
         """Restart the time of a reservation for another attempt to bind.
 
-        Return False if the reservation is no longer in force, or after `close`.
+        Unless `provisional`, a Binding is about to use the reservation, so it can no longer be withdrawn. Return False
+        if the reservation is no longer in force, or after `close`.
         """
         with self._lock:
             if self._is_closed or self._reservations.get(reservation.uid) is not reservation:
                 return False
-            self._reservations.put(reservation)
+            self._reservations.put(reservation, provisional=provisional)
+            return True
+
+    def withdraw(self, uid: str, node: str) -> bool:
+        """Release the reservation of a pod on this node, if it is provisional. Return whether it was released.
+
+        No Binding can be in progress that uses the reservation. If one comes later, its cards are decided then.
+        """
+        with self._lock:
+            reservation = self._reservations.get(uid)
+            if reservation is None or reservation.node != node or not self._reservations.is_provisional(uid):
+                return False
+            self.cancel(reservation)
+            self._reservations.end_series(uid)
             return True
 
     def keep(self, reservation: Reservation) -> None:

@@ -221,8 +221,8 @@ class Holdings:
             self.remnants.deleted(uid, pod.namespace, pod.name, pod.node)
         self._hold_given(uid, pod.node)
 
-    def reserve(self, reservation: Reservation) -> None:
-        """Hold the cards of a reservation, in place of the pod's previous one."""
+    def reserve(self, reservation: Reservation, *, provisional: bool) -> None:
+        """Hold the cards of a reservation, in place of the pod's previous one. See `ClusterCache.reserve`."""
         request = reservation.request
         dialect = request.dialect
         shares = shares_of(request, reservation.placement)
@@ -233,7 +233,7 @@ class Holdings:
         self.hold(
             _holding(reservation, reservation.node, dialect, shares, bound=False, constraints=constraints, gpuid=gpuid)
         )
-        self._reservations.put(reservation)
+        self._reservations.put(reservation, provisional=provisional)
 
     def forget(self, uid: str) -> None:
         """Release what a pod holds, because it was deleted or no longer requests GPUs."""

@@ -69,6 +69,10 @@ class Reservations:
     `_SHORT_SECONDS`, and a pause of nine times that length follows. A Binding that the API server would accept still
     succeeds after a pause, because schedulers retry. A pod that had no reservation for `_FULL_TIMES` times `seconds`
     starts again with full ones.
+
+    A reservation is provisional until a Binding has used it. The scheduler that ordered a provisional reservation may
+    withdraw it, when it gives up a gang for example. That says nothing about the bindings of the pod, so the series
+    ends, too.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -78,13 +82,24 @@ class Reservations:
         self._short_seconds = min(_SHORT_SECONDS, seconds)
         self._in_force: dict[str, tuple[Reservation, float]] = {}  # Each with the time at which it becomes overdue.
         self._series: dict[str, _Series] = {}
+        self._provisional: set[str] = set()  # The UIDs of the pods whose reservation no Binding has used.
         self._deleted: dict[str, float] = {}  # By UID, the time of the deletion.
 
     def get(self, uid: str) -> Reservation | None:
         return self._in_force[uid][0] if uid in self._in_force else None
 
-    def put(self, reservation: Reservation) -> None:
-        """Add a reservation in place of the pod's previous one."""
+    def put(self, reservation: Reservation, *, provisional: bool = False) -> None:
+        """Add a reservation in place of the pod's previous one, or renew it.
+
+        Args:
+            provisional: False if a Binding is about to use the reservation. Once a Binding has used a reservation of
+                the pod, neither it nor one that replaces it is provisional, because the Binding may still be in
+                progress.
+        """
+        if not provisional:
+            self._provisional.discard(reservation.uid)
+        elif reservation.uid not in self._in_force:
+            self._provisional.add(reservation.uid)
         now = self._clock()
         series = self._series.setdefault(reservation.uid, _Series(now, now, now))
         if now - series.until > self._full_seconds:
@@ -110,6 +125,15 @@ class Reservations:
 
     def drop(self, uid: str) -> None:
         self._in_force.pop(uid, None)
+        self._provisional.discard(uid)
+
+    def is_provisional(self, uid: str) -> bool:
+        """Return whether the pod has a reservation that no Binding has used."""
+        return uid in self._provisional
+
+    def end_series(self, uid: str) -> None:
+        """Let the next reservation of this pod be a full one."""
+        self._series.pop(uid, None)
 
     def mark_deleted(self, uid: str) -> None:
         """Remember that the pod was deleted, so that nothing is reserved for it.

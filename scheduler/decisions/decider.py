@@ -103,12 +103,19 @@ class Decider:
         return read_gpu_pod(raw, self._settings, self._state.records)
 
     def decide(
-        self, gpu_pod: GpuPod, node: str, *, reserve: bool = True, gone: CallerGone = never
+        self,
+        gpu_pod: GpuPod,
+        node: str,
+        *,
+        reserve: bool = True,
+        provisional: bool = False,
+        gone: CallerGone = never,
     ) -> Reservation | Rejection:
         """Return the reserved cards of a pod on a node, or why there are none.
 
         Args:
             reserve: False for a dry run, which reserves nothing.
+            provisional: Whether no Binding follows yet, so that the reservation may be withdrawn.
             gone: Returns whether the caller has given up.
 
         Raises:
@@ -116,12 +123,14 @@ class Decider:
             RetryLater: No decision is possible now, for example because the API server does not answer, the caller has
                 given up, or the node changes too fast.
         """
-        decision = self._decide(gpu_pod, node, gone, reserve=reserve)
+        decision = self._decide(gpu_pod, node, gone, reserve=reserve, provisional=provisional)
         if isinstance(decision, Rejection) and reserve:
             metrics.REJECTIONS.labels("decision", decision.kind).inc()
         return decision
 
-    def _decide(self, gpu_pod: GpuPod, node: str, gone: CallerGone, *, reserve: bool) -> Reservation | Rejection:
+    def _decide(
+        self, gpu_pod: GpuPod, node: str, gone: CallerGone, *, reserve: bool, provisional: bool
+    ) -> Reservation | Rejection:
         uid = gpu_pod.pod.uid
         for _ in range(_ATTEMPTS):
             gpu_pod = self._state.gpu_pod(uid) or gpu_pod
@@ -137,7 +146,7 @@ class Decider:
             if rejection is not None:
                 return rejection
             if reserved and reserved.node == node and reserved.request == request and self._holds(reserved, snapshot):
-                if not reserve or self._state.renew(reserved):
+                if not reserve or self._state.renew(reserved, provisional=provisional):
                     return reserved
                 continue
             if reserved and reserved.node != node and reserve:
@@ -150,7 +159,7 @@ class Decider:
                     raise RetryLater(remnants)  # The pod is bound, and a rejection would set its phase to Failed.
                 return _final(RejectionKind.OTHER, remnants)
             decision = self._choose(gpu_pod, request, node, snapshot, gone)
-            if isinstance(decision, Rejection) or not reserve or self._reserve(decision, snapshot):
+            if isinstance(decision, Rejection) or not reserve or self._reserve(decision, snapshot, provisional):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
 
@@ -176,8 +185,8 @@ class Decider:
         problem = None if nvidia_plugin.chooses_cards(snapshot.node, request) else self._state.agent_problem(node)
         return _final(RejectionKind.AGENT, problem) if problem else None
 
-    def _reserve(self, decision: Reservation, snapshot: NodeSnapshot) -> bool:
-        if not self._state.reserve(decision, snapshot.version):
+    def _reserve(self, decision: Reservation, snapshot: NodeSnapshot, provisional: bool) -> bool:
+        if not self._state.reserve(decision, snapshot.version, provisional=provisional):
             return False
         if nvidia_plugin.chooses_cards(snapshot.node, decision.request):
             policy = nvidia_plugin.NVIDIA

@@ -1,13 +1,14 @@
 """Chooses victims for a preemption by the cards that they free, on each node that kube-scheduler considers.
 
 kube-scheduler chooses victims itself and then calls `/preempt` of `api.extender`, which calls `Preemption.choose`.
+Volcano asks which of the tasks that it may evict must go, and `api.volcano` calls `Preemption.choose_among`.
 kube-scheduler knows the GPUs of a node only as a sum, so its victims free everything that the pod needs except,
 perhaps, the cards. This module adds the victims that free the cards. It drops kube-scheduler's own victims only if
 nothing but cards, cpu and memory can be the reason for them (`_only_cards_can_be_short`). No pod may be evicted unless
 mgpu has found that the preempting pod fits afterwards. docs/preemption.md describes the result for users.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,6 +108,73 @@ class Preemption:
                         result[name] = chosen
         return result
 
+    def choose_among(self, gpu_pod: GpuPod, node: str, uids: Sequence[str], gone: CallerGone = never) -> frozenset[str]:
+        """Return which of these pods on a node to evict, for a scheduler that evicts no other ones (Volcano).
+
+        Whether a pod may be evicted is the scheduler's decision, so priorities do not matter. The result is empty if
+        the evictions do not help, or if that is not known yet. Pods without cards are in the result if the evicted pods
+        with cards do not free enough cpu and memory, because the scheduler evicts only until these suffice.
+
+        Raises:
+            RetryLater: The caller has given up, or too many other long calls wait.
+        """
+        request = gpu_pod.request
+        if request is None:
+            return frozenset()
+        with (
+            suppress(Exhausted),
+            self._budgets.call(gpu_pod.pod.namespace, request, gone, charge_single=True) as call,
+        ):
+            if call.next_limits() is not None:
+                budget = Budget(call.effort, max(FREE, min(_STEPS_PER_NODE, call.remaining)))
+                return self._among(node, gpu_pod, request, frozenset(uids), budget)
+        return frozenset()
+
+    def _among(
+        self, name: str, gpu_pod: GpuPod, request: GpuRequest, uids: frozenset[str], budget: Budget
+    ) -> frozenset[str]:
+        snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
+        holders = [(h, p.pod) for h, p in occupants if h.uid in uids and h.bound and not h.occupies]
+        without_cards = uids - {holding.uid for holding, _ in occupants}
+        node = snapshot.node
+        if node is None or self._state.agent_problem(name) is not None:
+            return frozenset()
+        everyone = Victims(tuple(sorted(without_cards | {holding.uid for holding, _ in holders})))
+        if requested_slices(request):
+            fits = self._slices_fit(name, node, gpu_pod, request, everyone, budget)
+            return frozenset(everyone.uids if fits else ())
+        if nvidia_plugin.chooses_cards(node, request):
+            rejection = nvidia_plugin.rejection(request, node, snapshot.cards, snapshot.mgpu_cards)
+            return frozenset(() if rejection else everyone.uids)
+        fits_on = self._fit_test(gpu_pod, request, node, budget)
+        if request.others:
+            devices = (*snapshot.available_cards, *snapshot.available_other_devices)
+            left = [_without_holdings(state, [holding for holding, _ in holders]) for state in devices]
+            return frozenset(everyone.uids if fits_on(left) else ())
+        exact = budget.part(budget.left // 2)
+        evictable = self._evictable_pods(snapshot, holders)
+        found = choose_victims(request, snapshot.available_cards, evictable, fits_on, exact=exact, budget=budget)
+        if found is None:
+            return frozenset()
+        chosen = frozenset(pod.uid for pod in found[0])
+        if _has_cpu_and_memory(snapshot, gpu_pod.pod, (pod for _, pod in holders if pod.uid in chosen)):
+            return chosen
+        return chosen | without_cards
+
+    def _fit_test(
+        self, gpu_pod: GpuPod, request: GpuRequest, node: Node, budget: Budget
+    ) -> Callable[[Sequence[CardState]], bool]:
+        """Return a function that tells whether the pod fits on cards in given states. It uses up the budget."""
+        group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
+
+        def fits(cards: Sequence[CardState]) -> bool:
+            effort = Effort()
+            answer = assess(request, node, cards, self._settings, group_cards=group_cards, limits=BRIEF, effort=effort)
+            budget.take(effort.spent)
+            return isinstance(answer, Placement)
+
+        return fits
+
     def _victims_on_node(
         self, name: str, gpu_pod: GpuPod, request: GpuRequest, proposed: Victims, budget: Budget, *, only_cards: bool
     ) -> Victims | None:
@@ -116,7 +184,6 @@ class Preemption:
         """
         snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
         node = snapshot.node
-        group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         proposed_holdings = [holding for holding, _ in occupants if holding.uid in proposed.uids]
         if node is None or any(holding.occupies for holding in proposed_holdings):
             # The MtgpuPod controller would create the occupy pod again. Its card becomes free once its MtgpuPods end.
@@ -128,12 +195,7 @@ class Preemption:
         if requested_slices(request):
             return proposed if self._slices_fit(name, node, gpu_pod, request, proposed, budget) else None
 
-        def fits(cards: Sequence[CardState]) -> bool:
-            effort = Effort()
-            answer = assess(request, node, cards, self._settings, group_cards=group_cards, limits=BRIEF, effort=effort)
-            budget.take(effort.spent)
-            return isinstance(answer, Placement)
-
+        fits = self._fit_test(gpu_pod, request, node, budget)
         if request.others:
             # The search for victims knows only GPUs. So for other devices only kube-scheduler's victims are considered.
             devices = (*snapshot.available_cards, *snapshot.available_other_devices)
