@@ -29,6 +29,13 @@ def test_managed_resources_include_each_resource_prefix_of_a_dialect(dialect: Di
         assert not missing, "add the resources to managedResources and to playground.cluster.MANAGED"
 
 
+def test_volcano_calls_for_the_same_resources_as_kube_scheduler() -> None:
+    volcano = yaml.safe_load((MANIFESTS / "components/volcano/volcano-scheduler.yaml").read_text())
+    (arguments,) = (p["arguments"] for tier in volcano["tiers"] for p in tier["plugins"] if p["name"] == "extender")
+    for path in EXTENDERS:
+        assert set(arguments["extender.managedResources"]) == managed_resources(path)
+
+
 @DIALECTS
 def test_webhook_conditions_match_each_record_annotation_of_a_dialect(dialect: Dialect) -> None:
     text = (MANIFESTS / "base/webhook.yaml").read_text()
