@@ -15,7 +15,7 @@ add_version_metric(REGISTRY, "scheduler")
 ADMISSIONS = Admissions(REGISTRY)
 EXTENDER = Histogram(
     "mgpu_extender_seconds",
-    "Duration of kube-scheduler's calls of the extender, including their JSON: filter, prioritize, preempt or bind.",
+    "Duration of kube-scheduler's and Volcano's calls of the extender, including their JSON: filter, predicate, bind …",
     ["verb"],
     registry=REGISTRY,
     buckets=SECONDS,
