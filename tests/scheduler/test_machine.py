@@ -20,7 +20,9 @@ from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Placement, peak
 from mgpu.model.pods import Node, read_pod
 from mgpu.model.record_seals import SEAL, Keys, Signer, Subject
+from mgpu.serving.review import BadRequest
 from scheduler.api.extender import Extender
+from scheduler.api.volcano import VolcanoExtender
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded_shares
 from scheduler.engine.node_assessment import assess
 from tests import builders as b
@@ -116,6 +118,14 @@ class Cluster(RuleBasedStateMachine):
         extender = Extender(leader)
         with contextlib.suppress(RetryLater):
             extender.bind(orjson.dumps(body))
+
+    @rule(name=names, cores=shapes, wished=constraints, node=nodes, verb=st.sampled_from(["allocate", "deallocate"]))
+    def volcano_places_or_gives_up(self, name: str, cores: list[int], wished: Wished, node: str, verb: str) -> None:
+        pod = self.pod(name, cores, wished, again=True)
+        task = {"NodeName": node, "Status": 2 if verb == "allocate" else 1, "Pod": pod}
+        leader: Any = self.leader
+        with contextlib.suppress(RetryLater, BadRequest):
+            getattr(VolcanoExtender(leader), verb)(orjson.dumps({"task": task}))
 
     @rule(name=names, what=st.sampled_from(["deleted", "ended", "Pending", "garbled"]))
     def a_pod_changes(self, name: str, what: str) -> None:
