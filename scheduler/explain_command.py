@@ -186,6 +186,7 @@ def _json(explanation: Explanation) -> dict[str, Any]:
         "wishes": dict(explanation.constraints),
         "chosen": explanation.policy,
         "problems": list(explanation.problems),
+        "gates": list(explanation.gates),
         "verdict": list(explanation.verdict),
         "nodes": [_node_json(row, explanation.cards.get(row.name, ())) for row in explanation.nodes]
         or [_node_json(NodeRow(name), rows) for name, rows in explanation.cards.items()],

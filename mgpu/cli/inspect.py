@@ -3,7 +3,7 @@
 Scripts read the JSON, so its keys must not change. The table may change. `mgpu top` calls `read_cluster` too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from mgpu.presentation.card_views import nodes_json
 from mgpu.presentation.mtgpupod_tables import NodeAccount, account_nodes, accounting_json, mtgpupods_json
 from mgpu.presentation.overview import GroupView, Overview, make_overview
 from mgpu.presentation.plain_text import join_names, one_line
+from mgpu.presentation.request_text import describe_gates
 from mgpu.presentation.terminal import show, show_json
 
 _MOST_GROUP_CARDS = 4  # The cards of a larger group are only counted.
@@ -51,7 +52,8 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     is left of its card. In JSON, "accounting" has for each node {"free": cards, "gpuids": [{"gpuid", "card": index,
     "core": percent left, "memory": bytes left}]}, and "mtgpupods" has for each namespace/name {"node", "gpuid", "card":
     UUID, "phase", "reason", "message", "degraded"}. A node whose mgpu agent is not ready gets no new GPU pods;
-    "agentsNotReady" has for each such node {"pod", "reason", "since"}.
+    "agentsNotReady" has for each such node {"pod", "reason", "since"}. "pending" lists all pods that wait; "gated" has
+    for those of them that have scheduling gates the names of the gates.
 
     The exit code is 1 if a NODE does not exist or the cluster cannot be read, and 2 if an option, the kubeconfig or the
     settings are invalid.
@@ -93,6 +95,7 @@ def _json(cluster: Overview) -> dict[str, Any]:
         "nodes": nodes_json(cluster.nodes),
         "accounting": accounting_json(account_nodes(cluster.nodes)),
         "pending": list(cluster.pending),
+        "gated": {pod: list(gates) for pod, gates in cluster.gated.items()},
         "unclear": dict(cluster.unclear),
         "dialects": {use.pod: use.dialect for node in cluster.nodes for device in node.devices for use in device.uses},
         "wishes": {pod: constraints.texts() for pod, constraints in cluster.constraints.items()},
@@ -125,8 +128,13 @@ def render_overview(cluster: Overview) -> Group:
         waiting = [
             _with_constraints(pod, cluster.constraints.get(pod, NO_CONSTRAINTS), reasons.get(pod, ""))
             for pod in cluster.pending
+            if pod not in cluster.gated
         ]
-        parts.append(Text(f"Waiting for cards: {join_names(waiting, _MOST_PODS)}", style="yellow"))
+        parts += _names("Waiting for cards", waiting)
+        parts += _names(
+            "Waiting for scheduling gates",
+            [f"{pod} ({describe_gates(gates)})" for pod, gates in cluster.gated.items()],
+        )
     parts += _lines(map(_group, cluster.groups), "")
     degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in cluster.mtgpupods if view.degraded)
     parts += _lines(degraded, "bold red")
@@ -134,6 +142,12 @@ def render_overview(cluster: Overview) -> Group:
     parts += _lines(silent, "bold red")
     parts += _lines((f"{what}: {why}" for what, why in cluster.unclear.items()), "bold red")
     return Group(*parts)
+
+
+def _names(title: str, pods: Sequence[str]) -> Iterator[Text]:
+    """Yield a line with at most `_MOST_PODS` of the pods; nothing if there are none."""
+    if pods:
+        yield Text(one_line(f"{title}: {join_names(pods, _MOST_PODS)}"), style="yellow")
 
 
 def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:

@@ -155,6 +155,11 @@ def _problems(pod: Pod) -> Iterator[Problem]:
         text = f"is a constraint on cards, but an MtgpuPod names its card by {GPUID}; leave it out"
         yield Problem(annotation_path(key), text, Rule.CONSTRAINT_IMPOSSIBLE)
     yield from _node_problems(pod)
+    if pod.gates:
+        text = (
+            "must be empty: an MtgpuPod names its node, and Kubernetes creates no Pod with a node and scheduling gates"
+        )
+        yield Problem("spec.schedulingGates", text, Rule.MTGPU_MALFORMED)
     if not pod.app_containers:
         text = "is missing; an MtgpuPod needs at least one container"
         yield Problem("spec.containers", text, Rule.MTGPU_INCOMPLETE)

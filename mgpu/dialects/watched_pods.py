@@ -25,7 +25,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
 from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.model import budget
-from mgpu.model.pods import Container, Pod, containers_that_ran, is_none
+from mgpu.model.pods import Container, Pod, containers_that_ran, gate_names, is_none
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL
 
@@ -72,7 +72,7 @@ def fingerprint(raw: Raw, *also: str) -> bytes:
         annotations,
         owner,
         mtgpu.visible_card(raw) if owner or mtgpu.GPUID in annotations else None,
-        bool(spec.get("schedulingGates")),
+        gate_names(_rows(spec, "schedulingGates")),
         _values(spec, _SPEC),
         [_containers(spec, kind) for kind in _KINDS],
         _values(table_at(raw, "status"), _STATUS),

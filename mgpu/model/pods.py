@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from mgpu.model.compute_resources import NO_CPU_MEMORY, UNBOUNDED, CpuMemory
@@ -20,6 +21,10 @@ from mgpu.model.record_seals import SEAL
 _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
 """The prefixes of the annotations of a Node that mgpu stores. Other annotations may take 256 KiB on each node."""
 GATED = "the pod has scheduling gates (spec.schedulingGates), so it cannot be bound yet"
+MAX_GATES = 8
+"""The most scheduling gates of a pod whose names are read. The API server accepts tens of thousands of them."""
+_MAX_GATE_NAME = 317
+"""The most characters of the name of a scheduling gate, a qualified name such as `kueue.x-k8s.io/admission`."""
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
@@ -113,8 +118,7 @@ class Pod:
         nominated_node: `status.nominatedNodeName`; "" if there is none, and for a gated pod.
         ran: the names of the containers that have ever run.
         cpu_memory: the cpu and memory that the pod reserves on its node.
-        gated: whether the pod has scheduling gates and no node. A gated pod cannot be bound, so cards that were
-            reserved for it would be held without a time limit.
+        gates: the names of the pod's scheduling gates, at most `MAX_GATES` of them.
     """
 
     namespace: str
@@ -133,7 +137,15 @@ class Pod:
     priority: int = 0
     start_time: str = ""
     cpu_memory: CpuMemory = NO_CPU_MEMORY
-    gated: bool = False
+    gates: tuple[str, ...] = ()
+
+    @property
+    def gated(self) -> bool:
+        """Whether the pod has scheduling gates and no node.
+
+        A gated pod cannot be bound, so cards that were reserved for it would be held without a time limit.
+        """
+        return bool(self.gates) and not self.node
 
     @property
     def key(self) -> str:
@@ -201,7 +213,7 @@ def read_pod(raw: object) -> Pod:
     # is not genuine: an attacker with a scheduler's token could free the cards of a running pod by writing one.
     sealed = bool(node) and SEAL in table_at(meta, "annotations")
     claimed = frozenset(() if sealed else _claimed(status))
-    gated = bool(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates")) and not node
+    gates = gate_names(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates"))
     nominated = reader.text(status.get("nominatedNodeName"), "status.nominatedNodeName")
     containers = (
         *_containers(reader, spec.get("initContainers"), "spec.initContainers", claimed, init=True),
@@ -215,7 +227,9 @@ def read_pod(raw: object) -> Pod:
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         containers=containers,
         node=node,
-        nominated_node="" if gated else nominated,  # A nomination would keep cards free without a time limit.
+        nominated_node=""
+        if gates and not node
+        else nominated,  # A nomination would keep cards free without a time limit.
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
         ran=frozenset(containers_that_ran(status)) & {container.name for container in containers},
@@ -224,11 +238,16 @@ def read_pod(raw: object) -> Pod:
         priority=reader.integer(spec.get("priority"), "spec.priority"),
         start_time=reader.text(status.get("startTime"), "status.startTime"),
         cpu_memory=reader.cpu_memory(top, spec),
-        gated=gated,
+        gates=gates,
     )
     reader.require_unique_names((container.name, container.path) for container in containers)
     reader.finish()
     return pod
+
+
+def gate_names(rows: Iterable[object]) -> tuple[str, ...]:
+    """Return the names of the first scheduling gates in the list `spec.schedulingGates`."""
+    return tuple(str(table_at(row).get("name") or "")[:_MAX_GATE_NAME] for row in islice(rows, MAX_GATES))
 
 
 def read_node(raw: object) -> Node:

@@ -56,6 +56,7 @@ class Overview:
         groups: the groups, sorted by constraint, namespace and name.
         mtgpupods: the MtgpuPods that have not ended or still hold a card, sorted by namespace and name.
         agents_not_ready: for each node whose agent is not ready, the Pod of the agent. These nodes get no new GPU pods.
+        gated: the names of the scheduling gates of those pending pods that have gates, by `namespace/name`.
     """
 
     nodes: tuple[NodeView, ...]
@@ -65,6 +66,7 @@ class Overview:
     groups: tuple[GroupView, ...] = ()
     mtgpupods: tuple[MtgpuView, ...] = ()
     agents_not_ready: Mapping[str, AgentPod] = field(default_factory=dict)
+    gated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,7 @@ def make_overview(
         list_groups(reader.ledger),
         mtgpu.views,
         nodes_without_agent(pods, settings.scheduler.namespace),
+        dict(sorted(reader.gated.items())),
     )
 
 
@@ -193,6 +196,7 @@ class _Reader:
         self.settings = settings
         self.ledger = Ledger()
         self.pending: list[str] = []
+        self.gated: dict[str, tuple[str, ...]] = {}
         self.constraints: dict[str, Constraints] = {}
         self.unclear: dict[str, str] = {}
         self.cards: dict[str, tuple[Card, ...]] = {}
@@ -251,6 +255,8 @@ class _Reader:
         request = read_request(pod, self.settings)
         if request is not None and not pod.node and not pod.ended:
             self.pending.append(pod.key)
+            if pod.gated:
+                self.gated[pod.key] = pod.gates
             if isinstance(request, BadObject):
                 self.unclear[f"Pod {pod.key}"] = str(request)
         if isinstance(request, GpuRequest) and request.constraints != NO_CONSTRAINTS and not pod.ended:

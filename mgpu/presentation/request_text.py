@@ -1,8 +1,10 @@
-"""Describes in words a GPU request and how its cards are chosen.
+"""Describes in words a GPU request, how its cards are chosen, and which scheduling gates the pod waits for.
 
 The wording may change, because no program parses it. Mainly `mgpu explain` and the scheduler's web page show these
 texts.
 """
+
+from collections.abc import Iterable
 
 from mgpu import dialects
 from mgpu.model.cards import GPU, noun
@@ -11,6 +13,11 @@ from mgpu.model.pods import Stage
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
+
+_KNOWN_GATES = {
+    "kueue.x-k8s.io/admission": "Kueue has not admitted it; its Workload has the reason",
+    "kueue.x-k8s.io/topology": "Kueue has not assigned its topology domain",
+}
 
 
 def describe_request(request: GpuRequest) -> str:
@@ -34,6 +41,11 @@ def describe_policy(request: GpuRequest, settings: Settings) -> str:
         "bestfit": "best fit: the least free memory that is enough",
         "minor": "the first cards that fit, by minor number",
     }.get(policy, policy)
+
+
+def describe_gates(gates: Iterable[str]) -> str:
+    """Return the names of the scheduling gates, each with its meaning if that is known."""
+    return ", ".join(f"{gate} ({_KNOWN_GATES[gate]})" if gate in _KNOWN_GATES else gate for gate in gates)
 
 
 def _role(container: ContainerRequest) -> str:

@@ -17,6 +17,7 @@ from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.ledger import Holding, Share, missing_cards
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import format_bytes
+from mgpu.model.raw_objects import table_at
 from mgpu.presentation import request_text
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
@@ -28,6 +29,7 @@ from scheduler.engine.node_assessment import assess
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Raw = Mapping[str, Any]
+_HOST_LABEL = "kubernetes.io/hostname"
 _NEGATIVE = ("DisruptionTarget", "Degraded")
 """The types of conditions that report a problem by the status True. All other types report it by False."""
 
@@ -92,6 +94,7 @@ class Explanation:
         nodes: The nodes for a pod that waits: first those on which it fits, by their points, then the others by name.
         conditions: The conditions and messages that other components have written into the object's status.
         cards: The cards of some nodes, by the name of the node.
+        gates: The names of the pod's scheduling gates.
     """
 
     subject: str
@@ -105,6 +108,7 @@ class Explanation:
     nodes: tuple[NodeRow, ...] = ()
     conditions: tuple[Condition, ...] = ()
     cards: Mapping[str, tuple[CardRow, ...]] = field(default_factory=dict)
+    gates: tuple[str, ...] = ()
 
 
 class Explainer:
@@ -153,11 +157,12 @@ class Explainer:
         if pod.node:
             return self._bound(explanation, gpu_pod)
         # The filter would reject a gated pod on all nodes. So the nodes are evaluated as if the pod had no gates.
-        ungated = replace(gpu_pod, pod=replace(gpu_pod.pod, gated=False))
+        ungated = replace(gpu_pod, pod=replace(gpu_pod.pod, gates=()))
         result = self._filter.filter(ungated, names)
         points = dict(zip(result.passed, self._filter.scores(gpu_pod, result.passed), strict=True))
         nodes = _node_rows(result, points)
         cards = {name: self._candidate_cards(gpu_pod, name, all_cards=all_cards) for name in detailed}
+        explanation = replace(explanation, gates=pod.gates)
         return replace(
             explanation,
             nodes=nodes,
@@ -285,15 +290,18 @@ def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeR
     if explanation.problems:
         return ["It fits on no node for this reason. Create a new Pod, since the request of a Pod cannot change."]
     verdict = []
-    gates = [str(gate.get("name")) for gate in (raw.get("spec") or {}).get("schedulingGates") or ()]
-    if gates:
-        verdict.append(f"It waits for its scheduling gates first: {', '.join(gates)}.")
+    if explanation.gates:
+        verdict.append(f"It waits for its scheduling gates first: {request_text.describe_gates(explanation.gates)}.")
     if pod.nominated_node:
         verdict.append(f"It is nominated to {pod.nominated_node}, where cards are kept free for it.")
     fits = sum(row.reason is None for row in nodes)
     total = f"{len(nodes):,} node{'s' * (len(nodes) != 1)}"
+    pinned = _pinned_row(raw, nodes)
     if not nodes:
         verdict.append("There are no nodes.")
+    elif pinned is not None and pinned.reason is not None:
+        verdict.append(f"Its nodeSelector allows only {pinned.name}, where its cards do not fit: {pinned.reason}.")
+        verdict.append(f"Without the nodeSelector they fit on {fits:,} of {total}.")
     elif not fits:
         verdict.append(f"Its cards fit on none of {total}.")
         repartitionable = [row.name for row in nodes if row.repartitionable]
@@ -301,9 +309,15 @@ def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeR
             verdict.append(f"They would fit if cards were partitioned again, on {', '.join(repartitionable[:5])}.")
     else:
         verdict.append(f"Its cards fit on {fits:,} of {total}, so it does not wait for cards.")
-        if not gates:
+        if not explanation.gates:
             verdict.append(_scheduler_verdict(explanation, pod))
     return verdict
+
+
+def _pinned_row(raw: Raw, nodes: Sequence[NodeRow]) -> NodeRow | None:
+    """Return the node that the pod's nodeSelector names, as Kueue sets it for a topology of hosts, or None."""
+    host = table_at(raw, "spec", "nodeSelector").get(_HOST_LABEL)
+    return next((row for row in nodes if row.name == host), None)
 
 
 def _scheduler_verdict(explanation: Explanation, pod: Pod) -> str:

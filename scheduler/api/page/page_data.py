@@ -182,6 +182,7 @@ def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
         **_if(
             node=pod.node,
             nominated=pod.nominated_node,
+            gated=pod.gated,
             wishes=str(request.constraints) if request and request.constraints != NO_CONSTRAINTS else "",
         ),
         "why": why,

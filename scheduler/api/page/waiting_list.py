@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.presentation.mtgpupod_tables import read_mtgpupods
+from mgpu.presentation.request_text import describe_gates
 from scheduler.api.page.page_data import Json, mtgpupod_json, pod_json, reason_json, why_json
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
@@ -119,7 +120,12 @@ class Waiting:
 
         The outdated reasons that were computed first are requested first.
         """
-        wanted = {(pod.request, pod.pod.priority): pod for pod in listed if pod.request and not pod.pod.node}
+        # The filter rejects gated pods on all nodes, and pods without gates may have the same key.
+        wanted = {
+            (pod.request, pod.pod.priority): pod
+            for pod in listed
+            if pod.request and not pod.pod.node and not pod.pod.gated
+        }
         now = self._clock()
         with self._lock:
             self._reasons = {key: reason for key in wanted if (reason := self._reasons.get(key))}
@@ -188,6 +194,9 @@ def _reason_of(gpu_pod: GpuPod, reasons: Mapping[Key, _Reason]) -> tuple[object,
     if gpu_pod.request is None:
         text = "; ".join(map(str, gpu_pod.problems))
         return text, reason_json(text)
+    if gpu_pod.pod.gated:
+        text = f"it waits for its scheduling gates: {describe_gates(gpu_pod.pod.gates)}"
+        return text, reason_json(text)
     key = gpu_pod.request, gpu_pod.pod.priority
     return key, reasons[key].json if key in reasons else None
 
@@ -196,10 +205,13 @@ def _is_current(reason: _Reason | None, version: int, now: float) -> bool:
     return reason is not None and reason.version == version and now - reason.at < STALE_SECONDS
 
 
-def _scheduling_order(gpu_pod: GpuPod) -> tuple[int, str, str, str]:
-    """Return the sort key for the order in which kube-scheduler tries waiting pods: by priority and age."""
+def _scheduling_order(gpu_pod: GpuPod) -> tuple[bool, int, str, str, str]:
+    """Return the sort key for the order in which kube-scheduler tries waiting pods: by priority and age.
+
+    Gated pods are last, since no scheduler tries them.
+    """
     pod = gpu_pod.pod
-    return -pod.priority, pod.created, pod.key, pod.uid
+    return pod.gated, -pod.priority, pod.created, pod.key, pod.uid
 
 
 def _has_no_card(raw: Raw) -> bool:

@@ -65,6 +65,7 @@ function row(pod, why, open) {
     { data: { pod: pod.name } },
     el("b", { textContent: pod.name }),
     pod.dialect ? el("span", { className: "badge", textContent: pod.dialect }) : null,
+    pod.gated ? el("span", { className: "badge", textContent: "gated" }) : null,
     el("p", { className: "asks", textContent: pod.asks }),
     facts.length ? el("p", { className: "about", textContent: facts.join(" · ") }) : null,
     ...(why ? reasons(why, open) : [el("p", { className: "about", textContent: "finding out why…" })]),
