@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mgpu.cli import cluster_objects
+from mgpu.cli.doctor import kueue
 from mgpu.cli.doctor.callers import ENDPOINTS, environment_variables
 from mgpu.cli.doctor.installation import COMPONENT, DryRun, Installation, Raw, Sealing, Secret, is_nvidia_plugin
 from mgpu.cli.doctor.records import CONFIG_MAP, verify_records
@@ -102,7 +103,16 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
             )
         },
         _sealing(keys, pods, settings),
+        read_kueue(api, read_if_allowed),
     )
+
+
+def read_kueue(api: Api, read_if_allowed: Any) -> str | None:
+    """Return the text of Kueue's configuration; "" if it was not found, and None if the cluster has no Kueue."""
+    if not read_if_allowed("Kueue's API group", partial[Raw](api.get, kueue.GROUP), {}):
+        return None
+    config_map = read_if_allowed(kueue.HIDDEN, partial[Raw](api.get, kueue.CONFIG_MAP_PATH), {})
+    return str((config_map.get("data") or {}).get(kueue.KEY) or "")
 
 
 def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealing | BadObject | None:

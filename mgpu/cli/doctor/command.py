@@ -20,6 +20,7 @@ from mgpu.cli.doctor.cards import check_capacity
 from mgpu.cli.doctor.collection import read_installation
 from mgpu.cli.doctor.components import check_custom_resources, check_installed, check_single_scheduler, check_versions
 from mgpu.cli.doctor.installation import Finding, Installation, Level
+from mgpu.cli.doctor.kueue import check_kueue
 from mgpu.cli.doctor.records import check_records
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
@@ -97,6 +98,7 @@ def diagnose(installation: Installation) -> list[Finding]:
             *check_capacity(installation),
             *check_nodes(installation),
             *check_versions(installation),
+            *check_kueue(installation),
         ]
     hidden = sorted(what for what in installation.hidden if not what.startswith("secret"))
     if hidden:

@@ -110,6 +110,7 @@ class Installation:
             callers (`callers.environment_variables`).
         sealing: the verification of the records; None if the installation has no record keys, and the error if the
             keys are invalid.
+        kueue: Kueue's configuration as YAML; "" if it was not found, and None if the cluster has no Kueue.
     """
 
     namespace: str
@@ -130,6 +131,7 @@ class Installation:
     hidden: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     sealing: Sealing | BadObject | None = None
+    kueue: str | None = None
 
     @property
     def kubectl(self) -> str:
