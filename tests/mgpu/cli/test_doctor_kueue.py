@@ -1,5 +1,6 @@
 """`mgpu doctor` reports a Kueue that counts admitted Pods otherwise than templates; the example counts them alike."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -78,6 +79,12 @@ def test_example_configuration_counts_template_and_admitted_pod_alike(text: str,
     assert counted.keys() <= set(group["coveredResources"])
     for flavor in group["flavors"]:
         assert [row["name"] for row in flavor["resources"]] == group["coveredResources"]
+
+
+def test_page_shows_the_example_configuration() -> None:
+    page = (KUEUE.parents[1] / "docs" / "batch.md").read_text()
+    (block,) = [text for text in re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S) if "transformations:" in text]
+    assert yaml.safe_load(block) == EXAMPLE
 
 
 def test_without_the_configuration_only_these_requests_are_counted_otherwise() -> None:
