@@ -38,11 +38,13 @@ from scheduler.cluster.events import (
     PartitionsChanged,
     PodUndecided,
 )
+from scheduler.cluster.gangs import POD_GROUP_PATHS
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import PATH as BUDGETS_PATH
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter
+from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
 from scheduler.leadership import LeaderLabel, OwnKubeScheduler
@@ -109,6 +111,7 @@ class Process:
         )
         self.decider = Decider(self.state, api, settings, budgets)
         self.filter = Filter(self.state, settings, budgets=budgets)
+        self.gang_filter = GangFilter(self.state, self.filter, self.decider, self.announcements.announce)
         self.preemption = Preemption(self.state, disruptions, settings, budgets)
         self.late = LateDecisions(
             self.state, self.decider, writes, settings, self._warn, self.may_decide, self.planning
@@ -121,13 +124,18 @@ class Process:
         self._subscribe()
         self._watches = self._required_watches()
         # This replica answers without waiting for these watches. Without PodDisruptionBudgets, victims are chosen as if
-        # there were none. A ConfigMap is read again before it is written.
+        # there were none. A ConfigMap is read again before it is written. The pods of an unknown PodGroup are placed
+        # one by one.
         watch = partial(Reflector, watch_seconds=_WATCH_SECONDS, optional=True)
         configs = self.planning.configs
         self._optional_watches = {
             "budgets": watch(api, BUDGETS_PATH, disruptions.changed, disruptions.gone),
             "slice-configs": watch(api, plan_writer.maps, configs.changed, configs.gone, plan_writer.only_map),
         }
+        gangs = self.state.gangs
+        for source, path in POD_GROUP_PATHS.items():
+            changed, gone = (partial(act, source) for act in (gangs.pod_group_changed, gangs.pod_group_gone))
+            self._optional_watches[f"podgroups.{source}"] = watch(api, path, changed, gone)
         self._observed_term = -1
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -34,7 +34,10 @@ Raw = Mapping[str, Any]
 _KINDS = ("initContainers", "containers")
 _META = ("namespace", "name", "generateName", "uid", "creationTimestamp")
 _ENDS = ("deletionTimestamp", "deletionGracePeriodSeconds")
-_SPEC = ("nodeName", "schedulerName", "priority", "overhead", "resources", "terminationGracePeriodSeconds")
+_SPEC = (
+    *("nodeName", "schedulerName", "priority", "overhead", "resources", "terminationGracePeriodSeconds"),
+    "schedulingGroup",
+)
 _STATUS = (
     *("phase", "startTime", "nominatedNodeName", "extendedResourceClaimStatus"),
     *("initContainerStatuses", "containerStatuses"),
@@ -49,7 +52,7 @@ MAX_TEXT = 2048
 """The most characters of any other stored text. The longest valid text has a number for each of 256 containers, but the
 API server accepts a `spec.schedulerName` of 1.3 MiB. Allocation records are stored whole, since users cannot write
 them."""
-_TEXTS = ("scheduler", "nominated_node", "phase", "start_time")
+_TEXTS = ("scheduler", "nominated_node", "phase", "start_time", "scheduling_group")
 
 
 def fingerprint(raw: Raw, *also: str) -> bytes:

@@ -188,6 +188,7 @@ class RejectionKind(StrEnum):
     OTHER_DEVICE = "other-device"
     BOUND_ALREADY = "bound-already"
     UNKNOWN_NODE = "unknown-node"
+    GANG = "gang"
     MALFORMED = "malformed"
     OTHER = "other"
 

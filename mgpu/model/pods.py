@@ -119,6 +119,7 @@ class Pod:
         ran: the names of the containers that have ever run.
         cpu_memory: the cpu and memory that the pod reserves on its node.
         gates: the names of the pod's scheduling gates, at most `MAX_GATES` of them.
+        scheduling_group: `spec.schedulingGroup.podGroupName`, the name of its PodGroup; "" if there is none.
     """
 
     namespace: str
@@ -138,6 +139,7 @@ class Pod:
     start_time: str = ""
     cpu_memory: CpuMemory = NO_CPU_MEMORY
     gates: tuple[str, ...] = ()
+    scheduling_group: str = ""
 
     @property
     def gated(self) -> bool:
@@ -239,6 +241,7 @@ def read_pod(raw: object) -> Pod:
         start_time=reader.text(status.get("startTime"), "status.startTime"),
         cpu_memory=reader.cpu_memory(top, spec),
         gates=gates,
+        scheduling_group=_scheduling_group(reader, spec),
     )
     reader.require_unique_names((container.name, container.path) for container in containers)
     reader.finish()
@@ -248,6 +251,14 @@ def read_pod(raw: object) -> Pod:
 def gate_names(rows: Iterable[object]) -> tuple[str, ...]:
     """Return the names of the first scheduling gates in the list `spec.schedulingGates`."""
     return tuple(str(table_at(row).get("name") or "")[:_MAX_GATE_NAME] for row in islice(rows, MAX_GATES))
+
+
+def _scheduling_group(reader: FieldReader, spec: Mapping[str, Any]) -> str:
+    group = spec.get("schedulingGroup")
+    if not group:
+        return ""
+    name = reader.table(group, "spec.schedulingGroup").get("podGroupName")
+    return reader.text(name, "spec.schedulingGroup.podGroupName")
 
 
 def read_node(raw: object) -> Node:

@@ -56,7 +56,7 @@ class Extender:
         began = time.monotonic()
         gpu_pod, raw, names, nodes = self._scheduling(body)
         if gpu_pod:
-            result = self._replica.filter.filter(gpu_pod, names, gone)
+            result = self._replica.gang_filter.filter(gpu_pod, names, gone)
             self._follow_up(gpu_pod, result, began)
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
@@ -90,7 +90,8 @@ class Extender:
         gpu_pod = self._pod(arguments.get("pod"))
         chosen: Mapping[str, Victims] = proposed
         if gpu_pod:
-            chosen = self._replica.preemption.choose(gpu_pod, arguments["pod"], proposed, gone)
+            beside = self._replica.gang_filter.beside(gpu_pod)
+            chosen = self._replica.preemption.choose(gpu_pod, arguments["pod"], proposed, gone, beside)
         rows = {
             name: {"Pods": [{"UID": uid} for uid in victims.uids], "NumPDBViolations": victims.violations}
             for name, victims in chosen.items()

@@ -14,6 +14,7 @@ from scheduler.announcements import Announcements
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
+from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.preemption import Preemption
 from scheduler.partitioning.partition_controller import PartitionController
 
@@ -23,6 +24,7 @@ class Replica(Protocol):
 
     Attributes:
         state: The cache of the cluster.
+        gang_filter: The filter for calls of kube-scheduler.
         planning: The controller that plans partitions.
     """
 
@@ -31,6 +33,7 @@ class Replica(Protocol):
     state: ClusterCache
     decider: Decider
     filter: Filter
+    gang_filter: GangFilter
     preemption: Preemption
     planning: PartitionController
     announcements: Announcements

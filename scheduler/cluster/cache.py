@@ -43,6 +43,7 @@ from scheduler.cluster.events import (
     Publisher,
 )
 from scheduler.cluster.forecast import LEARNING_POLICIES, Forecast
+from scheduler.cluster.gangs import GangName, Gangs
 from scheduler.cluster.gpu_pods import GpuPod, make_gpu_pod, node_left, occupied_gpuid, trim, with_current_labels
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.mtgpupod_cache import MtgpuPodCache
@@ -73,6 +74,7 @@ class ClusterCache:
         forecast: The forecast of the next pods, which has a lock of its own.
         mtgpupods: The MtgpuPods, for their controller.
         partitions: The nodes that mgpu may partition, and their plans.
+        gangs: The gangs, which have a lock of their own.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class ClusterCache:
         own = settings.scheduler
         self.records = records
         self.forecast = Forecast(settings)
+        self.gangs = Gangs()
         self._settings = settings
         self._lock = threading.RLock()
         self._is_closed = False
@@ -211,6 +214,7 @@ class ClusterCache:
             if not is_same:
                 self._mtgpu_holdings.pod_changed(pod, own, finding)
             self._mtgpu_objects.pod_changed(text)
+            self.gangs.pod_changed(gpu_pod.pod if gpu_pod else pod, needs_cards=gpu_pod is not None)
             self._publish_node_left(before, gpu_pod)
 
     def pod_gone(self, raw: Raw) -> None:
@@ -228,6 +232,7 @@ class ClusterCache:
             self._holdings.pod_gone(uid, gpu_pod)
             self._snapshots.drop_usage(uid)
             self.partitions.pod_gone(uid)
+            self.gangs.pod_gone(uid)
             self._pods.forget_uid(meta["namespace"], meta["name"], uid)
             self._mtgpu_objects.pod_changed(text_of_gone_pod(raw))
             self._publish_node_left(gpu_pod, None)
@@ -330,6 +335,12 @@ class ClusterCache:
         with self._lock:
             return (self._ledger.cards(node), self._ledger.holdings(node)) if node in self._nodes else None
 
+    @property
+    def version(self) -> int:
+        """A number that changes whenever any node, its cards or its holdings change."""
+        with self._lock:
+            return self._snapshots.last_version
+
     def node_versions(self) -> dict[str, int]:
         """Return, for each node, a number that changes with its contents. The result may include deleted nodes."""
         with self._lock:
@@ -391,6 +402,12 @@ class ClusterCache:
     def reservation(self, uid: str) -> Reservation | None:
         with self._lock:
             return self._reservations.get(uid)
+
+    def placed_members(self, gang: GangName) -> set[str]:
+        """Return the UIDs of the members that are bound, have reserved cards, or need no cards."""
+        members = self.gangs.members(gang)
+        with self._lock:
+            return {uid for uid, is_placed in members.items() if is_placed or self._reservations.get(uid) is not None}
 
     def reserve(self, reservation: Reservation, version: int, *, provisional: bool = False) -> bool:
         """Hold the cards for the pod, in place of its previous reservation.

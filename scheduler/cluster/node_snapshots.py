@@ -7,7 +7,7 @@ held.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import Card, CardState
@@ -21,7 +21,7 @@ from scheduler.cluster.arrays import ClusterArrays
 from scheduler.cluster.gpu_pods import occupied_gpuid
 from scheduler.cluster.node_usage import NodeUsage
 from scheduler.cluster.nodes import Nodes
-from scheduler.cluster.nominations import LOWEST_PRIORITY, Nominations
+from scheduler.cluster.nominations import LOWEST_PRIORITY, Nominations, with_holdings
 from scheduler.cluster.pods import Pods
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.arrays.node_table import NodeTable
@@ -54,6 +54,23 @@ class NodeSnapshot:
     other_devices: tuple[CardState, ...] = ()
     available_other_devices: tuple[CardState, ...] = ()
 
+    def beside(self, name: str, holdings: Sequence[Holding]) -> "NodeSnapshot":
+        """Return the snapshot as if those of these holdings that are on the node existed, too.
+
+        Args:
+            name: The name of the node.
+        """
+        here = [holding for holding in holdings if holding.node == name]
+        if not here:
+            return self
+        return replace(
+            self,
+            cards=with_holdings(self.cards, here),
+            available_cards=with_holdings(self.available_cards, here),
+            other_devices=with_holdings(self.other_devices, here),
+            available_other_devices=with_holdings(self.available_other_devices, here),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class NodeContents:
@@ -80,6 +97,9 @@ class NodeSnapshots:
 
     Args:
         record_changes: Whether to record the nodes that `take_changed` returns.
+
+    Attributes:
+        last_version: The highest version of any node.
     """
 
     def __init__(
@@ -93,7 +113,7 @@ class NodeSnapshots:
         self._usage = NodeUsage()
         self._used_by_mgpu = CardsUsedByMgpu(ledger)
         self._versions: dict[str, int] = {}
-        self._last_version = 0
+        self.last_version = 0
         self._outdated: set[str] = set()  # Nodes whose arrays must be computed again.
         self._changed: set[str] = set()
         self._arrays = ClusterArrays()
@@ -101,8 +121,8 @@ class NodeSnapshots:
     def touch(self, node: str) -> None:
         """Record that the node, its cards or its holdings have changed."""
         # All nodes share a counter, so that a node that is deleted and created again never gets a former version.
-        self._last_version += 1
-        self._versions[node] = self._last_version
+        self.last_version += 1
+        self._versions[node] = self.last_version
         self._outdated.add(node)
         self._used_by_mgpu.touch(node)
         self._record_change(node)

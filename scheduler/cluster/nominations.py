@@ -162,7 +162,7 @@ class Nominations:
             and self._ledger.holding(n.gpu_pod.pod.uid) is None
             and not self._is_group_elsewhere(n, node)
         ]
-        return _with_holdings(cards, held)
+        return with_holdings(cards, held)
 
     def _is_group_elsewhere(self, nominee: _Nominee, node: str) -> bool:
         group_cards = self._ledger.group_cards(nominee.request.constraints.same_card, nominee.gpu_pod.pod.uid)
@@ -182,8 +182,8 @@ class Nominations:
             if nominee.holding is None or not still_fits(nominee.request, nominee.holding.shares, later):
                 nominee.holding = self._place(nominee, node, now, limits) or self._place(nominee, node, later, limits)
             if nominee.holding and self._ledger.holding(nominee.holding.uid) is None:
-                now = _with_holdings(now, [nominee.holding])
-                later = _with_holdings(later, [nominee.holding])
+                now = with_holdings(now, [nominee.holding])
+                later = with_holdings(later, [nominee.holding])
 
     def _place(self, nominee: _Nominee, name: str, cards: Sequence[CardState], limits: Limits) -> Holding | None:
         node = self._nodes.get(name)
@@ -203,7 +203,8 @@ class Nominations:
         return gpu_pod is not None and gpu_pod.pod.deleting
 
 
-def _with_holdings(cards: Sequence[CardState], holdings: Iterable[Holding]) -> tuple[CardState, ...]:
+def with_holdings(cards: Sequence[CardState], holdings: Iterable[Holding]) -> tuple[CardState, ...]:
+    """Return the states of the cards as if these pods held their shares, too."""
     states = tuple(cards)
     for holding in holdings:
         states = tuple(_with_holding(state, holding) for state in states)

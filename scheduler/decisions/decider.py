@@ -8,15 +8,17 @@ the order of snapshot, search and `ClusterCache.reserve` in `_decide` guarantees
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.cards import GPU
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
-from mgpu.model.ledger import shares_of
+from mgpu.model.groups import GroupCard
+from mgpu.model.ledger import Holding, shares_of
 from mgpu.model.pods import GATED, Node, read_pod
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import Subject
@@ -128,6 +130,44 @@ class Decider:
             metrics.REJECTIONS.labels("decision", decision.kind).inc()
         return decision
 
+    def decide_beside(
+        self, gpu_pod: GpuPod, node: str, beside: Sequence[Holding], gone: CallerGone = never
+    ) -> Reservation | Rejection:
+        """Return cards for an unbound pod on a node, or why there are none. Nothing is reserved.
+
+        Args:
+            beside: What other pods hold tentatively, on any node. It counts as held.
+
+        The arguments and errors are those of `decide`.
+        """
+        gpu_pod = self._state.gpu_pod(gpu_pod.pod.uid) or gpu_pod
+        request = gpu_pod.request
+        if request is None:
+            return _final(RejectionKind.MALFORMED, "; ".join(map(str, gpu_pod.problems)))
+        snapshot = self._state.node_snapshot(node, gpu_pod.pod.uid, occupied_gpuid(gpu_pod.pod, node))
+        rejection = self._rejection_before_search(gpu_pod, request, node, snapshot, reserve=True)
+        if rejection is not None:
+            return rejection
+        return self._choose(gpu_pod, request, node, snapshot.beside(node, beside), gone, beside)
+
+    def holds(self, reservation: Reservation, beside: Sequence[Holding] = ()) -> int | None:
+        """Return the version of the node if its pod may get the cards of a reservation now, or else None.
+
+        The reservation need not be in force.
+
+        Args:
+            beside: As for `decide_beside`.
+        """
+        if self._state.reservation_pause(reservation.uid):
+            return None
+        snapshot = self._state.node_snapshot(reservation.node, reservation.uid, reservation.gpuid)
+        served = nvidia_plugin.chooses_cards(snapshot.node, reservation.request)
+        if not served and self._state.agent_problem(reservation.node) is not None:
+            return None
+        if snapshot.node is None or not self._holds(reservation, snapshot.beside(reservation.node, beside)):
+            return None
+        return snapshot.version
+
     def _decide(
         self, gpu_pod: GpuPod, node: str, gone: CallerGone, *, reserve: bool, provisional: bool
     ) -> Reservation | Rejection:
@@ -208,7 +248,13 @@ class Decider:
         return still_fits(reserved.request, shares, (*snapshot.cards, *snapshot.other_devices))
 
     def _choose(
-        self, gpu_pod: GpuPod, request: GpuRequest, node: str, snapshot: NodeSnapshot, gone: CallerGone
+        self,
+        gpu_pod: GpuPod,
+        request: GpuRequest,
+        node: str,
+        snapshot: NodeSnapshot,
+        gone: CallerGone,
+        beside: Sequence[Holding] = (),
     ) -> Reservation | Rejection:
         if snapshot.node is None:
             return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
@@ -219,7 +265,11 @@ class Decider:
             rejection = nvidia_plugin.rejection(request, snapshot.node, snapshot.cards, snapshot.mgpu_cards)
             return rejection or Reservation(*subject, request, Placement(()), {}, pod.cpu_memory, gpuid)
         with self._budgets.call(pod.namespace, request, gone) as call:
-            result = self._search(gpu_pod, request, snapshot.node, snapshot, call)
+            group_cards = (
+                *self._state.group_cards(request, pod.uid),
+                *(card for holding in beside for card in _group_cards(request, holding)),
+            )
+            result = self._search(gpu_pod, request, snapshot.node, snapshot, call, group_cards)
         if isinstance(result, Rejection):
             return result
         cards = (*snapshot.cards, *snapshot.other_devices)
@@ -228,7 +278,13 @@ class Decider:
         return Reservation(*subject, request, result, annotations, pod.cpu_memory, gpuid)
 
     def _search(
-        self, gpu_pod: GpuPod, request: GpuRequest, node: Node, snapshot: NodeSnapshot, call: Call
+        self,
+        gpu_pod: GpuPod,
+        request: GpuRequest,
+        node: Node,
+        snapshot: NodeSnapshot,
+        call: Call,
+        group_cards: Sequence[GroupCard],
     ) -> Placement | Rejection:
         """Search without the cards that are kept free for nominated pods. If that finds nothing, search with them.
 
@@ -236,7 +292,6 @@ class Decider:
         reaches its limits and finds no cards, it is repeated without the judge, because the filter searches without
         one. So a pod that has passed the filter gets cards here too.
         """
-        group_cards = self._state.group_cards(request, gpu_pod.pod.uid)
         cards = (*snapshot.cards, *snapshot.other_devices)
         available_cards = (*snapshot.available_cards, *snapshot.available_other_devices)
         judges = self._state.forecast.judges
@@ -309,6 +364,13 @@ class Decider:
             raise RetryLater(str(error)) from error
         except Unreachable as error:
             raise RetryLater(str(error)) from error
+
+
+def _group_cards(request: GpuRequest, holding: Holding) -> Iterator[GroupCard]:
+    """Yield the cards of a holding if its pod is in the same-card group of the request."""
+    group = request.constraints.same_card
+    if group is not None and holding.constraints.same_card == group:
+        yield from (GroupCard(holding.node, str(s.card)) for s in holding.shares if s.type == GPU)
 
 
 def _final(kind: RejectionKind, reason: str) -> Rejection:

@@ -76,7 +76,12 @@ class Preemption:
         self._budgets = budgets or EffortBudgets()
 
     def choose(
-        self, gpu_pod: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: CallerGone = never
+        self,
+        gpu_pod: GpuPod,
+        raw: Mapping[str, Any],
+        proposed: Mapping[str, Victims],
+        gone: CallerGone = never,
+        beside: Sequence[Holding] = (),
     ) -> dict[str, Victims]:
         """Return the victims by node.
 
@@ -87,6 +92,7 @@ class Preemption:
             raw: The preempting pod as JSON.
             proposed: The victims that kube-scheduler has chosen, by node.
             gone: Returns whether the caller has given up.
+            beside: What other members of the pod's gang hold tentatively. No eviction frees it.
 
         Raises:
             RetryLater: The caller has given up, or too many other long calls wait.
@@ -102,7 +108,7 @@ class Preemption:
                 budget = Budget(call.effort, max(FREE, min(_STEPS_PER_NODE, call.remaining)))
                 with suppress(Exhausted):
                     chosen = self._victims_on_node(
-                        name, gpu_pod, gpu_pod.request, victims, budget, only_cards=only_cards
+                        name, gpu_pod, gpu_pod.request, victims, budget, beside, only_cards=only_cards
                     )
                     if chosen is not None:
                         result[name] = chosen
@@ -176,13 +182,22 @@ class Preemption:
         return fits
 
     def _victims_on_node(
-        self, name: str, gpu_pod: GpuPod, request: GpuRequest, proposed: Victims, budget: Budget, *, only_cards: bool
+        self,
+        name: str,
+        gpu_pod: GpuPod,
+        request: GpuRequest,
+        proposed: Victims,
+        budget: Budget,
+        beside: Sequence[Holding],
+        *,
+        only_cards: bool,
     ) -> Victims | None:
         """Return the victims on one node, or None if no eviction helps.
 
         Raises Exhausted if the search takes too long.
         """
         snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
+        snapshot = snapshot.beside(name, beside)
         node = snapshot.node
         proposed_holdings = [holding for holding, _ in occupants if holding.uid in proposed.uids]
         if node is None or any(holding.occupies for holding in proposed_holdings):

@@ -31,6 +31,7 @@ from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import CallerGone, never
 from scheduler.decisions.filter import Filter, Filtered
+from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
 from scheduler.engine.partitioning.partitionable_node import requested_slices
@@ -218,6 +219,7 @@ class Replica:
         self.announcements = Announcements(client, self.may_decide, self.clock)
         self.decider = Decider(self.state, client, settings)
         self.filter: Filter = _PlanningFilter(self)
+        self.gang_filter = GangFilter(self.state, self.filter, self.decider, self.announcements.announce, self.clock)
         self.disruption_budgets = DisruptionBudgets()
         self.preemption = Preemption(self.state, self.disruption_budgets, settings)
         self.late = LateDecisions(
