@@ -44,6 +44,8 @@ class Gangs(RuleBasedStateMachine):
             assert len(after) >= self.sizes[gang]
         if name in after and passed and len(after - {name}) < self.sizes[gang]:
             assert passed == [self.node(name)]
+        if not passed and len(after) < self.sizes[gang]:
+            assert not self.provisional(gang)
         if gang == "c" and passed:
             assert len(after | {name}) >= self.sizes[gang]
 
@@ -66,7 +68,7 @@ class Gangs(RuleBasedStateMachine):
             self.bind(name, node or self.node(name) or "n1")
 
     @rule(data=st.data(), late=st.booleans())
-    def delete(self, data: st.DataObject, late: bool) -> None:  # noqa: FBT001
+    def delete(self, data: st.DataObject, late: bool) -> None:
         """Delete a pod. The scheduler may hear of it later."""
         names = sorted(name for _, name in self.cluster.api.pods)
         if names:
@@ -95,12 +97,18 @@ class Gangs(RuleBasedStateMachine):
         try:
             self.cluster.api.bind(name, node)
         except ApiError as error:
-            assert error.status == 409
+            if error.status not in (404, 409):
+                raise
         self.cluster.replica.deliver()
 
     def members(self, gang: str) -> set[str]:
         """Return the members with cards, reserved or held."""
         return self.cluster.held() & {*self.cluster.gangs[gang]}
+
+    def provisional(self, gang: str) -> set[str]:
+        """Return the members with reservations that no Binding has used."""
+        reservations = self.cluster.replica.state._reservations
+        return {name for name in self.cluster.gangs[gang] if reservations.is_provisional(f"uid-{name}")}
 
     def node(self, name: str) -> str:
         return next((h.node for h in self.cluster.replica.state.holdings() if h.name == name), "")
