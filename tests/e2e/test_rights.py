@@ -30,6 +30,7 @@ PLUGIN = "never called, but asked for by the admission plugin OwnerReferencesPer
 RARE = {
     ("mgpu-deviceplugin", "get", "nodes"): "where two write the annotations of its Node at once, it is read again",
     ("mgpu-deviceplugin", "delete", "devices"): PLUGIN + "a Device that is there gets its Node as owner",
+    ("mgpu-scheduler", "list", "podgroups"): "where the cluster has PodGroups",
     ("mgpu-scheduler", "watch", "podgroups"): "where the cluster has PodGroups",
     ("mgpu-scheduler", "update", "mtgpupods/finalizers"): PLUGIN + "a Pod is made that blocks its MtgpuPod's deletion",
 }

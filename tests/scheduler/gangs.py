@@ -80,7 +80,8 @@ class GangCluster:
 
     def why(self, pod: str, node: str) -> str:
         reply = self.answer(self.api.pod(pod), [node])
-        return {**reply["FailedNodes"], **reply["FailedAndUnresolvableNodes"]}[node]
+        reasons: dict[str, str] = {**reply["FailedNodes"], **reply["FailedAndUnresolvableNodes"]}
+        return reasons[node]
 
     def waiting(self, gang: str) -> list[Raw]:
         return [raw for pod in self.gangs[gang] if not (raw := self.api.pod(pod))["spec"].get("nodeName")]

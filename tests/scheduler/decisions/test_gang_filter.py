@@ -155,6 +155,17 @@ def test_card_that_another_pod_takes_meanwhile_refuses_the_gang(three: GangClust
     assert three.held() == {"one", "two"}
 
 
+def test_place_that_is_lost_withdraws_the_reservations_of_the_others() -> None:
+    cluster = GangCluster(("n1", 2), ("n2", 1))
+    cluster.gang("a", 3)
+    assert cluster.passed("a-0", "n1") == ["n1"]
+    assert cluster.passed("a-1", "n2") == ["n2"]
+    cluster.create(wanting("plain"))
+    cluster.bind({"uid-plain": "n2"})
+    assert "took the cards that gang default/a needs on n2" in cluster.why("a-2", "n1")
+    assert cluster.held() == {"plain"}
+
+
 def test_member_whose_cards_are_taken_gets_others_of_its_node(three: GangCluster) -> None:
     three.gang("a", 2)
     assert three.passed("a-0") == ["n1"]
