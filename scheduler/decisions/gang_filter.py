@@ -111,6 +111,9 @@ class GangFilter:
         gang = self._parts.state.gangs.of(pod)
         if gang is None or gpu_pod.request is None or pod.gated or pod.node or pod.ended:
             return self._parts.pods.filter(gpu_pod, names, gone)
+        if self._parts.state.remnant_problem(pod) is not None:
+            # The bindings of its namespace would be refused, so no gang may be completed now.
+            return self._parts.pods.filter(gpu_pod, names, gone)
         with self._lock:
             places = self._gangs.setdefault(gang.name, _Places(self._parts))
             self._gangs.move_to_end(gang.name)

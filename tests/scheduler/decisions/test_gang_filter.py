@@ -176,6 +176,20 @@ def test_member_whose_cards_are_taken_gets_others_of_its_node(three: GangCluster
     assert three.held() == {"a-0", "a-1", "plain"}
 
 
+def test_gang_is_not_completed_while_a_force_deleted_pod_of_its_namespace_runs(
+    three: GangCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bindings would be refused, one by one."""
+    three.gang("a", 2)
+    assert three.passed("a-0") == ["n1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(three.replica.state, "remnant_problem", lambda _: "pod default/old still runs")
+        assert three.passed("a-0") == three.passed("a-1") == []
+        assert three.held() == set()
+    assert three.passed("a-1") == ["n1"]
+    assert three.held() == {"a-0", "a-1"}
+
+
 def test_place_of_a_deleted_member_counts_no_more(three: GangCluster) -> None:
     three.gang("a", 4)
     for pod in ("a-0", "a-1", "a-2"):
