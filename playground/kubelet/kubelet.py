@@ -118,14 +118,15 @@ class Kubelet:
         self._pod_resources.stop()
         self._logs.stop()
         with self._wake:
-            workers = list(self._workers.values())
             self._wake.notify()
+        self._loop.join(5)  # It adds workers before it starts them.
+        self._loop = None
+        with self._wake:
+            workers = list(self._workers.values())
         for worker in workers:
             worker.stop()
         for worker in workers:
             worker.join(5)
-        self._loop.join(5)
-        self._loop = None
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
