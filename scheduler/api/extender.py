@@ -241,14 +241,19 @@ def _folded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key.lower(): value for key, value in row.items()}
 
 
-def _arguments(body: Body) -> dict[str, Any]:
+def decode_object(body: Body) -> dict[str, Any]:
+    """Return the JSON object in the body of a request. Raises BadRequest if it is none."""
     try:
         top = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(400, f"the body is not JSON: {error}") from error
     if not isinstance(top, dict):
         raise BadRequest(400, "the body must be an object")
-    return _folded(top)
+    return top
+
+
+def _arguments(body: Body) -> dict[str, Any]:
+    return _folded(decode_object(body))
 
 
 def _text(arguments: Mapping[str, Any], key: str) -> str:

@@ -32,13 +32,13 @@ from mgpu.serving.deadlines import watch_client
 from mgpu.serving.request_memory import EXTENDER
 from mgpu.serving.review import BadRequest
 from scheduler import metrics
+from scheduler.api.extender import Body, decode_object
 from scheduler.api.replica import Replica
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
-Body = bytes | bytearray
 Verb = Callable[[Body, CallerGone], dict[str, Any]]
 
 _TOKEN = re.compile(r"[A-Za-z0-9]{32,}")
@@ -101,7 +101,7 @@ class VolcanoExtender:
 
     def predicate(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer whether the task's pod fits on a node: `{}`, or the reason with its `Code`."""
-        arguments = _arguments(body)
+        arguments = decode_object(body)
         task, node = _task(arguments, "task"), _name(arguments.get("node"), "node.Name")
         gpu_pod = self._gpu_pod(task)
         if gpu_pod is None:
@@ -120,7 +120,7 @@ class VolcanoExtender:
 
         Volcano calls the verb for pipelined tasks, too. These wait for the end of other pods, so nothing is reserved.
         """
-        task = _task(_arguments(body), "task")
+        task = _task(decode_object(body), "task")
         if task.status != TaskStatus.ALLOCATED or not task.node:
             return {"errorMessage": ""}
         gpu_pod = self._gpu_pod(task)
@@ -139,7 +139,7 @@ class VolcanoExtender:
 
         Volcano calls the verb for tasks that it evicts, too. They have no reservation that can be withdrawn.
         """
-        task = _task(_arguments(body), "task")
+        task = _task(decode_object(body), "task")
         if task.status == TaskStatus.PENDING:
             self._replica.may_decide()
             self._replica.state.withdraw(task.uid, task.node)
@@ -147,7 +147,7 @@ class VolcanoExtender:
 
     def prioritize(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer with a score from 0 to 100 for each node."""
-        arguments = _arguments(body)
+        arguments = decode_object(body)
         gpu_pod = self._gpu_pod(_task(arguments, "task"))
         names = [_name(node, "nodes[].Name") for node in _list(arguments, "nodes")]
         scores = self._replica.filter.scores(gpu_pod, names, gone) if gpu_pod else [0] * len(names)
@@ -160,7 +160,7 @@ class VolcanoExtender:
         Volcano has chosen the tasks by priority or queue, and evicts those on which all plugins agree. The victims are
         returned as they came, because Volcano takes the replied tasks instead of its own.
         """
-        arguments = _arguments(body)
+        arguments = decode_object(body)
         evictor = _task(arguments, "evictor")
         gpu_pod = self._gpu_pod(evictor)
         if gpu_pod is None:
@@ -277,16 +277,6 @@ def make_app(extender: VolcanoExtender, token: str, seconds: float) -> Flask:
     add("preemptable", extender.preemptable, no_victims)
     add("reclaimable", extender.preemptable, no_victims)
     return app
-
-
-def _arguments(body: Body) -> dict[str, Any]:
-    try:
-        top = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(400, f"the body is not JSON: {error}") from error
-    if not isinstance(top, dict):
-        raise BadRequest(400, "the body must be an object")
-    return top
 
 
 def _task(arguments: Mapping[str, Any], key: str) -> Task:

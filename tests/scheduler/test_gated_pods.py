@@ -1,4 +1,4 @@
-"""Pods with scheduling gates get no cards, for no time, and are told from the pods that wait for cards."""
+"""Pods with scheduling gates get no cards, and `inspect`, the page and `explain` show that they are gated."""
 
 from collections.abc import Callable
 from typing import Any
