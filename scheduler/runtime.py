@@ -185,7 +185,7 @@ class Process:
 
         Until `stop` is called, this replica answers as one that does not lead.
         """
-        self.state.close()
+        self.state.reservations.close()
         self._stop.set()
         for part in (self.late, self.announcements, self.planning, self.mtgpus):
             part.wake()
@@ -295,7 +295,7 @@ class Process:
             return  # The process continues.
         for thread in self._writers:
             thread.join(max(0.0, until - time.monotonic()))
-        while self.state.has_unobserved_reservations(WRITE_SECONDS) and time.monotonic() < until:
+        while self.state.reservations.has_unobserved(WRITE_SECONDS) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
     def _term(self) -> int:

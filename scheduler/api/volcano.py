@@ -142,7 +142,7 @@ class VolcanoExtender:
         task = _task(decode_object(body), "task")
         if task.status == TaskStatus.PENDING:
             self._replica.may_decide()
-            self._replica.state.withdraw(task.uid, task.node)
+            self._replica.state.reservations.withdraw(task.uid, task.node)
         return {"errorMessage": ""}
 
     def prioritize(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Caches nodes, cards, GPU pods and their holdings, as the API server reports them and as this process decides them.
 
 `scheduler.runtime` creates the `ClusterCache` and connects informers to its methods `…_changed` and `…_gone`;
-`mgpu explain` fills one from lists. MtgpuPods and partition plans have facades of their own (`mtgpupods`,
-`partitions`), which share the lock and the data of the cache.
+`mgpu explain` fills one from lists. Reservations, MtgpuPods and partition plans have facades of their own
+(`reservations`, `mtgpupods`, `partitions`), which share the lock and the data of the cache.
 
 What must hold:
 
@@ -43,7 +43,7 @@ from scheduler.cluster.events import (
     Publisher,
 )
 from scheduler.cluster.forecast import LEARNING_POLICIES, Forecast
-from scheduler.cluster.gangs import GangName, Gangs
+from scheduler.cluster.gangs import Gangs
 from scheduler.cluster.gpu_pods import GpuPod, make_gpu_pod, node_left, occupied_gpuid, trim, with_current_labels
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.mtgpupod_cache import MtgpuPodCache
@@ -55,10 +55,10 @@ from scheduler.cluster.nodes import GivenShares, Nodes
 from scheduler.cluster.nominations import Nominations
 from scheduler.cluster.partitionable_nodes import PartitionableNodes
 from scheduler.cluster.pods import Pods
+from scheduler.cluster.reservation_cache import ReservationCache
 from scheduler.cluster.reservations import Reservation, Reservations
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.arrays.node_table import NodeTable
-from scheduler.engine.card_constraints import same_card_group_rejection
 
 Raw = Mapping[str, Any]
 E = TypeVar("E")
@@ -72,6 +72,7 @@ class ClusterCache:
     Attributes:
         records: Verifies and seals allocation records.
         forecast: The forecast of the next pods, which has a lock of its own.
+        reservations: The cards that decisions hold until the bindings of their pods are observed.
         mtgpupods: The MtgpuPods, for their controller.
         partitions: The nodes that mgpu may partition, and their plans.
         gangs: The gangs, which have a lock of their own.
@@ -86,7 +87,6 @@ class ClusterCache:
         self.gangs = Gangs()
         self._settings = settings
         self._lock = threading.RLock()
-        self._is_closed = False
         self._events = Publisher()
         self._events.subscribe(HoldingsChanged, self._holdings_changed)
         self._events.subscribe(PlanChanged, lambda event: self._set_cards(event.node))
@@ -104,6 +104,16 @@ class ClusterCache:
             self._ledger,
             self._nominations,
             record_changes=settings.node_policy in LEARNING_POLICIES,
+        )
+        self.reservations = ReservationCache(
+            self._lock,
+            self._pods,
+            self.gangs,
+            self._reservations,
+            self._holdings,
+            self._nominations,
+            self._snapshots,
+            self._events,
         )
         self._mtgpu_holdings = MtgpuPodHoldings(self._nodes, self._holdings, self._snapshots, self._events)
         self._mtgpu_objects = MtgpuPodObjects(self._events)
@@ -209,7 +219,7 @@ class ClusterCache:
                 if request is not None and before is None:
                     self.forecast.pod_added(gpu_pod.pod, request)
                 self._gpu_pod_changed(gpu_pod, before)
-            self._count_usage(pod)
+            self.reservations.count_usage(pod)
             self.partitions.pod_changed(pod)
             if not is_same:
                 self._mtgpu_holdings.pod_changed(pod, own, finding)
@@ -253,6 +263,11 @@ class ClusterCache:
         """Return all GPU pods in no particular order."""
         with self._lock:
             return self._pods.all()
+
+    def reservation(self, uid: str) -> Reservation | None:
+        """Return the reservation of this pod, or None if it has none."""
+        with self._lock:
+            return self._reservations.get(uid)
 
     def undecided_pods(self) -> tuple[str, ...]:
         """Return the UIDs of the pods that need a late binding decision, sorted by namespace and name of the pod."""
@@ -397,125 +412,6 @@ class ClusterCache:
                     candidates.append((node, self._ledger.cards(name), given))
         return {node.name: nvidia_plugin.rejection(request, node, cards, given) for node, cards, given in candidates}
 
-    # Reservations.
-
-    def reservation(self, uid: str) -> Reservation | None:
-        with self._lock:
-            return self._reservations.get(uid)
-
-    def placed_members(self, gang: GangName) -> set[str]:
-        """Return the UIDs of the members that are bound, have reserved cards, or need no cards."""
-        members = self.gangs.members(gang)
-        with self._lock:
-            return {uid for uid, is_placed in members.items() if is_placed or self._reservations.get(uid) is not None}
-
-    def reserve(self, reservation: Reservation, version: int, *, provisional: bool = False) -> bool:
-        """Hold the cards for the pod, in place of its previous reservation.
-
-        Args:
-            version: The version of the snapshot of the node from which the cards were chosen.
-            provisional: Whether the reservation may be withdrawn until a Binding uses it.
-
-        Returns False, and changes nothing, if cards must be decided for the pod again: the node has changed since
-        `version`, the pod's same-card group is now on another card, or the pod cannot be bound (`binding_problem`).
-        After `close` it always returns False.
-        """
-        with self._lock:
-            if self._is_closed or self._snapshots.version(reservation.node) != version:
-                return False
-            if self.binding_problem(reservation.uid, reservation.node) is not None:
-                return False
-            cards = self._ledger.cards(reservation.node, reservation.uid)
-            if same_card_group_rejection(
-                reservation.request, cards, self.group_cards(reservation.request, reservation.uid)
-            ):
-                return False
-            self._holdings.reserve(reservation, provisional=provisional)
-            self._snapshots.mark(self._nominations.reserved(reservation.uid))
-            self._snapshots.set_usage(reservation.uid, reservation.node, reservation.needs)
-            return True
-
-    def binding_problem(self, uid: str, node: str) -> str | None:
-        """Return the reason why this pod cannot be bound to this node however much capacity is free, or None."""
-        with self._lock:
-            gpu_pod = self._pods.get(uid)
-            if gpu_pod is None:
-                return "the pod has been deleted" if self._reservations.is_deleted(uid) else None
-            pod = gpu_pod.pod
-            is_late = pod.node == node and self._holdings.is_undecided(uid)
-            if is_late or not (pod.node or pod.ended):
-                return None
-            return f"the pod is bound to {pod.node} already" if pod.node else f"the pod has {pod.phase.lower()}"
-
-    def renew(self, reservation: Reservation, *, provisional: bool = False) -> bool:
-        """Restart the time of a reservation for another attempt to bind.
-
-        Unless `provisional`, a Binding is about to use the reservation, so it can no longer be withdrawn. Return False
-        if the reservation is no longer in force, or after `close`.
-        """
-        with self._lock:
-            if self._is_closed or self._reservations.get(reservation.uid) is not reservation:
-                return False
-            self._reservations.put(reservation, provisional=provisional)
-            return True
-
-    def withdraw(self, uid: str, node: str) -> bool:
-        """Release the reservation of a pod on this node, if it is provisional. Return whether it was released.
-
-        No Binding can be in progress that uses the reservation. If one comes later, its cards are decided then.
-        """
-        with self._lock:
-            reservation = self._reservations.get(uid)
-            if reservation is None or reservation.node != node or not self._reservations.is_provisional(uid):
-                return False
-            self.cancel(reservation)
-            self._reservations.end_series(uid)
-            return True
-
-    def keep(self, reservation: Reservation) -> None:
-        """Restart the full time of a reservation, if it is in force.
-
-        Call this if the pod is bound, or if it is not known whether it is.
-        """
-        with self._lock:
-            if not self._is_closed and self._reservations.get(reservation.uid) is reservation:
-                self._reservations.keep(reservation)
-
-    def reservation_pause(self, uid: str) -> float:
-        """Return the seconds until cards may be reserved again after failed bindings of the pod; 0 if they may be
-        now."""
-        with self._lock:
-            return self._reservations.pause(uid)
-
-    def cancel(self, reservation: Reservation) -> None:
-        """Release the reservation, if it is in force."""
-        uid = reservation.uid
-        with self._lock:
-            if self._reservations.get(uid) is reservation:
-                self._holdings.release(uid)
-                self._snapshots.mark(self._nominations.reserved(uid))
-                self._events.publish(CardsFreed(reservation.node))
-                self._snapshots.drop_usage(uid)
-                gpu_pod = self._pods.get(uid)
-                if gpu_pod is not None:
-                    self._holdings.settle(gpu_pod)
-                    self._count_usage(gpu_pod.pod)
-
-    def close(self) -> None:
-        """Accept no more reservations, even from threads that have already checked that this replica may decide."""
-        with self._lock:
-            self._is_closed = True
-
-    def has_unobserved_reservations(self, seconds: float) -> bool:
-        """Return whether a reservation of the last `seconds` is still waiting for its pod to appear on the node."""
-        with self._lock:
-            return self._reservations.made_within(seconds)
-
-    def overdue_reservations(self) -> tuple[Reservation, ...]:
-        """Return the reservations whose pods have not appeared on their nodes in time, the longest overdue first."""
-        with self._lock:
-            return self._reservations.overdue()
-
     # Called with the lock held.
 
     def _gpu_pod_changed(self, gpu_pod: GpuPod, before: GpuPod | None) -> None:
@@ -542,12 +438,6 @@ class ClusterCache:
         node = node_left(before, now)
         if node is not None and node in self._nodes:
             self._events.publish(NodeMayFit(node))
-
-    def _count_usage(self, pod: Pod) -> None:
-        """Count the cpu and memory of the pod on its node, or until it is bound, on that of its reservation."""
-        reservation = self._reservations.get(pod.uid)
-        reserved = reservation.node if reservation is not None else ""
-        self._snapshots.set_usage(pod.uid, "" if pod.ended else pod.node or reserved, pod.cpu_memory)
 
     def _given_changed(self, node: str, before: GivenShares) -> None:
         """Update the holdings of the pods to which the node gives other shares than before."""

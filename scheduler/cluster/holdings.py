@@ -222,7 +222,7 @@ class Holdings:
         self._hold_given(uid, pod.node)
 
     def reserve(self, reservation: Reservation, *, provisional: bool) -> None:
-        """Hold the cards of a reservation, in place of the pod's previous one. See `ClusterCache.reserve`."""
+        """Hold the cards of a reservation, in place of the pod's previous one. See `ReservationCache.reserve`."""
         request = reservation.request
         dialect = request.dialect
         shares = shares_of(request, reservation.placement)

@@ -3,7 +3,7 @@
 `api.binding_webhook`, `api.extender` and `decisions.late_binding` call `Decider.decide`, and `scheduler.runtime` calls
 `check_overdue` regularly. The reservation holds the cards until the watch delivers the pod on its node. If the write of
 the decision fails, `check_overdue` releases the reservation. `decide` must not return cards that are not reserved yet:
-the order of snapshot, search and `ClusterCache.reserve` in `_decide` guarantees that.
+the order of snapshot, search and `ReservationCache.reserve` in `_decide` guarantees that.
 """
 
 import logging
@@ -158,7 +158,7 @@ class Decider:
         Args:
             beside: As for `decide_beside`.
         """
-        if self._state.reservation_pause(reservation.uid):
+        if self._state.reservations.pause(reservation.uid):
             return None
         snapshot = self._state.node_snapshot(reservation.node, reservation.uid, reservation.gpuid)
         served = nvidia_plugin.chooses_cards(snapshot.node, reservation.request)
@@ -174,7 +174,7 @@ class Decider:
         uid = gpu_pod.pod.uid
         for _ in range(_ATTEMPTS):
             gpu_pod = self._state.gpu_pod(uid) or gpu_pod
-            bound = self._state.binding_problem(uid, node)
+            bound = self._state.reservations.binding_problem(uid, node)
             if bound:
                 return _final(RejectionKind.BOUND_ALREADY, bound)
             request = gpu_pod.request
@@ -186,7 +186,7 @@ class Decider:
             if rejection is not None:
                 return rejection
             if reserved and reserved.node == node and reserved.request == request and self._holds(reserved, snapshot):
-                if not reserve or self._state.renew(reserved, provisional=provisional):
+                if not reserve or self._state.reservations.renew(reserved, provisional=provisional):
                     return reserved
                 continue
             if reserved and reserved.node != node and reserve:
@@ -217,7 +217,7 @@ class Decider:
             raw = self._read(pod.namespace, pod.name)  # The watch may not have delivered the removal of the gates yet.
             if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
                 return _final(RejectionKind.GATED, GATED)
-        pause = self._state.reservation_pause(pod.uid) if reserve else 0.0
+        pause = self._state.reservations.pause(pod.uid) if reserve else 0.0
         if pause:
             text = f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s"
             return _final(RejectionKind.BINDINGS_FAIL, text)
@@ -226,7 +226,7 @@ class Decider:
         return _final(RejectionKind.AGENT, problem) if problem else None
 
     def _reserve(self, decision: Reservation, snapshot: NodeSnapshot, provisional: bool) -> bool:
-        if not self._state.reserve(decision, snapshot.version, provisional=provisional):
+        if not self._state.reservations.reserve(decision, snapshot.version, provisional=provisional):
             return False
         if nvidia_plugin.chooses_cards(snapshot.node, decision.request):
             policy = nvidia_plugin.NVIDIA
@@ -322,7 +322,7 @@ class Decider:
 
     def check_overdue(self) -> None:
         """Check the reservations whose pods the watch has not delivered on their nodes in time."""
-        for decision in self._state.overdue_reservations():
+        for decision in self._state.reservations.overdue():
             self.check(decision)
 
     def check(self, decision: Reservation) -> None:
@@ -331,14 +331,14 @@ class Decider:
             raw = self._read(decision.namespace, decision.name)
         except RetryLater as error:
             log.warning("reservation kept, because it cannot be checked: %s", error, extra={"pod": decision.uid})
-            self._state.keep(decision)
+            self._state.reservations.keep(decision)
             return
         if raw is not None and raw["metadata"]["uid"] == decision.uid and (raw.get("spec") or {}).get("nodeName"):
-            self._state.keep(decision)  # The watch will deliver the bound pod.
+            self._state.reservations.keep(decision)  # The watch will deliver the bound pod.
         else:
             extra = {"pod": decision.uid, "node": decision.node}
             log.info("reservation released, because the pod is not bound", extra=extra)
-            self._state.cancel(decision)
+            self._state.reservations.cancel(decision)
             metrics.RELEASED.inc()
 
     def _immovable_reason(self, reserved: Reservation) -> str | None:
@@ -349,7 +349,7 @@ class Decider:
         """
         raw = self._read(reserved.namespace, reserved.name)
         if raw is None or raw["metadata"]["uid"] != reserved.uid:
-            self._state.cancel(reserved)
+            self._state.reservations.cancel(reserved)
             return "the pod is gone"
         node = (raw.get("spec") or {}).get("nodeName")
         return f"the pod is bound to {node} already" if node else None

@@ -155,7 +155,7 @@ class _Places:
             if reserved:
                 return Filtered(passed=[reserved])
             place = self._keep_place(gpu_pod, names)
-            placed = self._state.placed_members(gang.name) - {uid}
+            placed = self._state.reservations.placed_members(gang.name) - {uid}
             if len(placed) >= gang.min_count:
                 self._by_uid.pop(uid, None)
                 return self._parts.pods.filter(gpu_pod, names, gone)
@@ -197,7 +197,7 @@ class _Places:
         if is_same and self._parts.decider.holds(reserved) is not None:
             return reserved.node
         self._by_uid.pop(reserved.uid, None)
-        self._state.withdraw(reserved.uid, reserved.node)
+        self._state.reservations.withdraw(reserved.uid, reserved.node)
         return None
 
     def _keep_place(self, gpu_pod: GpuPod, names: Collection[str]) -> _Place | None:
@@ -232,7 +232,7 @@ class _Places:
             waits = gpu_pod is not None and gpu_pod.pod.nominated_node == place.node
             is_changed = gpu_pod is not None and gpu_pod.request != place.decision.request
             is_overdue = now - place.called >= _PLACE_SECONDS and not waits
-            if is_overdue or is_changed or self._state.binding_problem(uid, place.node) is not None:
+            if is_overdue or is_changed or self._state.reservations.binding_problem(uid, place.node) is not None:
                 del self._by_uid[uid]
 
     def _choose(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone) -> _Place | Filtered:
@@ -281,7 +281,7 @@ class _Places:
     def _withdraw(self) -> None:
         """Release the reservations of the gang that no Binding has used. The places stay tentative."""
         for uid, place in self._by_uid.items():
-            self._state.withdraw(uid, place.node)
+            self._state.reservations.withdraw(uid, place.node)
 
     def _answer(self, gang: Gang, place: _Place, placed: Collection[str], names: Sequence[str]) -> Filtered:
         """Answer for a member that has a place. If it completes the gang, reserve all places."""
@@ -329,7 +329,7 @@ class _Places:
                 if not isinstance(decision, Reservation):
                     return False
                 place.decision, place.holding = decision, _holding(decision)
-            elif self._state.reserve(place.decision, version, provisional=True):
+            elif self._state.reservations.reserve(place.decision, version, provisional=True):
                 return True
         return False
 

@@ -98,8 +98,8 @@ def test_card_that_is_healthy_again_is_announced(one: Announcing) -> None:
 def test_released_reservation_is_announced(one: Announcing) -> None:
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
     decision = Reservation("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {})
-    assert one.state.reserve(decision, one.state.node_snapshot("n1", "").version)
-    one.state.cancel(decision)
+    assert one.state.reservations.reserve(decision, one.state.node_snapshot("n1", "").version)
+    one.state.reservations.cancel(decision)
     assert one.announced() == ["n1"]
 
 

@@ -65,13 +65,13 @@ def test_binding_of_a_gated_pod_reserves_nothing(
     replica: Replica, bind: Callable[[Replica, Raw], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved: list[str] = []
-    reserve = replica.state.reserve
+    reserve = replica.state.reservations.reserve
 
     def count(decision: Reservation, *given: Any, **more: Any) -> bool:
         reserved.append(decision.name)
         return reserve(decision, *given, **more)
 
-    monkeypatch.setattr(replica.state, "reserve", count)
+    monkeypatch.setattr(replica.state.reservations, "reserve", count)
     raw = replica.api.put("pods", gated("p"))
     replica.deliver()
     assert GATED in bind(replica, raw)

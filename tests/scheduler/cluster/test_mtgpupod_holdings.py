@@ -364,7 +364,7 @@ class TestAdmissions:
         first = replica.decider.decide(known, "n1", reserve=False)
         assert isinstance(first, Reservation)
         assert admit(replica, ("a", "x", "GPU-n1-0"))
-        assert not replica.state.reserve(first, version)
+        assert not replica.state.reservations.reserve(first, version)
         assert cards_of(replica.decider.decide(known, "n1")) == [1]
 
 
@@ -433,7 +433,7 @@ class TestOccupyPodOfNvidiaPluginNode:
         raw = given(replica, unbound(b.occupy_pod()))
         assert cards_of(decided(replica, raw)) == []
         assert filtered(replica, raw).passed == ["n1"]
-        replica.state.cancel(replica.state.reservation(raw["metadata"]["uid"]))  # type: ignore[arg-type]
+        replica.state.reservations.cancel(replica.state.reservation(raw["metadata"]["uid"]))  # type: ignore[arg-type]
         other = given(replica, unbound(b.occupy_pod("other")))
         assert isinstance(decided(replica, other), Rejection)
         assert filtered(replica, other).passed == []

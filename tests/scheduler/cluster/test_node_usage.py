@@ -106,14 +106,14 @@ def test_pod_reserves_resources_where_its_cards_are_reserved_until_that_is_cance
     raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
     decision = Reservation("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {}, CpuMemory(2000, 0))
-    assert replica.state.reserve(decision, replica.state.node_snapshot("n1", "").version)
+    assert replica.state.reservations.reserve(decision, replica.state.node_snapshot("n1", "").version)
     assert free(replica).cpu == 62_000
     put(replica, raw)  # An event from before the decision.
     assert free(replica).cpu == 62_000
-    replica.state.cancel(decision)
+    replica.state.reservations.cancel(decision)
     assert free(replica) == FREE
     bound = b.share("p", annotations=record(), node="n1")
     bound["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     put(replica, bound)
-    replica.state.cancel(decision)
+    replica.state.reservations.cancel(decision)
     assert free(replica).cpu == 62_000

@@ -96,7 +96,7 @@ def test_nominated_pod_with_a_reservation_on_another_node_takes_no_cards(replica
     decision = replica.decider.decide(gpu_pod(replica, "member"), "n2")
     assert isinstance(decision, Reservation)
     assert passed(replica, "other", 60) == ["n1"]
-    replica.state.cancel(decision)
+    replica.state.reservations.cancel(decision)
     assert passed(replica, "other", 60) == ["n2"]
 
 

@@ -213,7 +213,7 @@ def test_card_is_either_shared_or_partitioned() -> None:
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": refused}
     decision = replica.state.reservation("uid-q")
     assert decision
-    replica.state.cancel(decision)
+    replica.state.reservations.cancel(decision)
     replica.filter.filter(pod, ["n1"])
     replica.planning.work()
     assert not isinstance(replica.decider.decide(share, "n1"), Reservation)

@@ -71,7 +71,7 @@ def test_closed_cache_accepts_and_renews_no_reservation(replica: Replica) -> Non
     """A decision may have begun before the cache was closed."""
     held, new = submitted(replica, "p"), submitted(replica, "q")
     decided(replica, held)
-    replica.state.close()
+    replica.state.reservations.close()
     for known in (held, new):
         with pytest.raises(RetryLater):
             replica.decider.decide(known, "n1")
@@ -80,17 +80,17 @@ def test_closed_cache_accepts_and_renews_no_reservation(replica: Replica) -> Non
 
 def test_reservation_becomes_holding_when_pod_is_observed_on_its_node(replica: Replica) -> None:
     known = submitted(replica, "p")
-    assert not replica.state.has_unobserved_reservations(5)
+    assert not replica.state.reservations.has_unobserved(5)
     decision = decided(replica, known)
-    assert replica.state.has_unobserved_reservations(5)
+    assert replica.state.reservations.has_unobserved(5)
     replica.clock.now += 5
-    assert not replica.state.has_unobserved_reservations(5)  # its write has failed or was never begun
-    assert replica.state.renew(decision)
-    assert replica.state.has_unobserved_reservations(5)
+    assert not replica.state.reservations.has_unobserved(5)  # its write has failed or was never begun
+    assert replica.state.reservations.renew(decision)
+    assert replica.state.reservations.has_unobserved(5)
     replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=dict(decision.annotations)))
     replica.api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n1"))
     replica.deliver()
-    assert not replica.state.has_unobserved_reservations(5)
+    assert not replica.state.reservations.has_unobserved(5)
 
 
 def test_decide_on_another_node_moves_the_reservation(replica: Replica) -> None:

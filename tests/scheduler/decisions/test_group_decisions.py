@@ -93,8 +93,8 @@ def test_second_reservation_of_group_on_another_card_is_rejected(replica: Replic
     two = replica.decider.decide(second, "n2", reserve=False)
     assert isinstance(one, Reservation)
     assert isinstance(two, Reservation)
-    assert replica.state.reserve(one, views["n1"].version)
-    assert not replica.state.reserve(two, views["n2"].version)
+    assert replica.state.reservations.reserve(one, views["n1"].version)
+    assert not replica.state.reservations.reserve(two, views["n2"].version)
     assert str(replica.decider.decide(second, "n2")) == "same-card-group pair is on card 0 of n1"
 
 

@@ -142,7 +142,7 @@ def test_own_reservation_does_not_change_the_score() -> None:
     assert pod.request is not None
     placement = Placement((("c", (0,)),))
     decision = Reservation("uid-asked", "default", "asked", "n0", pod.request, placement, {}, CpuMemory(8000, 0))
-    assert state.reserve(decision, view.version)
+    assert state.reservations.reserve(decision, view.version)
     assert a_ranking(state, "fgd").points(pod, ["n0", "n1"]) == [10, 0]
 
 
