@@ -307,6 +307,18 @@ class Replica:
         self.events.append((regarding["name"], reason, message))
 
 
+def bind_all(replica: Replica, decided: Mapping[str, str]) -> list[str]:
+    """Bind pods (UID to node), in another order than the nodes were chosen. Return the messages of refused bindings."""
+    refused = []
+    for uid, node in sorted(decided.items(), reverse=True):
+        try:
+            replica.api.bind(uid.removeprefix("uid-"), node)
+        except ApiError as error:
+            refused.append(error.message)
+    replica.deliver()
+    return refused
+
+
 def reader(records: RecordVerifier = UNSEALED) -> Callable[[Raw], GpuPod | None]:
     """Return `read_gpu_pod` for machines, which ask after each step: it reads equal pods once."""
     read = lru_cache(maxsize=1024)(lambda text: read_gpu_pod(orjson.loads(text), SETTINGS, records))

@@ -5,11 +5,10 @@ from typing import Any
 
 import orjson
 
-from mgpu.kube import ApiError
 from playground.scheduling.gang_session import GangScheduling, Group
 from scheduler.cluster.gangs import COSCHEDULING, GANG, GANG_SIZE, KUBERNETES
 from tests import builders as b
-from tests.scheduler.fake import Replica, admitted, clients, cluster
+from tests.scheduler.fake import Replica, admitted, bind_all, clients, cluster
 
 Raw = dict[str, Any]
 
@@ -90,18 +89,7 @@ class GangCluster:
         """Run the cycles of groups, and bind. Return the bindings that were refused."""
         refused = []
         for gang in gangs:
-            refused += self.bind(self.scheduling.group_cycle(self.groups[gang], self.waiting(gang)))
-        return refused
-
-    def bind(self, decided: dict[str, str]) -> list[str]:
-        """Post the Bindings, in another order than the nodes were chosen."""
-        refused = []
-        for uid, node in sorted(decided.items(), reverse=True):
-            try:
-                self.api.bind(uid.removeprefix("uid-"), node)
-            except ApiError as error:
-                refused.append(error.message)
-        self.replica.deliver()
+            refused += bind_all(self.replica, self.scheduling.group_cycle(self.groups[gang], self.waiting(gang)))
         return refused
 
     def bound(self, gang: str) -> int:

@@ -8,7 +8,6 @@ import orjson
 import pytest
 from werkzeug.test import Client
 
-from mgpu.kube import ApiError
 from mgpu.model.errors import BadObject
 from mgpu.model.node_slices import EXISTING, LABEL
 from playground.scheduling.volcano_session import Job, Session
@@ -16,7 +15,7 @@ from scheduler.api.app import listeners
 from scheduler.api.volcano import VolcanoExtender, make_app, read_token
 from scheduler.decisions.filter import Filter
 from tests import builders as b
-from tests.scheduler.fake import SETTINGS, Replica, admitted, cluster
+from tests.scheduler.fake import SETTINGS, Replica, admitted, bind_all, cluster
 
 TOKEN = "t" * 32
 
@@ -64,18 +63,7 @@ class Volcano:
         decided: dict[str, str] = {}
         for name, minimum, names in sorted(self.jobs, key=lambda job: order.index(job[0]) if order else 0):
             decided |= session.place(Job(name, minimum, [self.api.pod(pod) for pod in names]))
-        return [*session.refused, *self._bind(decided)]
-
-    def _bind(self, decided: dict[str, str]) -> list[str]:
-        """Post the Bindings in another order than the pods were placed in, as Volcano's threads may."""
-        refused = []
-        for uid, node in sorted(decided.items(), reverse=True):
-            try:
-                self.api.bind(uid.removeprefix("uid-"), node)
-            except ApiError as error:
-                refused.append(error.message)
-        self.replica.deliver()
-        return refused
+        return [*session.refused, *bind_all(self.replica, decided)]
 
     def used(self, node: str) -> list[int]:
         """Return the core of each card that pods hold, in percent."""

@@ -8,6 +8,7 @@ import pytest
 
 from playground.scheduling.gang_session import Group
 from scheduler.cluster.gangs import KUBERNETES
+from tests.scheduler.fake import bind_all
 from tests.scheduler.gangs import GangCluster, coscheduled, in_own_gang, labelled, pod_group, wanting
 
 
@@ -59,7 +60,7 @@ def test_of_two_gangs_whose_members_wait_in_permit_one_is_bound_whole(turns: str
         for gang in turns:
             pod = next(rest[gang], None)
             if pod is not None:
-                assert cluster.bind(cluster.scheduling.pod_cycle(cluster.groups[gang], pod)) == []
+                assert bind_all(cluster.replica, cluster.scheduling.pod_cycle(cluster.groups[gang], pod)) == []
     assert sorted(cluster.bound(gang) for gang in "ab") == [0, 4]
 
 
@@ -161,7 +162,7 @@ def test_place_that_is_lost_withdraws_the_reservations_of_the_others() -> None:
     assert cluster.passed("a-0", "n1") == ["n1"]
     assert cluster.passed("a-1", "n2") == ["n2"]
     cluster.create(wanting("plain"))
-    cluster.bind({"uid-plain": "n2"})
+    bind_all(cluster.replica, {"uid-plain": "n2"})
     assert "took the cards that gang default/a needs on n2" in cluster.why("a-2", "n1")
     assert cluster.held() == {"plain"}
 
@@ -273,7 +274,7 @@ def test_gang_of_the_coscheduling_plugin(three: GangCluster) -> None:
     three.gangs["a"] = [three.create(member(wanting(f"a-{i}"))) for i in range(4)]
     three.groups["a"] = Group(4)
     for pod in three.waiting("a"):
-        assert three.bind(three.scheduling.pod_cycle(three.groups["a"], pod)) == []
+        assert bind_all(three.replica, three.scheduling.pod_cycle(three.groups["a"], pod)) == []
     assert three.bound("a") == 0
     assert three.held() == set()
 
