@@ -37,6 +37,7 @@ from scheduler.api.replica import Replica
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
+from scheduler.decisions.preemption import Outlook
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Verb = Callable[[Body, CallerGone], dict[str, Any]]
@@ -46,6 +47,9 @@ _POINTS = 10
 """The score of Volcano's own plugins is at most 100 (k8s.io/kube-scheduler MaxNodeScore). mgpu's is at most 10."""
 _MAX_ROUNDS = 1_000
 """The most pods whose predicates are collected at a time."""
+_MAX_OUTLOOKS = 10_000
+"""The most pods and nodes for which the outlook of a session is remembered."""
+_PROMISED = "what is free here is promised to pods that wait for evicted ones"
 
 
 class Code(IntEnum):
@@ -61,6 +65,8 @@ class TaskStatus(IntEnum):
 
     PENDING = 1
     ALLOCATED = 2
+    PIPELINED = 4
+    RELEASING = 64
 
 
 class Vote(IntEnum):
@@ -98,9 +104,14 @@ class VolcanoExtender:
         self._replica = replica
         self._decider = replica.decider
         self._rounds = _Rounds()
+        self._outlooks = _Outlooks()
 
     def predicate(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
-        """Answer whether the task's pod fits on a node: `{}`, or the reason with its `Code`."""
+        """Answer whether the task's pod fits on a node: `{}`, or the reason with its `Code`.
+
+        In the action `preempt` Volcano evicts one task after the other until the predicate passes. The pods still run
+        at that time, and only the tasks of the request tell which of them the session has evicted.
+        """
         arguments = decode_object(body)
         task, node = _task(arguments, "task"), _name(arguments.get("node"), "node.Name")
         gpu_pod = self._gpu_pod(task)
@@ -109,6 +120,13 @@ class VolcanoExtender:
         else:
             result = self._replica.filter.filter(gpu_pod, [node], gone)
             self._collect(gpu_pod, node, result)
+            outlook = self._outlook(arguments["node"], task)
+            self._outlooks.put(task.uid, node, outlook)
+            if outlook is not None and node not in result.hopeless:
+                fits = bool(result.passed or outlook.leaving)
+                if fits and self._replica.preemption.choose_among(gpu_pod, node, (), gone, outlook) is not None:
+                    return {}
+                return {"status": result.failed.get(node, _PROMISED), "code": Code.UNSCHEDULABLE}
         if result.passed:
             return {}
         if node in result.hopeless:
@@ -169,8 +187,9 @@ class VolcanoExtender:
         victims: list[object] = []
         for node in sorted({task.node for task, _ in tasks}):
             uids = tuple(task.uid for task, _ in tasks if task.node == node)
-            chosen = self._replica.preemption.choose_among(gpu_pod, node, uids, gone)
-            victims += [raw for task, raw in tasks if task.uid in chosen]
+            outlook = self._outlooks.get(evictor.uid, node)
+            chosen = self._replica.preemption.choose_among(gpu_pod, node, uids, gone, outlook)
+            victims += [raw for task, raw in tasks if chosen and task.uid in chosen]
         return {"status": Vote.PERMIT, "victims": victims}
 
     def _gpu_pod(self, task: Task) -> GpuPod | None:
@@ -183,6 +202,21 @@ class VolcanoExtender:
             # Only the replica that decides has the reservations.
             self._replica.may_decide()
         return found.gpu_pod
+
+    def _outlook(self, node: Mapping[str, Any], task: Task) -> Outlook | None:
+        """Return what the session has decided about a node: which pods leave it, and which wait for their cards.
+
+        The result is None if the session has evicted no pod of the node, and has promised no cards. Then pods that are
+        being deleted keep their cards until they have ended, so that no pod is allocated too early.
+        """
+        others = [raw for raw in table_at(node, "Tasks").values() if isinstance(raw, dict)]
+        releasing = [_read_task(raw, "node.Tasks") for raw in others if raw.get("Status") == TaskStatus.RELEASING]
+        pipelined = [_read_task(raw, "node.Tasks") for raw in others if raw.get("Status") == TaskStatus.PIPELINED]
+        evicts = any(not table_at(other.pod, "metadata").get("deletionTimestamp") for other in releasing)
+        coming = tuple(filter(None, (self._replica.state.gpu_pod(p.uid) for p in pipelined if p.uid != task.uid)))
+        if not evicts and not coming:
+            return None
+        return Outlook(frozenset(other.uid for other in releasing) if evicts else frozenset(), coming)
 
     def _collect(self, gpu_pod: GpuPod, node: str, result: Filtered) -> None:
         """Collect the predicates of a pod that requests slices, and request a plan once all its nodes were asked."""
@@ -226,6 +260,29 @@ class _Rounds:
     def drop(self, uid: str) -> None:
         with self._lock:
             self._answers.pop(uid, None)
+
+
+class _Outlooks:
+    """The outlook of the session by pod and node, from the last predicate. Thread-safe.
+
+    Volcano asks for the predicate of a node before it asks for victims there, and only the predicate has its tasks.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._outlooks: OrderedDict[tuple[str, str], Outlook] = OrderedDict()
+
+    def put(self, uid: str, node: str, outlook: Outlook | None) -> None:
+        with self._lock:
+            self._outlooks.pop((uid, node), None)
+            if outlook is not None:
+                self._outlooks[uid, node] = outlook
+            if len(self._outlooks) > _MAX_OUTLOOKS:
+                self._outlooks.popitem(last=False)
+
+    def get(self, uid: str, node: str) -> Outlook | None:
+        with self._lock:
+            return self._outlooks.get((uid, node))
 
 
 def read_token(path: str) -> str:

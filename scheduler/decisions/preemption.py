@@ -8,7 +8,7 @@ nothing but cards, cpu and memory can be the reason for them (`_only_cards_can_b
 mgpu has found that the preempting pod fits afterwards. docs/preemption.md describes the result for users.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from mgpu.dialects.registry import vocabulary_of
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement
-from mgpu.model.ledger import Holding
+from mgpu.model.ledger import Holding, shares_of
 from mgpu.model.pod_constraints import PREFIX
 from mgpu.model.pods import Node, Pod
 from mgpu.model.raw_objects import table_at
@@ -24,6 +24,7 @@ from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot
+from scheduler.cluster.nominations import with_holdings
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import FREE, CallerGone, EffortBudgets, never
 from scheduler.engine import BRIEF, Effort, nvidia_plugin
@@ -58,6 +59,19 @@ class Victims:
 
     uids: tuple[str, ...]
     violations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a scheduler has decided about a node in a session, and has not carried out yet (Volcano).
+
+    Attributes:
+        leaving: The UIDs of the pods that leave the node.
+        coming: The pods that get the node once these have left.
+    """
+
+    leaving: frozenset[str] = frozenset()
+    coming: tuple[GpuPod, ...] = ()
 
 
 class Preemption:
@@ -114,58 +128,100 @@ class Preemption:
                         result[name] = chosen
         return result
 
-    def choose_among(self, gpu_pod: GpuPod, node: str, uids: Sequence[str], gone: CallerGone = never) -> frozenset[str]:
+    def choose_among(
+        self,
+        gpu_pod: GpuPod,
+        node: str,
+        uids: Collection[str],
+        gone: CallerGone = never,
+        outlook: Outlook | None = None,
+    ) -> frozenset[str] | None:
         """Return which of these pods on a node to evict, for a scheduler that evicts no other ones (Volcano).
 
-        Whether a pod may be evicted is the scheduler's decision, so priorities do not matter. The result is empty if
-        the evictions do not help, or if that is not known yet. Pods without cards are in the result if the evicted pods
-        with cards do not free enough cpu and memory, because the scheduler evicts only until these suffice.
+        Whether a pod may be evicted is the scheduler's decision, so priorities do not matter. The result is None if the
+        evictions do not help, or if that is not known yet. It is empty if the pod fits once those pods have gone that
+        are leaving already. Pods without cards are in the result if the evicted pods with cards do not free enough cpu
+        and memory, because the scheduler evicts only until these suffice.
 
         Raises:
             RetryLater: The caller has given up, or too many other long calls wait.
         """
         request = gpu_pod.request
         if request is None:
-            return frozenset()
+            return None
         with (
             suppress(Exhausted),
             self._budgets.call(gpu_pod.pod.namespace, request, gone, charge_single=True) as call,
         ):
             if call.next_limits() is not None:
                 budget = Budget(call.effort, max(FREE, min(_STEPS_PER_NODE, call.remaining)))
-                return self._among(node, gpu_pod, request, frozenset(uids), budget)
-        return frozenset()
+                return self._among(node, gpu_pod, request, frozenset(uids), outlook or Outlook(), budget)
+        return None
 
     def _among(
-        self, name: str, gpu_pod: GpuPod, request: GpuRequest, uids: frozenset[str], budget: Budget
-    ) -> frozenset[str]:
+        self, name: str, gpu_pod: GpuPod, request: GpuRequest, uids: frozenset[str], outlook: Outlook, budget: Budget
+    ) -> frozenset[str] | None:
         snapshot, occupants = self._state.node_snapshot_with_pods(name, gpu_pod.pod.uid)
-        holders = [(h, p.pod) for h, p in occupants if h.uid in uids and h.bound and not h.occupies]
-        without_cards = uids - {holding.uid for holding, _ in occupants}
         node = snapshot.node
         if node is None or self._state.agent_problem(name) is not None:
-            return frozenset()
-        everyone = Victims(tuple(sorted(without_cards | {holding.uid for holding, _ in holders})))
+            return None
+        bound = [(h, p.pod) for h, p in occupants if h.bound and not h.occupies]
+        leaving = [(h, pod) for h, pod in bound if h.uid in outlook.leaving or pod.deleting]
+        gone = {holding.uid for holding, _ in leaving}
+        holders = [(h, pod) for h, pod in bound if h.uid in uids - gone]
+        without_cards = uids - {holding.uid for holding, _ in occupants}
+        everyone = without_cards | {holding.uid for holding, _ in holders}
         if requested_slices(request):
-            fits = self._slices_fit(name, node, gpu_pod, request, everyone, budget)
-            return frozenset(everyone.uids if fits else ())
+            return everyone if self._slices_fit(name, node, gpu_pod, request, everyone | gone, budget) else None
         if nvidia_plugin.chooses_cards(node, request):
             rejection = nvidia_plugin.rejection(request, node, snapshot.cards, snapshot.mgpu_cards)
-            return frozenset(() if rejection else everyone.uids)
+            return None if rejection else everyone
+        devices = (*snapshot.available_cards, *(snapshot.available_other_devices if request.others else ()))
+        cards = self._after(name, node, devices, [holding for holding, _ in leaving], outlook.coming, budget)
+        if cards is None:
+            return None
         fits_on = self._fit_test(gpu_pod, request, node, budget)
         if request.others:
-            devices = (*snapshot.available_cards, *snapshot.available_other_devices)
-            left = [_without_holdings(state, [holding for holding, _ in holders]) for state in devices]
-            return frozenset(everyone.uids if fits_on(left) else ())
+            return everyone if fits_on(_without(cards, [holding for holding, _ in holders])) else None
         exact = budget.part(budget.left // 2)
         evictable = self._evictable_pods(snapshot, holders)
-        found = choose_victims(request, snapshot.available_cards, evictable, fits_on, exact=exact, budget=budget)
+        found = choose_victims(request, cards, evictable, fits_on, exact=exact, budget=budget)
         if found is None:
-            return frozenset()
+            return None
         chosen = frozenset(pod.uid for pod in found[0])
-        if _has_cpu_and_memory(snapshot, gpu_pod.pod, (pod for _, pod in holders if pod.uid in chosen)):
-            return chosen
-        return chosen | without_cards
+        evicted = (pod for _, pod in (*leaving, *holders) if pod.uid in gone | chosen)
+        arriving = (gpu_pod.pod, *(other.pod for other in outlook.coming))
+        return chosen if _has_cpu_and_memory(snapshot, arriving, evicted) else chosen | without_cards
+
+    def _after(
+        self,
+        name: str,
+        node: Node,
+        devices: Sequence[CardState],
+        leaving: Sequence[Holding],
+        coming: Sequence[GpuPod],
+        budget: Budget,
+    ) -> Sequence[CardState] | None:
+        """Return the devices once some pods have left the node and others have come, or None if these do not fit.
+
+        Pods that come and are nominated to the node are in `devices` already, and so are those with a reservation.
+        """
+        left: Sequence[CardState] = _without(devices, leaving)
+        for other in coming:
+            pod, request = other.pod, other.request
+            if request is None or pod.nominated_node == name or self._state.reservation(pod.uid) is not None:
+                continue
+            effort = Effort()
+            groups = self._state.group_cards(request, pod.uid)
+            found = assess(request, node, left, self._settings, group_cards=groups, limits=BRIEF, effort=effort)
+            budget.take(effort.spent)
+            if not isinstance(found, Placement):
+                return None
+            owner = (pod.uid, pod.namespace, pod.name, name)
+            shares = shares_of(request, found)
+            held = Holding(*owner, request.dialect, shares, bound=False, constraints=request.constraints)
+            left = with_holdings(left, [held])
+        return left
 
     def _fit_test(
         self, gpu_pod: GpuPod, request: GpuRequest, node: Node, budget: Budget
@@ -208,41 +264,42 @@ class Preemption:
         if self._state.agent_problem(name) is not None:
             return None  # The pod could not start there after the evictions.
         if requested_slices(request):
-            return proposed if self._slices_fit(name, node, gpu_pod, request, proposed, budget) else None
+            fits = self._slices_fit(name, node, gpu_pod, request, proposed.uids, budget)
+            return proposed if fits else None
 
-        fits = self._fit_test(gpu_pod, request, node, budget)
+        fits_on = self._fit_test(gpu_pod, request, node, budget)
         if request.others:
             # The search for victims knows only GPUs. So for other devices only kube-scheduler's victims are considered.
             devices = (*snapshot.available_cards, *snapshot.available_other_devices)
-            return proposed if fits([_without_holdings(state, proposed_holdings) for state in devices]) else None
+            return proposed if fits_on(_without(devices, proposed_holdings)) else None
         exact = budget.part(budget.left // 2)
         lower = [(holding, p.pod) for holding, p in occupants if _is_evictable(holding, p.pod, gpu_pod.pod)]
         evictable = self._evictable_pods(snapshot, lower)
         if only_cards and all(state.card.healthy for state in snapshot.available_cards):
-            found = choose_victims(request, snapshot.available_cards, evictable, fits, exact=exact, budget=budget)
+            found = choose_victims(request, snapshot.available_cards, evictable, fits_on, exact=exact, budget=budget)
             if found is None:
                 return None
             evicted = {pod.uid for pod in found[0]}
-            if evicted and _has_cpu_and_memory(snapshot, gpu_pod.pod, (p for _, p in lower if p.uid in evicted)):
+            if evicted and _has_cpu_and_memory(snapshot, [gpu_pod.pod], (p for _, p in lower if p.uid in evicted)):
                 return _merge(proposed, evictable, found[0])
         required = [pod for pod in evictable if pod.uid in proposed.uids]
         others = [pod for pod in evictable if pod.uid not in proposed.uids]
         highest = max((pod.priority for pod in required), default=LOWEST_PRIORITY)
         cards = without_pods(snapshot.available_cards, required)
-        found = choose_victims(request, cards, others, fits, highest=highest, exact=exact, budget=budget)
+        found = choose_victims(request, cards, others, fits_on, highest=highest, exact=exact, budget=budget)
         return None if found is None else _merge(proposed, evictable, [*required, *found[0]])
 
     def _slices_fit(
-        self, name: str, node: Node, gpu_pod: GpuPod, request: GpuRequest, proposed: Victims, budget: Budget
+        self, name: str, node: Node, gpu_pod: GpuPod, request: GpuRequest, evicted: Collection[str], budget: Budget
     ) -> bool:
-        """Return whether a pod that requests slices fits once kube-scheduler's victims are evicted.
+        """Return whether a pod that requests slices fits once these pods are evicted, which the scheduler has chosen.
 
         kube-scheduler counts slices like any other resource. So its victims suffice, provided that the cards which they
         free can be partitioned for the pod.
         """
         if request.unmet_requirement(node):
             return False
-        target = self._state.partitions.get(name, gpu_pod.pod.uid, without=proposed.uids)
+        target = self._state.partitions.get(name, gpu_pod.pod.uid, without=evicted)
         if target is None or target.observed.has_pending_plan:
             return False
         slices = requested_slices(request)
@@ -261,18 +318,23 @@ class Preemption:
         return [replace(pod, violates=pod.uid in violating) for pod in result]
 
 
-def _without_holdings(state: CardState, evicted: Iterable[Holding]) -> CardState:
-    return without_usage(state, [{state.card.index: holding.uses(state.card)} for holding in evicted])
+def _without(devices: Iterable[CardState], evicted: Sequence[Holding]) -> list[CardState]:
+    """Return the devices without what these holdings use of them."""
+    return [
+        without_usage(state, [{state.card.index: holding.uses(state.card)} for holding in evicted]) for state in devices
+    ]
 
 
 def _is_evictable(holding: Holding, pod: Pod, preemptor: Pod) -> bool:
     return holding.bound and not holding.occupies and pod.priority < preemptor.priority
 
 
-def _has_cpu_and_memory(snapshot: NodeSnapshot, pod: Pod, evicted: Iterable[Pod]) -> bool:
-    """Return whether the node has enough cpu and memory for the pod once the other pods are evicted."""
-    free = [snapshot.free_resources, *(p.cpu_memory for p in evicted)]
-    return sum(f.cpu for f in free) >= pod.cpu_memory.cpu and sum(f.memory for f in free) >= pod.cpu_memory.memory
+def _has_cpu_and_memory(snapshot: NodeSnapshot, arriving: Sequence[Pod], evicted: Iterable[Pod]) -> bool:
+    """Return whether the node has enough cpu and memory for the arriving pods once the others are evicted."""
+    free = [snapshot.free_resources, *(pod.cpu_memory for pod in evicted)]
+    needed = [pod.cpu_memory for pod in arriving]
+    enough_cpu = sum(f.cpu for f in free) >= sum(n.cpu for n in needed)
+    return enough_cpu and sum(f.memory for f in free) >= sum(n.memory for n in needed)
 
 
 def _merge(proposed: Victims, evictable: Iterable[EvictablePod], chosen: Sequence[EvictablePod]) -> Victims:
