@@ -24,8 +24,11 @@ from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gangs import POD_GROUP_APIS, gang_name
+from mgpu.model.pods import read_pod
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import percent
+from mgpu.presentation.gang_views import gang_json
 from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import show, show_json
 from mgpu.settings import Settings
@@ -33,6 +36,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.decisions.explanation import CardRow, Explainer, Explanation, NodeRow, Raw
+from scheduler.listed_cluster import fill_cache
 
 _KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
 _SIMPLE = re.compile(r"[-a-z0-9.]*")
@@ -83,6 +87,8 @@ def command(
         if own and any(name != own for name in nodes):
             raise BadObject([Problem("--node", f"{kind} {name} is on node {own}; --node is for pods without a node")])
         state, names = _read_cluster(api, settings, _nodes_to_read(kind, raw, settings, nodes))
+        if kind == "Pod":
+            _read_pod_group(api, state, raw)
         explanation = _explain(state, settings, kind, raw, nodes, names)
     if output == "json":
         show_json(_json(explanation))
@@ -114,15 +120,18 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
 def _nodes_to_read(kind: str, raw: Raw, settings: Settings, selected: Sequence[str]) -> Sequence[str]:
     """Return the nodes to read: the node of the object, or else those that the user selects. () means all nodes.
 
-    All nodes are read for a pod that belongs to groups, because their pods may be on other nodes, and for a node policy
-    that learns from all pods. All nodes are also read for an MtgpuPod without a node, and if a name needs escaping.
+    All nodes are read for a pod that belongs to groups or to a gang, because their pods may be on other nodes, and for
+    a node policy that learns from all pods. All nodes are also read for an MtgpuPod without a node, and if a name needs
+    escaping.
     """
     own = raw["spec"].get("nodeName")
     nodes = [str(own)] if own else list(dict.fromkeys(selected))
     if not all(map(_SIMPLE.fullmatch, nodes)) or not (own or kind == "Pod"):
         return ()
     gpu_pod = None if own else read_gpu_pod(raw, settings)
-    if gpu_pod and (gpu_pod.constraints.groups or settings.node_policy in LEARNING_POLICIES):
+    if gpu_pod is None:
+        return nodes
+    if gpu_pod.constraints.groups or gang_name(gpu_pod.pod) or settings.node_policy in LEARNING_POLICIES:
         return ()
     return nodes
 
@@ -134,22 +143,27 @@ def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[C
         nodes: The names of the nodes to read. Besides them, the pods on them and the pods without a node are read. If
             there are no names, all nodes and pods are read.
     """
-    state = ClusterCache(settings)
-    names = []
     named = [f"metadata.name={name}" for name in nodes] or [""]
     on_them = [f"spec.nodeName={name}" for name in (*nodes, "")] if nodes else [""]
-    for raw in chain.from_iterable(cluster_objects.nodes(api, fields) for fields in named):
-        state.node_changed(raw)
-        names.append(str(raw["metadata"]["name"]))
-    for rows, take in (
-        (chain.from_iterable(cluster_objects.devices(api, fields) for fields in named), state.device_changed),
-        (cluster_objects.unhealthy_lists(api), state.configmap_changed),
-        (cluster_objects.mtgpupods(api), state.mtgpupods.mtgpupod_changed),
-        (chain.from_iterable(cluster_objects.whole_pods(api, fields) for fields in on_them), state.pod_changed),
-    ):
-        for raw in rows:
-            take(raw)
-    return state, sorted(names)
+    lists = cluster_objects.ClusterLists(
+        chain.from_iterable(cluster_objects.nodes(api, fields) for fields in named),
+        chain.from_iterable(cluster_objects.devices(api, fields) for fields in named),
+        cluster_objects.unhealthy_lists(api),
+        cluster_objects.mtgpupods(api),
+        chain.from_iterable(cluster_objects.whole_pods(api, fields) for fields in on_them),
+    )
+    state = ClusterCache(settings)
+    return state, fill_cache(state, lists)
+
+
+def _read_pod_group(api: Api, state: ClusterCache, raw: Raw) -> None:
+    """Read the PodGroup of a waiting pod, if it names one."""
+    pod = read_pod(raw)
+    name = None if pod.node else gang_name(pod)
+    if name is not None and name.source in POD_GROUP_APIS:
+        group = cluster_objects.pod_group(api, name)
+        if group is not None:
+            state.gangs.pod_group_changed(name.source, group)
 
 
 def _explain(
@@ -187,6 +201,7 @@ def _json(explanation: Explanation) -> dict[str, Any]:
         "chosen": explanation.policy,
         "problems": list(explanation.problems),
         "gates": list(explanation.gates),
+        "gang": gang_json(explanation.gang) if explanation.gang else None,
         "verdict": list(explanation.verdict),
         "nodes": [_node_json(row, explanation.cards.get(row.name, ())) for row in explanation.nodes]
         or [_node_json(NodeRow(name), rows) for name, rows in explanation.cards.items()],

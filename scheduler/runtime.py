@@ -25,6 +25,7 @@ from mgpu.kube.leader import WRITE_SECONDS, Leader
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import RetryLater
+from mgpu.model.gangs import POD_GROUP_PATHS
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from scheduler import metrics
@@ -38,7 +39,6 @@ from scheduler.cluster.events import (
     PartitionsChanged,
     PodUndecided,
 )
-from scheduler.cluster.gangs import POD_GROUP_PATHS
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import PATH as BUDGETS_PATH
 from scheduler.decisions.disruption_budgets import DisruptionBudgets

@@ -6,18 +6,41 @@ docstring names.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import click
 
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.device_object import DEVICE_API
+from mgpu.model.gangs import POD_GROUP_APIS, POD_GROUP_PATHS, GangName
 from mgpu.presentation.plain_text import one_line
 
 Raw = dict[str, Any]
+
+
+class ClusterLists(NamedTuple):
+    """The objects that describe the cards of a cluster and the pods that hold them."""
+
+    nodes: Iterable[Raw]
+    devices: Iterable[Raw]
+    configmaps: Iterable[Raw]
+    mtgpupods: Iterable[Raw]
+    pods: Iterable[Raw]
+
+
+def read_lists(api: Api) -> ClusterLists:
+    """Return all objects, with Pods as `pods` yields them."""
+    return ClusterLists(
+        devices=tuple(devices(api)),
+        configmaps=tuple(unhealthy_lists(api)),
+        nodes=tuple(nodes(api)),
+        pods=tuple(pods(api)),
+        mtgpupods=tuple(mtgpupods(api)),
+    )
 
 
 def nodes(api: Api, fields: str = "") -> Iterator[Raw]:
@@ -63,6 +86,34 @@ def unhealthy_lists(api: Api) -> Iterator[Raw]:
     """Yield the ConfigMaps in which gpushare lists unhealthy cards; none if the user may not read their namespace."""
     namespace = gpushare.UNHEALTHY_CARD_LISTS.namespace
     return _list(api, f"/api/v1/namespaces/{namespace}/configmaps", empty_status=403)
+
+
+def pod_groups(api: Api, source: str) -> Iterator[Raw]:
+    """Yield the PodGroups of an API group (`mgpu.model.gangs`); none if their CRD is missing.
+
+    If the user may not list them, the function prints a warning and yields none.
+    """
+    try:
+        yield from _list(api, POD_GROUP_PATHS[source], empty_status=404)
+    except ApiError as error:
+        _report_forbidden_pod_groups(error)
+
+
+def pod_group(api: Api, name: GangName) -> Raw | None:
+    """Return the PodGroup of a gang, or None if there is none or the user may not get it, of which it warns."""
+    path = f"{POD_GROUP_APIS[name.source]}/namespaces/{quote(name.namespace, safe='')}/podgroups"
+    try:
+        return api.get(f"{path}/{quote(name.name, safe='')}")
+    except ApiError as error:
+        if error.status != 404:
+            _report_forbidden_pod_groups(error)
+        return None
+
+
+def _report_forbidden_pod_groups(error: ApiError) -> None:
+    if error.status != 403:
+        raise error
+    click.echo(f"PodGroups are omitted; the sizes of their gangs are unknown: {one_line(error.message)}", err=True)
 
 
 def _list(api: Api, path: str, *, fields: str = "", empty_status: int = 0) -> Iterator[Raw]:

@@ -1,73 +1,33 @@
-"""The command `mgpu inspect`: shows the cards of a cluster and the pods that hold them.
+"""Renders the cards of a cluster and the pods that hold them for `mgpu inspect` (`scheduler.inspect_command`).
 
-Scripts read the JSON, so its keys must not change. The table may change. `mgpu top` calls `read_cluster` too.
+Scripts read the JSON, so its keys must not change. The text may change. `mgpu top` calls `read_cluster`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.connection import cluster_options, read_installed_settings, report_api_errors
+from mgpu.cli.connection import read_installed_settings, report_api_errors
 from mgpu.kube import Api
 from mgpu.model.groups import format_group_cards
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json
+from mgpu.presentation.gang_views import GangView, describe_gang, gang_json
 from mgpu.presentation.mtgpupod_tables import NodeAccount, account_nodes, accounting_json, mtgpupods_json
 from mgpu.presentation.overview import GroupView, Overview, make_overview
 from mgpu.presentation.plain_text import join_names, one_line
 from mgpu.presentation.request_text import describe_gates
-from mgpu.presentation.terminal import show, show_json
+from mgpu.settings import Settings
 
 _MOST_GROUP_CARDS = 4  # The cards of a larger group are only counted.
 _MOST_PODS = 20
-
-EXAMPLES = """
-\b
-Examples:
-  mgpu inspect
-  mgpu inspect node-1 node-2
-  mgpu inspect -o json | jq '.nodes[].cards[] | select(.healthy | not)'
-  mgpu inspect -o json | jq '.accounting["node-1"].gpuids'
-"""
-
-
-@click.command(epilog=EXAMPLES)
-@click.argument("names", nargs=-1, metavar="[NODE...]")
-@cluster_options
-@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str) -> None:
-    """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
-
-    If there are MtgpuPods, a second table shows, for each node, the number of idle whole cards, and for each GPUID what
-    is left of its card. In JSON, "accounting" has for each node {"free": cards, "gpuids": [{"gpuid", "card": index,
-    "core": percent left, "memory": bytes left}]}, and "mtgpupods" has for each namespace/name {"node", "gpuid", "card":
-    UUID, "phase", "reason", "message", "degraded"}. A node whose mgpu agent is not ready gets no new GPU pods;
-    "agentsNotReady" has for each such node {"pod", "reason", "since"}. "pending" lists all pods that wait; "gated" has
-    for those of them that have scheduling gates the names of the gates.
-
-    The exit code is 1 if a NODE does not exist or the cluster cannot be read, and 2 if an option, the kubeconfig or the
-    settings are invalid.
-    """
-    cluster = read_cluster(kubeconfig, context, config)
-    unknown = sorted(set(names) - {node.name for node in cluster.nodes})
-    if unknown:
-        raise click.ClickException(f"no node is named {', '.join(unknown)}")
-    if names:
-        cluster = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name in names))
-    if output == "json":
-        show_json(_json(cluster))
-    else:
-        show(render_overview(cluster))
 
 
 def read_cluster(kubeconfig: str, context: str, config: Path | None) -> Overview:
@@ -80,22 +40,20 @@ def read_cluster(kubeconfig: str, context: str, config: Path | None) -> Overview
     with report_api_errors(), cluster_objects.paused_garbage_collection():
         api = Api.connect(kubeconfig, context=context)
         settings, _ = read_installed_settings(api, config)
-        return make_overview(
-            cluster_objects.nodes(api),
-            cluster_objects.devices(api),
-            cluster_objects.pods(api),
-            settings,
-            cluster_objects.unhealthy_lists(api),
-            cluster_objects.mtgpupods(api),
-        )
+        return overview_of(cluster_objects.read_lists(api), settings)
 
 
-def _json(cluster: Overview) -> dict[str, Any]:
+def overview_of(lists: cluster_objects.ClusterLists, settings: Settings) -> Overview:
+    return make_overview(lists.nodes, lists.devices, lists.pods, settings, lists.configmaps, lists.mtgpupods)
+
+
+def overview_json(cluster: Overview, gangs: Sequence[GangView] = ()) -> dict[str, Any]:
     return {
         "nodes": nodes_json(cluster.nodes),
         "accounting": accounting_json(account_nodes(cluster.nodes)),
         "pending": list(cluster.pending),
         "gated": {pod: list(gates) for pod, gates in cluster.gated.items()},
+        "gangs": [gang_json(view) for view in gangs],
         "unclear": dict(cluster.unclear),
         "dialects": {use.pod: use.dialect for node in cluster.nodes for device in node.devices for use in device.uses},
         "wishes": {pod: constraints.texts() for pod, constraints in cluster.constraints.items()},
@@ -117,8 +75,12 @@ def _json(cluster: Overview) -> dict[str, Any]:
     }
 
 
-def render_overview(cluster: Overview) -> Group:
-    """Return the card map, and below it the table of GPUIDs, the waiting pods, the groups and the problems."""
+def render_overview(cluster: Overview, gangs: Sequence[GangView] = ()) -> Group:
+    """Return the card map, and below it the table of GPUIDs, the waiting pods, the groups and the problems.
+
+    Args:
+        gangs: The gangs that are not complete.
+    """
     parts: list[RenderableType] = [card_map(cluster.nodes) if cluster.nodes else Text("There are no nodes.")]
     accounts = account_nodes(cluster.nodes)
     if cluster.mtgpupods or any(account.gpuids for account in accounts):
@@ -135,6 +97,7 @@ def render_overview(cluster: Overview) -> Group:
             "Waiting for scheduling gates",
             [f"{pod} ({describe_gates(gates)})" for pod, gates in cluster.gated.items()],
         )
+    parts += _lines((f"Gang {view.name}: {describe_gang(view)}" for view in gangs), "yellow")
     parts += _lines(map(_group, cluster.groups), "")
     degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in cluster.mtgpupods if view.degraded)
     parts += _lines(degraded, "bold red")

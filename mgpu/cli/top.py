@@ -53,8 +53,9 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
     Core is in percent of one card, so two cards have 200%. The figures show what pods hold according to their
-    allocation records, and not what their processes use at this moment. The exit code is 1 if the cluster cannot be
-    read, and 2 if an option, the kubeconfig or the settings are invalid.
+    allocation records, and not what their processes use at this moment. In JSON, "pending" is the number of all GPU
+    pods that wait, and "gated" the number of those of them that have scheduling gates. The exit code is 1 if the
+    cluster cannot be read, and 2 if an option, the kubeconfig or the settings are invalid.
     """
     cluster = read_cluster(kubeconfig, context, config)
     if output == "json":
@@ -75,6 +76,7 @@ def _json(found: Overview, sort: str) -> dict[str, Any]:
         "nodes": [utilization.figures_json(row) for row in sorted(utilization.by_node(found.nodes), key=SORTS[sort])],
         "holders": [utilization.holder_json(row) for row in utilization.holders(found.nodes)],
         "pending": len(found.pending),
+        "gated": len(found.gated),
     }
 
 
@@ -85,7 +87,7 @@ def _render(found: Overview, sort: str, limit: int) -> Group:
     models = utilization.by_model(found.nodes)
     nodes = sorted(utilization.by_node(found.nodes), key=SORTS[sort])
     parts: list[RenderableType] = [
-        *(Text(line) for line in _summary(total, len(found.pending))),
+        *(Text(line) for line in _summary(total, len(found.pending) - len(found.gated), len(found.gated))),
         Text(free_line(utilization.fragmentation(found.nodes)), style="cyan"),
         Text(),
     ]
@@ -98,12 +100,15 @@ def _render(found: Overview, sort: str, limit: int) -> Group:
     return Group(*parts)
 
 
-def _summary(total: Figures, pending: int) -> list[str]:
+def _summary(total: Figures, waiting: int, gated: int) -> list[str]:
     unhealthy = f", {total.unhealthy} unhealthy" if total.unhealthy else ""
-    waiting = f"; {pending} GPU pod{_s(pending)} waiting" if pending else ""
+    counts = [(waiting, "waiting"), (gated, "gated")]
+    (first, *others) = [row for row in counts if row[0]] or [(0, "")]
+    pods = f"; {first[0]} GPU pod{_s(first[0])} {first[1]}" if first[0] else ""
+    pods += "".join(f", {count} {what}" for count, what in others)
     return [
         f"{total.nodes:,} node{_s(total.nodes)}, {total.cards:,} card{_s(total.cards)} "
-        f"({total.idle:,} idle{unhealthy}){waiting}",
+        f"({total.idle:,} idle{unhealthy}){pods}",
         f"core {_percent(total.core_share)} of {_core(total.core)}, "
         f"memory {_percent(total.memory_share)} of {_bytes(total.memory)}",
     ]

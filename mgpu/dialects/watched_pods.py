@@ -25,7 +25,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
 from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.model import budget
-from mgpu.model.pods import Container, Pod, containers_that_ran, gate_names, is_none
+from mgpu.model.pods import VOLCANO_GROUP, Container, Pod, containers_that_ran, gate_names, is_none
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL
 
@@ -52,7 +52,7 @@ MAX_TEXT = 2048
 """The most characters of any other stored text. The longest valid text has a number for each of 256 containers, but the
 API server accepts a `spec.schedulerName` of 1.3 MiB. Allocation records are stored whole, since users cannot write
 them."""
-_TEXTS = ("scheduler", "nominated_node", "phase", "start_time", "scheduling_group")
+_TEXTS = ("scheduler", "nominated_node", "phase", "start_time", "scheduling_group", "volcano_group")
 
 
 def fingerprint(raw: Raw, *also: str) -> bytes:
@@ -128,7 +128,9 @@ def _vocabularies(row: Any) -> Iterator[str]:
 
 
 def _is_read(key: str, also: tuple[str, ...]) -> bool:
-    return dialects.is_read_annotation(key) or key in also or key == SEAL or key.startswith(MTGPU_PREFIX)
+    if key in also or key in (SEAL, VOLCANO_GROUP):
+        return True
+    return dialects.is_read_annotation(key) or key.startswith(MTGPU_PREFIX)
 
 
 def _containers(spec: Raw, kind: str) -> list[Any]:

@@ -26,6 +26,8 @@ MAX_GATES = 8
 _MAX_GATE_NAME = 317
 """The most characters of the name of a scheduling gate, a qualified name such as `kueue.x-k8s.io/admission`."""
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+"""The annotation in which Volcano names the PodGroup of a pod."""
 
 
 class Stage(StrEnum):
@@ -120,6 +122,7 @@ class Pod:
         cpu_memory: the cpu and memory that the pod reserves on its node.
         gates: the names of the pod's scheduling gates, at most `MAX_GATES` of them.
         scheduling_group: `spec.schedulingGroup.podGroupName`, the name of its PodGroup; "" if there is none.
+        volcano_group: the name of its PodGroup of Volcano; "" if there is none.
     """
 
     namespace: str
@@ -140,6 +143,7 @@ class Pod:
     cpu_memory: CpuMemory = NO_CPU_MEMORY
     gates: tuple[str, ...] = ()
     scheduling_group: str = ""
+    volcano_group: str = ""
 
     @property
     def gated(self) -> bool:
@@ -242,6 +246,7 @@ def read_pod(raw: object) -> Pod:
         cpu_memory=reader.cpu_memory(top, spec),
         gates=gates,
         scheduling_group=_scheduling_group(reader, spec),
+        volcano_group=str(table_at(meta, "annotations").get(VOLCANO_GROUP) or ""),
     )
     reader.require_unique_names((container.name, container.path) for container in containers)
     reader.finish()

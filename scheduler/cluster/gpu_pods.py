@@ -181,3 +181,12 @@ def shares_on_unknown_cards(gpu_pod: GpuPod, *, has_record: bool) -> tuple[Share
     # Even the size of its request is unknown: it may use any card completely.
     container = gpu_pod.pod.containers[0].name if gpu_pod.pod.containers else ""
     return (Share(container, None, whole=True),)
+
+
+def scheduling_order(gpu_pod: GpuPod) -> tuple[bool, int, str, str, str]:
+    """Return the sort key for the order in which kube-scheduler tries waiting pods: by priority and age.
+
+    Gated pods are last, since no scheduler tries them.
+    """
+    pod = gpu_pod.pod
+    return pod.gated, -pod.priority, pod.created, pod.key, pod.uid

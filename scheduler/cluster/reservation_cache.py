@@ -7,9 +7,10 @@ call it. A reservation and the holding of its cards begin and end together. `Clu
 
 import threading
 
+from mgpu.model.gangs import GangName
 from mgpu.model.pods import Pod
 from scheduler.cluster.events import CardsFreed, Publisher
-from scheduler.cluster.gangs import GangName, Gangs
+from scheduler.cluster.gangs import Gangs
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.nominations import Nominations

@@ -267,7 +267,7 @@ class Decider:
         with self._budgets.call(pod.namespace, request, gone) as call:
             group_cards = (
                 *self._state.group_cards(request, pod.uid),
-                *(card for holding in beside for card in _group_cards(request, holding)),
+                *(card for holding in beside for card in held_group_cards(request, holding)),
             )
             result = self._search(gpu_pod, request, snapshot.node, snapshot, call, group_cards)
         if isinstance(result, Rejection):
@@ -366,7 +366,7 @@ class Decider:
             raise RetryLater(str(error)) from error
 
 
-def _group_cards(request: GpuRequest, holding: Holding) -> Iterator[GroupCard]:
+def held_group_cards(request: GpuRequest, holding: Holding) -> Iterator[GroupCard]:
     """Yield the cards of a holding if its pod is in the same-card group of the request."""
     group = request.constraints.same_card
     if group is not None and holding.constraints.same_card == group:

@@ -19,11 +19,13 @@ from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import format_bytes
 from mgpu.model.raw_objects import table_at
 from mgpu.presentation import request_text
+from mgpu.presentation.gang_views import GangView, describe_gang
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, read_gpu_pod
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter, Filtered
+from scheduler.decisions.gang_outlook import GangOutlooks
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.node_assessment import assess
 from scheduler.engine.partitioning.partitionable_node import requested_slices
@@ -95,6 +97,7 @@ class Explanation:
         conditions: The conditions and messages that other components have written into the object's status.
         cards: The cards of some nodes, by the name of the node.
         gates: The names of the pod's scheduling gates.
+        gang: The gang of a pod that waits, if it is not complete.
     """
 
     subject: str
@@ -109,6 +112,7 @@ class Explanation:
     conditions: tuple[Condition, ...] = ()
     cards: Mapping[str, tuple[CardRow, ...]] = field(default_factory=dict)
     gates: tuple[str, ...] = ()
+    gang: GangView | None = None
 
 
 class Explainer:
@@ -124,6 +128,7 @@ class Explainer:
         self._filter = Filter(state, settings, budgets=EffortBudgets(sleep=lambda _: None))
         state.forecast.refresh()
         self._filter.refresh()
+        self._gangs = GangOutlooks(state, self._filter, settings)
 
     def pod(self, raw: Raw, names: Sequence[str], detailed: Sequence[str], *, all_cards: bool = False) -> Explanation:
         """Explain a pod.
@@ -162,7 +167,7 @@ class Explainer:
         points = dict(zip(result.passed, self._filter.scores(gpu_pod, result.passed), strict=True))
         nodes = _node_rows(result, points)
         cards = {name: self._candidate_cards(gpu_pod, name, all_cards=all_cards) for name in detailed}
-        explanation = replace(explanation, gates=pod.gates)
+        explanation = replace(explanation, gates=pod.gates, gang=self._gang(pod))
         return replace(
             explanation,
             nodes=nodes,
@@ -191,6 +196,11 @@ class Explainer:
         if mtgpupod.ended:
             return replace(explanation, verdict=(f"It has {mtgpupod.phase.lower()}, and holds no card.",))
         return replace(explanation, verdict=_mtgpupod_verdict(mtgpupod, rows))
+
+    def _gang(self, pod: Pod) -> GangView | None:
+        """Return the gang of a pod that waits, on all nodes, since its members may be anywhere."""
+        view = self._gangs.of(pod)
+        return self._gangs.with_outlook(view, sorted(self._state.node_versions())) if view else None
 
     def _policy(self, request: GpuRequest) -> str:
         if requested_slices(request):
@@ -294,6 +304,8 @@ def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeR
         verdict.append(f"It waits for its scheduling gates first: {request_text.describe_gates(explanation.gates)}.")
     if pod.nominated_node:
         verdict.append(f"It is nominated to {pod.nominated_node}, where cards are kept free for it.")
+    if explanation.gang:
+        verdict.append(f"It is a member of gang {explanation.gang.name}: {describe_gang(explanation.gang)}.")
     fits = sum(row.reason is None for row in nodes)
     total = f"{len(nodes):,} node{'s' * (len(nodes) != 1)}"
     pinned = _pinned_row(raw, nodes)
@@ -307,6 +319,8 @@ def _verdict(explanation: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeR
         repartitionable = [row.name for row in nodes if row.repartitionable]
         if repartitionable:
             verdict.append(f"They would fit if cards were partitioned again, on {', '.join(repartitionable[:5])}.")
+    elif explanation.gang and explanation.gang.needed is not None and not explanation.gang.fits:
+        verdict.append(f"Its own cards fit on {fits:,} of {total}.")
     else:
         verdict.append(f"Its cards fit on {fits:,} of {total}, so it does not wait for cards.")
         if not explanation.gates:

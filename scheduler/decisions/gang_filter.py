@@ -24,10 +24,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from mgpu.model.gangs import Gang, GangName
 from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.ledger import Holding, shares_of
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gangs import Gang, GangName
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider
@@ -45,7 +45,7 @@ _MAX_GANGS = 256
 """The most gangs whose places are kept. Beyond that, those of the gang without a call for the longest time are lost."""
 _ATTEMPTS = 5
 """The most attempts to reserve a place on a node that other pods change meanwhile."""
-_SPARE_NODES = 16
+SPARE_NODES = 16
 """The most nodes that a search tries in vain, apart from those with places of the gang."""
 
 
@@ -239,8 +239,8 @@ class _Places:
         """Return the best place for the pod beside the other members, or why there is none."""
         found = self._parts.pods.filter(gpu_pod, names, gone)
         beside = self.beside(gpu_pod.pod.uid)
-        for tried, node in enumerate(self._by_preference(gpu_pod, found.passed, beside, gone)):
-            if tried >= len(self._by_uid) + _SPARE_NODES:
+        for tried, node in enumerate(order_nodes(self._parts.pods, gpu_pod, found.passed, beside, gone)):
+            if tried >= len(self._by_uid) + SPARE_NODES:
                 break
             version = self._state.version
             try:
@@ -250,21 +250,11 @@ class _Places:
             if isinstance(decision, Reservation):
                 now = self._parts.clock()
                 return _Place(decision, _holding(decision), version, self._failures, now, now)
-            found.reject((node,), _beside(decision))
+            found.reject((node,), rejection_beside(decision))
         rest = [name for name in found.passed if name not in found.failed and name not in found.hopeless]
         found.reject(rest, Rejection(RejectionKind.NOT_PROVEN, "not examined for a member of a gang", proven=False))
         found.passed = []
         return found
-
-    def _by_preference(
-        self, gpu_pod: GpuPod, passed: Sequence[str], beside: Sequence[Holding], gone: CallerGone
-    ) -> list[str]:
-        """Return the nodes, the best first. Nodes with the pod's same-card group come before all others."""
-        group = gpu_pod.constraints.same_card
-        near = {h.node for h in beside if group is not None and h.constraints.same_card == group}
-        scores = self._parts.pods.scores(gpu_pod, passed, gone)
-        rows = [(name not in near, -score, i) for i, (name, score) in enumerate(zip(passed, scores, strict=True))]
-        return [passed[i] for *_, i in sorted(rows)]
 
     def _fits_nowhere(self, gpu_pod: GpuPod, names: Sequence[str]) -> None:
         """Note that a member fits nowhere, unless only its nominated node was asked for.
@@ -341,7 +331,24 @@ def _holding(decision: Reservation) -> Holding:
     return Holding(*owner, request.dialect, shares, bound=False, constraints=request.constraints)
 
 
-def _beside(rejection: Rejection) -> Rejection:
+def order_nodes(
+    pods: Filter, gpu_pod: GpuPod, passed: Sequence[str], beside: Sequence[Holding], gone: CallerGone = never
+) -> list[str]:
+    """Return the nodes on which a member fits, the best first. Those with its same-card group come before all others.
+
+    Args:
+        beside: What the other members hold tentatively.
+    """
+    group = gpu_pod.constraints.same_card
+    near = {h.node for h in beside if group is not None and h.constraints.same_card == group}
+    scores = pods.scores(gpu_pod, passed, gone)
+    rows = [(name not in near, -score, i) for i, (name, score) in enumerate(zip(passed, scores, strict=True))]
+    return [passed[i] for *_, i in sorted(rows)]
+
+
+def rejection_beside(rejection: Rejection) -> Rejection:
+    """Return the rejection of a member on a node where other members of its gang have places."""
+    rejection = rejection.summary()
     return replace(rejection, reason=f"{rejection.reason} (beside the other members of its gang)")
 
 

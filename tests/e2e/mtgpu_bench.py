@@ -8,9 +8,9 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from mgpu.cli.inspect import command as inspect
 from mgpu.kube import ApiError
 from playground.nodes import MGPU, NodeSpec
+from scheduler.inspect_command import command as inspect
 from tests.e2e.bench import Bench, Json
 from tests.waiting import until
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from mgpu.cli.inspect import command as inspect
 from mgpu.kube import ApiError
 from playground.cluster import Cluster
+from scheduler.inspect_command import command as inspect
 from tests.e2e.bench import Bench, Json, asking, share
 from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import MTGPUPODS, OCCUPYING, OURS, PODS, STOCK, Named, gone, mtgpupod

@@ -26,7 +26,7 @@ FOCUS = """async () => {
   const show = (names, nodes, at) => {
     const reasons = ["a", "b", "c", "d"].map((text) => ({ text, nodes, examples: [] }));
     const pods = names.map((name) => ({ name, asks: "", why: 0 }));
-    waiting.show(pods, { total: names.length, pods, whys: [{ fits: 0, of: 9, reasons, at }] });
+    waiting.show(pods, [], { total: names.length, pods, whys: [{ fits: 0, of: 9, reasons, at }] });
   };
   show(["p", "q"], 1, 1);
   const [, row] = list.children;

@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
+from mgpu.model.gangs import COSCHEDULING, GANG, GANG_SIZE, KUBERNETES
 from playground.scheduling.gang_session import GangScheduling, Group
-from scheduler.cluster.gangs import COSCHEDULING, GANG, GANG_SIZE, KUBERNETES
 from tests import builders as b
 from tests.scheduler.fake import Replica, admitted, bind_all, clients, cluster
 

@@ -18,6 +18,7 @@ from scheduler.background import Pace
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.explanation import Explainer
+from scheduler.decisions.gang_outlook import GangOutlooks
 from scheduler.explain_command import _json as explanation_json
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, Replica, admitted, clients, cluster
@@ -116,7 +117,8 @@ def test_names_of_gates_are_bounded() -> None:
 
 def waiting(replica: Replica) -> dict[str, tuple[bool, str]]:
     """Return for each waiting pod of the web page whether it is gated, and its first reason."""
-    page = Waiting(replica.state, replica.filter, Pace(0), lambda work: work())
+    gangs = GangOutlooks(replica.state, replica.filter, SETTINGS)
+    page = Waiting(replica.state, replica.filter, gangs, Pace(0), lambda work: work())
     page.json(["n1", "n2"], 1)
     answer = page.json(["n1", "n2"], 1)
     texts = [" ".join(row["text"] for row in why["reasons"]) for why in answer["whys"]]

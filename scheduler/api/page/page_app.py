@@ -24,6 +24,8 @@ from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter
+from scheduler.decisions.gang_outlook import GangOutlooks
+from scheduler.engine import LEAST
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -41,7 +43,8 @@ def make_board(state: ClusterCache, settings: Settings) -> Board:
     # This filter is not the one that answers kube-scheduler, and must not use up the namespaces' allowances of effort.
     # With an allowance of 0 it makes no full searches for pods with several containers.
     filter_ = Filter(state, settings, pace=pace, budgets=EffortBudgets(allowance=0))
-    return Board(state, Waiting(state, filter_, pace))
+    gangs = GangOutlooks(state, filter_, settings, limits=LEAST, pace=pace)
+    return Board(state, Waiting(state, filter_, gangs, pace))
 
 
 def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:

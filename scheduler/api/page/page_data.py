@@ -23,6 +23,7 @@ from mgpu.presentation.card_views import (
     nodes_json,
     view_nodes,
 )
+from mgpu.presentation.gang_views import GangView, describe_gang
 from mgpu.presentation.mtgpupod_tables import MtgpuView
 from mgpu.presentation.request_text import describe_request
 from mgpu.presentation.slice_bars import divide_bar
@@ -35,6 +36,8 @@ PARTS = 1000
 """The width of a card, in the units of the positions and widths of its slices."""
 _EXAMPLES = 3
 """The maximum number of nodes that `why_json` names as examples of a reason."""
+_MOST_MEMBERS = 100
+"""The maximum number of members of a gang for which the page can search."""
 _MOST_REASONS = 12
 """The maximum number of reasons that `why_json` lists. All further reasons share one entry."""
 
@@ -168,11 +171,12 @@ def reason_json(text: str) -> Json:
     return {"reasons": [{"text": text, "nodes": 0, "examples": []}]}
 
 
-def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
+def pod_json(pod: Pod, request: GpuRequest | None, why: int, gang: str = "") -> Json:
     """Return a pod that has no cards yet.
 
     Args:
         why: The position of its reason among the reasons of the answer, or -1 if the reason is not ready.
+        gang: Its gang if that is not complete.
     """
     return {
         "name": pod.key,
@@ -183,10 +187,21 @@ def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
             node=pod.node,
             nominated=pod.nominated_node,
             gated=pod.gated,
+            gang=gang,
             wishes=str(request.constraints) if request and request.constraints != NO_CONSTRAINTS else "",
         ),
         "why": why,
     }
+
+
+def gang_line_json(view: GangView, now: int = 0) -> Json:
+    """Return `{"name", "text", "pods", "at"?}` for a gang that is not complete.
+
+    `pods` are the waiting members as `namespace/name`, and `at` is the time of the outlook in seconds since 1970, if
+    there is one.
+    """
+    pods = [f"{view.name.namespace}/{pod}" for pod in (*view.waiting, *view.gated)]
+    return {"name": str(view.name), "text": describe_gang(view), "pods": pods[:_MOST_MEMBERS], **_if(at=now)}
 
 
 def mtgpupod_json(view: MtgpuView, why: int) -> Json:

@@ -1,4 +1,4 @@
-"""Lists the pods that have no cards yet, with the reasons, for the web page.
+"""Lists the pods that have no cards yet, with the reasons, and the gangs that are not complete, for the web page.
 
 A reason comes from the filter, which may take long for a pod of many containers on thousands of nodes. So a thread
 computes the reasons, and each answer contains those that are ready. The filter must not be the one that answers
@@ -13,19 +13,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
+from mgpu.model.gangs import gang_name
 from mgpu.model.gpu_requests import GpuRequest
+from mgpu.presentation.gang_views import GangView
 from mgpu.presentation.mtgpupod_tables import read_mtgpupods
 from mgpu.presentation.request_text import describe_gates
-from scheduler.api.page.page_data import Json, mtgpupod_json, pod_json, reason_json, why_json
+from scheduler.api.page.page_data import Json, gang_line_json, mtgpupod_json, pod_json, reason_json, why_json
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.cluster.gpu_pods import GpuPod, scheduling_order
 from scheduler.decisions.filter import Filter
+from scheduler.decisions.gang_outlook import GangOutlooks
 
 log = logging.getLogger(__name__)
 
 MOST = 500
 """The most pods that are listed. The others are only counted."""
+MOST_GANGS = 20
+"""The most gangs that are listed. The others are only counted."""
 STALE_SECONDS = 30.0
 """The time after which a reason is renewed even if no node has changed. Nominations change the free cards without
 changing a node."""
@@ -35,17 +40,18 @@ _RENEWAL_PAUSE_RATIO = 9
 """The ratio while a reason is renewed. The pauses are long, because a busy cluster renews reasons all the time."""
 
 Raw = Mapping[str, Any]
-Key = tuple[GpuRequest, int]
-"""A request and a priority. Pods for which both are equal have the same reason."""
+Key = tuple[GpuRequest, int] | GangView
+"""What a reason is for: pods with an equal request and priority, or a gang in its present state, without its outlook.
+"""
 
 
 class _Reason(NamedTuple):
-    """The reason why a pod waits.
+    """The reason why a pod or a gang waits.
 
     Attributes:
         version: The version of the nodes from which the reason was computed (`Waiting.json`).
         at: When it was computed, by the clock of `Waiting`.
-        json: The reason as `why_json` returns it.
+        json: The reason as `why_json` or `gang_line_json` returns it.
     """
 
     version: int
@@ -63,6 +69,7 @@ class Waiting:
     `_lock` guards the reasons and the requests for reasons. `_working` is held while a thread computes reasons.
 
     Args:
+        gangs: Uses the same filter.
         pace: The `Pace` of the filter. This class changes its `pause_ratio`.
         in_background: Runs a function without waiting for it.
     """
@@ -71,27 +78,30 @@ class Waiting:
         self,
         state: ClusterCache,
         filter_: Filter,
+        gangs: GangOutlooks,
         pace: Pace,
         in_background: Callable[[Callable[[], None]], None] = in_a_thread,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
         self._filter = filter_
+        self._gangs = gangs
         self._clock = clock
         self._pace = pace
         self._in_background = in_background
         self._lock = threading.Lock()
         self._working = threading.Lock()
         self._reasons: dict[Key, _Reason] = {}
-        self._due: deque[tuple[Key, GpuPod]] = deque()
+        self._due: deque[tuple[Key, GpuPod | GangView]] = deque()
         self._names: Sequence[str] = ()
         self._version = 0
 
     def json(self, names: Sequence[str], version: int) -> Json:
-        """Return `{"total", "pods", "whys"}`.
+        """Return `{"total", "pods", "whys", "gangs", "moreGangs"}`.
 
         `total` is the number of all waiting pods, `pods` lists at most MOST of them, and `whys` lists the reasons. Each
-        pod has the position of its reason in `whys`, or -1 while the reason is not ready.
+        pod has the position of its reason in `whys`, or -1 while the reason is not ready. `gangs` lists at most
+        MOST_GANGS of the gangs that are not complete, and `moreGangs` is the number of the others.
 
         Args:
             names: The names of all nodes.
@@ -100,39 +110,52 @@ class Waiting:
         waiting = [pod for pod in self._state.gpu_pods() if not pod.pod.node and not pod.pod.ended]
         undecided = (self._state.gpu_pod(uid) for uid in self._state.undecided_pods())
         mtgpupods = [raw for raw in self._state.mtgpupods.objects() if _has_no_card(raw)]
-        listed = [*(pod for pod in undecided if pod), *nsmallest(MOST, waiting, key=_scheduling_order)][:MOST]
-        ready = self._request_reasons(listed, names, version)
+        listed = [*(pod for pod in undecided if pod), *nsmallest(MOST, waiting, key=scheduling_order)][:MOST]
+        gangs = self._gangs.incomplete(waiting)
+        ready = self._request_reasons(listed, gangs[:MOST_GANGS], names, version)
         reasons = _NumberedReasons()
         rows = []
+        incomplete = {view.name for view in gangs}
         for gpu_pod in listed:
             key, reason = _reason_of(gpu_pod, ready)
-            rows.append(pod_json(gpu_pod.pod, gpu_pod.request, reasons.number(key, reason) if reason else -1))
+            name = gang_name(gpu_pod.pod)
+            gang = str(name) if name in incomplete else ""
+            rows.append(pod_json(gpu_pod.pod, gpu_pod.request, reasons.number(key, reason) if reason else -1, gang))
         for view in read_mtgpupods(mtgpupods[: MOST - len(rows)], ()).views:
             text = (
                 ": ".join(filter(None, (view.reason, view.message))) or "the status of the MtgpuPod has no reason yet"
             )
             rows.append(mtgpupod_json(view, reasons.number(text, reason_json(text))))
         total = len(waiting) + len(self._state.undecided_pods()) + len(mtgpupods)
-        return {"total": total, "pods": rows, "whys": reasons.rows}
+        return {
+            "total": total,
+            "pods": rows,
+            "whys": reasons.rows,
+            "gangs": [ready[view].json if view in ready else gang_line_json(view) for view in gangs[:MOST_GANGS]],
+            "moreGangs": max(0, len(gangs) - MOST_GANGS),
+        }
 
-    def _request_reasons(self, listed: Iterable[GpuPod], names: Sequence[str], version: int) -> Mapping[Key, _Reason]:
+    def _request_reasons(
+        self, listed: Iterable[GpuPod], gangs: Iterable[GangView], names: Sequence[str], version: int
+    ) -> Mapping[Key, _Reason]:
         """Return the reasons that are ready, and request the others: first those that are missing, then outdated ones.
 
         The outdated reasons that were computed first are requested first.
         """
         # The filter rejects gated pods on all nodes, and pods without gates may have the same key.
-        wanted = {
+        wanted: dict[Key, GpuPod | GangView] = {
             (pod.request, pod.pod.priority): pod
             for pod in listed
             if pod.request and not pod.pod.node and not pod.pod.gated
         }
+        wanted |= {view: view for view in gangs if view.waiting and view.needed is not None}
         now = self._clock()
         with self._lock:
             self._reasons = {key: reason for key in wanted if (reason := self._reasons.get(key))}
-            rows = [(self._reasons.get(key), key, gpu_pod) for key, gpu_pod in wanted.items()]
+            rows = [(self._reasons.get(key), key, subject) for key, subject in wanted.items()]
             stale = [row for row in rows if not _is_current(row[0], version, now)]
             stale.sort(key=lambda row: row[0].at if row[0] else -1.0)
-            self._due = deque((key, gpu_pod) for _, key, gpu_pod in stale)
+            self._due = deque((key, subject) for _, key, subject in stale)
             self._names = names
             self._version = version
         if stale and self._working.acquire(blocking=False):
@@ -147,23 +170,28 @@ class Waiting:
                 with self._lock:
                     if not self._due:
                         return
-                    key, gpu_pod = self._due.popleft()
+                    key, subject = self._due.popleft()
                     names = self._names
                     version = self._version
                     self._pace.pause_ratio = _RENEWAL_PAUSE_RATIO if key in self._reasons else _FIRST_PAUSE_RATIO
-                reason = self._compute(gpu_pod, names)
+                reason = self._compute(subject, names)
                 with self._lock:
                     self._reasons[key] = _Reason(version, self._clock(), reason)
                 self._pace()
         finally:
             self._working.release()
 
-    def _compute(self, gpu_pod: GpuPod, names: Sequence[str]) -> Json:
+    def _compute(self, subject: GpuPod | GangView, names: Sequence[str]) -> Json:
         try:
-            return why_json(self._filter.filter(gpu_pod, names), int(time.time()))
+            if isinstance(subject, GangView):
+                return gang_line_json(self._gangs.with_outlook(subject, names), int(time.time()))
+            return why_json(self._filter.filter(subject, names), int(time.time()))
         except Exception:
             # This is the outermost handler of the thread. An error with one pod must not prevent the other reasons.
-            log.exception("cannot find out why the pod waits", extra={"pod": gpu_pod.pod.key})
+            if isinstance(subject, GangView):
+                log.exception("cannot find out why the gang waits", extra={"gang": str(subject.name)})
+                return gang_line_json(subject)
+            log.exception("cannot find out why the pod waits", extra={"pod": subject.pod.key})
             return reason_json("unknown: an internal error occurred; the scheduler's log has the details")
 
 
@@ -203,15 +231,6 @@ def _reason_of(gpu_pod: GpuPod, reasons: Mapping[Key, _Reason]) -> tuple[object,
 
 def _is_current(reason: _Reason | None, version: int, now: float) -> bool:
     return reason is not None and reason.version == version and now - reason.at < STALE_SECONDS
-
-
-def _scheduling_order(gpu_pod: GpuPod) -> tuple[bool, int, str, str, str]:
-    """Return the sort key for the order in which kube-scheduler tries waiting pods: by priority and age.
-
-    Gated pods are last, since no scheduler tries them.
-    """
-    pod = gpu_pod.pod
-    return pod.gated, -pod.priority, pod.created, pod.key, pod.uid
 
 
 def _has_no_card(raw: Raw) -> bool:

@@ -166,7 +166,7 @@ class Guarded(Api):
 def test_inspect_without_the_right_to_list_mtgpupods_shows_the_others(
     kubeconfig: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mgpu.cli.inspect.Api", Guarded)
+    monkeypatch.setattr("scheduler.inspect_command.Api", Guarded)
     result = inspect(kubeconfig, "n1", "-o", "json")
     assert json.loads(result.stdout)["nodes"]["n1"]["cards"]
     wanted = 'MtgpuPods are omitted; the holdings of their Pods are shown: User "u" cannot list resource "mtgpupods"'

@@ -2,7 +2,7 @@
 
 from io import StringIO
 
-from mgpu.cli.inspect import _json, render_overview
+from mgpu.cli.inspect import overview_json, render_overview
 from mgpu.presentation.overview import make_overview
 from mgpu.presentation.terminal import Terminal
 from mgpu.settings import load_settings
@@ -20,6 +20,6 @@ def test_inspect_lists_gated_pods_with_their_gates_apart_from_pods_that_wait_for
         "default/gated (kueue.x-k8s.io/admission (Kueue has not admitted it; its Workload has the reason), team/quota)"
     )
     assert f"Waiting for scheduling gates: {text}\n" in shown.getvalue()
-    answer = _json(cluster)
+    answer = overview_json(cluster)
     assert answer["pending"] == ["default/gated", "default/waits"]
     assert answer["gated"] == {"default/gated": ["kueue.x-k8s.io/admission", "team/quota"]}

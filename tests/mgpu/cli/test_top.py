@@ -112,7 +112,7 @@ def test_top_json_has_all_figures(kubeconfig: str) -> None:
     answer = json.loads(result.stdout)
     assert result.exit_code == 0
     assert [row["name"] for row in answer["nodes"]] == ["n1", "n2"]
-    assert (answer["cluster"]["cards"], answer["pending"]) == (4, 7)
+    assert (answer["cluster"]["cards"], answer["pending"], answer["gated"]) == (4, 7, 1)
     assert answer["cluster"]["core"] == {"used": 80, "total": 400}
     assert answer["holders"][0]["pod"] == "default/holder"
     assert answer["fragmentation"]["idle"]["cards"] == 1
@@ -121,7 +121,7 @@ def test_top_json_has_all_figures(kubeconfig: str) -> None:
 def test_top_prints_tables(kubeconfig: str) -> None:
     lines = top(kubeconfig, "--limit", "1").stdout.splitlines()
     assert lines[:2] == [
-        "2 nodes, 4 cards (1 idle); 7 GPU pods waiting",
+        "2 nodes, 4 cards (1 idle); 6 GPU pods waiting, 1 gated",
         "core 20% of 400%, memory 19% of 320.0 GiB",
     ]
     assert "… and 1 more (--limit)" in lines

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from mgpu.model.gangs import KUBERNETES
 from playground.scheduling.gang_session import Group
-from scheduler.cluster.gangs import KUBERNETES
 from tests.scheduler.fake import bind_all
 from tests.scheduler.gangs import GangCluster, coscheduled, in_own_gang, labelled, pod_group, wanting
 
@@ -29,7 +29,8 @@ def test_gang_that_does_not_fit_is_not_bound_and_holds_nothing(three: GangCluste
     assert [three.cycle("a") for _ in range(3)] == [[], [], []]
     assert three.bound("a") == 0
     assert three.held() == set()
-    assert "beside the other members" in three.why("a-3", "n1")
+    reason = "insufficient GPU (3 cards: 3 core 20 percent short) (beside the other members of its gang)"
+    assert three.why("a-3", "n1") == reason
 
 
 def test_more_members_than_the_gang_needs_do_not_make_up_for_cards(three: GangCluster) -> None:

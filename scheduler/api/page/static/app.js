@@ -28,7 +28,7 @@ function show() {
   const cards = rows.reduce((sum, row) => sum + row.cards.length, 0);
   say(at("found"), `${plural(rows.length, "node")}, ${plural(cards, "card")}`);
   at("none").hidden = rows.length > 0 || !store.nodes.size;
-  waiting.show(store.waiting(filter()), store.pending);
+  waiting.show(store.waiting(filter()), store.gangs(filter()), store.pending);
   at("waiting-count").textContent = store.pending.total;
   at("show-waiting").textContent = `Waiting (${store.pending.total})`;
 }

@@ -6,7 +6,7 @@ export class Store {
   version = "";
   nodes = new Map();
   order = [];
-  pending = { total: 0, pods: [], whys: [] };
+  pending = { total: 0, pods: [], whys: [], gangs: [], moreGangs: 0 };
   todo = 0;
 
   // Returns whether anything has changed.
@@ -61,6 +61,17 @@ export class Store {
       if (cards.length || !some) found.push({ node, cards });
     }
     return found;
+  }
+
+  // Returns the gangs whose name or waiting pods match. Gangs have no dialect, so the pods with the dialect decide.
+  gangs(filter) {
+    const wanted = filter.search.trim().toLowerCase();
+    const shown = new Set(filter.dialect ? this.waiting(filter).map((pod) => pod.name) : []);
+    return this.pending.gangs.filter(
+      (gang) =>
+        [gang.name, ...gang.pods].some((name) => name.toLowerCase().includes(wanted)) &&
+        (!filter.dialect || gang.pods.some((pod) => shown.has(pod))),
+    );
   }
 
   waiting(filter) {

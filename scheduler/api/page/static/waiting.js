@@ -1,4 +1,4 @@
-// The list of waiting pods, each with its reasons. Unchanged rows stay in the document, so that they keep the focus.
+// The list of waiting gangs and pods, each with its reasons. Unchanged rows stay in the document, so that they keep the focus.
 
 import { el, plural } from "./dom.js";
 
@@ -11,15 +11,22 @@ export class Waiting {
     this.list = list;
   }
 
-  show(pods, pending) {
+  show(pods, gangs, pending) {
     const before = this.made;
     this.made = new Map();
+    for (const gang of gangs) {
+      const id = `gang ${this.made.size} ${gang.name}`;
+      this.made.set(id, madeGang(gang, before.get(id)));
+    }
     for (const pod of pods) {
       let id = pod.name;
       while (this.made.has(id)) id += " ";
       this.made.set(id, made(pod, pending.whys[pod.why], before.get(id)));
     }
     const rows = [...this.made.values()].map((row) => row.element);
+    if (pending.moreGangs) {
+      rows.splice(gangs.length, 0, el("li", { className: "more", textContent: `and ${plural(pending.moreGangs, "further gang")}` }));
+    }
     const hidden = pending.total - pending.pods.length;
     if (hidden > 0) rows.push(el("li", { className: "more", textContent: `and ${plural(hidden, "further pod")}` }));
     if (!rows.length) rows.push(el("li", { className: "more", textContent: pending.total ? "None matches." : "None." }));
@@ -34,6 +41,22 @@ function made(pod, why, before) {
   const time = row.element.querySelector(".at");
   if (time) time.textContent = ` ${new Date(at * 1000).toLocaleTimeString()}`;
   return row;
+}
+
+function madeGang(gang, before) {
+  const key = JSON.stringify(gang);
+  return before?.key === key ? before : { key, element: gangRow(gang) };
+}
+
+function gangRow(gang) {
+  const at = gang.at ? ` ${new Date(gang.at * 1000).toLocaleTimeString()}` : "";
+  return el(
+    "li",
+    { data: { gang: gang.name } },
+    el("b", { textContent: gang.name }),
+    el("span", { className: "badge", textContent: "gang" }),
+    el("p", { textContent: gang.text }, el("span", { className: "about at", textContent: at })),
+  );
 }
 
 function drawn(pod, why, before) {
@@ -57,6 +80,7 @@ function row(pod, why, open) {
   const facts = [
     pod.created && `since ${new Date(pod.created).toLocaleString()}`,
     pod.node && `on ${pod.node}`,
+    pod.gang && `in gang ${pod.gang}`,
     pod.nominated && `nominated to ${pod.nominated}`,
     pod.wishes,
   ].filter(Boolean);
@@ -68,18 +92,18 @@ function row(pod, why, open) {
     pod.gated ? el("span", { className: "badge", textContent: "gated" }) : null,
     el("p", { className: "asks", textContent: pod.asks }),
     facts.length ? el("p", { className: "about", textContent: facts.join(" · ") }) : null,
-    ...(why ? reasons(why, open) : [el("p", { className: "about", textContent: "finding out why…" })]),
+    ...(why ? reasons(pod, why, open) : [el("p", { className: "about", textContent: "finding out why…" })]),
   );
 }
 
-function reasons(why, open) {
+function reasons(pod, why, open) {
   const rows = why.reasons.map(reason);
   const found = el("ul", { className: "reasons" }, ...rows.slice(0, FIRST));
   const more = rows.length > FIRST ? further(rows.slice(FIRST), open) : null;
   if (why.of === undefined) return [found];
   const of = `${why.fits.toLocaleString("en")} of ${plural(why.of, "node")}`;
   const text = why.fits
-    ? `Its share is free on ${of}: it waits for its scheduler, or for something else than cards.`
+    ? `Its share is free on ${of}: it waits for its scheduler,${pod.gang ? " its gang," : ""} or for something else than cards.`
     : `Its share is free on ${of}.`;
   const recut = why.recut ? ` On ${plural(why.recut, "node")} it fits once the cards are partitioned again.` : "";
   return [el("p", { textContent: text + recut }, el("span", { className: "about at" })), found, more];

@@ -19,6 +19,7 @@ from scheduler.api.page.waiting_list import Waiting
 from scheduler.background import Pace
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filtered
+from scheduler.decisions.gang_outlook import GangOutlooks
 from tests import builders as b
 from tests.clock import Clock
 from tests.scheduler.fake import Replica, cluster
@@ -38,7 +39,8 @@ class Page:
 
     def __post_init__(self) -> None:
         state, filter_ = self.replica.state, self.replica.filter
-        waiting = Waiting(state, filter_, Pace(0), lambda work: self.beside(work), self.clock)
+        gangs = GangOutlooks(state, filter_, self.replica.settings)
+        waiting = Waiting(state, filter_, gangs, Pace(0), lambda work: self.beside(work), self.clock)
         self.board = Board(self.replica.state, waiting, self.clock)
 
     def requests(self, version: str | None = None) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def test_waiting_pod_is_listed_with_its_reason(page: Page) -> None:
     assert (said["fits"], said["of"]) == (0, 2)
     assert "memory 10.0 GiB short" in why(page, "default/p")
     page.replica.api.remove("pods", "p")
-    assert pending(page) == {"total": 0, "pods": [], "whys": []}
+    assert pending(page) == {"total": 0, "pods": [], "whys": [], "gangs": [], "moreGangs": 0}
 
 
 def test_equal_pods_share_a_reason_that_follows_the_cards(page: Page) -> None:
@@ -285,3 +287,43 @@ def test_pod_with_constraints_is_listed_with_its_wishes(page: Page) -> None:
     page.replica.api.put("pods", b.share("p", 50, annotations={"mgpu.io/card-models": "H100"}))
     (row,) = pending(page)["pods"]
     assert "H100" in row["wishes"]  # the key that static/waiting.js reads
+
+
+def member(name: str, **more: Any) -> dict[str, Any]:
+    raw = b.share(name, 60, **more)
+    raw["metadata"]["labels"] = {"mgpu.io/gang": "train", "mgpu.io/gang-size": "4"}
+    return raw
+
+
+def test_gang_that_is_not_complete_is_listed_with_the_reason(page: Page) -> None:
+    page.replica.api.put("pods", member("train-0", annotations=RECORD, node="n2"))
+    for i in (1, 2, 3):
+        page.replica.api.put("pods", member(f"train-{i}"))
+    page.replica.api.put("pods", b.share("x", 80, annotations=RECORD, node="n1"))
+    told = pending(page)
+    (gang,) = told["gangs"]
+    assert gang["name"] == "default/train"
+    assert gang["text"].startswith("1 of 4 placed; 1 more fits now, but train-2 does not fit: 1 node: ")
+    assert gang["pods"] == ["default/train-1", "default/train-2", "default/train-3"]
+    assert {row["gang"] for row in told["pods"]} == {"default/train"}
+    page.replica.api.remove("pods", "x")
+    (gang,) = pending(page)["gangs"]
+    assert "2 more fit now, but train-3 does not fit" in gang["text"]
+
+
+def test_gang_is_listed_before_its_reason_is_known(page: Page) -> None:
+    page.beside = lambda _work: None
+    page.replica.api.put("pods", member("train-0"))
+    (gang,) = pending(page)["gangs"]
+    assert gang["text"] == "0 of 4 placed; 3 more pods do not exist yet; waiting: train-0"
+    assert "at" not in gang
+
+
+def test_long_list_of_gangs_is_cut_short_but_counted(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_module, "MOST_GANGS", 2)
+    for i in range(5):
+        raw = member(f"p{i}")
+        raw["metadata"]["labels"]["mgpu.io/gang"] = f"g{i}"
+        page.replica.api.put("pods", raw)
+    told = pending(page)
+    assert ([gang["name"] for gang in told["gangs"]], told["moreGangs"]) == (["default/g0", "default/g1"], 3)
