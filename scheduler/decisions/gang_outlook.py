@@ -5,7 +5,7 @@ one after the other in memory, with the engine and in the order of nodes that `d
 answer is the one that a scheduler would get if it asked for all members now.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from mgpu.model.gangs import GangName, gang_name
@@ -62,13 +62,12 @@ class GangOutlooks:
                 named.setdefault(name, pod)
         ordered = sorted(named, key=lambda name: (name.namespace, name.name, name.source))
         views = (self._view(name, named[name]) for name in ordered)
-        return [view for view in views if _is_incomplete(view)]
+        return [view for view in views if view is not None]
 
     def of(self, pod: Pod) -> GangView | None:
         """Return the gang of a pod without its outlook, or None if the pod has no gang, or its gang is complete."""
         name = gang_name(pod)
-        view = self._view(name, pod) if name else None
-        return view if view and _is_incomplete(view) else None
+        return self._view(name, pod) if name else None
 
     def with_outlook(self, view: GangView, names: Sequence[str]) -> GangView:
         """Return the view with the outlook on these nodes. Without a known size there is no outlook.
@@ -81,7 +80,10 @@ class GangOutlooks:
         held: list[Holding] = []
         searches: dict[tuple[GpuRequest | None, int], _Search] = {}
         misfit: tuple[str, str] | None = None
-        for gpu_pod in self._waiting(view.name):
+        members = self._waiting(view.name, self._state.reservations.placed_members(view.name))
+        for gpu_pod in members:
+            if gpu_pod.pod.gated:
+                continue
             if view.placed + len(held) >= view.needed:
                 break
             # Members with an equal request and priority share a search, since a node that has no room for one member
@@ -98,22 +100,24 @@ class GangOutlooks:
             return replace(view, outlook=Outlook(len(held)))
         return replace(view, outlook=Outlook(len(held), *misfit))
 
-    def _view(self, name: GangName, pod: Pod) -> GangView:
-        waiting = self._waiting(name, gated=True)
-        return GangView(
-            name,
-            self._state.gangs.min_count(name, pod),
-            len(self._state.reservations.placed_members(name)),
-            tuple(gpu_pod.pod.name for gpu_pod in waiting if not gpu_pod.pod.gated),
-            tuple(gpu_pod.pod.name for gpu_pod in waiting if gpu_pod.pod.gated),
-        )
+    def _view(self, name: GangName, pod: Pod) -> GangView | None:
+        """Return the gang of a pod, or None if it is complete, it is no gang, or none of its GPU pods waits."""
+        needed = self._state.gangs.min_count(name, pod)
+        if needed is not None and needed < 2:
+            return None
+        placed = self._state.reservations.placed_members(name)
+        if needed is not None and len(placed) >= needed:
+            return None
+        pods = [gpu_pod.pod for gpu_pod in self._waiting(name, placed)]
+        waiting = tuple(pod.name for pod in pods if not pod.gated)
+        gated = tuple(pod.name for pod in pods if pod.gated)
+        return GangView(name, needed, len(placed), waiting, gated) if pods else None
 
-    def _waiting(self, name: GangName, *, gated: bool = False) -> list[GpuPod]:
+    def _waiting(self, name: GangName, placed: Collection[str]) -> list[GpuPod]:
         """Return the GPU pods of a gang that are not placed, in the order in which a scheduler tries them."""
-        members = self._state.gangs.members(name).keys() - self._state.reservations.placed_members(name)
-        found = [gpu_pod for uid in members if (gpu_pod := self._state.gpu_pod(uid)) is not None]
-        found = [g for g in found if not g.pod.node and not g.pod.ended and (gated or not g.pod.gated)]
-        return sorted(found, key=scheduling_order)
+        members = self._state.gangs.members(name)
+        found = (gpu_pod for uid in members if uid not in placed and (gpu_pod := self._state.gpu_pod(uid)) is not None)
+        return sorted((g for g in found if not g.pod.node and not g.pod.ended), key=scheduling_order)
 
     def _place(self, gpu_pod: GpuPod, search: "_Search", held: Sequence[Holding]) -> Holding | None:
         """Return what the pod would hold beside the other members on the best node, or None if it fits nowhere."""
@@ -188,9 +192,3 @@ class _Search:
         rest = ordered[_MOST_REASONS:]
         more = f" and {len(rest)} other reason{'s' * (len(rest) != 1)}" if rest else ""
         return f"{', '.join(texts)}{more}" if texts else "there are no nodes"
-
-
-def _is_incomplete(view: GangView) -> bool:
-    if not view.waiting and not view.gated:
-        return False
-    return view.needed is None or (view.needed > 1 and view.placed < view.needed)
