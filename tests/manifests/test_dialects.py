@@ -29,6 +29,13 @@ def test_managed_resources_include_each_resource_prefix_of_a_dialect(dialect: Di
         assert not missing, "add the resources to managedResources and to playground.cluster.MANAGED"
 
 
+def test_volcano_asks_its_own_plugins_for_victims_together_with_the_extender() -> None:
+    """The plugins of a later tier decide alone about the pods that those of the earlier tiers protect."""
+    volcano = yaml.safe_load((MANIFESTS / "components/volcano/volcano-scheduler.yaml").read_text())
+    names = [plugin["name"] for plugin in volcano["tiers"][0]["plugins"]]
+    assert names == ["priority", "gang", "conformance", "predicates", "extender"]
+
+
 def test_volcano_calls_for_the_same_resources_as_kube_scheduler() -> None:
     volcano = yaml.safe_load((MANIFESTS / "components/volcano/volcano-scheduler.yaml").read_text())
     (arguments,) = (p["arguments"] for tier in volcano["tiers"] for p in tier["plugins"] if p["name"] == "extender")
