@@ -3,7 +3,7 @@
 `mgpu.serving.server` starts gunicorn with this worker. Each listening address has two lanes with threads of their own,
 one for callers and one for strangers. The address of the peer determines the lane. If clients authenticate with
 certificates, every connection starts in the strangers' lane, and a handshake with a valid certificate moves it to the
-callers' lane. A connection occupies no thread while it waits for its next request.
+callers' lane. A connection that waits for its next request occupies a thread for at most `LINGER_SECONDS`.
 
 The class overrides methods of gunicorn's gthread worker, some of which are private, so the version of gunicorn is
 locked. CONTRIBUTING.md says why no other server is used.
@@ -12,6 +12,7 @@ locked. CONTRIBUTING.md says why no other server is used.
 import ctypes
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -47,6 +48,10 @@ HANDSHAKES = 256
 """The most connections of strangers to an address of a worker where only the certificate tells callers from strangers.
 A busy API server may open this many connections at once, and each counts as one of a stranger until its handshake is
 done."""
+LINGER_SECONDS = 0.05
+"""How long a thread waits for the next request of a connection before the event loop waits instead. Under load, the next
+request comes within milliseconds. Each change between the event loop and a thread would cost about as much as a short
+request. At most half of the threads of a lane wait."""
 # Few threads do the cryptography of strangers' handshakes, so that callers keep most of the CPU.
 _HANDSHAKE_THREADS = 4
 # The TLS alerts of clients that do not trust the serving certificate. Go's client always sends bad_certificate.
@@ -64,10 +69,17 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
+    """The connections of callers or strangers to an address, and their threads.
+
+    Attributes:
+        lingering: Limits the number of threads that wait for the next request of a connection.
+    """
+
     connections: ConnectionLimit[Any]
     handshakes: ThreadPoolExecutor
     requests: ThreadPoolExecutor
     closing: ThreadPoolExecutor
+    lingering: threading.Semaphore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,12 +146,14 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         elif is_within(server[0], LOOPBACK):
             blocks = LOOPBACK  # every peer is in the same pod, such as kube-scheduler next to its extender
         requests = ThreadPoolExecutor(self.cfg.threads)
-        callers = _Lane(ConnectionLimit(CONNECTIONS), requests, requests, ThreadPoolExecutor(8, "close"))
+        lingering = threading.Semaphore(self.cfg.threads // 2)
+        callers = _Lane(ConnectionLimit(CONNECTIONS), requests, requests, ThreadPoolExecutor(8, "close"), lingering)
         strangers = _Lane(
             ConnectionLimit(HANDSHAKES if by_certificate else STRANGERS),
             ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-handshakes"),
             ThreadPoolExecutor(STRANGERS, "strangers"),
             ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-close"),
+            threading.Semaphore(STRANGERS // 2),
         )
         return _Address(config, blocks, callers, strangers)
 
@@ -242,7 +256,25 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             super().finish_request(conn, waiting)
 
     def handle(self, conn: Any) -> Any:
-        return conn in conn.lane.connections and super().handle(conn)
+        """Serve the request of a connection, and those that follow soon. Runs in a thread of the lane."""
+        result = conn in conn.lane.connections and super().handle(conn)
+        while result is True and self._has_next_request(conn):
+            result = super().handle(conn)
+        return result
+
+    def _has_next_request(self, conn: Any) -> bool:
+        """Wait for at most `LINGER_SECONDS`, and return whether the connection has a request that can be read."""
+        if conn.parser.unreader.buf.getvalue() or not self.alive or not conn.lane.lingering.acquire(blocking=False):
+            return False
+        try:
+            poll = select.poll()
+            poll.register(conn.sock, select.POLLIN)
+            is_readable = _has_decrypted_bytes(conn.sock) or bool(poll.poll(LINGER_SECONDS * 1000))
+        except (OSError, ValueError):
+            return False  # Another stranger's connection has taken its place, and closed it.
+        finally:
+            conn.lane.lingering.release()
+        return is_readable and self.alive and conn in conn.lane.connections
 
     def on_pending_socket_readable(self, conn: Any, client: socket.socket) -> None:
         if client.fileno() >= 0:  # otherwise an earlier event of the same poll closed it
@@ -319,6 +351,11 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         else:
             close(conn.sock)
             lane.connections.discard(conn)
+
+
+def _has_decrypted_bytes(connection: socket.socket) -> bool:
+    """Return whether a part of the next request was decrypted already, so that the socket need not become readable."""
+    return isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
 
 
 def _end_with_parent(parent: int) -> None:
