@@ -47,6 +47,7 @@ from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
+from scheduler.decisions.suggestions import Suggestions
 from scheduler.leadership import LeaderLabel, OwnKubeScheduler
 from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
 from scheduler.mtgpupods.mtgpupod_status import Transition
@@ -116,6 +117,9 @@ class Process:
         self.late = LateDecisions(
             self.state, self.decider, writes, settings, self._warn, self.may_decide, self.planning
         )
+        self.suggestions = Suggestions(
+            self.state, self.filter, self.decider, writes, self.may_decide, self.planning.request_plan
+        )
         self.mtgpus = MtgpuPodController(self.state, writes, settings, self._record, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
@@ -179,6 +183,8 @@ class Process:
         ]
         if self.settings.dialects.slices.enabled:
             self._writers.append(self._run("planning", lambda: self.planning.run(self._stop)))
+        if self.settings.scheduler.volcano_port >= 0:
+            self._writers.append(self._run("suggestions", lambda: self.suggestions.run(self._stop)))
 
     def end(self) -> None:
         """Stop deciding, and wait until the writes have arrived and another replica may lead, at most `_END_SECONDS`.
@@ -187,7 +193,7 @@ class Process:
         """
         self.state.reservations.close()
         self._stop.set()
-        for part in (self.late, self.announcements, self.planning, self.mtgpus):
+        for part in (self.late, self.announcements, self.planning, self.mtgpus, self.suggestions):
             part.wake()
         until = time.monotonic() + _END_SECONDS
         for thread in self._leadership_threads:
@@ -367,6 +373,7 @@ class Process:
         log.info("deciding", extra={"term": term})
         self.planning.begin()
         self.mtgpus.begin()
+        self.suggestions.begin()
         for uid in self.state.undecided_pods():
             self.late.add(uid)
         # No replica has announced the cards that came free between two terms. Pods that wait for slices are known only

@@ -34,7 +34,7 @@ from mgpu.model.pod_constraints import (
     read_constraints,
 )
 from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
-from mgpu.model.pods import Container, Node, Pod
+from mgpu.model.pods import SUGGESTED_NODE, Container, Node, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.raw_objects import annotation_path
 from mgpu.model.slice_names import is_slice
@@ -66,7 +66,7 @@ __all__ = [
     "unhealthy_list_of",
 ]
 
-_READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS))
+_READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS, SUGGESTED_NODE))
 """The annotations that mgpu reads, except those of allocation records."""
 _MAX_TEXT = 16_384
 """The most characters of an annotation that are kept. The longest valid one is a constraint with 100 entries of 128

@@ -25,7 +25,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
 from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.model import budget
-from mgpu.model.pods import VOLCANO_GROUP, Container, Pod, containers_that_ran, gate_names, is_none
+from mgpu.model.pods import SUGGESTED_NODE, VOLCANO_GROUP, Container, Pod, containers_that_ran, gate_names, is_none
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL
 
@@ -180,7 +180,7 @@ def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
 def _is_kept(key: str, *, record: bool) -> bool:
     if dialects.is_placement_annotation(key):
         return record
-    return key in dialects.REQUEST_ANNOTATIONS or key in mtgpu.ANNOTATIONS
+    return key in dialects.REQUEST_ANNOTATIONS or key in mtgpu.ANNOTATIONS or key == SUGGESTED_NODE
 
 
 def _is_whole(key: str, text: str) -> bool:

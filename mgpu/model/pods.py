@@ -28,6 +28,9 @@ _MAX_GATE_NAME = 317
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 """The annotation in which Volcano names the PodGroup of a pod."""
+SUGGESTED_NODE = "mgpu.io/suggested-node"
+"""The annotation with the node that mgpu suggests to Volcano for a pod. mgpu writes it together with the same name in
+`status.nominatedNodeName` (scheduler/decisions/suggestions.py)."""
 
 
 class Stage(StrEnum):
@@ -117,7 +120,8 @@ class Pod:
     Attributes:
         containers: the containers in start order: first init containers and sidecars, then app containers.
         node: `spec.nodeName`; "" before the pod is bound.
-        nominated_node: `status.nominatedNodeName`; "" if there is none, and for a gated pod.
+        nominated_node: `status.nominatedNodeName`; "" if there is none, for a gated pod, and if mgpu only suggests the
+            node. Cards are kept free for a nominated pod without a time limit, so these pods must not have any.
         ran: the names of the containers that have ever run.
         cpu_memory: the cpu and memory that the pod reserves on its node.
         gates: the names of the pod's scheduling gates, at most `MAX_GATES` of them.
@@ -220,7 +224,9 @@ def read_pod(raw: object) -> Pod:
     sealed = bool(node) and SEAL in table_at(meta, "annotations")
     claimed = frozenset(() if sealed else _claimed(status))
     gates = gate_names(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates"))
+    annotations = reader.texts(meta.get("annotations"), "metadata.annotations")
     nominated = reader.text(status.get("nominatedNodeName"), "status.nominatedNodeName")
+    keeps_no_cards = (gates and not node) or nominated == annotations.get(SUGGESTED_NODE)
     containers = (
         *_containers(reader, spec.get("initContainers"), "spec.initContainers", claimed, init=True),
         *_containers(reader, spec.get("containers"), "spec.containers", claimed, init=False),
@@ -229,13 +235,11 @@ def read_pod(raw: object) -> Pod:
         namespace=reader.text(meta.get("namespace"), "metadata.namespace") or "default",
         name=reader.text(meta.get("name") or meta.get("generateName"), "metadata.name"),
         uid=reader.text(meta.get("uid"), "metadata.uid"),
-        annotations=reader.texts(meta.get("annotations"), "metadata.annotations"),
+        annotations=annotations,
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         containers=containers,
         node=node,
-        nominated_node=""
-        if gates and not node
-        else nominated,  # A nomination would keep cards free without a time limit.
+        nominated_node="" if keeps_no_cards else nominated,
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
         ran=frozenset(containers_that_ran(status)) & {container.name for container in containers},

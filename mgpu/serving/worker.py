@@ -49,9 +49,9 @@ HANDSHAKES = 256
 A busy API server may open this many connections at once, and each counts as one of a stranger until its handshake is
 done."""
 LINGER_SECONDS = 0.05
-"""How long a thread waits for the next request of a connection before the event loop waits instead. Under load, the next
-request comes within milliseconds. Each change between the event loop and a thread would cost about as much as a short
-request. At most half of the threads of a lane wait."""
+"""How long a thread waits for the next request of a connection before the event loop waits instead. Under load, the
+next request comes within milliseconds, and moving the connection between the event loop and a thread costs about as
+much as a short request. At most half of the threads of a lane wait."""
 # Few threads do the cryptography of strangers' handshakes, so that callers keep most of the CPU.
 _HANDSHAKE_THREADS = 4
 # The TLS alerts of clients that do not trust the serving certificate. Go's client always sends bad_certificate.

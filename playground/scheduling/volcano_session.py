@@ -1,10 +1,11 @@
 """Places the pods of jobs as a session of Volcano's scheduler does, with its plugins gang, binpack and extender.
 
 Volcano counts the resources of a node as sums. For each pod of a job it asks `predicate` of the extender for every node
-with enough of them, chooses the best node, and calls `allocate`. At the end of the job it binds the pods if at least
-`min_member` of them have a node. Otherwise it takes the allocations back, the last one first, and calls `deallocate`
-(volcano.sh, pkg/scheduler/framework/statement.go and pkg/scheduler/plugins/{gang,binpack,extender}). Tests use the
-module. Pipelined tasks, queues, preemption and the order of jobs by share are not modelled.
+with enough of them, chooses the best node, and calls `allocate`. The node to which the pod is nominated comes first. At
+the end of the job it binds the pods if at least `min_member` of them have a node. Otherwise it takes the allocations
+back, the last one first, and calls `deallocate` (volcano.sh, pkg/scheduler/framework/statement.go and
+pkg/scheduler/plugins/{gang,binpack,extender}). Tests use the module. Pipelined tasks, queues, preemption and the order
+of jobs by share are not modelled.
 """
 
 from collections import Counter
@@ -58,13 +59,17 @@ class Session:
     Args:
         pods: The pods that are bound.
         call: The extender.
-        binpack: The resource of which a node should have the least left; "" to prefer the first node by name.
+        binpack: The resource of which a node should have the least left; "" to prefer the last node by name.
+        predicate: Whether the configuration has `extender.predicateVerb`.
     """
 
-    def __init__(self, nodes: Iterable[Raw], pods: Iterable[Raw], call: Call, binpack: str = "") -> None:
+    def __init__(
+        self, nodes: Iterable[Raw], pods: Iterable[Raw], call: Call, binpack: str = "", *, predicate: bool = True
+    ) -> None:
         self._nodes = {str(raw["metadata"]["name"]): _Node(raw) for raw in nodes}
         self._call = call
         self._binpack = binpack
+        self._has_predicate = predicate
         self.refused: list[str] = []
         for pod in pods:
             self._nodes[pod["spec"]["nodeName"]].add(pod)
@@ -85,9 +90,14 @@ class Session:
         return {}
 
     def _choose(self, pod: Raw, job: Job) -> _Node | None:
-        possible = [node for node in self._nodes.values() if not fit.fits(pod, node.raw, dict(node.used))]
-        possible = [node for node in possible if not self._predicate(pod, node, job)]
+        nominated = self._nodes.get((pod.get("status") or {}).get("nominatedNodeName", ""))
+        possible = self._possible([nominated], pod, job) if nominated else []
+        possible = possible or self._possible(self._nodes.values(), pod, job)
         return max(possible, key=lambda node: (self._score(node), node.name), default=None)
+
+    def _possible(self, nodes: Iterable[_Node], pod: Raw, job: Job) -> list[_Node]:
+        possible = [node for node in nodes if not fit.fits(pod, node.raw, dict(node.used))]
+        return [node for node in possible if not (self._has_predicate and self._predicate(pod, node, job))]
 
     def _score(self, node: _Node) -> float:
         total = allocatable(node.raw).get(self._binpack, 0)

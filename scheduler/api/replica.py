@@ -16,6 +16,7 @@ from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.preemption import Preemption
+from scheduler.decisions.suggestions import Suggestions
 from scheduler.partitioning.partition_controller import PartitionController
 
 
@@ -35,6 +36,7 @@ class Replica(Protocol):
     filter: Filter
     gang_filter: GangFilter
     preemption: Preemption
+    suggestions: Suggestions
     planning: PartitionController
     announcements: Announcements
 

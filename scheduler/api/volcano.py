@@ -2,8 +2,9 @@
 
 Volcano counts the GPUs of a node as a sum, and places the pods of a gang one after the other in a session. `predicate`
 tells it on which nodes the cards suffice. `allocate` reserves the cards of each pod, so that the next pod of the gang
-is placed with the cards that are left. If the gang is given up, `deallocate` withdraws the reservations. `prioritize`,
-`preemptable` and `reclaimable` are optional. `api.app` serves the verbs on an address of their own.
+is placed with the cards that are left. If the gang is given up, `deallocate` withdraws the reservations. The other
+verbs are optional. Without `predicate`, Volcano learns only from a refused `allocate` that the cards of a node do not
+suffice, so `decisions.suggestions` suggests a node then. `api.app` serves the verbs on an address of their own.
 
 Volcano takes every status but 200 as an error, so errors are part of the replies. The keys of a task have the names of
 Go's fields, because Volcano's types have no JSON tags. `task.Pod` is taken only as the name of a pod: Volcano sets its
@@ -83,6 +84,7 @@ class Task(NamedTuple):
     Attributes:
         pod: The pod as an object.
         node: The node that Volcano has chosen; "" if it has chosen none.
+        nominated_node: The node to which the pod was nominated when Volcano read it; "" for none.
         status: See `TaskStatus`.
     """
 
@@ -91,6 +93,7 @@ class Task(NamedTuple):
     uid: str
     pod: Mapping[str, Any]
     node: str
+    nominated_node: str
     status: object
 
 
@@ -134,7 +137,7 @@ class VolcanoExtender:
         return {"status": result.failed[node], "code": Code.UNSCHEDULABLE}
 
     def allocate(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
-        """Reserve the cards of a task on its node, or answer why there are none.
+        """Reserve the cards of a task on its node, or answer why there are none, and suggest another node.
 
         Volcano calls the verb for pipelined tasks, too. These wait for the end of other pods, so nothing is reserved.
         """
@@ -149,6 +152,8 @@ class VolcanoExtender:
         # This is checked again, because the process may have been suspended and another replica may lead by now.
         self._replica.may_decide()
         if isinstance(decision, Rejection):
+            selector = table_at(task.pod, "spec", "nodeSelector")
+            self._replica.suggestions.refused(gpu_pod, task.node, task.nominated_node, selector)
             return {"errorMessage": f"no cards for this pod on {task.node}: {decision}"}
         return {"errorMessage": ""}
 
@@ -345,8 +350,9 @@ def _read_task(raw: object, path: str) -> Task:
         raise BadRequest(400, f"{path}.Pod must be an object")
     meta = table_at(pod, "metadata")
     namespace, name, uid = (_text(meta.get(key), f"{path}.Pod.metadata.{key}") for key in ("namespace", "name", "uid"))
-    node = raw.get("NodeName")
-    return Task(namespace, name, uid, pod, node if isinstance(node, str) else "", raw.get("Status"))
+    node, nominated = raw.get("NodeName"), table_at(pod, "status").get("nominatedNodeName")
+    nodes = (node if isinstance(node, str) else "", nominated if isinstance(nominated, str) else "")
+    return Task(namespace, name, uid, pod, *nodes, raw.get("Status"))
 
 
 def _list(arguments: Mapping[str, Any], key: str) -> Sequence[Any]:

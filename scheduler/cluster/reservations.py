@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement
+from mgpu.model.ledger import Holding, shares_of
 
 _FULL_TIMES = 4
 """The time after which a pod's successive reservations become short, as a multiple of the length of a full one."""
@@ -43,6 +44,13 @@ class Reservation:
     annotations: Mapping[str, str]
     needs: CpuMemory = NO_CPU_MEMORY
     gpuid: str = ""
+
+    @property
+    def holding(self) -> Holding:
+        """What the pod holds with these cards."""
+        shares = shares_of(self.request, self.placement)
+        owner = (self.uid, self.namespace, self.name, self.node)
+        return Holding(*owner, self.request.dialect, shares, bound=False, constraints=self.request.constraints)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from mgpu.model.gangs import Gang, GangName
 from mgpu.model.gpu_requests import Rejection, RejectionKind
-from mgpu.model.ledger import Holding, shares_of
+from mgpu.model.ledger import Holding
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
@@ -249,7 +249,7 @@ class _Places:
                 decision = Rejection(RejectionKind.NOT_PROVEN, str(error), proven=False)
             if isinstance(decision, Reservation):
                 now = self._parts.clock()
-                return _Place(decision, _holding(decision), version, self._failures, now, now)
+                return _Place(decision, decision.holding, version, self._failures, now, now)
             found.reject((node,), rejection_beside(decision))
         rest = [name for name in found.passed if name not in found.failed and name not in found.hopeless]
         found.reject(rest, Rejection(RejectionKind.NOT_PROVEN, "not examined for a member of a gang", proven=False))
@@ -318,17 +318,10 @@ class _Places:
                     decision = None
                 if not isinstance(decision, Reservation):
                     return False
-                place.decision, place.holding = decision, _holding(decision)
+                place.decision, place.holding = decision, decision.holding
             elif self._state.reservations.reserve(place.decision, version, provisional=True):
                 return True
         return False
-
-
-def _holding(decision: Reservation) -> Holding:
-    request = decision.request
-    shares = shares_of(request, decision.placement)
-    owner = (decision.uid, decision.namespace, decision.name, decision.node)
-    return Holding(*owner, request.dialect, shares, bound=False, constraints=request.constraints)
 
 
 def order_nodes(

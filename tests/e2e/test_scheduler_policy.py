@@ -9,6 +9,7 @@ import yaml
 
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
+from mgpu.model.pods import SUGGESTED_NODE
 from mgpu.model.slice_names import MPS
 from mgpu.settings import load_settings
 from playground.cluster import Cluster
@@ -71,6 +72,14 @@ def test_the_scheduler_does_all_its_work(bench: Bench) -> None:
 ACCEPTED: dict[str, tuple[str, Any]] = {
     "the label of the leader": (f"{SYSTEM}/victim", {"metadata": {"labels": {"mgpu.io/leads": "true"}}}),
     "a record": (f"{PODS}/victim", {"metadata": {"annotations": {"mgpu.io/container-devices": "{}"}}}),
+    "a suggested node": (
+        f"{PODS}/victim/status",
+        {"metadata": {"annotations": {SUGGESTED_NODE: "n1"}}, "status": {"nominatedNodeName": "n1"}},
+    ),
+    "no suggested node": (
+        f"{PODS}/victim/status",
+        {"metadata": {"annotations": {SUGGESTED_NODE: None}}, "status": {"nominatedNodeName": None}},
+    ),
     "a pod that fails": (f"{PODS}/victim/status", {"status": {"phase": "Failed", "reason": "a", "message": "b"}}),
 }
 REFUSED: dict[str, tuple[str, Any, str]] = {
@@ -99,7 +108,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         {"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}},
         "no status of a pod",
     ),
-    "a nomination": (f"{PODS}/victim/status", {"status": {"nominatedNodeName": "n1"}}, "no status of a pod"),
+    "a nomination": (f"{PODS}/victim/status", {"status": {"nominatedNodeName": "n1"}}, "that it suggests"),
     "a phase": (f"{PODS}/victim/status", {"status": {"phase": "Succeeded"}}, "no phase but Failed"),
     "a taint": (
         "/api/v1/nodes/n1",

@@ -34,6 +34,7 @@ from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
+from scheduler.decisions.suggestions import Suggestions
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.partitioning.partition_controller import PartitionController
 from scheduler.partitioning.plan_writer import PlanWriter
@@ -222,6 +223,9 @@ class Replica:
         self.gang_filter = GangFilter(self.state, self.filter, self.decider, self.announcements.announce, self.clock)
         self.disruption_budgets = DisruptionBudgets()
         self.preemption = Preemption(self.state, self.disruption_budgets, settings)
+        self.suggestions = Suggestions(
+            self.state, self.filter, self.decider, client, self.may_decide, self.planning.request_plan, self.clock
+        )
         self.late = LateDecisions(
             self.state,
             self.decider,

@@ -26,7 +26,12 @@ def wanting(name: str, core: int) -> dict[str, Any]:
 
 
 class Volcano:
-    """A cluster whose scheduler is Volcano. Each call of `session` is one session."""
+    """A cluster whose scheduler is Volcano. Each call of `session` is one session.
+
+    predicate: whether Volcano is configured with this verb.
+    """
+
+    predicate = True
 
     def __init__(self, *cards: tuple[str, int]) -> None:
         self.api = cluster(*cards)
@@ -59,11 +64,14 @@ class Volcano:
     def session(self, order: Sequence[str] = (), binpack: str = "") -> list[str]:
         """Run a session and post the Bindings. Return the bindings that were refused."""
         pods = [pod for pod in self.api.pods.values() if pod["spec"].get("nodeName")]
-        session = Session(self.api.nodes.values(), pods, self.call, binpack)
+        session = Session(self.api.nodes.values(), pods, self.call, binpack, predicate=self.predicate)
         decided: dict[str, str] = {}
         for name, minimum, names in sorted(self.jobs, key=lambda job: order.index(job[0]) if order else 0):
             decided |= session.place(Job(name, minimum, [self.api.pod(pod) for pod in names]))
-        return [*session.refused, *bind_all(self.replica, decided)]
+        refused = bind_all(self.replica, decided)
+        self.replica.suggestions.work()
+        self.replica.deliver()
+        return [*session.refused, *refused]
 
     def used(self, node: str) -> list[int]:
         """Return the core of each card that pods hold, in percent."""
