@@ -35,6 +35,7 @@ from mgpu.serving.review import BadRequest
 from scheduler import metrics
 from scheduler.api.extender import Body, decode_object
 from scheduler.api.replica import Replica
+from scheduler.api.volcano_nodes import SeenNode, SeenNodes, evicts_all
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
@@ -48,8 +49,6 @@ _POINTS = 10
 """The score of Volcano's own plugins is at most 100 (k8s.io/kube-scheduler MaxNodeScore). mgpu's is at most 10."""
 _MAX_ROUNDS = 1_000
 """The most pods whose predicates are collected at a time."""
-_MAX_OUTLOOKS = 10_000
-"""The most pods and nodes for which the outlook of a session is remembered."""
 _PROMISED = "what is free here is promised to pods that wait for evicted ones"
 
 
@@ -107,7 +106,7 @@ class VolcanoExtender:
         self._replica = replica
         self._decider = replica.decider
         self._rounds = _Rounds()
-        self._outlooks = _Outlooks()
+        self._seen = SeenNodes()
 
     def predicate(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer whether the task's pod fits on a node: `{}`, or the reason with its `Code`.
@@ -124,7 +123,8 @@ class VolcanoExtender:
             result = self._replica.filter.filter(gpu_pod, [node], gone)
             self._collect(gpu_pod, node, result)
             outlook = self._outlook(arguments["node"], task)
-            self._outlooks.put(task.uid, node, outlook)
+            may_need_victims = outlook is not None or not result.passed
+            self._seen.put(task.uid, node, SeenNode.of(arguments, outlook) if may_need_victims else None)
             if outlook is not None and node not in result.hopeless:
                 fits = bool(result.passed or outlook.leaving)
                 if fits and self._replica.preemption.choose_among(gpu_pod, node, (), gone, outlook) is not None:
@@ -183,18 +183,30 @@ class VolcanoExtender:
         Volcano has chosen the tasks by priority or queue, and evicts those on which all plugins agree. The victims are
         returned as they came, because Volcano takes the replied tasks instead of its own.
         """
+        return self._victims(body, gone)
+
+    def reclaimable(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
+        """Answer like `preemptable`, but with no victims on a node where Volcano would not evict all of them.
+
+        Volcano evicts pods of other queues until the sums suffice, and calls no predicate meanwhile.
+        """
+        return self._victims(body, gone, by_sums=True)
+
+    def _victims(self, body: Body, gone: CallerGone, *, by_sums: bool = False) -> dict[str, Any]:
         arguments = decode_object(body)
         evictor = _task(arguments, "evictor")
         gpu_pod = self._gpu_pod(evictor)
         if gpu_pod is None:
             return {"status": Vote.ABSTAIN, "victims": []}
         tasks = [(_read_task(raw, "evictees[]"), raw) for raw in _list(arguments, "evictees")]
-        victims: list[object] = []
+        victims: list[Mapping[str, Any]] = []
         for node in sorted({task.node for task, _ in tasks}):
             uids = tuple(task.uid for task, _ in tasks if task.node == node)
-            outlook = self._outlooks.get(evictor.uid, node)
-            chosen = self._replica.preemption.choose_among(gpu_pod, node, uids, gone, outlook)
-            victims += [raw for task, raw in tasks if chosen and task.uid in chosen]
+            seen = self._seen.get(evictor.uid, node)
+            chosen = self._replica.preemption.choose_among(gpu_pod, node, uids, gone, seen and seen.outlook)
+            here = [raw for task, raw in tasks if chosen and task.uid in chosen]
+            if not by_sums or seen is None or evicts_all(arguments["evictor"], here, seen.free):
+                victims += here
         return {"status": Vote.PERMIT, "victims": victims}
 
     def _gpu_pod(self, task: Task) -> GpuPod | None:
@@ -267,29 +279,6 @@ class _Rounds:
             self._answers.pop(uid, None)
 
 
-class _Outlooks:
-    """The outlook of the session by pod and node, from the last predicate. Thread-safe.
-
-    Volcano asks for the predicate of a node before it asks for victims there, and only the predicate has its tasks.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._outlooks: OrderedDict[tuple[str, str], Outlook] = OrderedDict()
-
-    def put(self, uid: str, node: str, outlook: Outlook | None) -> None:
-        with self._lock:
-            self._outlooks.pop((uid, node), None)
-            if outlook is not None:
-                self._outlooks[uid, node] = outlook
-            if len(self._outlooks) > _MAX_OUTLOOKS:
-                self._outlooks.popitem(last=False)
-
-    def get(self, uid: str, node: str) -> Outlook | None:
-        with self._lock:
-            return self._outlooks.get((uid, node))
-
-
 def read_token(path: str) -> str:
     """Return the token in the file `scheduler.volcanoTokenFile`. Raises BadObject if it cannot be used."""
     field = "scheduler.volcanoTokenFile"
@@ -337,7 +326,7 @@ def make_app(extender: VolcanoExtender, token: str, seconds: float) -> Flask:
     add("deallocate", extender.deallocate, lambda reason: {"errorMessage": reason})
     add("prioritize", extender.prioritize, lambda reason: {"nodeScore": {}, "errorMessage": reason})
     add("preemptable", extender.preemptable, no_victims)
-    add("reclaimable", extender.preemptable, no_victims)
+    add("reclaimable", extender.reclaimable, no_victims)
     return app
 
 

@@ -139,6 +139,25 @@ def test_promised_cards_are_given_to_no_other_pod_of_the_session() -> None:
     assert node.fits(node.waits("q", 40))
 
 
+def resources(core: float, memory: float = 0) -> Raw:
+    return {"MilliCPU": 0, "Memory": 0, "ScalarResources": {b.CORE: core * 1000, b.MEMORY: memory * 1000}}
+
+
+@pytest.mark.parametrize(("cards", "share", "idle", "count"), [(2, 50, 0, 2), (3, 40, 60, 0)])
+def test_reclaim_has_victims_only_if_volcano_evicts_all_of_them(cards: int, share: int, idle: int, count: int) -> None:
+    """Volcano stops once the sum is free. With 60 % free it would evict one of two pods of 40 %, which helps nobody."""
+    node = Preempting(cards)
+    node.run(*((f"p{i}", share) for i in range(2 * cards)))
+    evictees = [task | {"Resreq": resources(share, 1024)} for task in node.tasks.values()]
+    task = node.waits("whole", 100) | {"InitResreq": resources(100)}
+    nothing = resources(0)
+    seen = {"Name": "n1", "Tasks": node.tasks, "Idle": resources(idle), "Releasing": nothing, "Pipelined": nothing}
+    assert node.call("predicate", {"task": task, "node": seen})["code"] == 2
+    body = {"evictor": task, "evictees": evictees}
+    assert len(node.call("reclaimable", body)["victims"]) == count
+    assert len(node.call("preemptable", body)["victims"]) == 2
+
+
 @pytest.mark.parametrize("tasks", [None, {}, {"x": 1}, {"x": {"Status": RELEASING}}])
 def test_malformed_tasks_of_a_node_are_no_evictions(tasks: object) -> None:
     node = Preempting(1)
