@@ -1,9 +1,9 @@
 """Checks that Kueue counts the GPUs of a Job's template and of a Pod that mgpu's webhook has completed alike.
 
-Kueue counts a Job by its template, and a Pod of its own by what the Pod requests after admission. The webhook completes
-only Pods: it replaces `koordinator.sh/gpu`, and adds `mgpu.io/share`. Without the configuration of docs/batch.md, a
-quota covers one kind of workload and blocks the other. `collection` reads the configuration, and `mgpu doctor` runs the
-check.
+Kueue counts a Job by its template, and a Pod of its own or of a Deployment by what it requests after admission. The
+webhook completes only Pods: it replaces `koordinator.sh/gpu`, and adds `mgpu.io/share`. Without the configuration of
+docs/batch.md, a quota covers one kind of workload and blocks the other. `collection` reads the configuration, and `mgpu
+doctor` runs the check.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,6 +28,8 @@ CONFIG_MAP_PATH = f"/api/v1/namespaces/kueue-system/configmaps/{CONFIG_MAP}"
 KEY = "controller_manager_config.yaml"
 HIDDEN = f"configmap {CONFIG_MAP}"
 _CHECK = "kueue"
+# For "deployment" Kueue enables "pod" by itself. It counts StatefulSets and LeaderWorkerSets by their templates.
+_COUNTED_BY_POD = ("pod", "deployment")
 _REMEDY = (
     f"add examples/kueue/resources.yaml (docs/batch.md) to {KEY} of the ConfigMap {CONFIG_MAP} in kueue-system, and "
     "restart Kueue"
@@ -58,7 +60,8 @@ def check_kueue(installation: Installation) -> Iterator[Finding]:
 def _differences(configuration: object, settings: Settings) -> Iterator[str]:
     """Yield a text for each request that Kueue counts in two ways. Raises QuantityError."""
     frameworks = table_at(configuration, "integrations").get("frameworks")
-    if "pod" not in (frameworks if isinstance(frameworks, list) else ()):
+    enabled = frameworks if isinstance(frameworks, list) else ()
+    if not any(name in enabled for name in _COUNTED_BY_POD):
         return  # Kueue counts templates only.
     resources = table_at(configuration, "resources")
     for template, admitted in _completions(settings):

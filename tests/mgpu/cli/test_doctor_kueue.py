@@ -167,6 +167,8 @@ def test_doctor_accepts_the_example_and_equal_configurations() -> None:
             "",
             ["'?'"],
         ),
+        # Kueue enables "pod" by itself for the pods of Deployments, and counts each of these pods.
+        ({"integrations": {"frameworks": ["batch/job", "deployment"]}}, "", ["koordinator.sh/gpu of a Pod becomes"]),
         ("{", "", ["cannot be read"]),
         ("", "", ["there is no ConfigMap kueue-manager-config"]),
     ],
