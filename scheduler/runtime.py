@@ -46,6 +46,7 @@ from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.late_binding import LateDecisions
+from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
 from scheduler.decisions.suggestions import Suggestions
 from scheduler.leadership import LeaderLabel, OwnKubeScheduler
@@ -112,7 +113,9 @@ class Process:
         )
         self.decider = Decider(self.state, api, settings, budgets)
         self.filter = Filter(self.state, settings, budgets=budgets)
-        self.gang_filter = GangFilter(self.state, self.filter, self.decider, self.announcements.announce)
+        self.gang_filter = GangFilter(
+            self.state, self.filter, self.decider, self.announcements.announce, PodGroupReader(api)
+        )
         self.preemption = Preemption(self.state, disruptions, settings, budgets)
         self.late = LateDecisions(
             self.state, self.decider, writes, settings, self._warn, self.may_decide, self.planning

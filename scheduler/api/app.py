@@ -38,7 +38,11 @@ def listeners(replica: Replica) -> list[Listen]:
     own = settings.scheduler
     admission = new_app()
     binding = BindingAdmission(
-        replica.decider, replica.may_decide, binding_users(own), lambda: watch_client(_ADMISSION_SECONDS)
+        replica.decider,
+        replica.may_decide,
+        binding_users(own),
+        lambda: watch_client(_ADMISSION_SECONDS),
+        replica.gang_filter.refusal,
     )
     serve_reviews(admission, "/bind-admission", binding, kinds=("Binding",), observe=event_metrics.ADMISSIONS)
     verbs = Extender(replica)

@@ -17,6 +17,7 @@ from mgpu.model import budget
 from mgpu.model.gpu_requests import Rejection
 from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, json_pointer
 from mgpu.settings import SchedulerSettings
+from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 
@@ -36,6 +37,7 @@ class BindingAdmission:
         may_decide: Raises RetryLater while this replica must not decide.
         users: The users and groups that may bind GPU pods. If `users` is empty, everyone may.
         caller: Returns, for the current request, a function that returns whether the client has given up.
+        refusal: Returns why a member of a gang must not be bound to a node now (`GangFilter.refusal`).
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class BindingAdmission:
         may_decide: Callable[[], None],
         users: Collection[str] = (),
         caller: Callable[[], CallerGone] = lambda: never,
+        refusal: Callable[[GpuPod, str], Rejection | None] = lambda _pod, _node: None,
     ) -> None:
         self._decider = decider
         self._may_decide = may_decide
         self._users = frozenset(users)
         self._caller = caller
+        self._refusal = refusal
 
     def __call__(self, review: Review) -> Reply:
         """Allow the Binding, with a patch if cards were decided, or deny it with the reason.
@@ -85,7 +89,8 @@ class BindingAdmission:
         if gpu_pod.request is None:
             return deny(review, gpu_pod.problems, _REFUSED)
         try:
-            decision = self._decider.decide(gpu_pod, node, reserve=not review.dry_run, gone=self._caller())
+            refused = None if review.dry_run else self._refusal(gpu_pod, node)
+            decision = refused or self._decider.decide(gpu_pod, node, reserve=not review.dry_run, gone=self._caller())
         except EffortExceeded as error:
             # After a 503 client-go would retry with this node. After a denial the scheduler chooses a node again.
             return deny(review, f"no cards for this pod on {node}: {error}", _REFUSED)

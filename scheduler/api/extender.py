@@ -122,7 +122,8 @@ class Extender:
         except RetryLater:
             return None
         try:
-            decision = self._decider.decide(gpu_pod, node, gone=gone)
+            refused = self._replica.gang_filter.refusal(gpu_pod, node)
+            decision = refused or self._decider.decide(gpu_pod, node, gone=gone)
         except EffortExceeded as error:
             return Rejection(RejectionKind.NOT_PROVEN, str(error), proven=False)
         try:

@@ -4,13 +4,14 @@
 for the gang of a pod, and the web page and `mgpu explain` show gangs. `mgpu.model.gangs` says how pods name their gang.
 
 A PodGroup may be unknown, because its kind is not served, or this process may not read it. Its pods are then placed one
-by one, as without a gang, and the log says so once.
+by one, as without a gang, and the log says so once. A PodGroup that no watch has delivered yet is read
+(`decisions.pod_groups`).
 """
 
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mgpu.model.gangs import (
@@ -44,15 +45,20 @@ class Gangs:
         self._name_of: dict[str, GangName] = {}
         self._logged: OrderedDict[GangName, None] = OrderedDict()
 
-    def of(self, pod: Pod) -> Gang | None:
+    def of(self, pod: Pod, read: Callable[[GangName], int | None] = lambda _: None) -> Gang | None:
         """Return the gang of the pod, for mgpu to place.
 
         Return None if the pod has none, if the size of its gang is not known, or if Volcano places it.
+
+        Args:
+            read: Returns the size of a gang whose PodGroup no watch has delivered; 0 if it is no gang, None if unknown.
         """
         name = gang_name(pod)
         if name is None or name.source == VOLCANO:
             return None
         known = self.min_count(name, pod)
+        if known is None and name.source != MGPU:
+            known = read(name)
         count = known or 0
         problem = ""
         if known is None:
@@ -74,7 +80,8 @@ class Gangs:
     def members(self, name: GangName) -> dict[str, bool]:
         """Return the UIDs of the members that exist, and whether each needs no place any more.
 
-        That is so if it is bound, or if it requests no GPU, so that mgpu does not decide about it.
+        That is so if it is bound, or if it requests no GPU, so that mgpu does not decide about it. Members that are
+        being deleted are left out: if the gang has been started again, all its new members need places together.
         """
         with self._lock:
             return dict(self._members.get(name, {}))
@@ -86,7 +93,7 @@ class Gangs:
             return
         with self._lock:
             self._drop(pod.uid)
-            if name is not None:
+            if name is not None and not pod.deleting:
                 self._name_of[pod.uid] = name
                 is_placed = not pod.ended and (bool(pod.node) or not needs_cards)
                 self._members.setdefault(name, {})[pod.uid] = is_placed

@@ -63,7 +63,9 @@ class PartitionableNodes:
         with self._lock:
             return self._nodes.slices.names()
 
-    def get(self, name: str, uid: str = "", *, without: Collection[str] = ()) -> PartitionableNode | None:
+    def get(
+        self, name: str, uid: str = "", *, without: Collection[str] = (), beside: Sequence[Holding] = ()
+    ) -> PartitionableNode | None:
         """Return how the node could be partitioned for a pod, or None if it lacks the partitioning label.
 
         The result is also None if there is no node of this name.
@@ -71,9 +73,11 @@ class PartitionableNodes:
         Args:
             uid: The UID of the pod; "" for no particular pod.
             without: The UIDs of pods that are to be evicted. Their slices count as free.
+            beside: What other pods hold tentatively, on any node. It counts as held.
         """
         with self._lock:
-            snapshot = self._snapshots.of(name, uid)
+            snapshot = self._snapshots.of(name, uid).beside(name, beside)
+            tentative = [held for held in beside if held.node == name]
             node = snapshot.node
             if node is None or not node.labels.get(LABEL):
                 return None
@@ -82,6 +86,7 @@ class PartitionableNodes:
             # A result that holds only for this pod must not be cached.
             is_for_all = (
                 not without
+                and not tentative
                 and devices == (*snapshot.cards, *snapshot.other_devices)
                 and (own is None or own.node != name)
             )
@@ -103,7 +108,7 @@ class PartitionableNodes:
                 slices,
                 self._nodes.gpus(node),
                 devices,
-                [held for held in holdings if held.uid != uid and held.uid not in without],
+                [held for held in (*holdings, *tentative) if held.uid != uid and held.uid not in without],
                 self._geometries,
                 room=snapshot.free_resources,
                 named=self._named.on(name),

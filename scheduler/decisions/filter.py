@@ -18,6 +18,7 @@ from itertools import compress
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import GroupCard
+from mgpu.model.ledger import Holding
 from mgpu.model.pods import GATED, Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.arrays import UNKNOWN
@@ -138,11 +139,14 @@ class Filter:
         self._cache.partitions.refresh()
         self._ranking.refresh()
 
-    def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> Filtered:
+    def filter(
+        self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never, beside: Sequence[Holding] = ()
+    ) -> Filtered:
         """Return on which of these nodes the pod fits.
 
         Args:
             gone: Returns whether the caller has given up.
+            beside: The slices that other pods hold tentatively. They count as held. Cards do not.
 
         Raises:
             RetryLater: The caller has given up, or too many other long calls wait.
@@ -153,7 +157,7 @@ class Filter:
         request = gpu_pod.request
         assert request is not None, "malformed requests are rejected above"
         with self._budgets.call(gpu_pod.pod.namespace, request, gone) as call:
-            return self._filter(gpu_pod, request, names, call)
+            return self._filter(gpu_pod, request, names, call, beside)
 
     def filter_without_request(self, pod: Pod, names: Sequence[str]) -> Filtered:
         """Filter for a pod that requests no GPU in an enabled vocabulary.
@@ -192,7 +196,9 @@ class Filter:
         problem = self._cache.remnant_problem(pod)
         return Rejection(RejectionKind.OTHER, problem, hopeless=True) if problem else None
 
-    def _filter(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
+    def _filter(
+        self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, beside: Sequence[Holding]
+    ) -> Filtered:
         """Return the answer for all nodes, of a pod that is not rejected everywhere.
 
         Nodes whose agent is not ready are rejected. `ClusterCache.chosen_by_nvidia` decides about the nodes where
@@ -203,7 +209,7 @@ class Filter:
         agentless = self._cache.agent_problems(served)
         if agentless:
             served = [name for name in served if name not in agentless]
-        found = self._evaluate(gpu_pod, request, served, call)
+        found = self._evaluate(gpu_pod, request, served, call, beside)
         for name, problem in agentless.items():
             # Evicting pods from the node would not make its agent ready.
             found.reject((name,), Rejection(RejectionKind.AGENT, problem, hopeless=True))
@@ -214,9 +220,11 @@ class Filter:
             found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
         return found
 
-    def _evaluate(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
+    def _evaluate(
+        self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, beside: Sequence[Holding]
+    ) -> Filtered:
         if requested_slices(request):
-            return _of_answers(names, self._paced(self._slices.answers(gpu_pod, request, names, call)))
+            return _of_answers(names, self._paced(self._slices.answers(gpu_pod, request, names, call, beside)))
         if request.others:
             return _of_answers(names, self._paced(self._one_by_one(gpu_pod, request, names, call)))
         steps = _steps_of_arrays(request, names)

@@ -1,7 +1,7 @@
 """Finds out how many members of a waiting gang are placed, and which member does not fit beside them, and why.
 
 The web page, `mgpu inspect` and `mgpu explain` call this module. Nothing is decided or reserved. The members are placed
-one after the other in memory, with the engine and in the order of nodes that `decisions.gang_filter` uses, so that the
+one after the other in memory, with the engine and in the order of nodes that `decisions.gang_places` uses, so that the
 answer is the one that a scheduler would get if it asked for all members now.
 """
 
@@ -19,7 +19,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, scheduling_order
 from scheduler.decisions.decider import held_group_cards
 from scheduler.decisions.filter import Filter, Filtered
-from scheduler.decisions.gang_filter import SPARE_NODES, order_nodes, rejection_beside
+from scheduler.decisions.gang_places import SPARE_NODES, order_nodes, rejection_beside
 from scheduler.engine import FULL, Limits, nvidia_plugin
 from scheduler.engine.node_assessment import assess
 

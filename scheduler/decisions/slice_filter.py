@@ -7,6 +7,7 @@ pod, and nodes with equal cards share the result.
 from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu.model.gpu_requests import GpuRequest, Rejection, RejectionKind
+from mgpu.model.ledger import Holding
 from mgpu.settings import Settings
 from scheduler.cluster.arrays import UNKNOWN
 from scheduler.cluster.cache import ClusterCache
@@ -31,11 +32,19 @@ class SliceFilter:
         self._rejections: dict[object, NodeFit] = {}
 
     def answers(
-        self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call, *, scoring: bool = False
+        self,
+        gpu_pod: GpuPod,
+        request: GpuRequest,
+        names: Sequence[str],
+        call: Call,
+        beside: Sequence[Holding] = (),
+        *,
+        scoring: bool = False,
     ) -> Iterator[NodeFit]:
         """Yield the answer for each node, within the budget of `call`.
 
         Args:
+            beside: What other pods hold tentatively. It counts as held.
             scoring: Whether to score the nodes on which the pod fits.
         """
         slices = requested_slices(request)
@@ -44,7 +53,7 @@ class SliceFilter:
                 yield NodeFit(UNKNOWN)
                 continue
             unmet = request.unmet_requirement(node)
-            target = None if unmet else self._cache.partitions.get(name, gpu_pod.pod.uid)
+            target = None if unmet else self._cache.partitions.get(name, gpu_pod.pod.uid, beside=beside)
             if target is None:
                 reason = unmet or f"node {name} has no label for slices"
                 yield NodeFit(Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True))

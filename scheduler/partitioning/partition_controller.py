@@ -32,7 +32,7 @@ from scheduler.engine.partitioning.partitionable_node import (
     plan_node,
     requested_slices,
 )
-from scheduler.engine.partitioning.slice_choice import rank_partitionable_nodes
+from scheduler.engine.partitioning.slice_choice import plan_node_for_gang, rank_partitionable_nodes
 from scheduler.partitioning.node_history import IdleCards, RefusedPlans
 from scheduler.partitioning.plan_writer import PlanPublisher, PlanWriter, SharingConfigs
 from scheduler.partitioning.promises import PROMISE_SECONDS, READY_SECONDS, Promises
@@ -260,29 +260,43 @@ class PartitionController:
         self._promises.make_from_spare(
             ordered, {name: target for name, target in targets.items() if target.observed.has_pending_plan}
         )
+        gangs = self._waiting.gangs(pods)
         # Thousands of pods may have the same request and the same nodes, so each such pair is checked once.
-        finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
+        finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]], frozenset[WaitingPod]], bool] = {}
         blocked = []
         for pod in ordered:
             if pod.promise or self._order.is_paused(pod):
                 continue
-            key = (pod.nodes, frozenset(pod.wanted.items()))
+            gang = gangs.get(pod, frozenset())
+            key = (pod.nodes, frozenset(pod.wanted.items()), gang)
             if key not in finds_slices:
-                finds_slices[key] = any(targets[name].fits(pod.wanted) for name in pod.nodes if name in targets)
+                # The slices that other members of its gang are about to get are no slices for this pod.
+                found = (self._with_claims(targets[name], gang) for name in pod.nodes if name in targets)
+                finds_slices[key] = any(target.fits(pod.wanted) for target in found)
             if not finds_slices[key] and not self._is_nominated(pod):
                 blocked.append(pod)
         while blocked:
             pod = blocked.pop(0)
             if not pod.promise:
-                self._plan_for(pod, blocked, pods)
+                self._plan_for(pod, blocked, pods, gangs.get(pod, frozenset()))
 
     def _is_nominated(self, pod: WaitingPod) -> bool:
         name = pod.known.pod.nominated_node
         target = self._cluster.partitions.get(name, pod.known.pod.uid) if name in pod.nodes else None
         return target is not None and target.fits(pod.wanted)
 
-    def _plan_for(self, pod: WaitingPod, others: Sequence[WaitingPod], all_pods: Sequence[WaitingPod]) -> None:
-        """Make a plan for this pod on the best node that may get one. Other pods get slices in the plan if possible."""
+    def _plan_for(
+        self,
+        pod: WaitingPod,
+        others: Sequence[WaitingPod],
+        all_pods: Sequence[WaitingPod],
+        gang: Collection[WaitingPod],
+    ) -> None:
+        """Make a plan for this pod on the best node that may get one. Other pods get slices in the plan if possible.
+
+        Args:
+            gang: All waiting members of the pod's gang.
+        """
         known, request = pod.known.pod, pod.known.request
         if request is None:
             return
@@ -298,12 +312,14 @@ class PartitionController:
         # Pods that pass filters without being bound would keep their slices from this pod forever. So after
         # READY_SECONDS only slices with a promise are spared.
         waits = self._clock() < pod.blocked_since + READY_SECONDS
-        claimants = all_pods if waits else [other for other in all_pods if other.promise]
+        claimants = all_pods if waits else [other for other in all_pods if other.promise or other in gang]
         with suppress(EffortExceeded), self._budgets.call(known.namespace, request, charge_single=True) as call:
             for best in rank_partitionable_nodes(able, pod.wanted, known, self._settings, call.next_budget):
                 target = self._with_claims(best, claimants)
-                pods = [pod, *self._promises.servable(others, target.node.name)][:_PODS_PER_PLAN]
-                slices = plan_node(target, [waiting.wanted for waiting in pods], call.last_budget())
+                servable = self._promises.servable(others, target.node.name)
+                pods = [pod, *sorted(servable, key=lambda other: other not in gang)][:_PODS_PER_PLAN]
+                members = sum(waiting in gang for waiting in pods)
+                slices = plan_node_for_gang(target, [w.wanted for w in pods], members, call.last_budget)
                 if isinstance(slices, Rejection) and not slices.proven and call.next_limits() is None:
                     return
                 if (

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mgpu.model.gangs import Gang
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.engine.partitioning.partitionable_node import requested_slices
@@ -150,6 +151,15 @@ class WaitingPods:
                 if waiting.promise and not self._is_decided(uid, self._cluster.gpu_pod(uid)):
                     deleted.append(waiting)
             return sorted(self._pods.values(), key=lambda waiting: waiting.order), deleted
+
+    def gangs(self, pods: Iterable[WaitingPod]) -> dict[WaitingPod, frozenset[WaitingPod]]:
+        """Return the waiting members of each gang, by member. Pods without a gang are left out."""
+        members: dict[Gang, list[WaitingPod]] = {}
+        for waiting in pods:
+            gang = self._cluster.gangs.of(waiting.known.pod)
+            if gang is not None:
+                members.setdefault(gang, []).append(waiting)
+        return {waiting: found for found in map(frozenset, members.values()) for waiting in found}
 
     def forget(self, waiting: WaitingPod, filtered_at: float) -> None:
         """Remove a pod, unless it was reported after this time."""

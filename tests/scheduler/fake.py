@@ -16,7 +16,7 @@ from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
-from mgpu.model.ledger import Minor
+from mgpu.model.ledger import Holding, Minor
 from mgpu.model.pods import Node
 from mgpu.serving.metrics import Watch
 from mgpu.serving.review import parse_review
@@ -33,6 +33,7 @@ from scheduler.decisions.effort_budgets import CallerGone, never
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.late_binding import LateDecisions
+from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
 from scheduler.decisions.suggestions import Suggestions
 from scheduler.engine.partitioning.partitionable_node import requested_slices
@@ -54,6 +55,8 @@ class FakeApi:
         self.devices: dict[str, Raw] = {}
         self.configmaps: dict[str, Raw] = {}
         self.mtgpupods: dict[str, Raw] = {}
+        self.podgroups: dict[str, list[Raw]] = {}  # By path and fieldSelector; no watch delivers them.
+        self.lists = 0
         self.admit: Callable[[Raw], Raw] | None = None
         self.reachable = True
         self.broken: set[str] = set()  # kinds that cannot be read or written now
@@ -103,6 +106,12 @@ class FakeApi:
         self._reach()
         return copy.deepcopy(self._at(path))
 
+    def list(self, path: str, **query: str) -> tuple[list[Raw], str]:
+        """List PodGroups, the only objects that the scheduler reads in this way."""
+        self._reach()
+        self.lists += 1
+        return copy.deepcopy(self.podgroups.get(f"{path}?{query['fieldSelector']}", [])), "1"
+
     def patch(self, path: str, body: Raw) -> Raw:
         self._meanwhile()
         path, *_ = path.partition("/status")
@@ -146,7 +155,7 @@ class FakeApi:
                 body = jsonpatch.apply_patch(body, base64.b64decode(answer["patch"]))
         if body["metadata"].get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
             raise ApiError(409, "Conflict", "uid")
-        if pod["spec"].get("nodeName") or self.refuse_bindings:
+        if pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"] or self.refuse_bindings:
             raise ApiError(409, "Conflict", "refused")
         if not dry_run:
             pod["spec"]["nodeName"] = node
@@ -184,8 +193,10 @@ class _PlanningFilter(Filter):
         super().__init__(replica.state, replica.settings)
         self._planning = replica.planning
 
-    def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> Filtered:
-        result = super().filter(gpu_pod, names, gone)
+    def filter(
+        self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never, beside: Sequence[Holding] = ()
+    ) -> Filtered:
+        result = super().filter(gpu_pod, names, gone, beside)
         if gpu_pod.request and requested_slices(gpu_pod.request):
             self._planning.request_plan(gpu_pod, result.repartitionable, result.passed)
         return result
@@ -220,7 +231,14 @@ class Replica:
         self.announcements = Announcements(client, self.may_decide, self.clock)
         self.decider = Decider(self.state, client, settings)
         self.filter: Filter = _PlanningFilter(self)
-        self.gang_filter = GangFilter(self.state, self.filter, self.decider, self.announcements.announce, self.clock)
+        self.gang_filter = GangFilter(
+            self.state,
+            self.filter,
+            self.decider,
+            self.announcements.announce,
+            PodGroupReader(client, self.clock),
+            self.clock,
+        )
         self.disruption_budgets = DisruptionBudgets()
         self.preemption = Preemption(self.state, self.disruption_budgets, settings)
         self.suggestions = Suggestions(
@@ -240,7 +258,7 @@ class Replica:
         self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
         self.state.subscribe(PodUndecided, lambda event: self.late.add(event.uid))
         self.state.subscribe(ObjectWarning, lambda event: self._warn(event.regarding, event.reason, event.message))
-        self.admission = BindingAdmission(self.decider, self.may_decide)
+        self.admission = BindingAdmission(self.decider, self.may_decide, refusal=self.gang_filter.refusal)
         self.waiting: dict[str, deque[tuple[str, Raw]]] = {
             kind: deque() for kind in ("nodes", "devices", "configmaps", "pods", "mtgpupods")
         }

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mgpu.kube import ApiError
+from mgpu.model.gangs import KUBERNETES
 from tests.examples import examples
-from tests.scheduler.gangs import GangCluster, in_own_gang, wanting
+from tests.scheduler.gangs import GangCluster, in_own_gang, pod_group, wanting
 
 NODES = (("n1", 2), ("n2", 3))
 GANGS = ("a", "b", "c")
@@ -34,11 +35,12 @@ class Gangs(RuleBasedStateMachine):
         """Filter a member. Reservations of its gang are made for as many as it needs, or all withdrawn."""
         name = self.cluster.gangs[gang][i]
         pod = self.cluster.api.pods.get(("default", name))
-        if pod is None or pod["spec"].get("nodeName"):
+        if pod is None or pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
             return
         before = self.members(gang)
         passed = self.cluster.passed(name, *names)
         after = self.members(gang)
+        assert not self.provisional(gang) or len(after) >= self.sizes[gang]
         if after - before:
             assert len(passed) == 1
             assert len(after) >= self.sizes[gang]
@@ -67,11 +69,36 @@ class Gangs(RuleBasedStateMachine):
         if ("default", name) in self.cluster.api.pods:
             self.bind(name, node or self.node(name) or "n1")
 
-    @rule(data=st.data(), late=st.booleans())
-    def delete(self, data: st.DataObject, late: bool) -> None:
-        """Delete a pod. The scheduler may hear of it later."""
+    @rule(gang=st.sampled_from("ab"), is_stolen=st.booleans())
+    def wait_in_permit(self, gang: str, is_stolen: bool) -> None:
+        """Members wait in Permit until their reservations end. Then all of them are bound, or none."""
+        pods = self.cluster.api.pods
+        waiting = [name for name in self.cluster.gangs[gang] if ("default", name) in pods and not self.bound(name)]
+        nodes = {name: passed[0] for name in waiting if (passed := self.cluster.passed(name))}
+        ending = {name for name in waiting if "deletionTimestamp" in pods["default", name]["metadata"]}
+        together = (self.provisional(gang) & {*nodes}) - ending  # The API server refuses the bindings of the others.
+        self.wait(31)
+        if is_stolen:
+            self.plain_pod(60)
+        for name in sorted(together):
+            self.bind(name, nodes[name])
+        assert sum(map(self.bound, together)) in (0, len(together))
+
+    @rule(gang=st.sampled_from("ab"), size=st.integers(2, 4))
+    def resize(self, gang: str, size: int) -> None:
+        self.sizes[gang] = size
+        self.cluster.replica.state.gangs.pod_group_changed(KUBERNETES, pod_group(gang, size))
+
+    @rule(data=st.data(), late=st.booleans(), graceful=st.booleans())
+    def delete(self, data: st.DataObject, late: bool, graceful: bool) -> None:
+        """Delete a pod, which may go on running for a while. The scheduler may hear of it later."""
         names = sorted(name for _, name in self.cluster.api.pods)
-        if names:
+        if names and graceful:
+            name = data.draw(st.sampled_from(names))
+            self.cluster.api.edit_pod(
+                name, lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-23T15:00:00Z")
+            )
+        elif names:
             self.cluster.api.remove("pods", data.draw(st.sampled_from(names)))
         if not late:
             self.cluster.replica.deliver()
@@ -102,8 +129,15 @@ class Gangs(RuleBasedStateMachine):
         self.cluster.replica.deliver()
 
     def members(self, gang: str) -> set[str]:
-        """Return the members with cards, reserved or held."""
-        return self.cluster.held() & {*self.cluster.gangs[gang]}
+        """Return the members with cards, reserved or held, that are not being deleted."""
+        return self.cluster.held() & {name for name in self.cluster.gangs[gang] if not self.is_deleting(name)}
+
+    def is_deleting(self, name: str) -> bool:
+        pod = self.cluster.replica.state.gpu_pod(f"uid-{name}")
+        return pod is None or pod.pod.deleting
+
+    def bound(self, name: str) -> bool:
+        return bool(self.cluster.api.pods.get(("default", name), {}).get("spec", {}).get("nodeName"))
 
     def provisional(self, gang: str) -> set[str]:
         """Return the members with reservations that no Binding has used."""

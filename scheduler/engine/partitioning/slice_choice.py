@@ -1,17 +1,19 @@
 """Decides whether a pod finds its slices on a partitionable node, and ranks the nodes that can be partitioned for it.
 
 The filter, preemption and `mgpu simulate` call `assess_slices`. The partition controller and `mgpu simulate` call
-`rank_partitionable_nodes`.
+`rank_partitionable_nodes`, and the partition controller then calls `plan_node_for_gang`.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
 from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.pods import Pod
+from mgpu.model.slice_names import Slice
 from mgpu.settings.slice_settings import SlicesSettings
 from scheduler.engine.effort import Budget, Exhausted, full_budget
 from scheduler.engine.node_fit import NodeFit
@@ -103,6 +105,31 @@ def rank_partitionable_nodes(
             else:
                 destroying.append((destroyed, name, target))
         yield from (target for *_, target in sorted(destroying, key=lambda row: row[:2]))
+
+
+def plan_node_for_gang(
+    target: PartitionableNode,
+    requests: Sequence[Mapping[str, int]],
+    members: int,
+    next_budget: Callable[[], Budget] = full_budget,
+) -> tuple[Slice, ...] | Rejection:
+    """Return all slices that the node should have, or why the first pod cannot be served.
+
+    If the node can have the slices of all members, it gets them. Otherwise no slices are planned for other pods, since
+    these slices could take the room of members.
+
+    Args:
+        requests: The number of slices by name that each pod requests, the most important pod first.
+        members: How many of the pods, from the first on, are in one gang. Without a gang it is 0 or 1.
+        next_budget: The function that returns the budget for the next search, of at most two.
+    """
+    if members > 1:
+        together = sum(map(Counter, requests[:members]), Counter[str]())
+        planned = plan_node(target, [together, *requests[members:]], next_budget())
+        if not isinstance(planned, Rejection):
+            return planned
+        requests = requests[:members]
+    return plan_node(target, requests, next_budget())
 
 
 def _is_known_to_offer(target: PartitionableNode, request: Mapping[str, int], budget: Budget) -> bool:
