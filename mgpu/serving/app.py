@@ -1,26 +1,23 @@
 """Builds the Flask apps that the webhook and the scheduler serve: admission reviews, probes and metrics.
 
 The app that `new_app` returns answers every error with a status and one line of JSON. Routes must raise errors instead
-of building such answers.
+of building such answers. `mgpu.serving.posts` answers the POST requests in front of Flask.
 """
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
 
-import orjson
-from flask import Flask, Response, current_app, request
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
 
-from mgpu.model.errors import BadObject, RetryLater
-from mgpu.serving.request_memory import REVIEWS, Busy, Limits, RequestMemory, TooLarge
+from mgpu.model.errors import BadObject
+from mgpu.serving.posts import EXPECTED, FAILED, Posts, View, content_type, encode, error_reply, read_body
+from mgpu.serving.request_memory import REVIEWS, Limits
 from mgpu.serving.review import BadRequest, Reply, Review, deny, parse_review
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 16  # bytes
-_MOST_DISCARDED = 32 << 20  # bytes
-_REQUEST_MEMORY = "mgpu-in-flight"
+_POSTS = "mgpu-posts"
 
 ReviewObserver = Callable[[str, Review, Reply | None, float], None]
 """A function that is called after a review with the path, the review, the reply and the duration in seconds.
@@ -35,10 +32,16 @@ def new_app(limits: Limits = REVIEWS) -> Flask:
     It answers an error with the status of the error and `{"error": "…"}`. It logs an unexpected error and answers 500.
     """
     app = Flask(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = limits.body
-    app.extensions[_REQUEST_MEMORY] = RequestMemory(limits)
+    posts = app.extensions[_POSTS] = Posts(app.wsgi_app, limits)
+    app.wsgi_app = posts  # type: ignore[method-assign]
     app.register_error_handler(Exception, _answer_error)
     return app
+
+
+def serve_posts(app: Flask, path: str, view: View) -> None:
+    """Answer POST requests for exactly this path with the view."""
+    posts: Posts = app.extensions[_POSTS]
+    posts.add(path, view)
 
 
 def serve_reviews(
@@ -59,11 +62,11 @@ def serve_reviews(
         observe: the function that is called after each review of one of these kinds, for the metrics.
     """
 
-    def answer() -> Response:
-        if request.mimetype != "application/json":
+    def answer() -> Reply:
+        if content_type() != "application/json":
             raise BadRequest(415, "the content type must be application/json")
         with read_body() as body:
-            return _response(decide(parse_review(body)))
+            return decide(parse_review(body))
 
     def decide(review: Review) -> Reply:
         if review.kind not in kinds:
@@ -79,15 +82,7 @@ def serve_reviews(
             observe(path.removeprefix("/"), review, reply, time.perf_counter() - began)
         return reply
 
-    app.add_url_rule(path, f"review {path}", answer, methods=["POST"])
-
-
-@contextmanager
-def read_body() -> Iterator[bytearray]:
-    """Read the body of the current request as `RequestMemory.read` does, within the limits of the app."""
-    memory: RequestMemory = current_app.extensions[_REQUEST_MEMORY]
-    with memory.read(request.stream) as body:
-        yield body
+    serve_posts(app, path, answer)
 
 
 def serve_probes(app: Flask, not_ready_reason: Callable[[], str | None] = lambda: None) -> None:
@@ -116,39 +111,15 @@ def serve_metrics(app: Flask, render: Callable[[], bytes], content_type: str) ->
     app.add_url_rule("/metrics", "metrics", lambda: Response(render(), content_type=content_type))
 
 
-def _response(reply: Reply) -> Response:
-    response = Response(orjson.dumps(reply.body, option=orjson.OPT_APPEND_NEWLINE), reply.status)
-    response.mimetype = "application/json"
+def _answer_error(error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        reply = Reply({"error": error.description or error.name}, error.code or 500)
+    elif isinstance(error, EXPECTED):
+        reply = error_reply(error, request.environ)
+    else:
+        _log.error("request failed", exc_info=error, extra={"path": request.path})
+        reply = FAILED
+    response = Response(encode(reply), reply.status, mimetype="application/json")
     if reply.close:
         response.headers["Connection"] = "close"
     return response
-
-
-def _answer_error(error: Exception) -> Response:
-    if isinstance(error, BadRequest):
-        return _response(Reply({"error": str(error)}, error.status))
-    if isinstance(error, Busy):
-        _discard_body()
-    if isinstance(error, RetryLater):
-        return _response(Reply({"error": str(error)}, 503, close=True))
-    if isinstance(error, TooLarge | RequestEntityTooLarge):
-        _discard_body()
-        limit = current_app.config["MAX_CONTENT_LENGTH"]
-        text = str(error) if isinstance(error, TooLarge) else f"the body is larger than {limit} bytes"
-        return _response(Reply({"error": text}, 413))
-    if isinstance(error, HTTPException):
-        return _response(Reply({"error": error.description or error.name}, error.code or 500))
-    _log.error("request failed", exc_info=error, extra={"path": request.path})
-    return _response(Reply({"error": "internal error; the log has the details"}, 500))
-
-
-def _discard_body() -> None:
-    """Read the rest of the body, at most `_MOST_DISCARDED` bytes.
-
-    A client that is still sending when the connection closes would not get the answer.
-    """
-    body = request.environ["wsgi.input"]
-    with suppress(OSError):  # a client that disconnected or sends too slowly gets no answer anyway
-        for _ in range(_MOST_DISCARDED // _CHUNK):
-            if not body.read(_CHUNK):
-                return

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flask import request
+from mgpu.serving.posts import environ
 
-_SECONDS = re.compile(r"([0-9]{1,4})s")
+_TIMEOUT = re.compile(r"(?:^|&)timeout=([0-9]{1,4})s(?:&|$)")
 _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 
 
 def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], bool]:
     """Return a function that returns True once the client of the current request no longer waits.
 
-    Call this in the thread that handles the request, because it reads Flask's `request`.
+    Call this in the thread that handles the request.
 
     Args:
         seconds: the longest time that the client waits. The API server sends its own limit in the parameter `timeout`
@@ -27,9 +27,10 @@ def watch_client(seconds: float, clock: Callable[[], float] = time.monotonic) ->
             shorter than `seconds`, it applies.
         clock: a monotonic clock, in seconds.
     """
-    timeout = _SECONDS.fullmatch(request.args.get("timeout", ""))
+    request = environ()
+    timeout = _TIMEOUT.search(request.get("QUERY_STRING", ""))
     deadline = clock() + min(seconds, float(timeout.group(1)) if timeout else seconds)
-    is_closed = _watch_connection(request.environ)
+    is_closed = _watch_connection(request)
     return lambda: clock() >= deadline or is_closed()
 
 

@@ -103,6 +103,11 @@ class RequestMemory:
         self._ordinary = _Budget(limits.ordinary)
         self._large = _Budget(limits.large)
 
+    def check_length(self, length: int) -> None:
+        """Raise TooLarge if a body of this length, in bytes, exceeds the limit."""
+        if length > self._limits.body:
+            raise TooLarge(f"the body is larger than {self._limits.body} bytes")
+
     @contextmanager
     def read(self, stream: _Stream) -> Iterator[bytearray]:
         """Read the body in `stream` to its end, and reserve its decoded size until the `with` block ends.
@@ -114,8 +119,7 @@ class RequestMemory:
         try:
             while chunk := stream.read(_CHUNK):
                 body += chunk
-                if len(body) > self._limits.body:
-                    raise TooLarge(f"the body is larger than {self._limits.body} bytes")
+                self.check_length(len(body))
                 more = max(0, len(body) - _UNCOUNTED) - counted
                 # Do not wait here: a slow sender would hold the memory for which others wait.
                 if more and not self._bodies.take(more, 0):

@@ -6,7 +6,9 @@ particular, `/bind` of the extender is protected only by a loopback address or b
 (`extenderClientCa`). All apps must run in one process with one worker, because they share the reservations.
 """
 
-from flask import Response
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
 from prometheus_client import CollectorRegistry
 
 from mgpu.serving.app import new_app, serve_metrics, serve_probe, serve_probes, serve_reviews
@@ -25,6 +27,9 @@ from scheduler.api.page.page_app import make_board
 from scheduler.api.replica import Replica
 from scheduler.api.volcano import VolcanoExtender, read_token
 from scheduler.api.volcano import make_app as make_volcano_app
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 _ADMISSION_SECONDS = 30.0
 """The longest timeout that Kubernetes allows for a webhook. A request may name a shorter one (`?timeout=1s`)."""
@@ -48,7 +53,7 @@ def listeners(replica: Replica) -> list[Listen]:
     verbs = Extender(replica)
     extender = make_extender_app(verbs, own.extender_timeout_seconds)
     gpushare_routes(extender, verbs, replica)
-    extender.after_request(lambda response: _close_unless_deciding(response, replica))
+    closing = _close_unless_deciding(extender.wsgi_app, replica)
     metrics = new_app()
     state_metrics = CollectorRegistry()
     state_metrics.register(ClusterCollector(replica))
@@ -60,7 +65,7 @@ def listeners(replica: Replica) -> list[Listen]:
     client_ca = own.extender_client_ca
     result = [
         Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca, callers=read_callers(own, "scheduler")),
-        Listen(own.extender_host, own.extender_port, extender.wsgi_app, tls=bool(client_ca), client_ca=client_ca),
+        Listen(own.extender_host, own.extender_port, closing, tls=bool(client_ca), client_ca=client_ca),
     ]
     if own.volcano_port >= 0:
         volcano = make_volcano_app(VolcanoExtender(replica), read_token(own.volcano_token_file), _VOLCANO_SECONDS)
@@ -73,12 +78,19 @@ def listeners(replica: Replica) -> list[Listen]:
     return result
 
 
-def _close_unless_deciding(response: Response, replica: Replica) -> Response:
-    """Close the connection after the reply if this replica does not decide.
+def _close_unless_deciding(app: "WSGIApplication", replica: Replica) -> "WSGIApplication":
+    """Return an app that closes the connection after each reply of `app` while this replica does not decide.
 
     kube-scheduler would keep the connection to this replica open, although the Service now selects the replica that
     decides. That replica must filter the pods, because it plans partitions only for pods that its own filter rejected.
     """
-    if replica.not_deciding_reason() is not None:
-        response.headers["Connection"] = "close"
-    return response
+
+    def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
+            if replica.not_deciding_reason() is not None:
+                headers = [*headers, ("Connection", "close")]
+            return start_response(status, headers, *exc_info)
+
+        return app(environ, start)
+
+    return served

@@ -13,16 +13,17 @@ from itertools import chain, islice
 from typing import Any
 
 import orjson
-from flask import Flask, Response
+from flask import Flask
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.pods import read_pod
-from mgpu.serving.app import new_app, read_body
+from mgpu.serving.app import new_app, serve_posts
 from mgpu.serving.deadlines import watch_client
+from mgpu.serving.posts import View, read_body
 from mgpu.serving.request_memory import EXTENDER
-from mgpu.serving.review import BadRequest
+from mgpu.serving.review import BadRequest, Reply
 from scheduler import metrics
 from scheduler.api.replica import Replica
 from scheduler.cluster.gpu_pods import GpuPod
@@ -197,17 +198,17 @@ def make_app(extender: Extender, seconds: float = 10.0) -> Flask:
     """
     app = new_app(EXTENDER)
     for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
-        app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb, seconds), methods=["POST"])
+        serve_posts(app, f"/{verb.__name__}", posted(verb, seconds))
     return app
 
 
-def posted(verb: Any, seconds: float) -> Any:
-    """Return the Flask view of one verb. The view also measures the time that the verb takes."""
+def posted(verb: Any, seconds: float) -> View:
+    """Return the view of one verb. The view also measures the time that the verb takes."""
     duration = metrics.EXTENDER.labels(verb.__name__)
 
-    def answer() -> Response:
+    def answer() -> Reply:
         with duration.time(), read_body() as data:
-            return Response(orjson.dumps(verb(data, watch_client(seconds))), mimetype="application/json")
+            return Reply(verb(data, watch_client(seconds)))
 
     return answer
 

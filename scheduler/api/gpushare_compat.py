@@ -15,6 +15,7 @@ from flask import Flask, Response
 from mgpu.dialects import gpushare
 from mgpu.model.cards import Card, CardState
 from mgpu.model.ledger import Holding
+from mgpu.serving.app import serve_posts
 from mgpu.serving.review import BadRequest
 from scheduler.api.extender import Extender, posted
 from scheduler.api.replica import Replica
@@ -29,12 +30,8 @@ def gpushare_routes(app: Flask, extender: Extender, replica: Replica) -> None:
     state = replica.state
     settings = replica.settings
     for verb in (extender.filter, extender.prioritize, extender.bind):
-        app.add_url_rule(
-            f"{_PREFIX}/{verb.__name__}",
-            f"gpushare {verb.__name__}",
-            posted(verb, settings.scheduler.extender_timeout_seconds),
-            methods=["POST"],
-        )
+        view = posted(verb, settings.scheduler.extender_timeout_seconds)
+        serve_posts(app, f"{_PREFIX}/{verb.__name__}", view)
 
     def inspect(node: str = "") -> Response:
         replica.may_answer()

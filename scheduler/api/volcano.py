@@ -11,7 +11,6 @@ Go's fields, because Volcano's types have no JSON tags. `task.Pod` is taken only
 `spec.nodeName` when it considers a node, and does not clear it.
 """
 
-import hmac
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +19,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-import orjson
-from flask import Flask, Response
-from werkzeug.exceptions import NotFound
+from flask import Flask
 
 from mgpu.model.errors import BadObject, Problem, RetryLater
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import read_pod
 from mgpu.model.raw_objects import table_at
-from mgpu.serving.app import new_app, read_body
+from mgpu.serving.app import new_app, serve_posts
 from mgpu.serving.deadlines import watch_client
+from mgpu.serving.posts import read_body
 from mgpu.serving.request_memory import EXTENDER
-from mgpu.serving.review import BadRequest
+from mgpu.serving.review import BadRequest, Reply
 from scheduler import metrics
 from scheduler.api.extender import Body, decode_object
 from scheduler.api.replica import Replica
@@ -306,17 +304,14 @@ def make_app(extender: VolcanoExtender, token: str, seconds: float) -> Flask:
     def add(name: str, verb: Verb, failure: Callable[[str], dict[str, Any]]) -> None:
         duration = metrics.EXTENDER.labels(name)
 
-        def answer(token_of_caller: str) -> Response:
-            if not hmac.compare_digest(token_of_caller.encode(), token.encode()):
-                raise NotFound
+        def answer() -> Reply:
             try:
                 with duration.time(), read_body() as data:
-                    reply = verb(data, watch_client(seconds))
+                    return Reply(verb(data, watch_client(seconds)))
             except (BadObject, BadRequest, EffortExceeded, RetryLater) as error:
-                reply = failure(str(error))
-            return Response(orjson.dumps(reply), mimetype="application/json")
+                return Reply(failure(str(error)))
 
-        app.add_url_rule(f"/<token_of_caller>/{name}", name, answer, methods=["POST"])
+        serve_posts(app, f"/{token}/{name}", answer)
 
     def no_victims(_reason: str) -> dict[str, Any]:
         return {"status": Vote.REJECT, "victims": []}
