@@ -61,15 +61,24 @@ class Session:
         call: The extender.
         binpack: The resource of which a node should have the least left; "" to prefer the last node by name.
         predicate: Whether the configuration has `extender.predicateVerb`.
+        prefer: A node that is chosen among equal ones. Volcano chooses at random.
     """
 
     def __init__(
-        self, nodes: Iterable[Raw], pods: Iterable[Raw], call: Call, binpack: str = "", *, predicate: bool = True
+        self,
+        nodes: Iterable[Raw],
+        pods: Iterable[Raw],
+        call: Call,
+        binpack: str = "",
+        *,
+        predicate: bool = True,
+        prefer: str = "",
     ) -> None:
         self._nodes = {str(raw["metadata"]["name"]): _Node(raw) for raw in nodes}
         self._call = call
         self._binpack = binpack
         self._has_predicate = predicate
+        self._prefer = prefer
         self.refused: list[str] = []
         for pod in pods:
             self._nodes[pod["spec"]["nodeName"]].add(pod)
@@ -93,7 +102,7 @@ class Session:
         nominated = self._nodes.get((pod.get("status") or {}).get("nominatedNodeName", ""))
         possible = self._possible([nominated], pod, job) if nominated else []
         possible = possible or self._possible(self._nodes.values(), pod, job)
-        return max(possible, key=lambda node: (self._score(node), node.name), default=None)
+        return max(possible, key=lambda node: (self._score(node), node.name == self._prefer, node.name), default=None)
 
     def _possible(self, nodes: Iterable[_Node], pod: Raw, job: Job) -> list[_Node]:
         possible = [node for node in nodes if not fit.fits(pod, node.raw, dict(node.used))]

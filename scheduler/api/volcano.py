@@ -38,6 +38,7 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Outlook
+from scheduler.decisions.suggestions import VolcanoPod
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Verb = Callable[[Body, CallerGone], dict[str, Any]]
@@ -82,6 +83,7 @@ class Task(NamedTuple):
         pod: The pod as an object.
         node: The node that Volcano has chosen; "" if it has chosen none.
         nominated_node: The node to which the pod was nominated when Volcano read it; "" for none.
+        job: The name of the pod's group; "" if it has none.
         status: See `TaskStatus`.
     """
 
@@ -91,7 +93,11 @@ class Task(NamedTuple):
     pod: Mapping[str, Any]
     node: str
     nominated_node: str
+    job: str
     status: object
+
+    def as_suggested(self) -> VolcanoPod:
+        return VolcanoPod(self.uid, self.namespace, self.job, table_at(self.pod, "spec", "nodeSelector"))
 
 
 class VolcanoExtender:
@@ -150,8 +156,7 @@ class VolcanoExtender:
         # This is checked again, because the process may have been suspended and another replica may lead by now.
         self._replica.may_decide()
         if isinstance(decision, Rejection):
-            selector = table_at(task.pod, "spec", "nodeSelector")
-            self._replica.suggestions.refused(gpu_pod, task.node, task.nominated_node, selector)
+            self._replica.suggestions.refused(task.as_suggested(), task.node, task.nominated_node)
             return {"errorMessage": f"no cards for this pod on {task.node}: {decision}"}
         return {"errorMessage": ""}
 
@@ -163,7 +168,8 @@ class VolcanoExtender:
         task = _task(decode_object(body), "task")
         if task.status == TaskStatus.PENDING:
             self._replica.may_decide()
-            self._replica.state.reservations.withdraw(task.uid, task.node)
+            if self._replica.state.reservations.withdraw(task.uid, task.node):
+                self._replica.suggestions.given_up(task.as_suggested(), task.node)
         return {"errorMessage": ""}
 
     def prioritize(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
@@ -334,9 +340,9 @@ def _read_task(raw: object, path: str) -> Task:
         raise BadRequest(400, f"{path}.Pod must be an object")
     meta = table_at(pod, "metadata")
     namespace, name, uid = (_text(meta.get(key), f"{path}.Pod.metadata.{key}") for key in ("namespace", "name", "uid"))
-    node, nominated = raw.get("NodeName"), table_at(pod, "status").get("nominatedNodeName")
-    nodes = (node if isinstance(node, str) else "", nominated if isinstance(nominated, str) else "")
-    return Task(namespace, name, uid, pod, *nodes, raw.get("Status"))
+    texts = (raw.get("NodeName"), table_at(pod, "status").get("nominatedNodeName"), raw.get("Job"))
+    node, nominated, job = (text if isinstance(text, str) else "" for text in texts)
+    return Task(namespace, name, uid, pod, node, nominated, job, raw.get("Status"))
 
 
 def _list(arguments: Mapping[str, Any], key: str) -> Sequence[Any]:

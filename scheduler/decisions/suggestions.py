@@ -9,7 +9,9 @@ What must hold:
 
 - A suggestion keeps no cards. Otherwise a gang that never fits would hold cards without a time limit. The annotation
   `mgpu.io/suggested-node` tells suggestions from nominations by schedulers (`mgpu.model.pods.read_pod`).
-- Suggestions for several pods do not count on the same cards, so that a gang is complete after few sessions.
+- Suggestions for several pods do not count on the same cards. If a gang is given up because a pod was refused, the
+  others are nominated to the nodes where they had cards, since Volcano chooses at random among equal nodes. So the gang
+  is complete after few sessions.
 - A node that Volcano does not take, for reasons that mgpu does not know, is not suggested again before all others.
 - A suggestion is removed after `_KEEP_SECONDS`, because Volcano evicts no pods for a pod that has a possible node.
 
@@ -23,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
@@ -49,6 +52,20 @@ PlanRequest = Callable[[GpuPod, Sequence[str], Sequence[str]], object]
 """Requests partitions for a pod: the nodes where it would fit with other partitions, and those where it fits."""
 
 
+class VolcanoPod(NamedTuple):
+    """A pod that Volcano places.
+
+    Attributes:
+        job: Volcano's name of the pod's group; "" if it has none.
+        selector: The pod's `spec.nodeSelector`.
+    """
+
+    uid: str
+    namespace: str
+    job: str
+    selector: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class _Suggestion:
     """What is known of one pod.
@@ -56,20 +73,23 @@ class _Suggestion:
     Attributes:
         selector: The pod's `spec.nodeSelector`.
         tried: The nodes that were refused, and those that were suggested and that Volcano did not take.
-        refused: Whether an allocation was refused since the last suggestion.
+        last: The node where the pod had cards until its gang was given up; "" if there is none.
+        is_asked: Whether an allocation was refused or given up since the last suggestion.
         holding: What the pod would hold on the suggested node, or None.
     """
 
     selector: Mapping[str, str]
     tried: set[str] = field(default_factory=set)
-    refused: bool = True
+    last: str = ""
+    is_asked: bool = True
     holding: Holding | None = None
 
 
 class Suggestions:
     """A work queue of the UIDs of pods, for one consumer thread. Any thread may call `refused` and `wake`.
 
-    `_lock` guards `_by_uid`. Only the consumer changes a `_Suggestion` without it.
+    `_lock` guards `_by_uid` and `_refused_jobs`, the time of the last refusal of each job. Only the consumer changes a
+    `_Suggestion` without it.
 
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
@@ -93,9 +113,11 @@ class Suggestions:
         self._api = api
         self._may_decide = may_decide
         self._request_plan = request_plan
+        self._clock = clock
         self._queue = Queue(clock)
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, _Suggestion] = OrderedDict()
+        self._refused_jobs: OrderedDict[str, float] = OrderedDict()
 
     def begin(self) -> None:
         """Queue the suggestions of the last leader, so that they are removed in time."""
@@ -103,22 +125,38 @@ class Suggestions:
             if SUGGESTED_NODE in gpu_pod.pod.annotations and not gpu_pod.pod.node:
                 self._queue.add(gpu_pod.pod.uid, _KEEP_SECONDS, gpu_pod.pod.namespace)
 
-    def refused(self, gpu_pod: GpuPod, node: str, known: str, selector: Mapping[str, str]) -> None:
+    def refused(self, pod: VolcanoPod, node: str, known: str) -> None:
         """Note that the cards of a node do not suffice for a pod.
 
         Args:
             known: The node to which the pod was nominated when Volcano chose the refused one; "" for none.
-            selector: The pod's `spec.nodeSelector`.
         """
-        uid = gpu_pod.pod.uid
         with self._lock:
-            suggestion = self._by_uid.setdefault(uid, _Suggestion(selector))
+            self._refused_jobs[pod.job] = self._clock()
+            self._refused_jobs.move_to_end(pod.job)
+            if len(self._refused_jobs) > _MAX_PODS:
+                self._refused_jobs.popitem(last=False)
+            suggestion = self._ask(pod)
             suggestion.tried |= {node, known} - {""}
-            suggestion.refused = True
-            self._by_uid.move_to_end(uid)
-            if len(self._by_uid) > _MAX_PODS:
-                self._by_uid.popitem(last=False)
-        self._queue.add(uid, group=gpu_pod.pod.namespace)
+            suggestion.last = ""
+
+    def given_up(self, pod: VolcanoPod, node: str) -> None:
+        """Note that Volcano has given up a pod that had cards on a node."""
+        with self._lock:
+            if not pod.job or self._clock() - self._refused_jobs.get(pod.job, -_KEEP_SECONDS) >= _KEEP_SECONDS:
+                return  # No pod of the gang was refused, so the cards of the nodes were not the reason.
+            suggestion = self._ask(pod)
+            suggestion.tried.discard(node)
+            suggestion.last = node
+
+    def _ask(self, pod: VolcanoPod) -> _Suggestion:
+        suggestion = self._by_uid.setdefault(pod.uid, _Suggestion(pod.selector))
+        suggestion.is_asked = True
+        self._by_uid.move_to_end(pod.uid)
+        if len(self._by_uid) > _MAX_PODS:
+            self._by_uid.popitem(last=False)
+        self._queue.add(pod.uid, group=pod.namespace)
+        return suggestion
 
     def run(self, stop: threading.Event) -> None:
         """Process the pods that are due until `stop` is set. Call `wake` after setting it."""
@@ -153,11 +191,11 @@ class Suggestions:
         if gpu_pod is None or gpu_pod.pod.node or gpu_pod.pod.ended or gpu_pod.pod.deleting:
             self._forget(uid)
             return
-        if suggestion is None or not suggestion.refused:
+        if suggestion is None or not suggestion.is_asked:
             self._write(gpu_pod, None)
             self._forget(uid)
             return
-        suggestion.refused = False
+        suggestion.is_asked = False
         decision = self._choose(gpu_pod, suggestion)
         suggestion.holding = decision.holding if decision else None
         if decision is None:
@@ -179,8 +217,10 @@ class Suggestions:
             self._request_plan(gpu_pod, found.repartitionable, found.passed)
         with self._lock:
             untried = [name for name in found.passed if name not in suggestion.tried]
+            last = suggestion.last
         beside = self._beside(gpu_pod.pod.uid)
-        for node in islice(self._by_score(gpu_pod, untried), _MAX_ATTEMPTS):
+        by_score = self._by_score(gpu_pod, untried)
+        for node in islice(sorted(by_score, key=lambda name: name != last), _MAX_ATTEMPTS):
             try:
                 decision = self._decider.decide_beside(gpu_pod, node, beside)
             except EffortExceeded:

@@ -61,10 +61,11 @@ class Volcano:
         pods = next(names for job, _, names in self.jobs if job == name)
         return sum(bool(self.api.pod(pod)["spec"].get("nodeName")) for pod in pods)
 
-    def session(self, order: Sequence[str] = (), binpack: str = "") -> list[str]:
+    def session(self, order: Sequence[str] = (), binpack: str = "", prefer: str = "") -> list[str]:
         """Run a session and post the Bindings. Return the bindings that were refused."""
         pods = [pod for pod in self.api.pods.values() if pod["spec"].get("nodeName")]
-        session = Session(self.api.nodes.values(), pods, self.call, binpack, predicate=self.predicate)
+        nodes = self.api.nodes.values()
+        session = Session(nodes, pods, self.call, binpack, predicate=self.predicate, prefer=prefer)
         decided: dict[str, str] = {}
         for name, minimum, names in sorted(self.jobs, key=lambda job: order.index(job[0]) if order else 0):
             decided |= session.place(Job(name, minimum, [self.api.pod(pod) for pod in names]))

@@ -38,13 +38,16 @@ def test_pod_is_bound_at_the_second_attempt_if_the_cards_of_the_first_node_do_no
     assert volcano.bound("new") == 1
 
 
-def test_gang_that_does_not_fit_holds_nothing_and_is_nominated_to_no_node_for_good() -> None:
+def test_gang_that_does_not_fit_holds_nothing() -> None:
     volcano = Blind(("n1", 3))
     volcano.job("a", 4, 60)
     volcano.sessions(4)
     assert volcano.bound("a") == 0
     assert volcano.used("n1") == [0, 0, 0]
-    assert [volcano.nominated(f"a-{i}") for i in range(4)] == [None] * 4
+    assert volcano.nominated("a-3") is None
+    volcano.job("b", 3, 60)
+    volcano.session(["b", "a"], binpack=b.CORE)
+    assert volcano.bound("b") == 3
 
 
 @pytest.mark.parametrize(("cards", "size"), [((3, 3), 4), ((4, 4, 4), 8)])
@@ -58,6 +61,25 @@ def test_of_two_gangs_for_the_same_cards_one_is_bound_whole_within_three_session
     assert sorted((volcano.bound("a"), volcano.bound("b"))) == [0, size]
     held = sum(core for i in range(len(cards)) for core in volcano.used(f"n{i}"))
     assert held == size * 60
+
+
+def test_gang_is_complete_at_the_second_attempt_whichever_node_volcano_prefers() -> None:
+    volcano = Blind(("n0", 3), ("n1", 3))
+    volcano.job("a", 4, 60)
+    volcano.session(binpack=b.CORE, prefer="n0")
+    suggested = volcano.nominated("a-3")
+    assert suggested == "n1"
+    volcano.session(binpack=b.CORE, prefer=suggested)
+    assert volcano.bound("a") == 4
+
+
+def test_gang_that_lacks_something_else_is_nominated_to_no_node() -> None:
+    volcano = Blind(("n0", 3))
+    volcano.job("a", 2, 60)
+    name, _, pods = volcano.jobs.pop()
+    volcano.jobs.append((name, 3, pods))  # A pod of the gang does not exist yet.
+    volcano.sessions(2)
+    assert [volcano.nominated(pod) for pod in pods] == [None, None]
 
 
 def test_all_cards_are_used_and_no_binding_is_refused() -> None:
