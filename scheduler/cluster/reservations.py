@@ -124,7 +124,12 @@ class Reservations:
         self._in_force[reservation.uid] = (reservation, until)
 
     def pause(self, uid: str) -> float:
-        """Return the seconds until cards may be reserved for the pod again; 0 if they may be reserved now."""
+        """Return the seconds until cards may be reserved for the pod again; 0 if they may be reserved now.
+
+        A provisional reservation begins no pause, because the Binding that it is for has not come yet.
+        """
+        if uid in self._provisional:
+            return 0.0
         series = self._series.get(uid)
         now = self._clock()
         if series is None or now - series.first < self._full_seconds or now - series.until > self._full_seconds:

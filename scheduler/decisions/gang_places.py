@@ -200,6 +200,7 @@ class Places:
             is_nominated = known is not None and known.pod.nominated_node == place.node
             if is_ended or (now - place.called >= overdue and not is_nominated):
                 del self._by_uid[uid]
+                self._state.reservations.withdraw(uid, place.node)
 
     def _choose(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone) -> _Place | Filtered:
         """Return the best place for the pod beside the other members, or why there is none."""

@@ -243,3 +243,29 @@ def test_pod_group_of_a_kind_that_cannot_be_read_is_no_gang(
     monkeypatch.setattr(three.api, "list", refuse)
     assert [three.passed("a-0") for _ in range(3)] == [["n1"]] * 3
     assert len(calls) == 1
+
+
+def test_gang_whose_reservations_have_ended_often_is_bound_within_a_short_one(three: GangCluster) -> None:
+    """The members wait for one without GPUs. The pause after a short reservation is not for its first Binding."""
+    three.gang("a", 3)
+    for _ in range(5):
+        for pod in three.gangs["a"]:
+            assert three.passed(pod) == ["n1"]
+        assert three.held() == {"a-0", "a-1", "a-2"}
+        three.replica.clock.now += 31
+        three.replica.decider.check_overdue()
+        assert three.held() == set()
+    for pod in three.gangs["a"]:
+        assert three.passed(pod) == ["n1"]
+    assert three.held() == {"a-0", "a-1", "a-2"}
+    assert bind_all(three.replica, {f"uid-{pod}": "n1" for pod in three.gangs["a"]}) == []
+
+
+def test_reservation_of_a_member_that_is_being_deleted_ends_at_the_next_call() -> None:
+    cluster = GangCluster(("n1", 1), ("n2", 1))
+    cluster.gang("a", 2)
+    for pod in cluster.gangs["a"]:
+        assert len(cluster.passed(pod)) == 1
+    edit(cluster, "a-0", lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-23T15:00:00Z"))
+    assert len(cluster.passed("a-1")) == 1
+    assert cluster.held() == set()
