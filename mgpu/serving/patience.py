@@ -20,6 +20,10 @@ PATIENCE_SECONDS = 10.0
 webhook whose configuration sets no `timeoutSeconds`."""
 
 
+_MOST_HELD = 1 << 16
+"""The most bytes that a socket collects before it sends them."""
+
+
 class PatientSocket(socket.socket):
     """A socket whose timeout is the part of PATIENCE_SECONDS that is left for the current request.
 
@@ -27,6 +31,18 @@ class PatientSocket(socket.socket):
     time is up, the socket raises ConnectionResetError, as if the peer had reset the connection. gunicorn closes such a
     connection silently.
     """
+
+    _held: bytearray | None = None
+
+    def hold(self) -> None:
+        """Collect what is sent from now on until `release`."""
+        self._held = bytearray()
+
+    def release(self) -> None:
+        """Send what was collected, and collect no more."""
+        held, self._held = self._held, None
+        if held:
+            self.sendall(held)
 
     def setblocking(self, flag: bool) -> None:
         self.settimeout(PATIENCE_SECONDS if flag else 0.0)
@@ -38,6 +54,10 @@ class PatientSocket(socket.socket):
         return self._limit(super().send, data, flags)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
+        if self._held is not None and len(self._held) + len(data) <= _MOST_HELD:
+            self._held += data
+            return
+        self.release()
         self._limit(super().sendall, data, flags)
 
     def _limit(self, call: Callable[..., T], *arguments: Any) -> T:

@@ -2,7 +2,7 @@
 
 The webhook, the scheduler and the servers of the benchmarks call `serve`. gunicorn sends the headers and the body of a
 reply in two writes. A client that delays its acknowledgements would get the second TCP segment 40 ms later
-(docs/design/kubernetes.md, "kube-scheduler's extender"). With TCP_CORK the kernel sends both writes together.
+(docs/design/kubernetes.md, "kube-scheduler's extender"). So the socket collects both writes and sends them together.
 """
 
 import errno
@@ -27,6 +27,7 @@ from mgpu.serving import worker
 from mgpu.serving.callers import Callers, restrict_callers, warn_if_open
 from mgpu.serving.heap import configure_heap
 from mgpu.serving.logs import RateLimitFilter
+from mgpu.serving.patience import PatientSocket
 from mgpu.serving.tls_context import ReloadingContext
 
 if TYPE_CHECKING:
@@ -146,16 +147,20 @@ def _send_in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
     """
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        connection: socket.socket = environ["gunicorn.socket"]
+        connection: PatientSocket = environ["gunicorn.socket"]
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
             closes = any(name.lower() == "connection" and value.lower() == "close" for name, value in headers)
             if closes or _is_unread(environ["wsgi.input"]):
                 _request.current.force_close()
-            _cork(connection, on=True)
+            connection.hold()
             return start_response(status, headers, exc_info)
 
-        return ClosingIterator(app(environ, start), lambda: _cork(connection, on=False))
+        try:
+            return ClosingIterator(app(environ, start), connection.release)
+        except BaseException:
+            connection.release()
+            raise
 
     return served
 
@@ -166,11 +171,6 @@ def _is_unread(body: Any) -> bool:
     gunicorn would read up to 64 KiB of the rest before the next request, at the speed at which the client sends it.
     """
     return bool(getattr(body.reader, "length", 0) or getattr(body.reader, "parser", None))
-
-
-def _cork(connection: socket.socket, *, on: bool) -> None:
-    if connection.fileno() >= 0:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
 
 
 class _Logger(Logger):  # type: ignore[misc]
