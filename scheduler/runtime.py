@@ -183,11 +183,11 @@ class Process:
         self._writers = [
             self._run("late decisions", lambda: self.late.run(self._stop)),
             self._run("mtgpupods", lambda: self.mtgpus.run(self._stop)),
+            # This thread also removes suggestions after the verbs for Volcano were turned off.
+            self._run("suggestions", lambda: self.suggestions.run(self._stop)),
         ]
         if self.settings.dialects.slices.enabled:
             self._writers.append(self._run("planning", lambda: self.planning.run(self._stop)))
-        if self.settings.scheduler.volcano_port >= 0:
-            self._writers.append(self._run("suggestions", lambda: self.suggestions.run(self._stop)))
 
     def end(self) -> None:
         """Stop deciding, and wait until the writes have arrived and another replica may lead, at most `_END_SECONDS`.

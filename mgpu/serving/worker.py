@@ -19,12 +19,13 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gunicorn.sock import ssl_wrap_socket
 from gunicorn.util import close, close_graceful
@@ -38,6 +39,7 @@ from mgpu.serving.patience import PatientSocket
 from mgpu.serving.request_head import Parser
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 CONNECTIONS = 1000
 """The most connections of a worker to all addresses together."""
 STRANGERS = 32
@@ -51,7 +53,12 @@ done."""
 LINGER_SECONDS = 0.05
 """How long a thread waits for the next request of a connection before the event loop waits instead. Under load, the
 next request comes within milliseconds, and moving the connection between the event loop and a thread costs about as
-much as a short request. At most half of the threads of a lane wait."""
+much as a short request. No thread waits while a request waits for a thread."""
+_LINGERING = 4
+"""How many threads of a lane may stay with their connections at a time. With many more, the event loop would wait long
+for Python's lock, and with it all other connections."""
+_MOST_SERVED = 16
+"""How many requests of a connection a thread serves in succession, so that other connections get their turn."""
 # Few threads do the cryptography of strangers' handshakes, so that callers keep most of the CPU.
 _HANDSHAKE_THREADS = 4
 # The TLS alerts of clients that do not trust the serving certificate. Go's client always sends bad_certificate.
@@ -67,17 +74,33 @@ _DISTRUST = frozenset(
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+class _Pool(ThreadPoolExecutor):
+    """An executor that tells whether calls wait for a thread: `waiting` has an item for each of them."""
+
+    def __init__(self, threads: int, name: str = "") -> None:
+        super().__init__(threads, name)
+        self.waiting: deque[None] = deque()
+
+    def submit(self, call: Callable[..., T], /, *arguments: Any, **options: Any) -> "Future[T]":
+        self.waiting.append(None)
+        return super().submit(self._start, call, *arguments, **options)
+
+    def _start(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        self.waiting.pop()
+        return call(*arguments, **options)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
     """The connections of callers or strangers to an address, and their threads.
 
     Attributes:
-        lingering: Limits the number of threads that wait for the next request of a connection.
+        lingering: Limits the number of threads that stay with a connection.
     """
 
     connections: ConnectionLimit[Any]
     handshakes: ThreadPoolExecutor
-    requests: ThreadPoolExecutor
+    requests: _Pool
     closing: ThreadPoolExecutor
     lingering: threading.Semaphore
 
@@ -145,15 +168,15 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             blocks = listen.callers.blocks
         elif is_within(server[0], LOOPBACK):
             blocks = LOOPBACK  # every peer is in the same pod, such as kube-scheduler next to its extender
-        requests = ThreadPoolExecutor(self.cfg.threads)
-        lingering = threading.Semaphore(self.cfg.threads // 2)
+        requests = _Pool(self.cfg.threads)
+        lingering = threading.Semaphore(_LINGERING)
         callers = _Lane(ConnectionLimit(CONNECTIONS), requests, requests, ThreadPoolExecutor(8, "close"), lingering)
         strangers = _Lane(
             ConnectionLimit(HANDSHAKES if by_certificate else STRANGERS),
             ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-handshakes"),
-            ThreadPoolExecutor(STRANGERS, "strangers"),
+            _Pool(STRANGERS, "strangers"),
             ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-close"),
-            threading.Semaphore(STRANGERS // 2),
+            threading.Semaphore(_LINGERING),
         )
         return _Address(config, blocks, callers, strangers)
 
@@ -258,23 +281,33 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def handle(self, conn: Any) -> Any:
         """Serve the request of a connection, and those that follow soon. Runs in a thread of the lane."""
         result = conn in conn.lane.connections and super().handle(conn)
-        while result is True and self._has_next_request(conn):
-            result = super().handle(conn)
-        return result
-
-    def _has_next_request(self, conn: Any) -> bool:
-        """Wait for at most `LINGER_SECONDS`, and return whether the connection has a request that can be read."""
-        if conn.parser.unreader.buf.getvalue() or not self.alive or not conn.lane.lingering.acquire(blocking=False):
-            return False
+        if result is not True or not conn.lane.lingering.acquire(blocking=False):
+            return result
         try:
-            poll = select.poll()
-            poll.register(conn.sock, select.POLLIN)
-            is_readable = _has_decrypted_bytes(conn.sock) or bool(poll.poll(LINGER_SECONDS * 1000))
-        except (OSError, ValueError):
-            return False  # Another stranger's connection has taken its place, and closed it.
+            for _ in range(_MOST_SERVED):
+                if result is not True or not self._has_next_request(conn):
+                    break
+                result = super().handle(conn)
         finally:
             conn.lane.lingering.release()
-        return is_readable and self.alive and conn in conn.lane.connections
+        return conn in conn.lane.connections if result is True else result
+
+    def _has_next_request(self, conn: Any) -> bool:
+        """Wait for at most `LINGER_SECONDS`, and return whether the connection has a request that can be read.
+
+        Do not wait, and leave the thread, if other requests wait for one.
+        """
+        if conn.parser.unreader.buf.getvalue() or not self.alive:
+            return False
+        if _has_decrypted_bytes(conn.sock):
+            return True  # The socket need not become readable again, so the event loop would wait in vain.
+        if conn.lane.requests.waiting:
+            return False
+        poll = select.poll()
+        poll.register(conn.sock, select.POLLIN)
+        is_readable = bool(poll.poll(LINGER_SECONDS * 1000))
+        is_usable = self.alive and conn in conn.lane.connections
+        return is_readable and is_usable and not conn.lane.requests.waiting
 
     def on_pending_socket_readable(self, conn: Any, client: socket.socket) -> None:
         if client.fileno() >= 0:  # otherwise an earlier event of the same poll closed it

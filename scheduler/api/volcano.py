@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from flask import Flask
 
 from mgpu.model.errors import BadObject, Problem, RetryLater
-from mgpu.model.gpu_requests import Rejection
+from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.pods import read_pod
 from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import new_app, serve_posts
@@ -46,7 +46,11 @@ Verb = Callable[[Body, CallerGone], dict[str, Any]]
 _TOKEN = re.compile(r"[A-Za-z0-9]{32,}")
 _POINTS = 10
 """The score of Volcano's own plugins is at most 100 (k8s.io/kube-scheduler MaxNodeScore). mgpu's is at most 10."""
-_MAX_ROUNDS = 1_000
+_OF_THE_POD = frozenset(
+    (RejectionKind.BINDINGS_FAIL, RejectionKind.BOUND_ALREADY, RejectionKind.GATED, RejectionKind.MALFORMED)
+)
+"""The kinds of rejections that no other node would change."""
+_MAX_ROUNDS = 100
 """The most pods whose predicates are collected at a time."""
 _PROMISED = "what is free here is promised to pods that wait for evicted ones"
 
@@ -97,7 +101,9 @@ class Task(NamedTuple):
     status: object
 
     def as_suggested(self) -> VolcanoPod:
-        return VolcanoPod(self.uid, self.namespace, self.job, table_at(self.pod, "spec", "nodeSelector"))
+        return VolcanoPod(
+            self.uid, self.namespace, self.nominated_node, self.job, table_at(self.pod, "spec", "nodeSelector")
+        )
 
 
 class VolcanoExtender:
@@ -156,7 +162,8 @@ class VolcanoExtender:
         # This is checked again, because the process may have been suspended and another replica may lead by now.
         self._replica.may_decide()
         if isinstance(decision, Rejection):
-            self._replica.suggestions.refused(task.as_suggested(), task.node, task.nominated_node)
+            if decision.kind not in _OF_THE_POD:
+                self._replica.suggestions.refused(task.as_suggested(), task.node)
             return {"errorMessage": f"no cards for this pod on {task.node}: {decision}"}
         return {"errorMessage": ""}
 

@@ -15,9 +15,11 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.gangs import POD_GROUP_PATHS, GangName, read_pod_group
 
 _NEW_SECONDS = 10.0
-"""How long a group that does not exist is read at every call. kube-scheduler may learn of it at any moment."""
+"""For how long after its first absence a group is read at every call, because kube-scheduler may see it first."""
 _PAUSE_SECONDS = 10.0
 """The time between reads of a group that still does not exist, or that cannot be read. The watch delivers it too."""
+_FORGET_SECONDS = 60.0
+"""After how long without a call a group counts as new again."""
 _MAX_ABSENT = 1000
 """The most absent groups that are remembered. The others are read at every call."""
 
@@ -41,6 +43,8 @@ class PodGroupReader:
         since, due = self._absent.get(name, (now, now))
         if now < due:
             return None
+        if now - due >= _FORGET_SECONDS:
+            since = now  # Nobody has asked for long, so this may be a new group of the same name.
         collection, _, kind = POD_GROUP_PATHS[name.source].rpartition("/")
         path = f"{collection}/namespaces/{quote(name.namespace, safe='')}/{kind}"
         try:

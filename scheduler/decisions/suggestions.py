@@ -9,11 +9,13 @@ What must hold:
 
 - A suggestion keeps no cards. Otherwise a gang that never fits would hold cards without a time limit. The annotation
   `mgpu.io/suggested-node` tells suggestions from nominations by schedulers (`mgpu.model.pods.read_pod`).
-- Suggestions for several pods do not count on the same cards. If a gang is given up because a pod was refused, the
+- Suggestions never promise the same cards to two pods. If a gang is given up because a pod was refused, the
   others are nominated to the nodes where they had cards, since Volcano chooses at random among equal nodes. So the gang
   is complete after few sessions.
-- A node that Volcano does not take, for reasons that mgpu does not know, is not suggested again before all others.
-- A suggestion is removed after `_KEEP_SECONDS`, because Volcano evicts no pods for a pod that has a possible node.
+- A node that Volcano does not take, for reasons that mgpu does not know, is suggested again only after all others.
+- A suggestion is removed after `_KEEP_SECONDS`, because Volcano evicts no pods for a pod that has a possible node. A
+  write that fails is repeated.
+- A nomination by Volcano itself is not changed.
 
 `scheduler.runtime` runs `Suggestions` on a thread.
 """
@@ -23,7 +25,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -42,10 +44,12 @@ from scheduler.work_queue import Queue
 log = logging.getLogger(__name__)
 
 _KEEP_SECONDS = 30.0
-"""How long a suggestion is kept after the last refused allocation of its pod."""
-_MAX_PODS = 1_000
-"""The most pods whose suggestions are remembered. Beyond that, the oldest is forgotten, but stays in the pod."""
-_MAX_ATTEMPTS = 16
+"""How long a suggestion is kept after an allocation of its pod was last refused or given up."""
+_MAX_PODS = 500
+"""The most pods whose suggestions are remembered. Beyond that, the oldest is forgotten, and removed from its pod."""
+_SPARE_NODES = 16
+"""The most nodes that a search tries in vain, apart from those that are suggested to other pods."""
+_MAX_ATTEMPTS = 128
 """The most nodes on which the engine searches for cards for one suggestion."""
 
 PlanRequest = Callable[[GpuPod, Sequence[str], Sequence[str]], object]
@@ -53,15 +57,17 @@ PlanRequest = Callable[[GpuPod, Sequence[str], Sequence[str]], object]
 
 
 class VolcanoPod(NamedTuple):
-    """A pod that Volcano places.
+    """A pod as Volcano knows it.
 
     Attributes:
+        nominated_node: The node to which the pod was nominated when Volcano read it; "" for none.
         job: Volcano's name of the pod's group; "" if it has none.
         selector: The pod's `spec.nodeSelector`.
     """
 
     uid: str
     namespace: str
+    nominated_node: str
     job: str
     selector: Mapping[str, str]
 
@@ -72,24 +78,29 @@ class _Suggestion:
 
     Attributes:
         selector: The pod's `spec.nodeSelector`.
+        asked: When an allocation was last refused or given up.
+        asks: How often this was so.
+        answered: The value of `asks` at the last suggestion.
+        known: The node to which the pod was nominated then; "" for none.
         tried: The nodes that were refused, and those that were suggested and that Volcano did not take.
         last: The node where the pod had cards until its gang was given up; "" if there is none.
-        is_asked: Whether an allocation was refused or given up since the last suggestion.
         holding: What the pod would hold on the suggested node, or None.
     """
 
     selector: Mapping[str, str]
+    asked: float = 0.0
+    asks: int = 0
+    answered: int = 0
+    known: str = ""
     tried: set[str] = field(default_factory=set)
     last: str = ""
-    is_asked: bool = True
     holding: Holding | None = None
 
 
 class Suggestions:
     """A work queue of the UIDs of pods, for one consumer thread. Any thread may call `refused` and `wake`.
 
-    `_lock` guards `_by_uid` and `_refused_jobs`, the time of the last refusal of each job. Only the consumer changes a
-    `_Suggestion` without it.
+    `_lock` guards `_by_uid` with its values, and `_refused_jobs`, the time of the last refusal of each job.
 
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
@@ -120,30 +131,31 @@ class Suggestions:
         self._refused_jobs: OrderedDict[str, float] = OrderedDict()
 
     def begin(self) -> None:
-        """Queue the suggestions of the last leader, so that they are removed in time."""
+        """Forget what was known in an earlier term, and queue the suggestions of the last leader for removal."""
+        with self._lock:
+            self._by_uid.clear()
+            self._refused_jobs.clear()
         for gpu_pod in self._state.gpu_pods():
             if SUGGESTED_NODE in gpu_pod.pod.annotations and not gpu_pod.pod.node:
                 self._queue.add(gpu_pod.pod.uid, _KEEP_SECONDS, gpu_pod.pod.namespace)
 
-    def refused(self, pod: VolcanoPod, node: str, known: str) -> None:
-        """Note that the cards of a node do not suffice for a pod.
-
-        Args:
-            known: The node to which the pod was nominated when Volcano chose the refused one; "" for none.
-        """
+    def refused(self, pod: VolcanoPod, node: str) -> None:
+        """Note that the pod gets no cards on a node."""
         with self._lock:
-            self._refused_jobs[pod.job] = self._clock()
-            self._refused_jobs.move_to_end(pod.job)
-            if len(self._refused_jobs) > _MAX_PODS:
-                self._refused_jobs.popitem(last=False)
+            if pod.job:
+                self._refused_jobs[pod.job] = self._clock()
+                self._refused_jobs.move_to_end(pod.job)
+                if len(self._refused_jobs) > _MAX_PODS:
+                    self._refused_jobs.popitem(last=False)
             suggestion = self._ask(pod)
-            suggestion.tried |= {node, known} - {""}
+            suggestion.tried |= {node, pod.nominated_node} - {""}
             suggestion.last = ""
 
     def given_up(self, pod: VolcanoPod, node: str) -> None:
         """Note that Volcano has given up a pod that had cards on a node."""
         with self._lock:
-            if not pod.job or self._clock() - self._refused_jobs.get(pod.job, -_KEEP_SECONDS) >= _KEEP_SECONDS:
+            refused = self._refused_jobs.get(pod.job)
+            if refused is None or self._clock() - refused >= _KEEP_SECONDS:
                 return  # No pod of the gang was refused, so the cards of the nodes were not the reason.
             suggestion = self._ask(pod)
             suggestion.tried.discard(node)
@@ -151,7 +163,9 @@ class Suggestions:
 
     def _ask(self, pod: VolcanoPod) -> _Suggestion:
         suggestion = self._by_uid.setdefault(pod.uid, _Suggestion(pod.selector))
-        suggestion.is_asked = True
+        suggestion.asked = self._clock()
+        suggestion.asks += 1
+        suggestion.known = pod.nominated_node
         self._by_uid.move_to_end(pod.uid)
         if len(self._by_uid) > _MAX_PODS:
             self._by_uid.popitem(last=False)
@@ -172,41 +186,63 @@ class Suggestions:
             self._process(uid)
 
     def _process(self, uid: str) -> None:
-        """Suggest a node for a pod, or remove its suggestion. After an error, the next refusal is another attempt."""
+        """Suggest a node for a pod, or remove its suggestion. If that fails, repeat it with growing pauses."""
         try:
             self._may_decide()
+        except RetryLater:
+            return  # The replica that decides next removes the suggestions.
+        try:
             self._attempt(uid)
-        except RetryLater as error:
-            log.debug("no node is suggested: %s", error, extra={"pod": uid})
-        except (ApiError, Unreachable) as error:
-            log.warning("cannot suggest a node to Volcano: %s", error, extra={"pod": uid})
+        except (ApiError, Unreachable, RetryLater, EffortExceeded) as error:
+            log.info("cannot suggest a node to Volcano yet: %s", error, extra={"pod": uid})
+            self._repeat(uid)
         except Exception:
             # Nothing outside of this function handles errors. An error with one pod must not affect the others.
             log.exception("cannot suggest a node to Volcano", extra={"pod": uid})
+            self._repeat(uid)
+        else:
+            self._queue.done(uid)
+
+    def _repeat(self, uid: str) -> None:
+        gpu_pod = self._state.gpu_pod(uid)
+        self._queue.add_again(uid, gpu_pod.pod.namespace if gpu_pod else "")
 
     def _attempt(self, uid: str) -> None:
         gpu_pod = self._state.gpu_pod(uid)
+        if gpu_pod is None or gpu_pod.pod.node or gpu_pod.pod.ended or gpu_pod.pod.deleting:
+            with self._lock:
+                self._by_uid.pop(uid, None)
+            return
         with self._lock:
             suggestion = self._by_uid.get(uid)
-        if gpu_pod is None or gpu_pod.pod.node or gpu_pod.pod.ended or gpu_pod.pod.deleting:
-            self._forget(uid)
+            if suggestion is not None and suggestion.asks == suggestion.answered:
+                left = suggestion.asked + _KEEP_SECONDS - self._clock()
+                if left > 0:
+                    self._queue.add(uid, left, gpu_pod.pod.namespace)
+                    return
+                del self._by_uid[uid]
+                suggestion = None
+            asked = replace(suggestion, tried=set(suggestion.tried)) if suggestion else None
+        if suggestion is None or asked is None:
+            self._remove(gpu_pod)
             return
-        if suggestion is None or not suggestion.is_asked:
-            self._write(gpu_pod, None)
-            self._forget(uid)
-            return
-        suggestion.is_asked = False
-        decision = self._choose(gpu_pod, suggestion)
-        suggestion.holding = decision.holding if decision else None
-        if decision is None:
-            with self._lock:
-                suggestion.tried.clear()
-        self._write(gpu_pod, decision.node if decision else None)
+        decision = self._suggest(gpu_pod, asked)
+        with self._lock:
+            suggestion.answered = asked.asks
+            suggestion.holding = decision.holding if decision else None
+            if decision is None:
+                suggestion.tried -= asked.tried
         self._queue.add(uid, _KEEP_SECONDS, gpu_pod.pod.namespace)
 
-    def _forget(self, uid: str) -> None:
-        with self._lock:
-            self._by_uid.pop(uid, None)
+    def _suggest(self, gpu_pod: GpuPod, suggestion: _Suggestion) -> Reservation | None:
+        """Suggest a node, and return the cards of the pod there. If there is none, remove the last suggestion."""
+        pod = gpu_pod.pod
+        decision = None if pod.nominated_node else self._choose(gpu_pod, suggestion)
+        if decision is None:
+            self._remove(gpu_pod)
+        elif not pod.annotations.get(SUGGESTED_NODE) == suggestion.known == decision.node:
+            self._write(gpu_pod, decision.node, {"nominatedNodeName": decision.node})
+        return decision
 
     def _choose(self, gpu_pod: GpuPod, suggestion: _Suggestion) -> Reservation | None:
         """Return the cards on the best node that was not tried, beside what other pods would get, or None."""
@@ -215,12 +251,11 @@ class Suggestions:
         found = self._filter.filter(gpu_pod, [node.name for node in nodes])
         if found.repartitionable:
             self._request_plan(gpu_pod, found.repartitionable, found.passed)
-        with self._lock:
-            untried = [name for name in found.passed if name not in suggestion.tried]
-            last = suggestion.last
+        untried = [name for name in found.passed if name not in suggestion.tried]
         beside = self._beside(gpu_pod.pod.uid)
+        attempts = min(len({holding.node for holding in beside}) + _SPARE_NODES, _MAX_ATTEMPTS)
         by_score = self._by_score(gpu_pod, untried)
-        for node in islice(sorted(by_score, key=lambda name: name != last), _MAX_ATTEMPTS):
+        for node in islice(sorted(by_score, key=lambda name: name != suggestion.last), attempts):
             try:
                 decision = self._decider.decide_beside(gpu_pod, node, beside)
             except EffortExceeded:
@@ -243,14 +278,19 @@ class Suggestions:
         gpu_pod = self._state.gpu_pod(uid)
         return gpu_pod is not None and not gpu_pod.pod.node and self._state.reservation(uid) is None
 
-    def _write(self, gpu_pod: GpuPod, node: str | None) -> None:
-        """Nominate the pod to a node, or remove the suggestion. A nomination by a scheduler is not removed."""
+    def _remove(self, gpu_pod: GpuPod) -> None:
+        """Remove the suggestion from a pod, if it has one, but not a nomination by a scheduler."""
         pod = gpu_pod.pod
-        if pod.annotations.get(SUGGESTED_NODE) == node:
-            return
-        meta = {"uid": pod.uid, "annotations": {SUGGESTED_NODE: node}}
-        body = {"metadata": meta, "status": {"nominatedNodeName": node}}
-        self._api.patch(f"{pod_path(pod.namespace, pod.name)}/status", body)
+        if SUGGESTED_NODE in pod.annotations:
+            # A scheduler may nominate the pod at the same time, so the pod must not have changed.
+            self._write(gpu_pod, None, {} if pod.nominated_node else {"nominatedNodeName": None}, gpu_pod.version)
+
+    def _write(self, gpu_pod: GpuPod, node: str | None, status: Mapping[str, object], version: str = "") -> None:
+        pod = gpu_pod.pod
+        meta: dict[str, object] = {"uid": pod.uid, "annotations": {SUGGESTED_NODE: node}}
+        if version:
+            meta["resourceVersion"] = version
+        self._api.patch(f"{pod_path(pod.namespace, pod.name)}/status", {"metadata": meta, "status": dict(status)})
 
 
 def _matches(node: Node, selector: Mapping[str, str]) -> bool:

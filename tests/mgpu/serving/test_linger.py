@@ -7,16 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn.workers import gthread
 
 from mgpu.serving import worker
 from mgpu.serving.worker import Worker
 
 
 class Lane(SimpleNamespace):
-    """A lane with one connection, of which one thread may wait for a next request."""
+    """A lane with one connection, and one thread that may stay with it."""
 
     def __init__(self) -> None:
-        super().__init__(connections=set(), lingering=threading.Semaphore(1))
+        super().__init__(connections=set(), lingering=threading.Semaphore(1), requests=SimpleNamespace(waiting=[]))
 
 
 @pytest.fixture
@@ -34,13 +35,26 @@ def connection(sock: socket.socket, read_ahead: bytes = b"") -> Any:
 
 
 def lingering(conn: Any, *, alive: bool = True) -> bool:
-    """Return what the worker's method returns, and check that no thread counts as waiting afterwards."""
     own = Worker.__new__(Worker)
     own.alive = alive
+    return own._has_next_request(conn)
+
+
+def served(conn: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many requests a thread serves before it leaves the connection."""
+    count: list[Any] = []
+
+    def handle(*arguments: Any) -> bool:
+        count.append(arguments)
+        return True
+
+    monkeypatch.setattr(gthread.ThreadWorker, "handle", handle)
+    own = Worker.__new__(Worker)
+    own.alive = True
     free = conn.lane.lingering._value
-    result = own._has_next_request(conn)
+    assert own.handle(conn)
     assert conn.lane.lingering._value == free
-    return result
+    return len(count)
 
 
 Pair = tuple[socket.socket, socket.socket]
@@ -59,22 +73,34 @@ def test_connection_without_a_next_request_goes_back_to_the_event_loop(sockets: 
     assert not lingering(connection(sockets[0]))
 
 
-def test_no_thread_waits_beyond_the_limit(sockets: Pair) -> None:
+def test_thread_leaves_a_connection_that_sends_without_end(sockets: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = sockets
+    theirs.sendall(b"x")  # `handle` is replaced, so nobody reads it.
+    assert served(connection(ours), monkeypatch) == 1 + worker._MOST_SERVED
+
+
+def test_no_thread_stays_beyond_the_limit(sockets: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = sockets
     theirs.sendall(b"x")
     conn = connection(ours)
     with conn.lane.lingering:
-        assert not lingering(conn)
-    assert lingering(conn)
+        assert served(conn, monkeypatch) == 1
 
 
-@pytest.mark.parametrize("case", ["stopping", "replaced", "read ahead", "closed"])
-def test_connection_is_not_read_if_it_may_not_be_used(sockets: Pair, case: str) -> None:
+def test_connection_that_was_replaced_meanwhile_is_closed(sockets: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    conn = connection(sockets[0])
+    monkeypatch.setattr(Worker, "_has_next_request", lambda *_: conn.lane.connections.clear())
+    monkeypatch.setattr(gthread.ThreadWorker, "handle", lambda *_: True)
+    assert not Worker.__new__(Worker).handle(conn)
+
+
+@pytest.mark.parametrize("case", ["stopping", "replaced", "read ahead", "others wait"])
+def test_connection_is_not_read_if_it_may_not_keep_its_thread(sockets: Pair, case: str) -> None:
     ours, theirs = sockets
     theirs.sendall(b"x")
     conn = connection(ours, b"GET" if case == "read ahead" else b"")
     if case == "replaced":
         conn.lane.connections = []
-    elif case == "closed":
-        ours.close()
+    elif case == "others wait":
+        conn.lane.requests.waiting.append(None)
     assert not lingering(conn, alive=case != "stopping")

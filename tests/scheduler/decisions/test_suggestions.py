@@ -165,24 +165,86 @@ def test_suggestion_is_removed_once_its_time_is_up() -> None:
 
 def test_suggestion_of_the_last_leader_is_removed() -> None:
     volcano = refused_pod()
-    volcano.api.patch(
-        "/api/v1/namespaces/default/pods/p/status",
-        {"metadata": {"annotations": {SUGGESTED_NODE: "n1"}}, "status": {"nominatedNodeName": "n1"}},
-    )
-    volcano.replica.suggestions = type(volcano.replica.suggestions)(
-        volcano.replica.state,
-        volcano.replica.filter,
-        volcano.replica.decider,
-        volcano.api,  # type: ignore[arg-type]
-        volcano.replica.may_decide,
-        volcano.replica.planning.request_plan,
-        volcano.replica.clock,
-    )
+    volcano.replica.suggestions.work()
     volcano.replica.deliver()
+    assert volcano.nominated("p")
     volcano.replica.suggestions.begin()
     volcano.replica.clock.now += suggestions._KEEP_SECONDS + 1
     volcano.replica.suggestions.work()
     assert volcano.nominated("p") is None
+    assert not volcano.replica.suggestions._by_uid
+
+
+def test_removal_that_fails_is_repeated() -> None:
+    volcano = refused_pod()
+    volcano.replica.suggestions.work()
+    volcano.replica.deliver()
+    volcano.replica.clock.now += suggestions._KEEP_SECONDS + 1
+    volcano.api.reachable = False
+    volcano.replica.suggestions.work()
+    volcano.api.reachable = True
+    volcano.replica.clock.now += 1
+    volcano.replica.suggestions.work()
+    assert volcano.nominated("p") is None
+
+
+def test_nomination_by_a_scheduler_after_a_suggestion_is_not_removed() -> None:
+    volcano = refused_pod()
+    volcano.replica.suggestions.work()
+    suggested = volcano.nominated("p")
+    other = "n0" if suggested == "n1" else "n1"
+    volcano.api.edit_pod("p", lambda pod: pod["status"].update(nominatedNodeName=other))
+    volcano.replica.deliver()
+    volcano.replica.clock.now += suggestions._KEEP_SECONDS + 1
+    volcano.replica.suggestions.work()
+    assert volcano.nominated("p") == other
+    assert SUGGESTED_NODE not in volcano.api.annotations("p")
+
+
+def test_suggestion_that_was_removed_by_others_is_written_again() -> None:
+    volcano = refused_pod()
+    volcano.replica.suggestions.work()
+    volcano.api.edit_pod("p", lambda pod: pod["status"].pop("nominatedNodeName"))
+    volcano.replica.deliver()
+    volcano.call("allocate", {"task": task(volcano.api.pod("p"), volcano.api.pod("old-0")["spec"]["nodeName"])})
+    volcano.replica.suggestions.work()
+    assert volcano.nominated("p")
+
+
+def test_refusal_during_an_attempt_does_not_remove_the_suggestion() -> None:
+    volcano = refused_pod()
+    full = volcano.api.pod("old-0")["spec"]["nodeName"]
+    volcano.api.between = lambda: volcano.call("allocate", {"task": task(volcano.api.pod("p"), full)})
+    volcano.replica.suggestions.work()
+    volcano.replica.deliver()
+    volcano.replica.suggestions.work()
+    assert volcano.nominated("p")
+
+
+def test_more_pods_than_a_search_has_attempts_get_nodes_of_their_own() -> None:
+    volcano = Blind(*((f"n{i:02}", 1) for i in range(30)))
+    volcano.job("old", 1, 60)
+    volcano.session(binpack=b.CORE)
+    full = volcano.api.pod("old-0")["spec"]["nodeName"]
+    for i in range(24):
+        volcano.api.put("pods", wanting(f"p{i}", 60))
+    volcano.replica.deliver()
+    for i in range(24):
+        volcano.call("allocate", {"task": task(volcano.api.pod(f"p{i}"), full)})
+    volcano.replica.suggestions.work()
+    assert len({volcano.nominated(f"p{i}") for i in range(24)} - {None, full}) == 24
+
+
+def test_rejection_of_the_pod_itself_removes_no_suggestion() -> None:
+    volcano = refused_pod()
+    volcano.replica.suggestions.work()
+    volcano.replica.deliver()
+    suggested = volcano.nominated("p")
+    volcano.api.edit_pod("p", lambda pod: pod["spec"].update(schedulingGates=[{"name": "a/b"}]))
+    volcano.replica.deliver()
+    volcano.call("allocate", {"task": task(volcano.api.pod("p"), suggested)})
+    volcano.replica.suggestions.work()
+    assert volcano.nominated("p") == suggested
 
 
 def test_nomination_by_a_scheduler_is_not_removed() -> None:
