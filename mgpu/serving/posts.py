@@ -47,16 +47,23 @@ FAILED = Reply({"error": "internal error; the log has the details"}, 500)
 
 
 class _Input:
-    """The body of a request whose client may disconnect."""
+    """The body of a request whose client may disconnect.
 
-    def __init__(self, stream: Any) -> None:
+    Args:
+        left: the length of the body, if `stream` does not end with it; else None (`wsgi.input_terminated`).
+    """
+
+    def __init__(self, stream: Any, left: int | None) -> None:
         self._stream = stream
+        self._left = left
 
     def read(self, size: int, /) -> bytes:
         try:
-            data: bytes = self._stream.read(size)
+            data: bytes = self._stream.read(size if self._left is None else min(size, self._left))
         except OSError as error:
             raise BadRequest(400, "the client has disconnected") from error
+        if self._left is not None:
+            self._left -= len(data)
         return data
 
 
@@ -83,10 +90,12 @@ class Posts:
 @contextmanager
 def read_body() -> Iterator[bytearray]:
     """Read the body of the current request as `RequestMemory.read` does, within the limits of the app."""
-    length = str(_current.environ.get("CONTENT_LENGTH") or "")
-    if length.isdecimal():
-        _current.memory.check_length(int(length))
-    with _current.memory.read(_Input(_current.environ["wsgi.input"])) as body:
+    environ = _current.environ
+    text = str(environ.get("CONTENT_LENGTH") or "")
+    length = int(text) if text.isdecimal() else 0
+    _current.memory.check_length(length)
+    is_terminated = environ.get("wsgi.input_terminated", False)
+    with _current.memory.read(_Input(environ["wsgi.input"], None if is_terminated else length)) as body:
         yield body
 
 

@@ -68,7 +68,8 @@ CONSEQUENCES: dict[Key, str] = {
         "example of images)"
     ),
     _key(_SCHEDULER, "pods/status", "patch"): (
-        "set the phase of any pod to Failed (`scheduler-policy.yaml` prevents other changes)"
+        "set the phase of any pod to Failed; suggest a node to the scheduler of any pod (`scheduler-policy.yaml` "
+        "prevents other changes)"
     ),
     _key(_SCHEDULER, "pods/binding", "create"): (
         "bind any waiting pod to any node (`scheduler-policy.yaml` denies annotations other than those of its cards)"

@@ -326,7 +326,7 @@ def test_suspended_leader_writes_nothing_for_requests_in_progress(cluster: Clust
         finally:
             signalled(first, signal.SIGCONT)
         assert admitted.result(30) == (503, {"error": "another replica leads"})
-        assert bound.result(30).data == b'{"Error":""}'
+        assert bound.result(30).data == b'{"Error":""}\n'
     # The first one had decided card 0. It bound the pod without a record, as any replica does that does not lead.
     assert until(lambda: cluster.card("p2")) == "1"
 
