@@ -145,7 +145,7 @@ def resources(core: float, memory: float = 0) -> Raw:
 
 @pytest.mark.parametrize(("cards", "share", "idle", "count"), [(2, 50, 0, 2), (3, 40, 60, 0)])
 def test_reclaim_has_victims_only_if_volcano_evicts_all_of_them(cards: int, share: int, idle: int, count: int) -> None:
-    """Volcano stops once the sum is free. With 60 % free it would evict one of two pods of 40 %, which helps nobody."""
+    """Volcano stops once the sum is free: at 60 % free it evicts one pod of 40 %, although a card holds two of them."""
     node = Preempting(cards)
     node.run(*((f"p{i}", share) for i in range(2 * cards)))
     evictees = [task | {"Resreq": resources(share, 1024)} for task in node.tasks.values()]
