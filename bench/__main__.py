@@ -1,25 +1,56 @@
-"""Runs the benchmarks of `make bench`, one section after the other."""
+"""Runs the benchmark: `make bench`, or `python -m bench [SECTION…]` for some sections.
 
-from importlib import import_module
+It prints one table, and appends the run to the history (`bench/history.py`).
+"""
 
-SECTIONS = [
-    "bench.placement",
-    "bench.hard",
-    "bench.slices",
-    "bench.cutting",
-    "bench.admission",
-    "bench.filter",
-    "bench.binding",
-    "bench.tenants",
-    "bench.startup",
-    "bench.learning",
-    "bench.page",
-    "bench.allocate",
-    "bench.starts",
-    "bench.endtoend",
-]
+import sys
+import time
+
+import click
+
+from bench import history, tables
+from bench.history import Measured
+from bench.rows import Options, Skipped
+from bench.sections import SECTIONS, measure, title
+
+
+@click.command()
+@click.argument("sections", nargs=-1, type=click.Choice(SECTIONS))
+@click.option("--nodes", multiple=True, type=click.IntRange(min=1), help="Number of nodes to measure with; repeatable.")
+@click.option("--quick", is_flag=True, help="Measure a fifth as often. The figures vary more.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run as one line of JSON, and do not keep it.")
+@click.option("--list", "only_list", is_flag=True, help="Print the names of the sections, and what they measure.")
+def main(sections: tuple[str, ...], nodes: tuple[int, ...], *, quick: bool, as_json: bool, only_list: bool) -> None:
+    """Measure mgpu: the named sections, or all of them."""
+    if only_list:
+        for section in SECTIONS:
+            click.echo(f"{section:18} {title(section)}")
+        return
+    options = Options(nodes, quick)
+    found: list[Measured] = []
+    try:
+        for section in sections or SECTIONS:
+            click.echo(f"{section} …", err=True)
+            found.append(_measured(section, options))
+    finally:
+        # If a section fails, what was measured before it is still worth reading, but it is not kept.
+        run = history.new_run(options, tuple(found))
+        if as_json:
+            click.echo(history.to_json(run))
+        else:
+            tables.console().print(tables.run_table(run))
+    if not as_json:
+        history.append(history.history_file(), run)
+
+
+def _measured(section: str, options: Options) -> Measured:
+    began = time.monotonic()
+    try:
+        rows = tuple(measure(section, options))
+    except Skipped as reason:
+        return Measured(section, skipped=str(reason))
+    return Measured(section, rows, seconds=round(time.monotonic() - began, 1))
+
 
 if __name__ == "__main__":
-    for section in SECTIONS:
-        print(f"\n== {section} ==", flush=True)
-        import_module(section).main()
+    sys.exit(main())

@@ -1,6 +1,4 @@
-"""Measures the node agent on a node with 250 GPU pods: the calls of the kubelet, memory, and idle CPU.
-
-`make bench` and `python -m bench.allocate` run it.
+"""The node agent on a node with 250 GPU pods: the calls of the kubelet, memory, and idle CPU.
 
 The API server and the kubelet are the playground's and share the machine with the agent. During the calls, 250 more
 pods with equal requests are bound to the node, and the kubelet does not start them. PreStartContainer is called at most
@@ -11,12 +9,14 @@ the agent sends such a query for ids that an earlier agent gave out.
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
 from bench.node import CARDS, Bench, bench, cpu_seconds, record, rss_mib, share
+from bench.rows import Options, Row
+from bench.serving import quantiles
 from proto import deviceplugin_pb2 as rpc
 from proto import deviceplugin_pb2_grpc as services
 from tests.deviceplugin.node import PODS
@@ -27,13 +27,12 @@ IDLE_SECONDS = 5.0
 _START_PAUSE = 0.015
 
 
-def main() -> None:
-    print(f"The node agent in a process of its own: {CARDS} cards, {PODS_RUNNING} GPU pods run, {PODS_WAITING} wait")
+def rows(options: Options) -> Iterator[Row]:
     with bench() as made:
-        _measure(made)
+        yield from _calls(made, options.repeats(ALLOCATES), options.seconds(IDLE_SECONDS))
 
 
-def _measure(made: Bench) -> None:
+def _calls(made: Bench, allocates: int, idle_seconds: float) -> Iterator[Row]:
     node, empty = made.node, rss_mib(made.agent)
     for i in range(PODS_RUNNING):
         made.api.create(PODS, share(f"p{i}", "n1", record(i % CARDS)))
@@ -45,19 +44,18 @@ def _measure(made: Bench) -> None:
         stub = services.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
         held = [list(entry.ids) for entry in node.kubelet.devices.entries()][:STARTS]
         starts = iter([rpc.PreStartContainerRequest(devices_ids=of_one) for of_one in held])
-        figures = _timed(lambda: stub.PreStartContainer(next(starts)), len(held), _START_PAUSE)
-        print(f"  PreStartContainer   {figures}")
+        yield from _timed(
+            made, "PreStartContainer", lambda: stub.PreStartContainer(next(starts)), len(held), _START_PAUSE
+        )
         ids = [f"none-{i}" for i in range(4)]
         request = rpc.AllocateRequest(container_requests=[rpc.ContainerAllocateRequest(devices_ids=ids)])
-        print(f"  Allocate            {_timed(lambda: stub.Allocate(request), ALLOCATES)}")
+        yield from _timed(made, "Allocate", lambda: stub.Allocate(request), allocates)
         before = cpu_seconds(made.agent)
-        time.sleep(IDLE_SECONDS)
-        idle = (cpu_seconds(made.agent) - before) / IDLE_SECONDS
-    print(
-        f"  memory (RSS)        {rss_mib(made.agent):.0f} MiB; {empty:.0f} MiB before the first pod; "
-        f"{_imports_mib():.0f} MiB with the imports alone"
-    )
-    print(f"  idle CPU            {idle * 100:.1f} % of a core")
+        time.sleep(idle_seconds)
+        idle = (cpu_seconds(made.agent) - before) / idle_seconds
+    said = f"{empty:.0f} before the first pod, {_imports_mib():.0f} with the imports alone"
+    yield Row(what="memory (RSS)", value=rss_mib(made.agent), unit="MiB", remark=said)
+    yield Row(what="idle, CPU per second", value=1000 * idle, unit="ms CPU")
 
 
 def _imports_mib() -> float:
@@ -68,18 +66,16 @@ def _imports_mib() -> float:
         return rss_mib(process.pid)
 
 
-def _timed(call: Callable[[], Any], times: int, pause: float = 0.0) -> str:
-    call_times = []
+def _timed(made: Bench, what: str, call: Callable[[], Any], times: int, pause: float = 0.0) -> Iterator[Row]:
+    call_times, cpu = [], cpu_seconds(made.agent)
     for _ in range(times):
         began = time.perf_counter()
         call()
-        call_times.append(time.perf_counter() - began)
+        call_times.append((time.perf_counter() - began) * 1000)
         if pause:
             time.sleep(pause)
-    call_times.sort()
-    p50, p99 = (call_times[int(len(call_times) * part)] * 1000 for part in (0.50, 0.99))
-    return f"p50 {p50:6.2f} ms   p99 {p99:6.2f} ms   worst {call_times[-1] * 1000:6.1f} ms   ({times} calls)"
-
-
-if __name__ == "__main__":
-    main()
+    cpu = cpu_seconds(made.agent) - cpu
+    p50, p99 = quantiles(call_times)
+    said = f"p99 {p99:.2f}, longest {max(call_times):.1f}; {times} calls"
+    yield Row(what=f"{what}, p50", value=p50, unit="ms", remark=said)
+    yield Row(what=f"{what}, CPU of the agent", value=1000 * cpu / times, unit="ms CPU")

@@ -1,6 +1,4 @@
-"""Measures `bind` of the extender over HTTP with 100, 1,000 and 5,000 nodes, and then a burst of pods.
-
-`make bench` and `python -m bench.binding` run it.
+"""`bind` of the extender over HTTP, and a burst of pods onto the last free cards.
 
 In the burst several clients with a connection each fill the last free cards of a cluster, as several schedulers would.
 Each client takes one of the best nodes at random. It retries a pod if no node passes the filter or the binding is
@@ -11,9 +9,11 @@ import random
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 
 import orjson
 
+from bench.rows import Options, Row
 from bench.serving import Client, cluster, quantiles
 from tests import builders as b
 
@@ -21,30 +21,32 @@ NODES, BINDS = (100, 1_000, 5_000), 400
 BURST_NODES, BURST_PODS, CLIENTS = 1_000, 1_000, 4
 
 
-def main() -> None:
-    print(f"bind over HTTP, one connection, {BINDS} pods onto nodes picked at random")
-    for nodes in NODES:
+def rows(options: Options) -> Iterator[Row]:
+    for nodes in options.sizes(*NODES):
         with cluster(nodes) as client:
-            print(f"  {nodes:5,} nodes  {_binds(client, nodes)}", flush=True)
-    print(f"A burst of {BURST_PODS:,} pods by {CLIENTS} clients onto the last free cards of {BURST_NODES:,} nodes")
+            yield from _binds(client, nodes, options.repeats(BINDS))
     with cluster(BURST_NODES, BURST_PODS // 2) as client:
-        print(f"  {_burst(client)}")
+        yield from _burst(client)
 
 
-def _binds(client: Client, nodes: int) -> str:
-    times, pick = [], random.Random(3)
-    for i in range(BINDS):
+def _binds(client: Client, nodes: int, binds: int) -> Iterator[Row]:
+    times, cpu, pick = [], 0.0, random.Random(3)
+    for i in range(binds):
         _create(client, f"b{i}")
+        before = client.cpu()
         took, answer = client.timed("/bind", _binding(f"b{i}", f"node-{2 * pick.randrange(nodes // 2)}"))
+        cpu += client.cpu() - before
         if orjson.loads(answer)["Error"]:
             raise RuntimeError(answer.decode())
         times.append(took)
     (p50, p99), (decided50, decided99) = quantiles(times), quantiles(orjson.loads(client.post("/took", {})))
-    rate = 1000 * len(times) / sum(times)
-    return f"p50 {p50:.2f}  p99 {p99:.2f} ms  {rate:.0f}/s   decision p50 {decided50:.2f}  p99 {decided99:.2f} ms"
+    what = f"{nodes:,} nodes, bind"
+    yield Row(what=f"{what}, p50", value=p50, unit="ms", remark=f"p99 {p99:.2f}")
+    yield Row(what=f"{what}, CPU", value=cpu / binds - client.cpu_of_asking(), unit="ms CPU")
+    yield Row(what=f"{what}, decision, p50", value=decided50, unit="ms", remark=f"p99 {decided99:.2f}")
 
 
-def _burst(client: Client) -> str:
+def _burst(client: Client) -> Iterator[Row]:
     waiting = deque(f"p{i}" for i in range(BURST_PODS))
     for name in waiting:
         _create(client, name, core=50)
@@ -53,15 +55,19 @@ def _burst(client: Client) -> str:
         threading.Thread(target=_schedule, args=(Client(client.port, client.pid), waiting, counts, seed))
         for seed in range(CLIENTS)
     ]
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), client.cpu()
     for thread in clients:
         thread.start()
     for thread in clients:
         thread.join()
-    took = time.perf_counter() - began
+    took, cpu = time.perf_counter() - began, client.cpu() - cpu
     _, decided99 = quantiles(orjson.loads(client.post("/took", {})))
-    refused = f"{counts['refused']} bindings refused ({100 * counts['refused'] / counts['bound']:.1f} %)"
-    return f"{counts['bound']:,} bound, {BURST_PODS / took:.0f}/s, {refused}, p99 of the decisions {decided99:.2f} ms"
+    what = f"burst of {BURST_PODS:,} pods by {CLIENTS} clients, {BURST_NODES:,} nodes"
+    refused = 100 * counts["refused"] / counts["bound"]
+    yield Row(what=f"{what}, bound", value=BURST_PODS / took, unit="pods/s", more_is_better=True)
+    yield Row(what=f"{what}, refused bindings", value=refused, unit="%", remark=f"{counts['refused']} refused")
+    yield Row(what=f"{what}, CPU per pod", value=cpu / BURST_PODS, unit="ms CPU")
+    yield Row(what=f"{what}, decisions, p99", value=decided99, unit="ms")
 
 
 def _schedule(client: Client, waiting: deque[str], counts: Counter[str], seed: int) -> None:
@@ -92,7 +98,3 @@ def _create(client: Client, name: str, core: int = 20) -> None:
 
 def _binding(name: str, node: str) -> dict[str, str]:
     return {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": node}
-
-
-if __name__ == "__main__":
-    main()

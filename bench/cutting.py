@@ -1,16 +1,16 @@
-"""Measures filter, scores and the plan for one pod with slices on 5,000 nodes, of which 1,000 can be partitioned.
+"""Filter, scores and the plan for one pod with slices on 5,000 nodes, of which 1,000 can be partitioned.
 
-`make bench` and `python -m bench.cutting` run it, and it prints milliseconds. Everything runs in this process. The
-cache reads the slices of the nodes before the measurements, as the scheduler does in the background.
+Everything runs in this process. The cache reads the slices of the nodes before the measurements, as the scheduler does
+in the background.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
-from time import perf_counter
+from time import process_time
 from typing import Any
 
-from bench.placement import machine
+from bench.rows import Options, Row
 from mgpu.model.device_object import write_device
 from mgpu.model.mig import Instance, layout_of, possible_instances
 from mgpu.model.node_slices import ANNOTATION, EXISTING, LABEL, with_status, write_existing
@@ -36,8 +36,7 @@ class _Unwritten:
         return f"plan {plan.id} was made only to measure the time"
 
 
-def main() -> None:
-    print(f"filter, scores and plan of one pod for {NODES:,} nodes, {CUT:,} of which can be partitioned; {machine()}")
+def rows(_: Options) -> Iterator[Row]:
     state = _state()
     state.partitions.refresh()
     names = [f"node-{i}" for i in range(NODES)]
@@ -46,16 +45,15 @@ def main() -> None:
         filter_ = Filter(state, SETTINGS)
         filtering, found = _timed(partial(filter_.filter, pod, names))
         scoring, _ = _timed(partial(filter_.scores, pod, found.passed))
-        text = ", ".join(f"{count} x {name}" for name, count in request.items())
-        print(
-            f"  {text:34} filter {filtering:6.1f} ms ({len(found.passed)} fit, "
-            f"{len(found.repartitionable)} would fit after partitioning)"
-            f"  prioritize {scoring:6.1f} ms  plan {_planned(state, pod, found.repartitionable):6.1f} ms"
-        )
+        text = ", ".join(f"{count} × {name}" for name, count in request.items())
+        fit = f"{len(found.passed)} nodes fit, {len(found.repartitionable)} would fit after partitioning"
+        yield Row(what=f"filter, {text}", value=filtering, unit="ms CPU", remark=fit)
+        yield Row(what=f"prioritize, {text}", value=scoring, unit="ms CPU")
+        yield Row(what=f"plan, {text}", value=_planned(state, pod, found.repartitionable), unit="ms CPU")
 
 
 def _planned(state: ClusterCache, pod: GpuPod, nodes: list[str]) -> float:
-    """Return the milliseconds that the partition controller needs for a plan for the pod."""
+    """Return the CPU milliseconds that the partition controller needs for a plan for the pod."""
     writer: Any = _Unwritten()
     planning = PartitionController(state, writer, SETTINGS, lambda *_: None, lambda: None)
     planning.request_plan(pod, nodes)
@@ -63,9 +61,9 @@ def _planned(state: ClusterCache, pod: GpuPod, nodes: list[str]) -> float:
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    began = perf_counter()
+    began = process_time()
     found = call()
-    return 1000 * (perf_counter() - began), found
+    return 1000 * (process_time() - began), found
 
 
 def _pod(request: dict[str, int]) -> GpuPod:
@@ -101,7 +99,3 @@ def _slices(random: Random, node: str, card: int) -> list[Slice]:
         made += random.sample(possible_instances(layout, made), 1) if possible_instances(layout, made) else []
     used = (f"{node}-{card}-{one.start}" if random.random() < 0.7 else "" for one in made)
     return [Slice(card, one.start, one.profile, pod=pod) for one, pod in zip(made, used, strict=True)]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,24 +1,23 @@
-"""Measures how many pods per second are created and bound: with mgpu's extender, without it, and with no-op processes.
+"""Pods that are created and bound per second, with mgpu's extender, without it, and with no-op processes.
 
-`make bench` and `python -m bench.endtoend` run it; `bench.hostile` uses `add_nodes`. Without the extender, mgpu still
-decides the cards when it admits the Binding.
+`bench.hostile` uses `add_nodes`. Without the extender, mgpu still decides the cards when it admits the Binding.
 
-The playground's API server and scheduling loop share one Python process. So only the ratios to the no-op
-processes are meaningful: they show what mgpu's decisions cost compared with the same calls without decisions. The three
-clusters take turns.
+The playground's API server and scheduling loop share one Python process. So only the ratios to the no-op processes are
+meaningful: they show what mgpu's decisions cost compared with the same calls without decisions. The three clusters take
+turns.
 """
 
 import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from bench.node import cpu_seconds
+from bench.node import cpu_seconds, workers
 from bench.noop import NoOp
+from bench.rows import Options, Row
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import DEVICE_API, write_device
@@ -31,40 +30,37 @@ _PATH = "/api/v1/namespaces/default/pods"
 _SECONDS = 60.0
 
 
-def main() -> None:
-    print(
-        f"Creation to binding: {PODS} pods on {NODES} nodes x {CARDS} cards, {CREATORS} creators, medians of {ROUNDS}"
-    )
+def rows(options: Options) -> Iterator[Row]:
     clusters = {
         "with the extender": Cluster([], assets=""),
         "without the extender": Cluster([], extender=False, assets=""),
-        "no-op webhook and extender": NoOp([], assets=""),
+        "no-op": NoOp([], assets=""),
     }
+    turns = options.repeats(ROUNDS)
     rates: dict[str, list[float]] = {name: [] for name in clusters}
     used: dict[str, float] = dict.fromkeys(clusters, 0.0)
     with ExitStack() as stack:
         for cluster in clusters.values():
             stack.enter_context(cluster)
             add_nodes(cluster.api, NODES, CARDS)
-        for turn in range(ROUNDS):
+        for turn in range(turns):
             for name, cluster in clusters.items():
                 before = _cpu(cluster)
                 rates[name].append(_turn(cluster, turn))
                 used[name] += _cpu(cluster) - before
-    noop = rates["no-op webhook and extender"]
+    cpu = {name: 1000 * seconds / (PODS * turns) for name, seconds in used.items()}
+    noop = rates.pop("no-op")
     for name, found in rates.items():
-        ratio = statistics.median(rate / base for rate, base in zip(found, noop, strict=True))
-        rate, cpu = statistics.median(found), 1000 * used[name] / (PODS * ROUNDS)
-        spread = f"({min(found):.0f}..{max(found):.0f})"
-        ratio_of = f"{ratio:4.2f} x no-op"
-        print(f"  {name:<28} {rate:6.0f} pods/s {spread:<12} {ratio_of}   scheduler: {cpu:4.1f} ms CPU per pod")
+        said = f"{min(found):.0f} to {max(found):.0f} in {turns} turns"
+        rate, reference = statistics.median(found), statistics.median(noop)
+        yield Row(what=name, value=rate, unit="pods/s", reference=reference, more_is_better=True, remark=said)
+        yield Row(what=f"{name}, scheduler, CPU per pod", value=cpu[name], unit="ms CPU", reference=cpu["no-op"])
 
 
 def _cpu(cluster: Cluster) -> float:
     """Return the CPU seconds that the scheduler process and its workers have used."""
     parent = cluster.processes["scheduler"].pid
-    workers = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
-    return sum(map(cpu_seconds, (parent, *workers)))
+    return sum(map(cpu_seconds, (parent, *workers(parent))))
 
 
 def add_nodes(api: Api, nodes: int, cards_each: int) -> None:
@@ -110,7 +106,3 @@ def _turn(cluster: Cluster, turn: int) -> float:
 def _pod(name: str) -> dict[str, Any]:
     pod = share(name, core=20, mib=4096)
     return {"metadata": {"name": name}, "spec": pod["spec"]}
-
-
-if __name__ == "__main__":
-    main()

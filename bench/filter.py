@@ -1,17 +1,17 @@
-"""Measures `filter` and `prioritize` over HTTP with 100, 1,000 and 5,000 nodes × 8 cards and 8 pods per node.
+"""`filter` and `prioritize` over HTTP, with 8 cards and 8 pods per node.
 
-`make bench` and `python -m bench.filter` run it.
-
-The same run measures a no-op extender, which reads the names of the nodes and returns the same answer. Its duration is
-the cost of HTTP and JSON on this machine. Before each call of mgpu a new pod is added to a random node.
+The no-op extender reads the names of the nodes and returns the same answer. What it takes is the cost of HTTP and JSON
+on this machine. Before each call of mgpu a new pod is added to a random node.
 """
 
 import random
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import orjson
 
 from bench.clusters import running
+from bench.rows import Options, Row
 from bench.serving import Client, cluster, quantiles
 from tests import builders as b
 
@@ -41,41 +41,48 @@ CASES = (
 )
 
 
-def main() -> None:
-    print(f"filter and prioritize over HTTP, one connection, {CALLS} calls each, mostly with new requests")
-    medians: dict[tuple[str, str], list[float]] = {}
-    for nodes in NODES:
+def rows(options: Options) -> Iterator[Row]:
+    for nodes in options.sizes(*NODES):
         with cluster(nodes) as client:
             for case in CASES:
                 for verb in ("filter", "prioritize"):
-                    p50, text = _measure(client, nodes, case, verb)
-                    medians.setdefault((verb, case.title), []).append(p50)
-                    print(f"  {nodes:5,} nodes  {verb:10} {case.title:29} {text}", flush=True)
-    print(f"  growth of the median from {NODES[-2]:,} to {NODES[-1]:,} nodes ({NODES[-1] / NODES[-2]:.0f} x as many):")
-    for (verb, title), found in medians.items():
-        print(f"    {verb:10} {title:29} x {found[-1] / found[-2]:.1f}")
+                    yield from _verb(client, nodes, case, verb, options.repeats(CALLS))
 
 
-def _measure(client: Client, nodes: int, case: Case, verb: str) -> tuple[float, str]:
+def _verb(client: Client, nodes: int, case: Case, verb: str, calls: int) -> Iterator[Row]:
+    """Measure a verb. Calls of mgpu and of the no-op extender take turns."""
     names = [f"node-{i}" for i in range(nodes)]
-    real: list[float] = []
-    noop: list[float] = []
-    fit = size = 0
-    for i in range(CALLS):
+    real = _Calls(client, f"/{verb}")
+    noop = _Calls(client, f"/noop/{verb}")
+    for i in range(calls):
         client.post("/changed", {"pod": running(f"{case.title}-{verb}-{i}", random.Random(i).randrange(nodes), i)})
-        body = {"Pod": b.share("p", case.core, case.mib + (i if case.fresh else 0)), "NodeNames": names}
-        took, answer = client.timed(f"/{verb}", body)
-        real.append(took)
-        noop.append(client.timed(f"/noop/{verb}", body)[0])
-        size = len(answer)
-        if verb == "filter":
-            fit = len(orjson.loads(answer)["NodeNames"])
-    (p50, p99), (noop50, noop99) = quantiles(real), quantiles(noop)
-    rate = 1000 / (sum(real) / len(real))
-    fitting = f"{fit:5,} fit " if verb == "filter" else " " * 10
-    times = f"p50 {p50:5.2f}  p99 {p99:5.2f} ms  {rate:5.0f}/s"
-    return p50, f"{fitting} {times}   no-op {noop50:.2f} / {noop99:.2f} ({size >> 10:3} KiB)  × {p50 / noop50:.1f}"
+        body: dict[str, Any] = {"Pod": b.share("p", case.core, case.mib + (i if case.fresh else 0)), "NodeNames": names}
+        answer = real.call(body)
+        noop.call(body)
+    said = f"answer {len(answer) >> 10} KiB"
+    if verb == "filter":
+        said += f", {len(orjson.loads(answer)['NodeNames']):,} nodes fit"
+    (p50, p99), (noop50, noop99) = quantiles(real.wall), quantiles(noop.wall)
+    what = f"{nodes:,} nodes, {verb}, {case.title}"
+    yield Row(what=f"{what}, p50", value=p50, unit="ms", reference=noop50, remark=f"p99 {p99:.2f}, no-op {noop99:.2f}")
+    yield Row(what=f"{what}, CPU", value=real.cpu_each(), unit="ms CPU", reference=noop.cpu_each(), remark=said)
 
 
-if __name__ == "__main__":
-    main()
+class _Calls:
+    """The calls of one path: the milliseconds of each, and the CPU milliseconds of the server."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        self._client, self._path = client, path
+        self.wall = list[float]()
+        self._cpu = list[float]()
+
+    def call(self, body: dict[str, Any]) -> bytes:
+        before = self._client.cpu()
+        took, answer = self._client.timed(self._path, body)
+        self._cpu.append(self._client.cpu() - before)
+        self.wall.append(took)
+        return answer
+
+    def cpu_each(self) -> float:
+        """Return the median, because background work of the server, such as a refresh, falls into few calls."""
+        return quantiles(self._cpu)[0] - self._client.cpu_of_asking()

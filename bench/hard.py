@@ -1,18 +1,18 @@
-"""Measures how long one call of `place` takes at most, with pods that are made to keep the engine busy.
+"""One call of `place()` with pods that are made to keep the engine busy.
 
-`make bench` and `python -m bench.hard` run it. It prints CPU time, steps (`scheduler/engine/effort.py`), the time of a
-step, and the peak of memory that Python allocates. The names of the cases begin with containers × cards.
-`tests/scheduler/engine/test_effort.py` uses the cases too.
+Of each case, the policy that takes longest is shown. Steps are those of `scheduler/engine/effort.py`. The names of the
+cases begin with containers × cards. `tests/scheduler/engine/test_effort.py` uses the cases too.
 """
 
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from time import process_time
 from typing import NamedTuple
 
 from bench.corpus import Case, cases
-from bench.placement import machine
+from bench.rows import Options, Row
 from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection, whole_cards
 from mgpu.model.pods import Stage
@@ -24,7 +24,6 @@ from scheduler.engine.partitioning.partition_plan import PartitionableCards, can
 
 MIB = 1 << 20
 POLICIES = ("binpack", "spread", "minor")
-LIMITS: Mapping[str, Limits] = {"full": FULL, "short": SHORT}
 
 
 class Hard(NamedTuple):
@@ -143,36 +142,43 @@ def measure_memory(case: Case, policy: str, limits: Limits) -> int:
     return peak
 
 
-def main() -> None:
-    print(f"place() with pods that are made to keep it busy, on {machine()}; CPU time")
-    for name, limits in LIMITS.items():
-        print(f"limits {name}: {limits.search:,} steps, then {limits.fallback:,} of the search for any placement")
-        worst = 0.0
-        for title, make in CASES.items():
-            for policy in POLICIES:
-                row = measure(make(), title, policy, limits)
-                worst = max(worst, row.seconds)
-                print(f"  {title:22} {policy:8} {_row(row)}", flush=True)
-        print(f"  worst {worst * 1000:.0f} ms")
-    print("search for slices of many sizes on one node of 8 cards under MPS")
+def rows(options: Options) -> Iterator[Row]:
+    for title, make in CASES.items():
+        if not options.quick:
+            yield _slowest(title, make(), FULL)
+    short = max((_slowest(title, make(), SHORT) for title, make in CASES.items()), key=lambda row: row.value)
+    yield replace(short, what="the slowest case with short searches", remark=f"{short.what}; {short.remark}")
     for need in SLICES:
-        print(f"  {_sizes(need):44} {_slices_row(need)}", flush=True)
+        yield _slices(need)
     peak = max(measure_memory(make(), "binpack", FULL) for make in CASES.values())
-    print(f"memory of one call: at most {peak / MIB:.0f} MiB")
+    yield Row(what="peak of the memory that one call allocates", value=peak / MIB, unit="MiB")
 
 
-def _slices_row(need: Mapping[str, int]) -> str:
+def _slowest(title: str, case: Case, limits: Limits) -> Row:
+    row = max((measure(case, title, policy, limits) for policy in POLICIES), key=lambda row: row.seconds)
+    each = row.seconds * 1e9 / max(1, row.steps)
+    if isinstance(row.found, Placement):
+        end = "best placement" if row.found.proven else "placed, perhaps not the best"
+    else:
+        end = "does not fit" if row.found.proven else "search ended without a result"
+    said = f"{row.policy}, {row.steps:,} steps of {each:.0f} ns, {end}"
+    return Row(what=title, value=row.seconds * 1000, unit="ms CPU", remark=said)
+
+
+def _slices(need: Mapping[str, int]) -> Row:
     """Return the result for the one of ten nodes on which the search takes longest."""
-    rows = []
+    found = []
     for seed in range(10):
         effort, began = Effort(), process_time()
         try:
             end = "fits" if can_offer(_sliced(seed), need, Budget(effort, FULL.search)) else "does not fit"
         except Exhausted:
             end = "search ended without a result"
-        rows.append((process_time() - began, effort.spent, end))
-    seconds, steps, end = max(rows)
-    return f"{seconds * 1000:8.1f} ms {steps:10,} steps  {end}"
+        found.append((process_time() - began, effort.spent, end))
+    seconds, steps, end = max(found)
+    return Row(
+        what=f"MPS slices: {_sizes(need)}", value=seconds * 1000, unit="ms CPU", remark=f"{steps:,} steps, {end}"
+    )
 
 
 def _sizes(need: Mapping[str, int]) -> str:
@@ -186,18 +192,5 @@ def _sliced(seed: int) -> PartitionableCards:
     return PartitionableCards(MPS, tuple((i, MpsCard(141, used, ())) for i, used in enumerate(places)))
 
 
-def _row(row: Hard) -> str:
-    each = row.seconds * 1e9 / max(1, row.steps)
-    if isinstance(row.found, Placement):
-        end = "best placement" if row.found.proven else "placed, perhaps not the best"
-    else:
-        end = "does not fit" if row.found.proven else "search ended without a result"
-    return f"{row.seconds * 1000:8.1f} ms {row.steps:10,} steps of {each:5.0f} ns  {end}"
-
-
 def _card(index: int, mib: int, core_used: int = 0) -> CardState:
     return CardState(Card(index, f"GPU-{index}", "", mib * MIB), core_used, 0, min(1, core_used))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,17 @@
-"""Measures how long the learning policies take to score 1,000 and 5,000 nodes, and to choose cards on one node.
-
-`make bench` and `python -m bench.learning` run it.
+"""Scores of the learning policies for all nodes, and their choice of cards on one node.
 
 Everything runs in this process. Each node has 8 cards and 8 pods. Pods of 48 shapes are scored in turn, and before each
-call a pod of a random node is deleted.
+call a pod of a random node is deleted. The first call for a shape judges all nodes.
 """
 
 import gc
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from bench.rows import Options, Row
+from bench.serving import quantiles
 from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import Placement
 from mgpu.model.pods import Node
@@ -31,19 +31,18 @@ SHAPES = [*SHARES, (100, 8), (200, 16), (400, 32)]
 _INDEX = "vke.volcengine.com/gpu-index-container-c"
 
 
-def main() -> None:
-    print(f"The learning policies: {CARDS} cards and {CARDS} pods per node, pods of {len(SHAPES)} shapes")
-    for count in NODES:
+def rows(options: Options) -> Iterator[Row]:
+    for count in options.sizes(*NODES):
         for policy in LEARNING_POLICIES:
-            _measure(count, policy)
+            yield from _policy(count, policy, options.repeats(CALLS))
 
 
-def _measure(count: int, policy: str) -> None:
+def _policy(count: int, policy: str, calls: int) -> Iterator[Row]:
     settings = load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}")
     state, names, chance = _filled(count, settings), [f"n{i}" for i in range(count)], random.Random(2)
     ranking = Ranking(state, settings)
-    built = _timed(lambda _: state.forecast.refresh(), [0])
-    warmed = _timed(lambda _: ranking.refresh(), [0])
+    (built,) = _timed(lambda _: state.forecast.refresh(), [0])
+    (warmed,) = _timed(lambda _: ranking.refresh(), [0])
     gc.collect()
     gc.freeze()  # The scheduler process does the same.
     pods = [_known(state, *shape) for shape in SHAPES]
@@ -56,11 +55,17 @@ def _measure(count: int, policy: str) -> None:
         row = chance.randrange(count)
         state.pod_gone(_pod(f"p{row}-{chance.randrange(CARDS)}", 50, 1))
 
-    again = _timed(prioritize, range(CALLS), before=some_pod_ends)
-    cards = _timed(lambda i: _cards(state, settings, pods[i % len(SHARES)], names[i]), range(CALLS))
+    again = _timed(prioritize, range(calls), before=some_pod_ends)
+    cards = _timed(lambda i: _cards(state, settings, pods[i % len(SHARES)], names[i % count]), range(calls))
     state.pod_changed(_pod("another", 50, 1))
-    print(f"  {count:5,} nodes, {policy:13}  prioritize {again} ms   first call for a shape {first} ms")
-    print(f"  {'':27}  cards of a node {cards} ms   preparation: forecast {built} ms, ranking {warmed} ms")
+    what = f"{count:,} nodes, {policy}"
+    for title, times in (("first call for a shape", first), ("prioritize", again), ("cards of one node", cards)):
+        p50, p99 = quantiles(times)
+        yield Row(
+            what=f"{what}, {title}, p50", value=p50, unit="ms CPU", remark=f"p99 {p99:.2f}, longest {max(times):.2f}"
+        )
+    said = f"forecast {built:.0f}, ranking {warmed:.0f}"
+    yield Row(what=f"{what}, preparation", value=built + warmed, unit="ms CPU", remark=said)
 
 
 def _cards(state: ClusterCache, settings: Settings, known: GpuPod, name: str) -> None:
@@ -72,16 +77,17 @@ def _cards(state: ClusterCache, settings: Settings, known: GpuPod, name: str) ->
     assert isinstance(found, Placement) or found.reason == "" or not found.hopeless
 
 
-def _timed(call: Callable[[Any], object], over: Any, before: Callable[[Any], object] = lambda _: None) -> str:
+def _timed(
+    call: Callable[[Any], object], over: Iterable[Any], before: Callable[[Any], object] = lambda _: None
+) -> list[float]:
+    """Return the CPU milliseconds of each call."""
     taken = []
     for one in over:
         before(one)
-        began = time.perf_counter()
+        began = time.thread_time()
         call(one)
-        taken.append((time.perf_counter() - began) * 1000)
-    taken.sort()
-    p50, p99 = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
-    return f"{p50:.2f}" if len(taken) == 1 else f"p50 {p50:.2f} p99 {p99:.2f}"
+        taken.append((time.thread_time() - began) * 1000)
+    return taken
 
 
 def _filled(count: int, settings: Settings) -> ClusterCache:
@@ -107,7 +113,3 @@ def _pod(name: str, core: int, cpu: int, node: str = "", card: str = "") -> dict
     raw = b.pod(name, b.container("c", core, None if core >= 100 else 4096), annotations=record, node=node)
     raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = str(cpu)
     return raw
-
-
-if __name__ == "__main__":
-    main()

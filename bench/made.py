@@ -3,7 +3,6 @@
 import gc
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -12,14 +11,13 @@ from flask import Response, request
 from bench.clusters import fill, fill_but
 from mgpu.model.gpu_requests import Rejection
 from mgpu.serving.server import Listen, serve
-from mgpu.settings import load_settings
+from mgpu.settings import Settings, load_settings
 from scheduler.api.extender import Extender, make_app
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets
-from scheduler.decisions.filter import Filter
-from scheduler.runtime import SWITCH_SECONDS
+from scheduler.runtime import SWITCH_SECONDS, Process
 
 
 class _NoOp:
@@ -58,14 +56,16 @@ class _NoOp:
 class _Pods:
     """A stub of the decider's API client, which stores the waiting pods. A Binding reaches the cache at once."""
 
-    def __init__(self, state: ClusterCache) -> None:
-        self._state, self._known = state, dict[str, dict[str, Any]]()
+    state: ClusterCache
+
+    def __init__(self) -> None:
+        self._known = dict[str, dict[str, Any]]()
 
     def changed(self) -> Response:
         raw = orjson.loads(request.get_data())["pod"]
         if not raw["spec"].get("nodeName"):
             self._known[raw["metadata"]["name"]] = raw
-        self._state.pod_changed(raw)
+        self.state.pod_changed(raw)
         return Response("{}")
 
     def get(self, path: str) -> dict[str, Any] | None:
@@ -75,7 +75,7 @@ class _Pods:
         raw = self._known.pop(path.split("/")[-2])
         meta = {**raw["metadata"], "annotations": binding["metadata"]["annotations"]}
         node = binding["target"]["name"]
-        self._state.pod_changed({**raw, "metadata": meta, "spec": {**raw["spec"], "nodeName": node}})
+        self.state.pod_changed({**raw, "metadata": meta, "spec": {**raw["spec"], "nodeName": node}})
 
 
 class _Timed(Decider):
@@ -96,42 +96,45 @@ class _Timed(Decider):
         return Response(orjson.dumps(took))
 
 
+class _Replica(Process):
+    """A scheduler process without threads, which always leads."""
+
+    def __init__(self, settings: Settings, api: Any) -> None:
+        super().__init__(settings, api, "bench")
+        self.timed = _Timed(self.state, api, settings, EffortBudgets())
+        self.decider = self.timed
+
+    def may_answer(self) -> None:
+        """Return, because the cache is complete."""
+
+    def may_decide(self) -> None:
+        """Return, because this replica leads."""
+
+
 def serve_cluster(nodes: int, spare: int) -> None:
     """Serve the real app of the extender.
 
     Further endpoints are `/noop/<verb>`, which repeats the last answer to the verb, `/changed`, which adds a pod like
-    an event of the watch, and `/took`, which returns the durations of the decisions since the last call.
+    an event of the watch, `/took`, which returns the durations of the decisions since the last call, and `/cpu`, which
+    returns the CPU milliseconds that this process has used.
 
     Args:
         spare: The number of idle cards; pods hold all others whole (`fill_but`). If it is 0, each card has a pod with a
             share of it (`fill`).
     """
-    settings = load_settings()
-    state = ClusterCache(settings)
+    pods: Any = _Pods()
+    replica = _Replica(load_settings(), pods)
+    state = pods.state = replica.state
     if spare:
         fill_but(state, nodes, spare)
     else:
         fill(state, nodes)
-    api: Any = _Pods(state)
-    budgets = EffortBudgets()
-    filter_ = Filter(state, settings, budgets=budgets)
-    decider = _Timed(state, api, settings, budgets)
-    # This object has the attributes of `scheduler.api.replica.Replica` that the extender reads.
-    replica: Any = SimpleNamespace(
-        state=state,
-        settings=settings,
-        filter=filter_,
-        decider=decider,
-        api=api,
-        may_answer=lambda: None,
-        may_decide=lambda: None,
-        announcements=SimpleNamespace(pod_rejected=lambda _: None),
-    )
     noop: Any = _NoOp(Extender(replica))
     app = make_app(noop)
-    for rule, answer in (("noop/<verb>", noop.answer), ("changed", api.changed), ("took", decider.took)):
+    for rule, answer in (("noop/<verb>", noop.answer), ("changed", pods.changed), ("took", replica.timed.took)):
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])
-    filter_.refresh()
+    app.add_url_rule("/cpu", "cpu", lambda: Response(str(1000 * time.process_time())))
+    replica.filter.refresh()
     gc.collect()
     gc.freeze()  # `scheduler.runtime` does the same.
     sys.setswitchinterval(SWITCH_SECONDS)

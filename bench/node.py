@@ -1,8 +1,8 @@
 """Provides a node for benchmarks.
 
 The node agent is a process of its own. The API server and the kubelet are the playground's and run in this process.
-`bench.allocate` and `bench.starts` use the node; `bench.endtoend` and `bench.startup` only measure processes with
-`cpu_seconds` and `rss_mib`.
+`bench.allocate` and `bench.starts` use the node. Other sections only measure processes with `cpu_seconds`,
+`rss_mib` and `workers`.
 """
 
 import os
@@ -74,6 +74,11 @@ def share(name: str, node: str = "", annotations: dict[str, str] | None = None) 
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def workers(parent: int) -> list[int]:
+    """Return the process IDs of the children of a process."""
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 def rss_mib(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""The playground's cluster with a no-op webhook and scheduler, as a baseline for `bench.endtoend`."""
+"""The playground's cluster with a no-op webhook and scheduler, as a baseline for `endtoend` and `admission`."""
 
 import sys
 from collections.abc import Mapping
@@ -25,17 +25,18 @@ class NoOp(Cluster):
         run = [sys.executable, "-c", "from bench.noop import serve_nothing; serve_nothing()"]
         own = {service: str(folder) for service, folder in self.certificates.items()}
         return {
-            "webhook": [*run, own["mgpu-webhook"], str(ports["webhook"])],
-            "scheduler": [*run, own["mgpu-scheduler"], str(ports["scheduler"]), str(ports["extender"])],
+            "webhook": [*run, "webhook", own["mgpu-webhook"], str(ports["webhook"])],
+            "scheduler": [*run, "scheduler", own["mgpu-scheduler"], str(ports["scheduler"]), str(ports["extender"])],
         }
 
 
 def serve_nothing() -> None:
     """Run the no-op webhook or the no-op scheduler: allow every review, and let every node pass the filter.
 
-    The arguments of the command line are a folder with a CA, a port, and for the scheduler the port of the extender.
+    The arguments of the command line are the name of the process, a folder with a CA, a port, and for the scheduler the
+    port of the extender.
     """
-    certificates, port, *extender_port = sys.argv[1:]
+    process, certificates, port, *extender_port = sys.argv[1:]
     app = new_app()
     serve_probes(app)
     for path, kind in (("/mutate", "Pod"), ("/validate", "Pod"), ("/bind-admission", "Binding")):
@@ -46,7 +47,7 @@ def serve_nothing() -> None:
     listen = [Listen("127.0.0.1", int(port), app.wsgi_app)]
     listen += [Listen("127.0.0.1", int(p), app.wsgi_app, tls=False) for p in extender_port]
     # The real webhook has two workers, and the real scheduler has one.
-    serve(listen, certificate=(folder.chain, folder.key), workers=1 if extender_port else 2)
+    serve(listen, certificate=(folder.chain, folder.key), workers=1 if process == "scheduler" else 2)
 
 
 def _add_extender(app: Flask) -> None:

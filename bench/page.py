@@ -1,11 +1,8 @@
-"""Measures the web page in-process, with 5,000 nodes × 8 cards and 8 pods each.
+"""The web page of 5,000 nodes × 8 cards × 8 pods: creating it, explaining waiting pods, and filter with viewers.
 
-`make bench` and `python -m bench.page` run it.
-
-It prints the cost of creating the page, the time until the page says why each pod waits, and the duration of a filter
-call with no, one and ten viewers. During the filter calls up to 100 pods are bound each second, and 100 pods wait with
-different requests. Rounds with different numbers of viewers take
-turns, so that other work of the machine affects all of them. Compare only figures of the same run.
+Everything runs in this process. During the calls of filter up to 100 pods are bound each second, and 100 pods wait with
+different requests. Rounds with different numbers of viewers take turns, so that other work of the machine affects all
+of them.
 """
 
 import gzip
@@ -19,6 +16,7 @@ from itertools import count
 import orjson
 
 from bench.clusters import fill, running
+from bench.rows import Options, Row
 from bench.serving import quantiles
 from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
@@ -36,8 +34,7 @@ ROUNDS, SECONDS = 8, 3.0
 NAMES = [f"node-{i}" for i in range(NODES)]
 
 
-def main() -> None:
-    print(f"The page: {NODES:,} nodes × 8 cards, 8 pods each, {WAITING} pods that wait, 100 bindings/s")
+def rows(options: Options) -> Iterator[Row]:
     settings = load_settings()
     state = ClusterCache(settings)
     fill(state, NODES)
@@ -46,27 +43,34 @@ def main() -> None:
     filter_, board = Filter(state, settings), make_board(state, settings)
     filter_.refresh()
     sys.setswitchinterval(SWITCH_SECONDS)
-    version = _first(board)
-    _reasons(board)
+    yield from _first(board)
+    yield _reasons(board)
+    yield from _viewed(state, board, filter_, options.repeats(ROUNDS))
+
+
+def _viewed(state: ClusterCache, board: Board, filter_: Filter, rounds: int) -> Iterator[Row]:
     found: dict[int, list[float]] = {viewers: [] for viewers in VIEWERS}
     own: dict[int, float] = dict.fromkeys(VIEWERS, 0.0)
-    serial = count()
-    for _ in range(ROUNDS):
+    serial, version = count(), ""
+    for _ in range(rounds):
         # The viewers of a round begin with the current version, so that they do not pay for earlier changes.
         for viewers, times in found.items():
             version = _version(board, version)
             with _busy(state, board, viewers, version, serial) as spent:
                 times += _filters(filter_)
-            own[viewers] += sum(spent) * 1000 / (ROUNDS * SECONDS)
-    idle = quantiles(found[0])
+            own[viewers] += sum(spent) * 1000 / (rounds * SECONDS)
+    idle50, idle99 = quantiles(found[0])
     for viewers, times in found.items():
-        p50, p99 = quantiles(times)
-        print(f"  filter with {viewers:2} viewers: p50 {p50:.2f} p99 {p99:.2f} ms over {len(times)} calls", end="")
-        print(f", {p50 / idle[0]:.2f} and {p99 / idle[1]:.2f} times the values without viewers", end="")
-        print(f"; the answers take {own[viewers]:.0f} ms of CPU time per second")
+        what, (p50, p99) = f"{viewers} viewers", quantiles(times)
+        reference = (None, None) if viewers == 0 else (idle50, idle99)
+        for name, value, base in (("p50", p50, reference[0]), ("p99", p99, reference[1])):
+            yield Row(
+                what=f"filter with {what}, {name}", value=value, unit="ms", reference=base, reference_name="without"
+            )
+        yield Row(what=f"answers to {what}, CPU per second", value=own[viewers], unit="ms CPU")
 
 
-def _first(board: Board) -> str:
+def _first(board: Board) -> Iterator[Row]:
     began, cpu = time.perf_counter(), time.thread_time()
     version, sent, first = "", 0, 0.0
     while True:
@@ -76,21 +80,23 @@ def _first(board: Board) -> str:
         if not answer["todo"]:
             break
     took, cpu = time.perf_counter() - began, time.thread_time() - cpu
-    print(f"  first view: some nodes after {first:.2f} s, all after {took:.2f} s ({cpu:.2f} s of CPU time)")
+    yield Row(what="first view, some nodes", value=first, unit="s")
+    yield Row(what="first view, all nodes", value=took, unit="s")
+    yield Row(what="first view, CPU", value=cpu, unit="s CPU")
     whole = board.since("", "")
-    print(f"  the whole page: {len(whole) / 1024:.0f} KiB sent, {len(gzip.decompress(whole)) / 1024:.0f} KiB of JSON")
-    return str(version)
+    said = f"{len(gzip.decompress(whole)) >> 10:,} KiB of JSON"
+    yield Row(what="the whole page, sent", value=len(whole) / 1024, unit="KiB", remark=said)
 
 
-def _reasons(board: Board) -> None:
-    began, asked = time.perf_counter(), time.process_time()
+def _reasons(board: Board) -> Row:
+    began, cpu = time.perf_counter(), time.process_time()
     while True:
         pods = orjson.loads(gzip.decompress(board.since("", "")))["pending"]["pods"]
         if all(pod["why"] >= 0 for pod in pods):
             break
-        time.sleep(0.1)
-    took, cpu = time.perf_counter() - began, time.process_time() - asked
-    print(f"  why {len(pods)} pods wait: known after {took:.2f} s ({cpu:.2f} s of CPU time, including the answers)")
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    said = f"known after {took:.2f} s; includes the answers"
+    return Row(what=f"why {len(pods)} pods wait, CPU", value=cpu, unit="s CPU", remark=said)
 
 
 def _version(board: Board, version: str) -> str:
@@ -157,7 +163,3 @@ def _known(i: int) -> GpuPod:
     known = make_gpu_pod(read_pod(raw), raw, load_settings())
     assert known is not None
     return known
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,15 @@
-"""Measures `place()` on the corpus, and compares its results with those of exhaustive search.
+"""`place()` on the corpus, and its results compared with those of exhaustive search.
 
-`make bench` and `python -m bench.placement` run it. It prints the CPU time of the shortest of three runs of each case,
-because that run is the one that other work of the machine affects least. Other benchmarks use `machine`.
+The CPU time is that of the shortest of three runs of each case, because that run is the one that other work of the
+machine affects least.
 """
 
-import platform
 from collections.abc import Iterator
 from math import comb, prod
 from time import process_time
-from typing import NamedTuple
 
 from bench.corpus import Case, cases
+from bench.rows import Options, Row
 from mgpu.model.gpu_requests import Placement
 from scheduler.engine import Policy, place, policy_named
 from tests.scheduler.engine.oracle import exhaustive
@@ -23,26 +22,18 @@ WEIGHT_OF_CORE = 20
 MOST_WAYS = 10_000
 
 
-class Row(NamedTuple):
-    """The measurement of one shape and policy. Times are CPU milliseconds of one call of `place()`.
-
-    Attributes:
-        unproven: The number of placements whose search ended before they were proven to be the best.
-    """
-
-    containers: int
-    cards: int
-    policy: str
-    cases: int
-    median: float
-    p99: float
-    worst: float
-    rejected: int
-    unproven: int
-
-
-def run() -> list[Row]:
-    return [_row(shape, policy) for shape in SHAPES for policy in POLICIES]
+def rows(options: Options) -> Iterator[Row]:
+    for containers, cards, count in SHAPES:
+        for policy in POLICIES:
+            yield from _shape(containers, cards, options.repeats(count), policy)
+    compared, differing = prove(options.repeats(60))
+    yield Row(
+        what="results that equal those of exhaustive search (1 × 8 and 4 × 8)",
+        value=100 * (compared - len(differing)) / compared,
+        unit="%",
+        more_is_better=True,
+        remark="; ".join(differing),
+    )
 
 
 def prove(count: int = 60) -> tuple[int, list[str]]:
@@ -59,43 +50,16 @@ def prove(count: int = 60) -> tuple[int, list[str]]:
     return compared, differing
 
 
-def main() -> None:
-    print(f"place() on {machine()}; CPU milliseconds, best of 3, containers × cards")
-    print(f"{'':>6} {'policy':8} {'cases':>6} {'median':>8} {'p99':>8} {'worst':>8}")
-    for row in run():
-        shape = f"{row.containers}×{row.cards}"
-        times = f"{row.median:8.3f} {row.p99:8.3f} {row.worst:8.3f}"
-        print(f"{shape:>6} {row.policy:8} {row.cases:6} {times}  {row.rejected} rejected, {row.unproven} unproven")
-    compared, differing = prove()
-    print(f"{compared - len(differing)} of {compared} results equal those of exhaustive search (1×8 and 4×8)")
-    print("\n".join(differing), end="")
-
-
-def machine() -> str:
-    """Return the processor, the operating system and the version of Python, for the head of a table."""
-    return f"{_processor()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{len(names)} × {names[0]}" if names else platform.processor() or platform.machine()
-
-
-def _row(shape: tuple[int, int, int], name: str) -> Row:
-    containers, cards, count = shape
+def _shape(containers: int, cards: int, count: int, name: str) -> Iterator[Row]:
     policy = policy_named(name, WEIGHT_OF_CORE)
     timed = [_timed(case, policy) for case in cases(containers, cards, count)]
     times = sorted(seconds * 1000 for seconds, _ in timed)
     placements = [found for _, found in timed if isinstance(found, Placement)]
     unproven = sum(not found.proven for found in placements)
-    rejected = count - len(placements)
-    return Row(
-        containers, cards, name, count, times[count // 2], times[count * 99 // 100], times[-1], rejected, unproven
-    )
+    said = f"worst {times[-1]:.2f}; of {count} cases {count - len(placements)} rejected, {unproven} not proven best"
+    what = f"{containers} containers × {cards} cards, {name}"
+    yield Row(what=f"{what}, p50", value=times[count // 2], unit="ms CPU")
+    yield Row(what=f"{what}, p99", value=times[count * 99 // 100], unit="ms CPU", remark=said)
 
 
 def _timed(case: Case, policy: Policy) -> tuple[float, object]:
@@ -115,7 +79,3 @@ def _small(count: int) -> Iterator[Case]:
             if kept < count and prod(comb(cards, c.cards) for c in case.request.containers) <= MOST_WAYS:
                 kept += 1
                 yield case
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A client of an extender with a synthetic cluster, for the benchmarks that measure calls over HTTP.
 
-`bench.filter`, `bench.binding`, `bench.tenants` and `bench.startup` use the `Client`, and `bench.page` `quantiles`.
+Most sections use `quantiles`.
 """
 
 import http.client
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -20,6 +21,7 @@ class Client:
     def __init__(self, port: int, pid: int) -> None:
         self.port, self.pid = port, pid
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
+        self._cpu_of_asking: float | None = None
 
     def post(self, path: str, body: Any) -> bytes:
         self._connection.request("POST", path, orjson.dumps(body), {"Content-Type": "application/json"})
@@ -42,6 +44,17 @@ class Client:
         began = time.perf_counter()
         answer = self.post(path, body)
         return (time.perf_counter() - began) * 1000, answer
+
+    def cpu(self) -> float:
+        """Return the CPU milliseconds that the process of the extender has used (`bench.made`)."""
+        return float(self.get("/cpu"))
+
+    def cpu_of_asking(self) -> float:
+        """Return the CPU milliseconds of the server between two calls of `cpu` with nothing between them."""
+        if self._cpu_of_asking is None:
+            read = [self.cpu() for _ in range(101)]
+            self._cpu_of_asking = quantiles([after - before for before, after in pairwise(read)])[0]
+        return self._cpu_of_asking
 
 
 def quantiles(times: list[float]) -> tuple[float, float]:

@@ -1,17 +1,17 @@
-"""Measures how long it takes to plan slices for one pod, on 1,000 nodes with 8 cards each.
+"""The planning of slices for one pod, on 1,000 nodes with 8 cards each.
 
-The time includes a check of which nodes can be partitioned for the pod, and one partition plan. `make bench` and
-`python -m bench.slices` print it in CPU milliseconds. The scheduler reads the cards of a node only when the node
-changes, so the cost of reading them is printed separately. A test in `tests/scheduler/engine/partitioning` calls `run`.
+The time includes a check of which nodes can be partitioned for the pod, and one partition plan, with empty caches. The
+scheduler reads the cards of a node only when the node changes, so the cost of reading them is a remark. A test in
+`tests/scheduler/engine/partitioning` calls `run`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from random import Random
 from time import process_time
 from typing import NamedTuple
 
-from bench.placement import machine
+from bench.rows import Options, Row
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.mig import Instance, Layout, layout_of, possible_instances
@@ -47,7 +47,7 @@ ASKS: tuple[tuple[str, str, Mapping[str, int], Geometries], ...] = (
 )
 
 
-class Row(NamedTuple):
+class Planned(NamedTuple):
     """The measurement of one request. Times are CPU milliseconds.
 
     Attributes:
@@ -62,21 +62,19 @@ class Row(NamedTuple):
     planning: float
 
 
-def run(nodes: int = NODES) -> list[Row]:
-    return [_row(name, mode, request, geometries, nodes) for name, mode, request, geometries in ASKS]
+def run(nodes: int = NODES) -> list[Planned]:
+    return [_planned(name, mode, request, geometries, nodes) for name, mode, request, geometries in ASKS]
 
 
-def main() -> None:
-    print(f"planning for one pod on {NODES} nodes of {CARDS} cards, {machine()}; CPU milliseconds with empty caches")
-    print(f"{'':30} {'planning':>9} {'(reading all nodes)':>20}")
-    for row in run():
-        print(
-            f"{row.name:30} {row.planning:9.1f} {row.reading:20.1f}  "
-            f"{row.could} nodes can be partitioned; {row.states} different card states"
+def rows(_: Options) -> Iterator[Row]:
+    for one in run():
+        said = (
+            f"{one.could} nodes can be partitioned; reading the {one.states} different cards takes {one.reading:.0f} ms"
         )
+        yield Row(what=one.name, value=one.planning, unit="ms CPU", remark=said)
 
 
-def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometries, count: int) -> Row:
+def _planned(name: str, mode: str, request: Mapping[str, int], geometries: Geometries, count: int) -> Planned:
     found = _nodes(mode, count)
     for cached in (geometry._table, geometry._options_cache, geometry._partition_cache):
         cached.cache_clear()
@@ -88,7 +86,7 @@ def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometrie
     could = plan_over(nodes, request)
     ended = process_time()
     states = {card for node in nodes for _, card in node.cards}
-    return Row(name, len(states), could, (read - began) * 1000, (ended - read) * 1000)
+    return Planned(name, len(states), could, (read - began) * 1000, (ended - read) * 1000)
 
 
 def plan_over(nodes: Sequence[PartitionableCards], request: Mapping[str, int]) -> int:
@@ -129,7 +127,3 @@ def _instances(chance: Random, layout: Layout) -> list[Instance]:
 def _shares(chance: Random) -> list[Instance]:
     names = chance.choices(["2gb", "4gb", "8gb", "10gb"], k=chance.randrange(9))
     return [Instance(number, name) for number, name in enumerate(names)]
-
-
-if __name__ == "__main__":
-    main()

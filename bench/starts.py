@@ -1,20 +1,19 @@
-"""Measures how many pods per second start on one node, without a lock and with a node lock as in HAMi's scheduler.
-
-`make bench` and `python -m bench.starts` run it.
+"""Pods that start per second on one node, without a lock and with a node lock as in HAMi's scheduler.
 
 The lock is an annotation of the Node. It is held from the bind until the kubelet has the answer to Allocate, so pods
-start one by one. The printed ratio is a lower bound for the cost of the lock, for two reasons. Here the next binder
-continues as soon as the lock is free, whereas in HAMi the bind fails and the pod is retried after a back-off. And the
-API server, the kubelet and the binders share one Python process, which limits the rate without a lock.
+start one by one. The ratio is a lower bound for the cost of the lock, for two reasons. Here the next binder continues
+as soon as the lock is free, whereas in HAMi the bind fails and the pod is retried after a back-off. And the API server,
+the kubelet and the binders share one Python process, which limits the rate without a lock.
 """
 
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from bench.node import CARDS, Bench, bench, record, share
+from bench.rows import Options, Row
 from mgpu.kube import Api
 from tests.deviceplugin.node import NODE, PODS
 from tests.waiting import until
@@ -26,22 +25,25 @@ Binder = Callable[[str, Callable[[], None]], None]
 """Binds one pod, given its UID and a function that makes the binding."""
 
 
-def main() -> None:
-    print(f"From binding to running: {COUNT} equal pods on one node, median of {ROUNDS} turns")
+def rows(options: Options) -> Iterator[Row]:
+    turns = options.repeats(ROUNDS)
     with bench() as made:
         lock = NodeLock(made)
-        binders: dict[str, Binder] = {
-            "node lock": lock.bind,
-            "no lock": lambda _, bind: bind(),
-        }
+        binders: dict[str, Binder] = {"locked": lock.bind, "free": lambda _, bind: bind()}
         rates: dict[str, list[float]] = {name: [] for name in binders}
-        for turn in range(ROUNDS):
+        for turn in range(turns):
             for i, (name, binder) in enumerate(binders.items()):
                 rates[name].append(_turn(made, f"p{turn}-{i}", binder))
-    base = statistics.median(rates["node lock"])
-    for name, found in rates.items():
-        rate = statistics.median(found)
-        print(f"  {name:<10} {rate:6.1f} pods/s   {rate / base:5.2f} x   ({min(found):.1f}..{max(found):.1f})")
+    free = rates["free"]
+    yield Row(
+        what=f"binding to running, {COUNT} equal pods",
+        value=statistics.median(free),
+        unit="pods/s",
+        reference=statistics.median(rates["locked"]),
+        reference_name="node lock",
+        more_is_better=True,
+        remark=f"{min(free):.1f} to {max(free):.1f} in {turns} turns",
+    )
 
 
 def _turn(made: Bench, name: str, binder: Binder) -> float:
@@ -94,7 +96,3 @@ class NodeLock:
         while not self._made.node.kubelet.devices.ids(uid, "c"):
             time.sleep(0.001)
         self._made.api.patch(NODE, {"metadata": {"annotations": {_LOCK: None}}})
-
-
-if __name__ == "__main__":
-    main()

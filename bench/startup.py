@@ -1,8 +1,7 @@
-"""Measures the start of `mgpu scheduler` in a cluster full of GPU pods, and its memory after the start and under load.
+"""The start of `mgpu scheduler` in a cluster full of GPU pods, and its memory and CPU after the start and under load.
 
-`make bench` and `python -m bench.startup` run it.
-
-It also measures how many pod events per second a ClusterCache of the same size takes in, including the parsing of JSON.
+It also measures how much CPU time a ClusterCache of the same size takes for an event of a pod, including the parsing
+of JSON.
 """
 
 import random
@@ -17,7 +16,8 @@ from pathlib import Path
 import orjson
 
 from bench.clusters import CARDS, PODS, fill, running
-from bench.node import rss_mib
+from bench.node import cpu_seconds, rss_mib, workers
+from bench.rows import Options, Row
 from bench.serving import Client, quantiles
 from mgpu.settings import load_settings
 from playground.apiserver import write_kubeconfig
@@ -26,36 +26,47 @@ from tests import builders as b
 from tests.mgpu.serving.process import Server
 from tests.waiting import until
 
-NODES, CALLS, EVENTS = 5_000, 300, 20_000
+NODES, CALLS, EVENTS, IDLE_SECONDS = 5_000, 300, 20_000, 5.0
 
 
-def main() -> None:
-    print(f"The scheduler process: {NODES:,} nodes x {CARDS} cards, {NODES * PODS:,} running GPU pods")
-    with _api() as url, tempfile.TemporaryDirectory() as folder:
-        write_kubeconfig(Path(folder) / "kubeconfig", url, b"", "admin")
-        began = time.perf_counter()
-        run = ("-c", "from mgpu.cli.main import main; main()", "scheduler", "--no-leader-elect")
-        ports = ("--host", "127.0.0.1", "--port", "0", "--extender-port", "0", "--self-signed-dir", f"{folder}/tls")
-        server = Server(*run, *ports, "--kubeconfig", f"{folder}/kubeconfig", addresses=2)
-        try:
-            until(lambda: _ready(server.ports[1]), 300)
-            took = time.perf_counter() - began
-            worker = _workers(server.process.pid)[0]
-            print(f"  start to ready       {took:.1f} s")
-            parent = f"its parent process {rss_mib(server.process.pid):.0f} MiB"
-            print(f"  memory (RSS)         {rss_mib(worker):.0f} MiB; {parent}")
-            times = _asked(Client(server.ports[1], worker))
-            p50, p99 = quantiles(times)
-            print(f"  filter               p50 {p50:.2f}  p99 {p99:.2f} ms, each call with a new request")
-            print(f"  memory under load    {rss_mib(worker):.0f} MiB")
-        finally:
-            server.close()
-    print(f"  events               {_events_per_second():,.0f} pod events per second, including the parsing of JSON")
+def rows(options: Options) -> Iterator[Row]:
+    for nodes in options.sizes(NODES):
+        what = f"{nodes:,} nodes × {CARDS} cards, {nodes * PODS:,} GPU pods"
+        with _api(nodes) as url, tempfile.TemporaryDirectory() as folder:
+            write_kubeconfig(Path(folder) / "kubeconfig", url, b"", "admin")
+            yield from _process(what, nodes, folder, options)
+        events = options.repeats(EVENTS)
+        yield Row(what=f"{what}, an event of a pod", value=_event(nodes, events), unit="ms CPU")
+
+
+def _process(what: str, nodes: int, folder: str, options: Options) -> Iterator[Row]:
+    """Measure a scheduler process from its start."""
+    began = time.perf_counter()
+    run = ("-c", "from mgpu.cli.main import main; main()", "scheduler", "--no-leader-elect")
+    ports = ("--host", "127.0.0.1", "--port", "0", "--extender-port", "0", "--self-signed-dir", f"{folder}/tls")
+    with Server(*run, *ports, "--kubeconfig", f"{folder}/kubeconfig", addresses=2) as server:
+        until(lambda: _ready(server.ports[1]), 300)
+        took, parent = time.perf_counter() - began, server.process.pid
+        (worker,) = workers(parent)
+        yield Row(what=f"{what}, start to ready, CPU", value=cpu_seconds(worker), unit="s CPU", remark=f"{took:.1f} s")
+        said = f"its parent process {rss_mib(parent):.0f}"
+        yield Row(what=f"{what}, memory (RSS)", value=rss_mib(worker), unit="MiB", remark=said)
+        before, seconds = cpu_seconds(worker), options.seconds(IDLE_SECONDS)
+        time.sleep(seconds)
+        idle = 1000 * (cpu_seconds(worker) - before) / seconds
+        yield Row(what=f"{what}, idle, CPU per second", value=idle, unit="ms CPU")
+        before = cpu_seconds(worker)
+        times = _asked(Client(server.ports[1], worker), nodes, options.repeats(CALLS))
+        cpu = 1000 * (cpu_seconds(worker) - before) / len(times)
+        p50, p99 = quantiles(times)
+        yield Row(what=f"{what}, filter, p50", value=p50, unit="ms", remark=f"p99 {p99:.2f}; each with a new request")
+        yield Row(what=f"{what}, filter, CPU", value=cpu, unit="ms CPU")
+        yield Row(what=f"{what}, memory under load", value=rss_mib(worker), unit="MiB")
 
 
 @contextmanager
-def _api() -> Iterator[str]:
-    command = [sys.executable, "-m", "bench.apistub", str(NODES)]
+def _api(nodes: int) -> Iterator[str]:
+    command = [sys.executable, "-m", "bench.apistub", str(nodes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -71,30 +82,23 @@ def _ready(port: int) -> bool:
         return False
 
 
-def _workers(parent: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-
-
-def _asked(client: Client) -> list[float]:
-    names = [f"node-{i}" for i in range(NODES)]
-    requests = ((core, 4096 + i) for i in range(CALLS) for core in (20, 80))
+def _asked(client: Client, nodes: int, calls: int) -> list[float]:
+    names = [f"node-{i}" for i in range(nodes)]
+    requests = ((core, 4096 + i) for i in range(calls) for core in (20, 80))
     return [client.timed("/filter", {"Pod": b.share("p", core, mib), "NodeNames": names})[0] for core, mib in requests]
 
 
-def _events_per_second() -> float:
+def _event(nodes: int, count: int) -> float:
+    """Return the CPU milliseconds of one event."""
     state, pick = ClusterCache(load_settings()), random.Random(1)
-    fill(state, NODES)
+    fill(state, nodes)
     state.refresh()
-    pods = [running(f"e-{i}", pick.randrange(NODES), i) for i in range(EVENTS // 2)]
+    pods = [running(f"e-{i}", pick.randrange(nodes), i) for i in range(count // 2)]
     ended = [{**pod, "status": {"phase": "Succeeded"}} for pod in pods]
     events = [orjson.dumps(pod) for pod in (*pods, *ended)]
-    began = time.perf_counter()
+    began = time.process_time()
     for i, event in enumerate(events):
         state.pod_changed(orjson.loads(event))
         if i % 100 == 0:
             state.refresh()
-    return EVENTS / (time.perf_counter() - began)
-
-
-if __name__ == "__main__":
-    main()
+    return 1000 * (time.process_time() - began) / len(events)

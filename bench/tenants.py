@@ -1,10 +1,10 @@
-"""Measures how much longer ordinary pods of one tenant take while another tenant has pods that are hard to place.
+"""How much longer pods of one tenant take while another tenant has pods that are hard to place.
 
-`make bench` and `python -m bench.tenants` run it with the extender of a cluster of 200 nodes × 8 cards, over HTTP.
-Ordinary pods are filtered, scored and bound one after the other on one connection. Meanwhile 16 hard pods of another
-namespace, with 30 different containers each, are filtered again and again. They come either in turn with the ordinary
-pods, or on connections of their own, as if several schedulers sent them. In the first case each comes at most once a
-second, because kube-scheduler waits at least that long before it retries a pod. In the second case they are scored too.
+The cluster has 200 nodes × 8 cards, and the extender is called over HTTP. Ordinary pods are filtered, scored and bound
+one after the other on one connection. Meanwhile 16 hard pods of another namespace, with 30 different containers each,
+are filtered again and again. They come either in turn with the ordinary pods, or on connections of their own, as if
+several schedulers sent them. In the first case each comes at most once a second, because kube-scheduler waits at least
+that long before it retries a pod. In the second case they are scored too.
 """
 
 import random
@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from bench.placement import machine
+from bench.rows import Options, Row
 from bench.serving import Client, cluster, quantiles
 from tests import builders as b
 
@@ -33,9 +33,8 @@ def hard(number: int) -> dict[str, Any]:
     return b.pod(f"hard-{number}", *containers, namespace="tenant")
 
 
-def main() -> None:
-    print(f"filter, prioritize and bind of ordinary pods, {SECONDS:.0f} s each, on {machine()}; milliseconds")
-    medians: list[float] = []
+def rows(options: Options) -> Iterator[Row]:
+    alone: float | None = None
     for title, connections, in_turn in (
         ("alone", 0, False),
         ("beside hard pods in the same queue", 0, True),
@@ -43,20 +42,19 @@ def main() -> None:
     ):
         with cluster(NODES) as client:
             with _hard_pods(client, connections) as hard_calls:
-                times = _ordinary(client, in_turn=in_turn)
-            p50, p99 = quantiles(times)
-            medians.append(p50)
-            sent = f"{sum(hard_calls)} hard pods on other connections"
-            said = (
-                f"{len(times)} pods, p50 {p50:.2f}  p99 {p99:.2f}, longest {max(times):.0f}  × {p50 / medians[0]:.2f}"
-            )
-            print(f"  {title:36} {said}  {sent}, peak memory {_peak(client.pid)} MiB", flush=True)
+                times = _ordinary(client, options.seconds(SECONDS), in_turn=in_turn)
+            (p50, p99), peak = quantiles(times), _peak(client.pid)
+        what = f"filter, prioritize and bind {title}"
+        said = f"p99 {p99:.2f}, longest {max(times):.0f}; {len(times)} pods, {sum(hard_calls)} hard ones elsewhere"
+        yield Row(what=f"{what}, p50", value=p50, unit="ms", reference=alone, reference_name="alone", remark=said)
+        yield Row(what=f"peak memory {title}", value=peak, unit="MiB")
+        alone = alone or p50
 
 
-def _ordinary(client: Client, *, in_turn: bool) -> list[float]:
+def _ordinary(client: Client, seconds: float, *, in_turn: bool) -> list[float]:
     times: list[float] = []
     due = dict.fromkeys(range(PODS), 0.0) if in_turn else {}
-    until, pick, count = time.monotonic() + SECONDS, random.Random(1), 0
+    until, pick, count = time.monotonic() + seconds, random.Random(1), 0
     while time.monotonic() < until:
         began = time.perf_counter()
         for number in [n for n, when in due.items() if when <= time.monotonic()][:1]:
@@ -119,7 +117,3 @@ def _peak(pid: int) -> int:
         with open(f"/proc/{one}/status", encoding="utf-8") as lines:
             found = max(found, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
     return found >> 10
-
-
-if __name__ == "__main__":
-    main()

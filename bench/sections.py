@@ -1,0 +1,38 @@
+"""The sections of the benchmark, in the order in which `make bench` runs them."""
+
+from collections.abc import Iterable
+from importlib import import_module
+
+from bench.rows import Options, Row
+
+SECTIONS = (
+    "placement",
+    "hard",
+    "slices",
+    "cutting",
+    "admission",
+    "filter",
+    "binding",
+    "tenants",
+    "startup",
+    "learning",
+    "page",
+    "allocate",
+    "starts",
+    "endtoend",
+)
+
+
+def title(section: str) -> str:
+    """Return the first line of the section's docstring."""
+    return str(import_module(f"bench.{section}").__doc__).partition("\n")[0]
+
+
+def measure(section: str, options: Options) -> Iterable[Row]:
+    """Run a section. Its module is imported only now, because most sections import a whole process.
+
+    Raises:
+        Skipped: if the section cannot be measured here.
+    """
+    found: Iterable[Row] = import_module(f"bench.{section}").rows(options)
+    return found
