@@ -46,7 +46,7 @@ def main(sections: tuple[str, ...], nodes: tuple[int, ...], *, quick: bool, as_j
 def _measured(section: str, options: Options) -> Measured:
     began = time.monotonic()
     try:
-        rows = tuple(measure(section, options))
+        rows = measure(section, options)
     except Skipped as reason:
         return Measured(section, skipped=str(reason))
     return Measured(section, rows, seconds=round(time.monotonic() - began, 1))

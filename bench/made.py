@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import orjson
-from flask import Response, request
+from flask import Flask, Response, request
 
 from bench.clusters import fill, fill_but
 from mgpu.model.gpu_requests import Rejection
@@ -93,7 +93,7 @@ class _Timed(Decider):
 
     def took(self) -> Response:
         took, self._took = self._took, []
-        return Response(orjson.dumps(took))
+        return Response(orjson.dumps(took), mimetype="application/json")
 
 
 class _Replica(Process):
@@ -111,8 +111,8 @@ class _Replica(Process):
         """Return, because this replica leads."""
 
 
-def serve_cluster(nodes: int, spare: int) -> None:
-    """Serve the real app of the extender.
+def cluster_app(nodes: int, spare: int) -> Flask:
+    """Return the real app of the extender.
 
     Further endpoints are `/noop/<verb>`, which repeats the last answer to the verb, `/changed`, which adds a pod like
     an event of the watch, `/took`, which returns the durations of the decisions since the last call, and `/cpu`, which
@@ -135,6 +135,12 @@ def serve_cluster(nodes: int, spare: int) -> None:
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])
     app.add_url_rule("/cpu", "cpu", lambda: Response(str(1000 * time.process_time())))
     replica.filter.refresh()
+    return app
+
+
+def serve_cluster(nodes: int, spare: int) -> None:
+    """Serve `cluster_app`."""
+    app = cluster_app(nodes, spare)
     gc.collect()
     gc.freeze()  # `scheduler.runtime` does the same.
     sys.setswitchinterval(SWITCH_SECONDS)

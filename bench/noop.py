@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flask import Flask, Response, jsonify, request
 
-from mgpu.serving.app import new_app, serve_probes, serve_reviews
+from mgpu.serving.app import new_app, serve_probe, serve_probes, serve_reviews
 from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import ensure_certificate
 from mgpu.serving.review import allow
@@ -39,6 +39,7 @@ def serve_nothing() -> None:
     process, certificates, port, *extender_port = sys.argv[1:]
     app = new_app()
     serve_probes(app)
+    serve_probe(app, "/leads", lambda: None)
     for path, kind in (("/mutate", "Pod"), ("/validate", "Pod"), ("/bind-admission", "Binding")):
         serve_reviews(app, path, allow, kinds=(kind,))
     _add_extender(app)

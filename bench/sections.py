@@ -1,6 +1,6 @@
 """The sections of the benchmark, in the order in which `make bench` runs them."""
 
-from collections.abc import Iterable
+from collections import Counter
 from importlib import import_module
 
 from bench.rows import Options, Row
@@ -28,11 +28,15 @@ def title(section: str) -> str:
     return str(import_module(f"bench.{section}").__doc__).partition("\n")[0]
 
 
-def measure(section: str, options: Options) -> Iterable[Row]:
+def measure(section: str, options: Options) -> tuple[Row, ...]:
     """Run a section. Its module is imported only now, because most sections import a whole process.
 
     Raises:
         Skipped: if the section cannot be measured here.
+        ValueError: if two rows have the same name.
     """
-    found: Iterable[Row] = import_module(f"bench.{section}").rows(options)
+    found: tuple[Row, ...] = tuple(import_module(f"bench.{section}").rows(options))
+    twice = [what for what, count in Counter(row.what for row in found).items() if count > 1]
+    if twice:
+        raise ValueError(f"{section} has several rows {', '.join(twice)}")
     return found

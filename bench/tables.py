@@ -1,6 +1,6 @@
 """Renders a run of the benchmark as one table."""
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -17,10 +17,10 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
 
 
-def run_table(run: Run) -> Table:
-    """Return a table with a group of rows for each section. The peer has columns only if it was measured."""
+def run_table(run: Run) -> Group:
+    """Return the heading, and a table with a group of rows for each section. A peer has columns if it was measured."""
     with_peer = any(row.peer is not None for one in run.sections for row in one.rows)
-    table = Table(title=heading(run), title_justify="left", box=None, padding=(0, 1), collapse_padding=True)
+    table = Table(box=None, padding=(0, 1), collapse_padding=True)
     table.add_column("what")
     for name in ("mgpu", "reference", "ratio", *(("peer", "ratio to peer") if with_peer else ())):
         table.add_column(name, justify="right", no_wrap=True)
@@ -32,7 +32,7 @@ def run_table(run: Run) -> Table:
             table.add_row(Text(f"  skipped: {one.skipped}", "dim"))
         for row in one.rows:
             table.add_row(*_cells(row, with_peer=with_peer))
-    return table
+    return Group(Text(heading(run), "bold"), table)
 
 
 def heading(run: Run) -> str:
