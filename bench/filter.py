@@ -1,7 +1,8 @@
 """`filter` and `prioritize` over HTTP, with 8 cards and 8 pods per node.
 
 The no-op extender reads the names of the nodes and returns the same answer. What it takes is the cost of HTTP and JSON
-on this machine. Before each call of mgpu a new pod is added to a random node.
+on this machine. Before each call of mgpu a new pod is added to a random node. The `filter` of the peer (`bench.peer`)
+also chooses the node and writes the cards to the pod; it has no `prioritize`.
 """
 
 import random
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from bench.clusters import running
+from bench.peer import peer
 from bench.rows import Options, Row
 from bench.serving import Client, cluster, quantiles
 from tests import builders as b
@@ -43,14 +45,22 @@ CASES = (
 
 def rows(options: Options) -> Iterator[Row]:
     for nodes in options.sizes(*NODES):
+        with peer(nodes) as other:
+            of_peer = {case: other.filter(nodes, case.core, case.mib) for case in CASES} if other else {}
         with cluster(nodes) as client:
             for case in CASES:
-                for verb in ("filter", "prioritize"):
-                    yield from _verb(client, nodes, case, verb, options.repeats(CALLS))
+                yield from _verb(client, nodes, case, "filter", options.repeats(CALLS), of_peer.get(case))
+                yield from _verb(client, nodes, case, "prioritize", options.repeats(CALLS))
 
 
-def _verb(client: Client, nodes: int, case: Case, verb: str, calls: int) -> Iterator[Row]:
-    """Measure a verb. Calls of mgpu and of the no-op extender take turns."""
+def _verb(
+    client: Client, nodes: int, case: Case, verb: str, calls: int, of_peer: tuple[float, float] | None = None
+) -> Iterator[Row]:
+    """Measure a verb. Calls of mgpu and of the no-op extender take turns.
+
+    Args:
+        of_peer: The median duration and the CPU time of the peer's call.
+    """
     names = [f"node-{i}" for i in range(nodes)]
     real = _Calls(client, f"/{verb}")
     noop = _Calls(client, f"/noop/{verb}")
@@ -63,9 +73,11 @@ def _verb(client: Client, nodes: int, case: Case, verb: str, calls: int) -> Iter
     if verb == "filter":
         said += f", {len(orjson.loads(answer)['NodeNames']):,} nodes fit"
     (p50, p99), (noop50, noop99) = quantiles(real.wall), quantiles(noop.wall)
-    what = f"{nodes:,} nodes, {verb}, {case.title}"
-    yield Row(what=f"{what}, p50", value=p50, unit="ms", reference=noop50, remark=f"p99 {p99:.2f}, no-op {noop99:.2f}")
-    yield Row(what=f"{what}, CPU", value=real.cpu_each(), unit="ms CPU", reference=noop.cpu_each(), remark=said)
+    what, late = f"{nodes:,} nodes, {verb}, {case.title}", f"p99 {p99:.2f}, no-op {noop99:.2f}"
+    peer50, peer_cpu = of_peer or (None, None)
+    cpu, noop_cpu = real.cpu_each(), noop.cpu_each()
+    yield Row(what=f"{what}, p50", value=p50, unit="ms", reference=noop50, peer=peer50, remark=late)
+    yield Row(what=f"{what}, CPU", value=cpu, unit="ms CPU", reference=noop_cpu, peer=peer_cpu, remark=said)
 
 
 class _Calls:

@@ -23,6 +23,10 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
         self._cpu_of_asking: float | None = None
 
+    def close(self) -> None:
+        """Close the connection. The next call opens another one."""
+        self._connection.close()
+
     def post(self, path: str, body: Any) -> bytes:
         self._connection.request("POST", path, orjson.dumps(body), {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
