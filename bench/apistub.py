@@ -1,55 +1,96 @@
 """An API server that only serves what a scheduler process reads when it starts.
 
-`python -m bench.apistub NODES` prints the address of the server. The server lists Nodes, Devices and Pods in pages, and
-its watches deliver no events. `bench.startup` starts it.
+`python -m bench.apistub NODES KEY` prints the address of the server. The server lists Nodes, Devices and Pods in pages,
+and its watches deliver no events. `bench.startup` starts it.
+
+The Pods and Nodes are as large as real ones, because most of the work at the start is proportional to their size.
+`data/pod.json` and `data/node.json` are what Kubernetes 1.36 answered for a pod of a Deployment with seven variables,
+two probes and three volumes, and for its node. Each pod here also has a GPU request and a sealed allocation record, and
+takes 9.5 KB. Each node has 30 images, and takes 7.4 KB.
 """
 
 import random
 import sys
 import time
+from collections.abc import Iterator
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import orjson
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from bench.clusters import CARDS, PODS, running
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import Node
+from mgpu.model.record_seals import Keys, Signer, Subject
 from tests import builders as b
 
 Lists = dict[str, list[bytes]]
 
+SINCE = "2026-01-01T00:00:00Z"
+_DATA = Path(__file__).parent / "data"
+_IMAGES = 30
 
-def lists(nodes: int) -> Lists:
+
+def lists(nodes: int, key: Ed25519PrivateKey) -> Lists:
     """Return the items of each API path as JSON."""
-    pick, names = random.Random(0), [f"node-{i}" for i in range(nodes)]
-    devices = [write_device(Node(name), "", b.cards(CARDS, node=name)) for name in names]
-    pods = [_grown(running(f"{i}-{j}", i, pick.randrange(1 << 30))) for i in range(nodes) for j in range(PODS)]
-    made: dict[str, list[dict[str, Any]]] = {
-        "/api/v1/nodes": [b.node(name) for name in names],
+    records = RecordVerifier(Keys(SINCE, {}, Signer(key)))
+    names = [f"node-{i}" for i in range(nodes)]
+    devices = (write_device(Node(name), "", b.cards(CARDS, node=name)) for name in names)
+    made: dict[str, Iterator[dict[str, Any]]] = {
+        "/api/v1/nodes": map(_node, names),
         f"/apis/{DEVICE_API}/devices": devices,
-        "/api/v1/pods": pods,
+        "/api/v1/pods": _pods(nodes, records),
     }
-    for item in (item for items in made.values() for item in items):
-        item["metadata"] |= {"uid": item["metadata"].get("uid", item["metadata"]["name"]), "resourceVersion": "1"}
-    return {path: [orjson.dumps(item) for item in items] for path, items in made.items()}
+    return {path: [*_encoded(items)] for path, items in made.items()}
 
 
-def _grown(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod with more fields, so that it is as large as an ordinary pod (about 4 KiB)."""
-    fields: dict[str, Any] = {f"f:{i}": {"f:name": {}, "f:value": {}, "f:valueFrom": {}} for i in range(40)}
-    managed = [{"manager": "kube-controller-manager", "operation": "Update", "fieldsV1": fields}]
-    env = [{"name": f"SETTING_{i}", "value": f"value-{i}"} for i in range(20)]
-    container = {**pod["spec"]["containers"][0], "env": env, "command": ["python", "serve.py"] * 4}
-    mounts = [{"name": f"volume-{i}", "configMap": {"name": f"settings-{i}"}} for i in range(6)]
-    conditions = [{"type": f"Condition{i}", "status": "True", "lastTransitionTime": "2026-01-01"} for i in range(5)]
+def _encoded(items: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    for i, item in enumerate(items, 1):
+        own = {"uid": str(UUID(int=i)), "resourceVersion": str(10_000_000 + i)}
+        yield orjson.dumps({**item, "metadata": {**own, **item["metadata"]}})
+
+
+def _node(name: str) -> dict[str, Any]:
+    raw: dict[str, Any] = orjson.loads((_DATA / "node.json").read_bytes())
+    small = b.node(name)
+    meta = {key: value for key, value in raw["metadata"].items() if key not in ("uid", "resourceVersion")}
+    labels = {**meta["labels"], **small["metadata"]["labels"], "kubernetes.io/hostname": name}
+    digest = sha256(name.encode()).hexdigest()
+    images = [{"names": [f"registry.example/team/image-{i}@sha256:{digest}"], "sizeBytes": i} for i in range(_IMAGES)]
     return {
-        **pod,
-        "metadata": {**pod["metadata"], "labels": {"app": "model", "team": "a"}, "managedFields": managed},
-        "spec": {**pod["spec"], "containers": [container], "volumes": mounts, "tolerations": [{"key": "gpu"}] * 3},
-        "status": {**pod["status"], "conditions": conditions},
+        **raw,
+        "metadata": {**meta, "name": name, "labels": labels},
+        "status": {**raw["status"], **small["status"], "images": images},
     }
+
+
+def _pods(nodes: int, records: RecordVerifier) -> Iterator[dict[str, Any]]:
+    pick = random.Random(0)
+    for i in range(nodes):
+        for j in range(PODS):
+            yield _pod(running(f"model-server-676f7f8698-{i}-{j}", i, pick.randrange(1 << 30)), records)
+
+
+def _pod(small: dict[str, Any], records: RecordVerifier) -> dict[str, Any]:
+    """Return a real pod with the name, the node, the request and the record of a small one."""
+    raw: dict[str, Any] = orjson.loads((_DATA / "pod.json").read_bytes())
+    meta = raw["metadata"]
+    name, node = small["metadata"]["name"], small["spec"]["nodeName"]
+    uid = str(UUID(bytes=random.Random(name).randbytes(16), version=4))
+    record = records.sealed(Subject(uid, meta["namespace"], name, node), small["metadata"]["annotations"])
+    meta |= {"name": name, "uid": uid, "annotations": {**meta["annotations"], **record}}
+    del meta["resourceVersion"]
+    for kind, amounts in small["spec"]["containers"][0]["resources"].items():
+        raw["spec"]["containers"][0]["resources"][kind] |= amounts
+    raw["spec"]["nodeName"] = node
+    return raw
 
 
 def serve(made: Lists) -> None:
@@ -69,7 +110,7 @@ def serve(made: Lists) -> None:
             end = start + limit
             more = b',"continue":"%d"' % end if end < len(items) else b""
             some = b",".join(items[start:end])
-            body = b'{"kind":"List","metadata":{"resourceVersion":"1"%s},"items":[%s]}' % (more, some)
+            body = b'{"kind":"List","metadata":{"resourceVersion":"90000000"%s},"items":[%s]}' % (more, some)
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -91,5 +132,11 @@ def serve(made: Lists) -> None:
     server.serve_forever()
 
 
+def main(nodes: int, key: Path) -> None:
+    private = load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(private, Ed25519PrivateKey)
+    serve(lists(nodes, private))
+
+
 if __name__ == "__main__":
-    serve(lists(int(sys.argv[1])))
+    main(int(sys.argv[1]), Path(sys.argv[2]))
