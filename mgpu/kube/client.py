@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,16 +18,17 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.config import kube_config
 
-from mgpu.kube.decoding import decode
+from mgpu.kube.decoding import decode, decode_list, decode_object
 from mgpu.model.errors import BadObject, Problem
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-PAGE = 500
+PAGE = 250
 """The most objects of a page of a list."""
 PAGE_BYTES = 4 << 20
-"""The most bytes of a page with more than one object. A decoded page needs up to 25 times as much memory. A page of
-`PAGE` ordinary pods is half as large, but users can create objects of more than 1 MiB."""
+"""The most bytes of a page with more than one object. A page of `PAGE` ordinary pods has 2.5 MiB, but users can create
+objects of more than 1 MiB. A page whose items cannot be decoded one by one (`mgpu.kube.decoding`) needs up to 25 times
+as much memory."""
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """After 30 s of silence, up to 3 probes are sent at intervals of 10 s. Not every system has all these options."""
 _SOCKET = [
@@ -163,26 +164,30 @@ class Api:
     def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> dict[str, Any]:
         return self._call("DELETE", path, query, body)
 
-    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
         """Yield the pages of a list, each with the resourceVersion of the whole list.
 
-        A page of more than `PAGE_BYTES` is requested again with fewer objects, so that neither many nor large objects
-        take too much memory.
+        A page can be iterated once. It decodes each object when it yields it, and may raise Unreachable then. Nearly
+        all objects come without their `managedFields`. A page of more than `PAGE_BYTES` is requested again with fewer
+        objects, so that neither many nor large objects take too much memory.
         """
         token, limit = "", PAGE
         while True:
             parameters = {**query, "limit": limit, **({"continue": token} if token else {})}
             try:
-                page, size = self._page(path, parameters, PAGE_BYTES if limit > 1 else None)
+                text = self._page(path, parameters, PAGE_BYTES if limit > 1 else None)
+                page, items = decode_list(text)
+            except ValueError as error:
+                raise Unreachable(f"GET {path}: {error}") from error
             except _TooLong:
                 limit = max(1, limit // 4)
                 continue
-            if size < PAGE_BYTES // 4:
+            if len(text) < PAGE_BYTES // 4:
                 limit = min(PAGE, 2 * limit)
             meta = page.get("metadata") or {}
             if not meta.get("resourceVersion"):
                 raise Unreachable(f"GET {path}: the answer is not a list")
-            yield page.get("items") or [], meta["resourceVersion"]
+            yield _readable(path, items), meta["resourceVersion"]
             token = meta.get("continue", "")
             if not token:
                 return
@@ -224,20 +229,19 @@ class Api:
             response.release_conn()
         return answer if isinstance(answer, dict) else {}
 
-    def _page(self, path: str, query: Mapping[str, object], most: int | None) -> tuple[dict[str, Any], int]:
-        """Return a page and its size in bytes. Raises _TooLong if it has more than `most` bytes."""
+    def _page(self, path: str, query: Mapping[str, object], most: int | None) -> bytes:
+        """Return the text of a page. Raises _TooLong if it has more than `most` bytes."""
         response = self._send("GET", path, query)
         try:
             text = response.read() if most is None else response.read(most + 1)
             if most is not None and len(text) > most:
                 response.close()
                 raise _TooLong
-            answer = decode(text)
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"GET {path}: {error}") from error
         finally:
             response.release_conn()
-        return answer if isinstance(answer, dict) else {}, len(text)
+        return text
 
     def _send(
         self,
@@ -297,7 +301,7 @@ class Watch:
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             for line in _lines(self._response):
-                event = decode(line)
+                event = decode_object(line)
                 if event["type"] == "ERROR":
                     raise _refusal(event["object"].get("code", 500), event["object"])
                 yield event["type"], event["object"]
@@ -315,6 +319,13 @@ class Watch:
         """End the iteration. Any thread may call this method."""
         with contextlib.suppress(ValueError, RuntimeError, OSError):  # the watch has ended already
             self._response.shutdown()
+
+
+def _readable(path: str, items: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from items
+    except ValueError as error:
+        raise Unreachable(f"GET {path}: {error}") from error
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ decisions. A `FencedApi` has no connections of its own, so it must override ever
 Only `list` is inherited, because it calls `pages`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mgpu.kube.client import MERGE_PATCH, Api, Watch
@@ -28,7 +28,7 @@ class FencedApi(Api):
     def get(self, path: str, **query: object) -> dict[str, Any]:
         return self._inner.get(path, **query)
 
-    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
         return self._inner.pages(path, **query)
 
     def watch(self, path: str, resource_version: str, *, seconds: int = 300, **query: Any) -> Watch:

@@ -7,6 +7,7 @@ used, because it stores all objects whole and lists them without pages.
 import logging
 import math
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ _MIN_PAUSE, _MAX_PAUSE = 0.1, 10.0
 with each failure, and varies at random by up to a half."""
 _Name = tuple[str, str]
 """The namespace and the name of an object."""
+_Version = tuple[str, str]
+"""The UID and the resourceVersion of an object."""
 
 
 class Reflector:
@@ -66,7 +69,7 @@ class Reflector:
         self._optional = optional
         self._changed = changed
         self._gone = gone
-        self._known: dict[_Name, Raw] = {}
+        self._known: dict[_Name, _Version] = {}
         self._stop = threading.Event()
         self._lists = threading.Condition()
         # Lists are numbered. These are the numbers of the last list that has begun, of the last list that has finished,
@@ -178,17 +181,18 @@ class Reflector:
         with self._lists:
             self._begun += 1
             begun = self._begun
-        version, present = "", set()
+        version = ""
+        missing = set(self._known)
         try:
             for page, version in self._api.pages(self._path, **self._query):  # noqa: B007
                 for item in page:
-                    present.add(_name(item))
+                    missing.discard(_name(item))
                     self._take(item)
         except ApiError as error:
             if not (self._optional and error.status == 404):
                 raise
-        for name in [name for name in self._known if name not in present]:
-            self._call(self._gone, self._known.pop(name))
+        for name in missing:
+            self._call(self._gone, _identity(name, self._known.pop(name)))
         self._broken_since, self._forbidden = None, False
         with self._lists:
             self._finished = begun
@@ -222,12 +226,14 @@ class Reflector:
                 self._stop.wait(0.1)  # A server that ends every watch at once must not be called in a tight loop.
 
     def _take(self, item: Raw) -> None:
-        name, new = _name(item), _identity(item)
+        meta = item["metadata"]
+        name = _name(item)
+        new = (meta["uid"], meta["resourceVersion"])
         known = self._known.get(name)
         if known == new:
             return
-        if known is not None and known["metadata"]["uid"] != new["metadata"]["uid"]:
-            self._call(self._gone, known)
+        if known is not None and known[0] != new[0]:
+            self._call(self._gone, _identity(name, known))
         self._known[name] = new
         self._call(self._changed, item)
 
@@ -240,10 +246,11 @@ class Reflector:
 
 
 def _name(item: Raw) -> _Name:
-    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
-
-
-def _identity(item: Raw) -> Raw:
-    """Return the part of an object that is stored to report its deletion. Whole pods would need much memory."""
     meta = item["metadata"]
-    return {"metadata": {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in meta}}
+    return sys.intern(meta.get("namespace", "")), meta["name"]
+
+
+def _identity(name: _Name, version: _Version) -> Raw:
+    """Return the metadata that identify a deleted object. More is not stored: whole pods would need much memory."""
+    namespace = {"namespace": name[0]} if name[0] else {}
+    return {"metadata": {**namespace, "name": name[1], "uid": version[0], "resourceVersion": version[1]}}

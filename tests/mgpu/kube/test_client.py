@@ -121,7 +121,7 @@ def api() -> Iterator[Api]:
 
 def test_a_list_is_all_its_pages(api: Api) -> None:
     assert api.list("/pages") == (ITEMS, "7")
-    assert list(api.pages("/pages")) == [(ITEMS[:2], "7"), (ITEMS[2:], "7")]
+    assert [([*page], version) for page, version in api.pages("/pages")] == [(ITEMS[:2], "7"), (ITEMS[2:], "7")]
 
 
 def test_a_page_of_large_objects_is_asked_for_in_parts_that_are_small(api: Api) -> None:
