@@ -36,6 +36,8 @@ Lists = dict[str, list[bytes]]
 SINCE = "2026-01-01T00:00:00Z"
 _DATA = Path(__file__).parent / "data"
 _IMAGES = 30
+WORKLOADS = 250
+"""The number of workloads that created the pods. Their requests differ; on every second node they are larger."""
 
 
 def lists(nodes: int, key: Ed25519PrivateKey) -> Lists:
@@ -75,10 +77,11 @@ def _pods(nodes: int, records: RecordVerifier) -> Iterator[dict[str, Any]]:
     pick = random.Random(0)
     for i in range(nodes):
         for j in range(PODS):
-            yield _pod(running(f"model-server-676f7f8698-{i}-{j}", i, pick.randrange(1 << 30)), records)
+            workload = pick.randrange(WORKLOADS)
+            yield _pod(running(f"w{workload}-{i}-{j}", i, workload), workload, records)
 
 
-def _pod(small: dict[str, Any], records: RecordVerifier) -> dict[str, Any]:
+def _pod(small: dict[str, Any], workload: int, records: RecordVerifier) -> dict[str, Any]:
     """Return a real pod with the name, the node, the request and the record of a small one."""
     raw: dict[str, Any] = orjson.loads((_DATA / "pod.json").read_bytes())
     meta = raw["metadata"]
@@ -86,6 +89,7 @@ def _pod(small: dict[str, Any], records: RecordVerifier) -> dict[str, Any]:
     uid = str(UUID(bytes=random.Random(name).randbytes(16), version=4))
     record = records.sealed(Subject(uid, meta["namespace"], name, node), small["metadata"]["annotations"])
     meta |= {"name": name, "uid": uid, "annotations": {**meta["annotations"], **record}}
+    meta["labels"] |= {"app.kubernetes.io/instance": f"w{workload}", "pod-template-hash": f"{workload:010x}"}
     del meta["resourceVersion"]
     for kind, amounts in small["spec"]["containers"][0]["resources"].items():
         raw["spec"]["containers"][0]["resources"][kind] |= amounts

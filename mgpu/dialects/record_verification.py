@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
+from itertools import chain
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
@@ -43,18 +44,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a verification, and the input on which it depends.
+    """The result of a verification, and a digest of the input on which it depends.
 
     A caller that passes it to `RecordVerifier.judge` saves the verification of an unchanged record.
 
     Attributes:
-        record: the digest of the annotations of the record, including its seal.
+        content: the digest of the input: the pod's subject and creationTimestamp, and the annotations of the record,
+            including its seal.
         finding: the reason why the record is invalid; None if it is valid.
     """
 
-    subject: Subject
-    created: str
-    record: bytes
+    content: bytes
     finding: Finding | None
 
 
@@ -82,18 +82,26 @@ class RecordVerifier:
         if not pod.node or not pod.annotations:
             return pod, None
         record = {key: text for key, text in pod.annotations.items() if dialects.is_placement_annotation(key)}
-        if not record or (self.keys is None and len(record) <= _MAX_RECORD):
-            return pod, None
-        subject = Subject(pod.uid, pod.namespace, pod.name, pod.node)
-        judged = Verdict(subject, pod.created, _digest(record), None)
-        if before is not None and before == replace(judged, finding=before.finding):
-            judged = before
-        else:
-            judged = replace(judged, finding=self._finding(judged, record))
-        if judged.finding is None:
+        judged = self.verdict(Subject(pod.uid, pod.namespace, pod.name, pod.node), pod.created, record, before)
+        if judged is None or judged.finding is None:
             return pod, judged
         kept = {key: text for key, text in pod.annotations.items() if key not in record}
         return replace(pod, annotations=kept), judged
+
+    def verdict(
+        self, subject: Subject, created: str, record: Mapping[str, str], before: Verdict | None
+    ) -> Verdict | None:
+        """Return the verdict on the record of a bound pod; None in the cases that `judge` names.
+
+        Args:
+            created: the creationTimestamp of the pod.
+        """
+        if not record or (self.keys is None and len(record) <= _MAX_RECORD):
+            return None
+        content = _digest(subject, created, record)
+        if before is not None and before.content == content:
+            return before
+        return Verdict(content, self._finding(subject, created, record))
 
     def sealed(self, subject: Subject, record: Mapping[str, str]) -> dict[str, str]:
         """Return the annotations of a record, with a seal if records are sealed and there are annotations."""
@@ -101,7 +109,7 @@ class RecordVerifier:
             return dict(record)
         return {**record, SEAL: str(self.keys.signer.sign(subject, _signed(record)))}
 
-    def _finding(self, judged: Verdict, record: Mapping[str, str]) -> Finding | None:
+    def _finding(self, subject: Subject, created: str, record: Mapping[str, str]) -> Finding | None:
         if len(record) > _MAX_RECORD:
             text = (
                 f"has {len(record)} annotations, more than the {_MAX_RECORD} that a scheduler can write; it is ignored"
@@ -110,14 +118,14 @@ class RecordVerifier:
         if self.keys is None:
             return None
         seal = record.get(SEAL)
-        if _is_of_before(judged.created, seal, self.keys):
+        if _is_of_before(created, seal, self.keys):
             return None
         if seal is None:
             if self._is_of_peer(record):
                 return None
             remedy = "if another scheduler writes such records, name its vocabulary in records.peers"
             return Finding(Reason.UNSEALED, f"the record of its cards has no seal and is ignored; {remedy}")
-        reason = self.keys.refusal_reason(judged.subject, _signed(record), seal)
+        reason = self.keys.refusal_reason(subject, _signed(record), seal)
         if reason is None:
             return None
         text = f"the seal of the record of its cards is not valid: {reason}; the record is ignored"
@@ -182,15 +190,14 @@ def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
     return bool(created) and created < keys.since and (seal is None or not keys.names_known_key(seal))
 
 
-def _digest(record: Mapping[str, str]) -> bytes:
-    """Return the digest of a record.
+def _digest(subject: Subject, created: str, record: Mapping[str, str]) -> bytes:
+    """Return the digest of the input of a verification.
 
-    Each text is preceded by its length, so different records never give the hash function the same input.
+    Each text is preceded by its length, so different inputs never give the hash function the same bytes.
     """
     digest = sha256()
-    for row in sorted(record.items()):
-        for text in row:
-            digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+    for text in chain(subject, (created,), *sorted(record.items())):
+        digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
     return digest.digest()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -32,16 +32,9 @@ from mgpu.model.record_seals import SEAL
 Raw = Mapping[str, Any]
 
 _KINDS = ("initContainers", "containers")
-_META = ("namespace", "name", "generateName", "uid", "creationTimestamp")
-_ENDS = ("deletionTimestamp", "deletionGracePeriodSeconds")
-_SPEC = (
-    *("nodeName", "schedulerName", "priority", "overhead", "resources", "terminationGracePeriodSeconds"),
-    "schedulingGroup",
-)
-_STATUS = (
-    *("phase", "startTime", "nominatedNodeName", "extendedResourceClaimStatus"),
-    *("initContainerStatuses", "containerStatuses"),
-)
+_META = ("name", "generateName", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_SPEC = ("schedulerName", "priority", "overhead", "resources", "terminationGracePeriodSeconds", "schedulingGroup")
+_STATUS = ("startTime", "initContainerStatuses", "containerStatuses")
 _OF_CONTAINER = ("name", "restartPolicy", "resources")
 
 MAX_LABEL_TEXT = 4096
@@ -55,34 +48,84 @@ them."""
 _TEXTS = ("scheduler", "nominated_node", "phase", "start_time", "scheduling_group", "volcano_group")
 
 
+class PodContent(NamedTuple):
+    """What mgpu reads of a pod, except most labels.
+
+    Attributes:
+        template: what is equal in all pods that were created from one template and are in the same state, as JSON. It
+            says whether there are a record and a seal, but not which. It does not have the name, UID, node, labels and
+            times of the pod.
+        record: the annotations of the allocation record, without the seal.
+        seal: the annotation with the seal; None if there is none.
+        fingerprint: the digest of everything.
+    """
+
+    template: bytes
+    record: Mapping[str, Any]
+    seal: Any
+    fingerprint: bytes
+
+
 def fingerprint(raw: Raw, *also: str) -> bytes:
     """Return a digest of the fields of a pod that mgpu reads, except most labels.
 
     Under the same settings, pods with equal fingerprints lead to the same result. Labels change most often and are not
     part of a request, so the caller updates them separately. Only the label of occupy pods is part of the digest. If
-    mgpu is to read another field of pods, add the field here, because changes of all other fields are ignored.
+    mgpu is to read another field of pods, add the field to `content_of`, because changes of all other fields are
+    ignored.
 
     Args:
         raw: the pod as decoded JSON.
         also: the names of further annotations that the caller reads.
     """
+    return content_of(raw, *also).fingerprint
+
+
+def content_of(raw: Raw, *also: str) -> PodContent:
+    """Return the template and the fingerprint of a pod. The arguments are those of `fingerprint`."""
     meta = table_at(raw, "metadata")
     spec = table_at(raw, "spec")
-    annotations = {key: text for key, text in table_at(meta, "annotations").items() if _is_read(key, also)}
+    status = table_at(raw, "status")
+    annotations: dict[str, Any] = {}
+    record: dict[str, Any] = {}
+    for key, text in table_at(meta.get("annotations")).items():
+        is_record = dialects.is_placement_annotation(key)
+        if is_record:
+            record[key] = text
+        if key in dialects.REQUEST_ANNOTATIONS or key in also or (not is_record and _is_read(key)):
+            annotations[key] = text
+    seal = record.pop(SEAL, None)
     owner = mtgpu.controlling_mtgpupod(raw)
-    content = (
-        _values(meta, (*_META, *_ENDS)),
+    node = spec.get("nodeName")
+    template = (
+        meta.get("namespace"),
         annotations,
-        owner,
-        mtgpu.visible_card(raw) if owner or mtgpu.GPUID in annotations else None,
+        not record,
+        seal is None,
+        not meta.get("deletionTimestamp"),
+        not node,
         gate_names(_rows(spec, "schedulingGates")),
         _values(spec, _SPEC),
-        [_containers(spec, kind) for kind in _KINDS],
-        _values(table_at(raw, "status"), _STATUS),
+        _containers(spec, "initContainers"),
+        _containers(spec, "containers"),
+        status.get("phase"),
+        status.get("nominatedNodeName"),
+        status.get("extendedResourceClaimStatus"),
+        [*containers_that_ran(status)],
         [(problem.field, problem.message) for problem in budget.excess(raw)],
+    )
+    own = (
+        _values(meta, _META),
+        record,
+        seal,
+        owner,
+        mtgpu.visible_card(raw) if owner or mtgpu.GPUID in annotations else None,
+        node,
+        _values(status, _STATUS),
         mtgpu.occupy_label(raw),
     )
-    return blake2b(orjson.dumps(content), digest_size=16).digest()
+    text = orjson.dumps(template)
+    return PodContent(text, record, seal, blake2b(text + orjson.dumps(own), digest_size=16).digest())
 
 
 def limit_containers(raw: Raw) -> Raw:
@@ -127,10 +170,9 @@ def _vocabularies(row: Any) -> Iterator[str]:
             yield vocabulary
 
 
-def _is_read(key: str, also: tuple[str, ...]) -> bool:
-    if key in also or key in (SEAL, VOLCANO_GROUP):
-        return True
-    return dialects.is_read_annotation(key) or key.startswith(MTGPU_PREFIX)
+def _is_read(key: str) -> bool:
+    is_own = key == VOLCANO_GROUP or key.startswith(MTGPU_PREFIX)
+    return is_own or dialects.is_read_annotation(key)
 
 
 def _containers(spec: Raw, kind: str) -> list[Any]:

@@ -7,9 +7,9 @@ raise a limit, measure the cost again (docs/attacks.md).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from operator import le
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -46,8 +46,7 @@ MAX_SPEC_BYTES = 256 << 10
 """The most bytes of the spec of an MtgpuPod as JSON. `kubectl apply` cannot store a larger spec in its annotation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """The number of entries in the lists of an object."""
 
     containers: int = 0
@@ -65,6 +64,8 @@ _BOUNDS = (
     ("labels", "metadata.labels", "labels", MAX_LABELS, "remove some"),
 )
 
+_MOST = Size(MAX_CONTAINERS, MAX_RESOURCES, MAX_VARIABLES, MAX_ANNOTATIONS, MAX_LABELS)
+
 
 def size_of(raw: object) -> Size:
     """Return the size of a Pod or MtgpuPod (decoded JSON). Fields of the wrong type count as empty.
@@ -72,17 +73,18 @@ def size_of(raw: object) -> Size:
     If the object has more than `MAX_CONTAINERS` containers, nothing else is counted, and the other sizes are 0.
     """
     meta, spec = table_at(raw, "metadata"), table_at(raw, "spec")
-    containers = [item for kind in ("initContainers", "containers") for item in _list(spec.get(kind))]
-    if len(containers) > MAX_CONTAINERS:
-        return Size(len(containers))
-    resources = [table_at(item, "resources", kind) for item in containers for kind in ("requests", "limits")]
-    return Size(
-        containers=len(containers),
-        resources=sum(map(len, resources)),
-        variables=sum(len(_list(item.get("env"))) for item in containers if isinstance(item, dict)),
-        annotations=len(table_at(meta, "annotations")),
-        labels=len(table_at(meta, "labels")),
-    )
+    early, late = _list(spec.get("initContainers")), _list(spec.get("containers"))
+    count = len(early) + len(late)
+    if count > MAX_CONTAINERS:
+        return Size(count)
+    resources = variables = 0
+    for container in (*early, *late):
+        if isinstance(container, dict):
+            variables += len(_list(container.get("env")))
+            amounts = table_at(container.get("resources"))
+            resources += len(table_at(amounts.get("requests"))) + len(table_at(amounts.get("limits")))
+    annotations, labels = table_at(meta.get("annotations")), table_at(meta.get("labels"))
+    return Size(count, resources, variables, len(annotations), len(labels))
 
 
 def excess(raw: object, old: object = None) -> list[Problem]:
@@ -136,6 +138,8 @@ def _is_deep(value: object) -> bool:
 
 
 def _above(now: Size, before: Size) -> Iterator[Problem]:
+    if all(map(le, now, _MOST)):
+        return
     for what, path, text, most, remedy in _BOUNDS:
         count = getattr(now, what)
         if count > max(most, getattr(before, what)):

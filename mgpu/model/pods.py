@@ -4,6 +4,7 @@ All processes use this module. `read_pod` and `read_node` must be fast, since th
 read what users and nodes write, so they check the types of the values. `mgpu.dialects` reads the GPU request of a pod.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -217,7 +218,7 @@ def read_pod(raw: object) -> Pod:
     reader = FieldReader()
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
-    node = reader.text(spec.get("nodeName"), "spec.nodeName")
+    node = sys.intern(reader.text(spec.get("nodeName"), "spec.nodeName"))  # A node's pods share its name.
     # A ResourceClaim in the status means that a DRA driver serves the request instead of a device plugin. Such a claim
     # is ignored once the pod has a sealed record. kube-scheduler creates claims before it binds a pod, so a later claim
     # is not genuine: an attacker with a scheduler's token could free the cards of a running pod by writing one.
@@ -232,7 +233,7 @@ def read_pod(raw: object) -> Pod:
         *_containers(reader, spec.get("containers"), "spec.containers", claimed, init=False),
     )
     pod = Pod(
-        namespace=reader.text(meta.get("namespace"), "metadata.namespace") or "default",
+        namespace=sys.intern(reader.text(meta.get("namespace"), "metadata.namespace") or "default"),
         name=reader.text(meta.get("name") or meta.get("generateName"), "metadata.name"),
         uid=reader.text(meta.get("uid"), "metadata.uid"),
         annotations=annotations,

@@ -24,6 +24,7 @@ SEAL = "mgpu.io/seal"
 
 _DOMAIN = "mgpu-record-v1"
 """The first element of all signed content. Because of it, a signature for another purpose is never a valid seal."""
+_CANONICAL = json.JSONEncoder(separators=(",", ":"))
 _FORM = re.compile(
     r"v1\.(?P<key>[0-9a-f]{16})\.(?P<subject>[0-9A-Za-z-]{1,128})\.(?P<signature>[0-9a-f]{128})", re.ASCII
 )
@@ -130,4 +131,4 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 def _content(subject: Subject, record: Mapping[str, str]) -> bytes:
     """Return the signed content in a canonical form: JSON in ASCII, with the annotations in the order of their keys."""
-    return json.dumps([_DOMAIN, *subject, sorted(record.items())], separators=(",", ":")).encode()
+    return _CANONICAL.encode([_DOMAIN, *subject, sorted(record.items())]).encode()

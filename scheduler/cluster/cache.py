@@ -17,12 +17,11 @@ What must hold:
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
-from mgpu.dialects.watched_pods import fingerprint, limit_containers
+from mgpu.dialects.watched_pods import content_of
 from mgpu.kube.events import pod_reference
 from mgpu.model import device_object
 from mgpu.model.cards import CardState
@@ -30,7 +29,7 @@ from mgpu.model.device_checkpoints import UNLISTED_PODS
 from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import GroupCard
 from mgpu.model.ledger import Holding
-from mgpu.model.pods import Node, Pod, read_node, read_pod
+from mgpu.model.pods import Node, Pod, read_node
 from mgpu.settings import Settings
 from scheduler.cluster.events import (
     CardsFreed,
@@ -44,7 +43,7 @@ from scheduler.cluster.events import (
 )
 from scheduler.cluster.forecast import LEARNING_POLICIES, Forecast
 from scheduler.cluster.gangs import Gangs
-from scheduler.cluster.gpu_pods import GpuPod, make_gpu_pod, node_left, occupied_gpuid, trim, with_current_labels
+from scheduler.cluster.gpu_pods import GpuPod, node_left, occupied_gpuid, with_current_labels
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.mtgpupod_cache import MtgpuPodCache
 from scheduler.cluster.mtgpupod_holdings import MtgpuPodHoldings, own_pod
@@ -54,6 +53,7 @@ from scheduler.cluster.node_snapshots import NodeContents, NodeSnapshot, NodeSna
 from scheduler.cluster.nodes import GivenShares, Nodes
 from scheduler.cluster.nominations import Nominations
 from scheduler.cluster.partitionable_nodes import PartitionableNodes
+from scheduler.cluster.pod_reader import PodReader, ReadPod
 from scheduler.cluster.pods import Pods
 from scheduler.cluster.reservation_cache import ReservationCache
 from scheduler.cluster.reservations import Reservation, Reservations
@@ -85,7 +85,7 @@ class ClusterCache:
         self.records = records
         self.forecast = Forecast(settings)
         self.gangs = Gangs()
-        self._settings = settings
+        self._reader = PodReader(settings, records)
         self._lock = threading.RLock()
         self._events = Publisher()
         self._events.subscribe(HoldingsChanged, self._holdings_changed)
@@ -194,19 +194,14 @@ class ClusterCache:
         # Only the informer of pods changes a pod here, so its last state can be read without the lock. Parsing a pod
         # and verifying its seal may take milliseconds, for which no other thread should wait.
         before = self._pods.get(uid)
-        is_same = before is not None and before.fingerprint == fingerprint(raw)
-        request: GpuRequest | None = None
-        gpu_pod: GpuPod | None
+        content = content_of(raw)
+        is_same = before is not None and before.fingerprint == content.fingerprint
         if before is not None and is_same:
-            pod = before.pod
-            gpu_pod = with_current_labels(before, raw)
+            same = with_current_labels(before, raw)
+            read = ReadPod(same.pod, same, None)
         else:
-            pod = read_pod(limit_containers(raw))
-            gpu_pod = make_gpu_pod(pod, raw, self._settings, self.records, before.verdict if before else None)
-            if gpu_pod is not None:
-                pod = gpu_pod.pod
-                request = gpu_pod.request
-                gpu_pod = replace(trim(gpu_pod), fingerprint=fingerprint(raw))
+            read = self._reader.read(raw, content, before.verdict if before else None)
+        pod, gpu_pod, request = read.pod, read.gpu_pod, read.request
         own, finding = (None, None) if is_same else own_pod(pod, raw, self.records)
         text = pod_text(raw, self.records)
         with self._lock:

@@ -1,6 +1,6 @@
 """GPU pods as the scheduler reads them: their request, and the cards in their allocation record.
 
-`ClusterCache` reads the pods of its informer with `make_gpu_pod`, and stores what `trim` leaves of them. Other pods,
+`PodReader` reads the pods of the informer with `make_gpu_pod`, and keeps what `trim` leaves of them. Other pods,
 such as those in calls of kube-scheduler, are read with `read_gpu_pod`. Users choose the size of a pod, so `trim` must
 leave only what the filter, a decision or the web page reads.
 """
@@ -19,6 +19,7 @@ from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Share, unknown_shares
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Pod, read_pod
+from mgpu.model.record_seals import SEAL
 from mgpu.settings import Settings
 
 
@@ -34,6 +35,8 @@ class GpuPod:
         verdict: The result of the verification of the allocation record, or None if there was nothing to verify.
         fingerprint: The digest of everything that was read of the pod (`mgpu.dialects.watched_pods`), or None if the
             pod does not come from an informer.
+        shares: The shares in the allocation record, if they were read together with the pod; otherwise None
+            (`recorded_shares`).
     """
 
     pod: Pod
@@ -42,6 +45,7 @@ class GpuPod:
     version: str = ""
     verdict: Verdict | None = None
     fingerprint: bytes | None = field(default=None, compare=False)
+    shares: tuple[Share, ...] | None = field(default=None, compare=False)
 
     @property
     def finding(self) -> Finding | None:
@@ -115,7 +119,11 @@ def trim(gpu_pod: GpuPod) -> GpuPod:
     if pod.ended or request is None:
         pod = replace(pod, annotations={})
     # The allocation record of a pod that is not bound has no effect.
-    return replace(gpu_pod, pod=watched_pods.stored_pod(pod, record=bool(pod.node)), request=request)
+    pod = watched_pods.stored_pod(pod, record=bool(pod.node))
+    if SEAL in pod.annotations:
+        # The seal has been verified. Without it, all pods of one workload on cards of one number have equal records.
+        pod = replace(pod, annotations={key: text for key, text in pod.annotations.items() if key != SEAL})
+    return replace(gpu_pod, pod=pod, request=request)
 
 
 def with_current_labels(gpu_pod: GpuPod, raw: Mapping[str, Any]) -> GpuPod:
@@ -165,6 +173,8 @@ def recorded_shares(gpu_pod: GpuPod) -> tuple[Share, ...] | None:
 
     Raises BadObject if the request or the record cannot be read.
     """
+    if gpu_pod.shares is not None:
+        return gpu_pod.shares
     if gpu_pod.request is None:
         raise BadObject(gpu_pod.problems)
     return dialects.read_placement(gpu_pod.pod, gpu_pod.request)

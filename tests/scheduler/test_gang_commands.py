@@ -1,7 +1,7 @@
 """`mgpu inspect` and `mgpu explain` show gangs that are not complete, and `mgpu top` counts gated pods apart."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -108,7 +108,7 @@ def test_explain_of_a_pod_that_has_its_node_shows_no_gang(kubeconfig: str) -> No
 class Guarded(Api):
     """The API of a user who may not read PodGroups."""
 
-    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
         self._check(path)
         return super().pages(path, **query)
 

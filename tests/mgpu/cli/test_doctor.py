@@ -1,7 +1,7 @@
 """`mgpu doctor` reports each fault of an installation, and nothing else."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
@@ -543,7 +543,7 @@ class RestrictedApi(Api):
         self._check(path)
         return super().get(path, **query)
 
-    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
         self._check(path)
         return super().pages(path, **query)
 
@@ -564,7 +564,7 @@ def test_doctor_of_a_user_with_few_rights_warns_once(world: World, monkeypatch: 
 
 def test_doctor_of_a_user_who_may_not_list_mtgpupods_warns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     class ForbiddenApi(Api):
-        def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
             if path.endswith("/mtgpupods"):
                 raise ApiError(403, "Forbidden", "you may not list mtgpupods")
             return super().pages(path, **query)

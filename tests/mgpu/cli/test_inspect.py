@@ -1,7 +1,7 @@
 """`mgpu inspect` against an API server."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def test_inspect_shows_mtgpupods_and_the_rest_of_their_cards(kubeconfig: str) ->
 class Guarded(Api):
     """The API of a user who may not list MtgpuPods."""
 
-    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
         if path == mtgpu.COLLECTION:
             raise ApiError(403, "Forbidden", 'User "u" cannot list resource "mtgpupods" in API group "lsalab.nthu"')
         return super().pages(path, **query)

@@ -168,7 +168,7 @@ def test_pod_with_other_labels_is_not_read_again_and_has_them(monkeypatch: pytes
         "annotations": {**raw["metadata"]["annotations"], "other": "y"},
     }
     relabelled["spec"]["containers"][0]["image"] = "other"
-    monkeypatch.setattr("scheduler.cluster.cache.make_gpu_pod", lambda *_: pytest.fail("the pod was read again"))
+    monkeypatch.setattr("scheduler.cluster.pod_reader.make_gpu_pod", lambda *_: pytest.fail("the pod was read again"))
     state.pod_changed(relabelled)
     known = state.gpu_pod("uid-p")
     assert known is not None
