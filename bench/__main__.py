@@ -11,7 +11,7 @@ import click
 from bench import history, tables
 from bench.history import Measured
 from bench.rows import Options, Skipped
-from bench.sections import SECTIONS, measure, title
+from bench.sections import LONG, SECTIONS, measure, title
 
 
 @click.command()
@@ -21,7 +21,7 @@ from bench.sections import SECTIONS, measure, title
 @click.option("--json", "as_json", is_flag=True, help="Print the run as one line of JSON, and do not keep it.")
 @click.option("--list", "only_list", is_flag=True, help="Print the names of the sections, and what they measure.")
 def main(sections: tuple[str, ...], nodes: tuple[int, ...], *, quick: bool, as_json: bool, only_list: bool) -> None:
-    """Measure mgpu: the named sections, or all of them."""
+    """Measure mgpu: the named sections, or all that do not take long."""
     if only_list:
         for section in SECTIONS:
             click.echo(f"{section:18} {title(section)}")
@@ -29,7 +29,7 @@ def main(sections: tuple[str, ...], nodes: tuple[int, ...], *, quick: bool, as_j
     options = Options(nodes, quick)
     found: list[Measured] = []
     try:
-        for section in sections or SECTIONS:
+        for section in sections or (one for one in SECTIONS if one not in LONG):
             click.echo(f"{section} …", err=True)
             found.append(_measured(section, options))
     finally:

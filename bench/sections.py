@@ -20,7 +20,10 @@ SECTIONS = (
     "allocate",
     "starts",
     "endtoend",
+    "scale",
 )
+LONG = ("scale",)
+"""The sections that `make bench` does not run, because they take many minutes. They run if they are named."""
 
 
 def title(section: str) -> str:

@@ -30,20 +30,25 @@ from tests import builders as b
 from tests.waiting import until
 
 NODES, CALLS, EVENTS, IDLE_SECONDS = 5_000, 300, 20_000, 5.0
+READY, MEMORY = "start to ready, CPU", "memory (RSS)"
+
+
+def what(nodes: int, figure: str) -> str:
+    """Return the name of a row."""
+    return f"{nodes:,} nodes × {CARDS} cards, {nodes * PODS:,} GPU pods, {figure}"
 
 
 def rows(options: Options) -> Iterator[Row]:
     for nodes in options.sizes(NODES):
-        what = f"{nodes:,} nodes × {CARDS} cards, {nodes * PODS:,} GPU pods"
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with _api(nodes, _write_keys(folder)) as url, _scheduler(folder, url) as (port, parent):
-                yield from _process(what, nodes, port, parent, options)
+                yield from _process(nodes, port, parent, options)
         events = options.repeats(EVENTS)
-        yield Row(what=f"{what}, an event of a pod", value=_event(nodes, events), unit="ms CPU")
+        yield Row(what=what(nodes, "an event of a pod"), value=_event(nodes, events), unit="ms CPU")
 
 
-def _process(what: str, nodes: int, port: int, parent: int, options: Options) -> Iterator[Row]:
+def _process(nodes: int, port: int, parent: int, options: Options) -> Iterator[Row]:
     """Measure a scheduler process from its start.
 
     Args:
@@ -54,21 +59,21 @@ def _process(what: str, nodes: int, port: int, parent: int, options: Options) ->
     (worker,) = workers(parent)
     took, cpu, own = _age(parent), cpu_seconds(worker), cpu_seconds(parent)
     said = f"{took:.1f} s; its parent process {own:.1f} s CPU"
-    yield Row(what=f"{what}, start to ready, CPU", value=cpu, unit="s CPU", remark=said)
+    yield Row(what=what(nodes, READY), value=cpu, unit="s CPU", remark=said)
     said = f"at most {_peak_mib(worker):.0f}; its parent process {rss_mib(parent):.0f}"
-    yield Row(what=f"{what}, memory (RSS)", value=rss_mib(worker), unit="MiB", remark=said)
+    yield Row(what=what(nodes, MEMORY), value=rss_mib(worker), unit="MiB", remark=said)
     before, seconds = cpu_seconds(worker), options.seconds(IDLE_SECONDS)
     time.sleep(seconds)
     idle = 1000 * (cpu_seconds(worker) - before) / seconds
-    yield Row(what=f"{what}, idle, CPU per second", value=idle, unit="ms CPU")
+    yield Row(what=what(nodes, "idle, CPU per second"), value=idle, unit="ms CPU")
     before = cpu_seconds(worker)
     times = _asked(Client(port, worker), nodes, options.repeats(CALLS))
     cpu = 1000 * (cpu_seconds(worker) - before) / len(times)
     p50, p99 = quantiles(times)
-    yield Row(what=f"{what}, filter, p50", value=p50, unit="ms", remark=f"p99 {p99:.2f}; each with a new request")
-    yield Row(what=f"{what}, filter, CPU", value=cpu, unit="ms CPU")
+    yield Row(what=what(nodes, "filter, p50"), value=p50, unit="ms", remark=f"p99 {p99:.2f}; each with a new request")
+    yield Row(what=what(nodes, "filter, CPU"), value=cpu, unit="ms CPU")
     said = f"at most {_peak_mib(worker):.0f}; its parent process {rss_mib(parent):.0f}"
-    yield Row(what=f"{what}, memory under load", value=rss_mib(worker), unit="MiB", remark=said)
+    yield Row(what=what(nodes, "memory under load"), value=rss_mib(worker), unit="MiB", remark=said)
 
 
 def _write_keys(folder: Path) -> Path:

@@ -49,7 +49,10 @@ def amount(value: float, unit: str = "") -> str:
 
 
 def times(ratio: float | None) -> str:
-    return "" if ratio is None else f"× {ratio:.2f}"
+    """Return a ratio with two decimals, or with two digits if it is small."""
+    if ratio is None:
+        return ""
+    return f"× {ratio:.2g}" if 0 < ratio < 0.1 else f"× {ratio:.2f}"
 
 
 def _cells(row: Row, *, with_peer: bool) -> list[str]:

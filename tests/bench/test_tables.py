@@ -40,7 +40,7 @@ def test_the_peer_has_columns_if_it_was_measured() -> None:
     peer = Row(what="filter", value=12.0, unit="ms", peer=2400.0)
     lines = shown(Measured("filter", (peer, FILTER)))
     assert line(lines, "what") == "what mgpu reference ratio peer ratio to peer remark"
-    assert line(lines, "2,400") == "filter 12 ms 2,400 × 0.01"
+    assert line(lines, "2,400") == "filter 12 ms 2,400 × 0.005"
 
 
 def test_a_skipped_section_says_why() -> None:
