@@ -2,7 +2,8 @@
 
 `docs/pictures/performance.py` draws the figures. Each cluster is built in a process of its own, whose memory is
 measured: `python -m bench.scale NODES PODS_EACH`. The calls are those of `Filter`, without HTTP and JSON. All nodes
-have 8 cards. Before each call a pod of a random node ends or comes back.
+have 8 cards. The shares of all pods differ, so hardly two nodes are in the same state. Before each call a pod of a
+random node ends or comes back.
 """
 
 import gc
@@ -19,7 +20,6 @@ from typing import Any
 import orjson
 
 from bench.clusters import CARDS, PODS
-from bench.learning import SHARES
 from bench.node import rss_mib
 from bench.rows import Options, Row
 from mgpu.model.device_object import write_device
@@ -37,7 +37,7 @@ PODS_NODES = 5_000
 LEARNING = "fragmentation"
 POLICIES = ("binpack", "spread", LEARNING)
 KNOWN, NEW, MEMORY = "a kind of pod that came before", "a new kind of pod", "memory (RSS)"
-CALLS, NEW_CALLS = 20, 3
+CALLS, NEW_CALLS = 60, 5
 
 
 @cache
@@ -104,28 +104,29 @@ def _call(one: Filter, nodes: int, core: int) -> float:
 
 
 def _waiting(core: int) -> GpuPod:
-    known = read_gpu_pod(_pod("waits", core, 2), _settings())
+    known = read_gpu_pod(_pod("waits", core, 4096, 2), _settings())
     assert known
     return known
 
 
 def _fill(state: ClusterCache, nodes: int, pods_each: int) -> list[dict[str, Any]]:
     """Add nodes with pods whose shares fit beside one another. Return the pods."""
-    chance, most, pods = random.Random(1), 100 * CARDS // max(1, pods_each), list[dict[str, Any]]()
-    shares = [(core, cpu) for core, cpu in SHARES if core <= most] or [(most, 1)]
+    chance, pods = random.Random(1), list[dict[str, Any]]()
+    most = 60 // max(1, pods_each // CARDS)
     for i in range(nodes):
         name = f"node-{i}"
         state.node_changed(b.node(name))
         state.device_changed(write_device(Node(name), "", b.cards(CARDS, node=name)))
         for j in range(pods_each):
-            pods.append(_pod(f"{i}-{j}", *chance.choice(shares), node=name, card=str(j % CARDS)))
+            core, mib, cpu = chance.randrange(5, most), 512 * chance.randrange(1, most), chance.randrange(1, 9)
+            pods.append(_pod(f"{i}-{j}", core, mib, cpu, name, str(j % CARDS)))
             state.pod_changed(pods[-1])
     return pods
 
 
-def _pod(name: str, core: int, cpu: int, node: str = "", card: str = "") -> dict[str, Any]:
+def _pod(name: str, core: int, mib: int, cpu: int, node: str = "", card: str = "") -> dict[str, Any]:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": card} if node else {}
-    raw = b.pod(name, b.container("c", core, 80 * core), annotations=record, node=node)
+    raw = b.pod(name, b.container("c", core, mib), annotations=record, node=node)
     raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = str(cpu)
     return raw
 
