@@ -64,11 +64,12 @@ format: install ## Rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## Measure, with the machine named
+bench: install ## Measure, print one table with the machine named, and keep the run in the history
 	$(BIN)/python -m bench
 
 pictures: install ## Make the pictures of docs/ anew, with an installed chromium
 	$(BIN)/python docs/pictures/make.py
+	$(BIN)/python docs/pictures/performance.py
 
 proto: install ## Regenerate the gRPC modules from proto/*.proto
 	$(BIN)/python proto/generate.py
