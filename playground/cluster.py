@@ -84,6 +84,8 @@ class Cluster:
         assets: The directory of the etcd and kube-apiserver binaries to run. If it is "", the playground's own API
             server runs. If it is None, the environment variable KUBEBUILDER_ASSETS is used, or "" if it is not set.
         kubelet: Further fields for the KubeletConfig of every node.
+        controllers: Whether the playground's controllers and scheduling loop run. If they do not, the caller runs real
+            ones.
 
     Attributes:
         api: The administrator's connection.
@@ -104,12 +106,14 @@ class Cluster:
         extender: bool = True,
         assets: str | None = None,
         kubelet: Mapping[str, Any] | None = None,
+        controllers: bool = True,
     ) -> None:
         self.nodes = tuple(make_nodes(2, 4) if nodes is None else nodes)
         self.assets = os.environ.get(ASSETS, "") if assets is None else assets
         self._config = config
         self._with_extender = extender
         self._kubelet_options = dict(kubelet or {})
+        self._with_controllers = controllers
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
         self._requests: Callable[[], frozenset[Request]] = frozenset
@@ -240,10 +244,13 @@ class Cluster:
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         self.certificates = authorities(self.folder)
         install(self.api, services, {name: (path / CA).read_bytes() for name, path in self.certificates.items()})
-        self._start_controllers(stack)
+        if self._with_controllers:
+            self._start_controllers(stack)
         for node in self.nodes:
             self._start_kubelet(node, stack)
         self._start_processes(stack)
+        if not self._with_controllers:
+            return
         self._scheduling_api = self.connect("kube-scheduler")
         stack.callback(self._scheduling_api.close)
         self.start_scheduling()
