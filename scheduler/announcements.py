@@ -11,13 +11,14 @@ it retries the pod at once, gets an answer that does not consider the change, an
 covers this case too.
 
 `scheduler.runtime` runs `Announcements` on a thread and passes the cache's events to it, and the extender reports
-rejected pods. Announcements must stay rare, because kube-scheduler retries all rejected pods after each of them.
+rejected pods. kube-scheduler retries all rejected pods after each announcement, whichever node it names. So
+announcements must stay rare, and one is enough for all changes of the last second.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -32,8 +33,8 @@ NODE_PAUSE_SECONDS = 5.0
 """The pause between two announcements of one node, and before an announcement that failed is repeated."""
 WATCH_LAG_SECONDS = 10.0
 """How much later than kube-scheduler this process may observe a change, for example after a broken watch."""
-RACE_PAUSE_SECONDS = 1.0
-"""The pause between an announcement of any node and the next one that covers only the race."""
+PAUSE_SECONDS = 1.0
+"""The pause between two announcements."""
 
 
 class Announcements:
@@ -84,7 +85,7 @@ class Announcements:
             self._announce_for_race(node)
 
     def _announce_for_race(self, node: str) -> None:
-        """Announce the node, but not before RACE_PAUSE_SECONDS have passed since the last announcement of any node.
+        """Announce the node, but not before PAUSE_SECONDS have passed since the last announcement of any node.
 
         If another announcement is due by then, this one is left out, because the announcement of any node makes
         kube-scheduler retry all rejected pods.
@@ -92,18 +93,18 @@ class Announcements:
         if not self._decides():
             return
         with self._changed:
-            when = max(self._clock(), self._last_announced + RACE_PAUSE_SECONDS)
+            when = max(self._clock(), self._last_announced + PAUSE_SECONDS)
             if not any(due <= when for due in self._due.values()):
                 self._due[node] = when
                 self._changed.notify()
 
     def announce(self, node: str) -> None:
-        """Announce the node as soon as the pause after its last announcement is over, if this replica decides."""
+        """Announce the node as soon as the pauses are over, if this replica decides."""
         if not self._decides():
             return
         with self._changed:
-            after_pause = self._announced.get(node, 0.0) + NODE_PAUSE_SECONDS
-            self._due.setdefault(node, max(self._clock(), after_pause))
+            after_pause = self._announced.get(node, -NODE_PAUSE_SECONDS) + NODE_PAUSE_SECONDS
+            self._due.setdefault(node, max(self._clock(), after_pause, self._last_announced + PAUSE_SECONDS))
             self._changed.notify()
 
     def _decides(self) -> bool:
@@ -127,32 +128,39 @@ class Announcements:
             self._changed.notify_all()
 
     def work(self) -> None:
-        """Announce all nodes that are due."""
+        """Announce one node if any is due. That covers the changes of all others, since all rejected pods are retried."""
         with self._changed:
             now = self._clock()
             self._announced = {node: at for node, at in self._announced.items() if at + NODE_PAUSE_SECONDS > now}
-            due = sorted(node for node, when in self._due.items() if when <= now)
-            for node in due:
-                del self._due[node]
-                self._announced[node] = self._last_announced = now
-        for node in due:
-            self._write(node)
+            if all(when > now for when in self._due.values()):
+                return
+            nodes = sorted(self._due, key=lambda node: (self._due[node], node))
+            self._due.clear()
+            self._announced |= dict.fromkeys(nodes, now)
+            self._last_announced = now
+        while nodes and not self._write(nodes):
+            del nodes[0]  # the node is gone
 
     def _wait_seconds(self) -> float | None:
         return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
 
-    def _write(self, node: str) -> None:
+    def _write(self, nodes: Sequence[str]) -> bool:
+        """Announce the first of the nodes. Return whether it exists. If the API server does not answer, try all later."""
         change = {"metadata": {"annotations": {ANNOTATION: datetime.now(UTC).isoformat(timespec="milliseconds")}}}
         try:
-            self._api.patch(f"/api/v1/nodes/{quote(node, safe='')}", change)
+            self._api.patch(f"/api/v1/nodes/{quote(nodes[0], safe='')}", change)
         except ApiError as error:
+            if error.status == 404:
+                return False
             if error.status == 429 or error.status >= 500:
-                self._retry(node, error)
-            elif error.status != 404:
-                log.warning("cannot announce free cards: %s", error, extra={"node": node})
+                self._retry(nodes, error)
+            else:
+                log.warning("cannot announce free cards: %s", error, extra={"node": nodes[0]})
         except Unreachable as error:
-            self._retry(node, error)
+            self._retry(nodes, error)
+        return True
 
-    def _retry(self, node: str, error: Exception) -> None:
-        log.warning("cannot announce free cards, will retry: %s", error, extra={"node": node})
-        self.announce(node)
+    def _retry(self, nodes: Sequence[str], error: Exception) -> None:
+        log.warning("cannot announce free cards, will retry: %s", error, extra={"node": nodes[0]})
+        for node in nodes:
+            self.announce(node)

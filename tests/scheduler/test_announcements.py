@@ -12,7 +12,7 @@ from mgpu.model.device_object import has_gained_capacity, write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.pods import Node
-from scheduler.announcements import ANNOTATION, NODE_PAUSE_SECONDS, RACE_PAUSE_SECONDS, WATCH_LAG_SECONDS, Announcements
+from scheduler.announcements import ANNOTATION, NODE_PAUSE_SECONDS, PAUSE_SECONDS, WATCH_LAG_SECONDS, Announcements
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import CardsFreed, NodeMayFit
 from scheduler.cluster.reservations import Reservation
@@ -22,15 +22,18 @@ from tests.scheduler.fake import SETTINGS
 
 
 class NodesApi:
-    """Takes patches of nodes; `error`: what it raises instead."""
+    """Takes patches of nodes; `error`: what it raises instead; `gone`: the nodes that it does not find."""
 
     def __init__(self) -> None:
         self.patched: list[str] = []
         self.error: Exception | None = None
+        self.gone: set[str] = set()
 
     def patch(self, path: str, body: dict[str, Any]) -> None:
         if self.error:
             raise self.error
+        if path.rpartition("/")[2] in self.gone:
+            raise ApiError(404, "NotFound", path)
         assert list(body["metadata"]["annotations"]) == [ANNOTATION]
         self.patched.append(path.rpartition("/")[2])
 
@@ -227,7 +230,7 @@ def test_change_long_after_a_rejection_is_not_announced(one: Announcing) -> None
     one.announcements.pod_rejected(0.0)
     one.clock.now += WATCH_LAG_SECONDS
     one.state.pod_gone(bound())
-    assert one.announced(RACE_PAUSE_SECONDS) == []
+    assert one.announced(PAUSE_SECONDS) == []
     one.announcements.pod_rejected(0.0)
     assert one.announced() == []
 
@@ -239,4 +242,31 @@ def test_many_changes_are_announced_once_per_second(one: Announcing) -> None:
     assert one.announced() == ["n0"]
     one.announcements.node_may_fit(NodeMayFit("n9"))
     assert one.announced() == []
-    assert one.announced(RACE_PAUSE_SECONDS) == ["n9"]
+    assert one.announced(PAUSE_SECONDS) == ["n9"]
+
+
+def test_cards_of_many_nodes_are_announced_once(one: Announcing) -> None:
+    for i in range(9):
+        one.announcements.cards_freed(CardsFreed(f"n{i}"))
+    assert one.announced() == ["n0"]
+    assert one.announced(2 * NODE_PAUSE_SECONDS) == []
+    one.announcements.cards_freed(CardsFreed("n1"))
+    one.announcements.cards_freed(CardsFreed("n2"))
+    assert one.announced() == ["n1"]
+
+
+def test_deleted_node_is_replaced_by_another(one: Announcing) -> None:
+    one.api.gone = {"n1", "n2"}
+    for i in (1, 2, 3, 4):
+        one.announcements.cards_freed(CardsFreed(f"n{i}"))
+    assert one.announced() == ["n3"]
+
+
+def test_all_nodes_are_retried_after_a_transient_error(one: Announcing) -> None:
+    for i in (1, 2):
+        one.announcements.cards_freed(CardsFreed(f"n{i}"))
+    one.api.error = Unreachable("no answer")
+    assert one.announced() == []
+    one.api.error = None
+    one.api.gone = {"n1"}
+    assert one.announced(NODE_PAUSE_SECONDS) == ["n2"]
