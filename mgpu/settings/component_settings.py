@@ -84,6 +84,9 @@ class SchedulerSettings(Block):
         leaderElect: Whether the replicas elect a leader.
         extenderTimeoutSeconds: The time that kube-scheduler waits for the extender (`httpTimeout`). After that time the
             scheduler stops working on the call.
+        filteredNodes: The most nodes that `filter` names for a pod that prefers no nodes by affinity or topology
+            spread: those with the best scores. kube-scheduler then scores few nodes. If it is 0, all nodes on which the
+            pod fits are named.
         reservationSeconds: The time after which the scheduler looks up the pod of a reservation whose binding it has
             not observed, and releases the reservation if the pod is not bound.
         bindingUsers: The users and groups that may bind GPU pods. If mgpu's extender binds pods, the list must contain
@@ -114,6 +117,7 @@ class SchedulerSettings(Block):
     pod_uid: str = Field("", alias="podUid")
     kube_scheduler_lease: str = Field("", alias="kubeSchedulerLease")
     extender_timeout_seconds: Annotated[float, Field(gt=0)] = Field(10, alias="extenderTimeoutSeconds")
+    filtered_nodes: Annotated[int, Field(ge=0)] = Field(100, alias="filteredNodes")
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
     binding_users: Names = Field((), alias="bindingUsers")
     require_ready_agents: bool = Field(True, alias="requireReadyAgents")

@@ -32,6 +32,7 @@ from scheduler.decisions.decider import pod_path
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Victims
+from scheduler.decisions.shortlist import best, has_preferences
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _NODES_COUNTED = 500
@@ -59,16 +60,23 @@ class Extender:
         if gpu_pod:
             result = self._replica.gang_filter.filter(gpu_pod, names, gone)
             self._follow_up(gpu_pod, result, began)
+            passed = self._named(gpu_pod, raw, result.passed, gone)
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
-        answer: dict[str, Any] = {
-            "FailedNodes": result.failed,
-            "FailedAndUnresolvableNodes": result.hopeless,
-            "Error": "",
-        }
+            passed = result.passed
+        # kube-scheduler reads the reasons only if no node passes.
+        failed, hopeless = ({}, {}) if gpu_pod and passed else (result.failed, result.hopeless)
+        answer: dict[str, Any] = {"FailedNodes": failed, "FailedAndUnresolvableNodes": hopeless, "Error": ""}
         if nodes is None:
-            return {"NodeNames": result.passed, **answer}
-        return {"Nodes": {"items": [nodes[name] for name in result.passed]}, **answer}
+            return {"NodeNames": passed, **answer}
+        return {"Nodes": {"items": [nodes[name] for name in passed]}, **answer}
+
+    def _named(self, gpu_pod: GpuPod, raw: Mapping[str, Any], passed: list[str], gone: CallerGone) -> list[str]:
+        """Return the nodes to name of those on which the pod fits."""
+        most = self._replica.settings.scheduler.filtered_nodes
+        if not most or len(passed) <= most or has_preferences(raw):
+            return passed
+        return best(passed, self._replica.filter.scores(gpu_pod, passed, gone), most)
 
     def _follow_up(self, gpu_pod: GpuPod, result: Filtered, began: float) -> None:
         """Report the result to the parts of the scheduler that can help the pod. The method returns at once."""
@@ -157,7 +165,7 @@ class Extender:
             return f"it is unknown whether the pod is bound: {error}"
         return None
 
-    def _scheduling(self, body: Body) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
+    def _scheduling(self, body: Body) -> tuple[GpuPod | None, Mapping[str, Any], list[str], Mapping[str, Any] | None]:
         """Return the parts of an ExtenderArgs.
 
         These are the GPU pod, or None if the pod requests no GPU; the pod as an object; the names of the nodes; and the
@@ -171,7 +179,7 @@ class Extender:
             names = list(nodes)
         if not isinstance(names, list) or set(map(type, names)) - {str}:
             raise BadRequest(400, "NodeNames must be a list of strings")
-        raw = arguments.get("pod")
+        raw: Any = arguments.get("pod")
         return self._pod(raw), raw, names, nodes
 
     def _pod(self, raw: object) -> GpuPod | None:
