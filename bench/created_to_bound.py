@@ -264,7 +264,7 @@ def turn(assets: Path, setup: Setup, number: int, pods: int) -> Turn:
 
 
 def _wait_bound(server: Server) -> None:
-    """Wait until no pod is without a node. A watch in this process would be too slow for the API server, which ends it."""
+    """Wait until all pods have a node. Poll, since the API server ends a watch that this busy process reads too late."""
     client = server.client()
     deadline = time.monotonic() + _SECONDS
     while orjson.loads(client.call("GET", f"{_PODS}?fieldSelector=spec.nodeName=&limit=1"))["items"]:
@@ -331,7 +331,7 @@ def _setups(stack: ExitStack, assets: Path, roots: Sequence[Path]) -> list[Setup
     return setups
 
 
-_NOOP = '''
+_NOOP = """
 import socket, sys, threading
 import orjson
 def serve(peer):
@@ -357,11 +357,12 @@ def serve(peer):
         else:
             answer = [{"Host": name, "Score": 0} for name in names]
         out = orjson.dumps(answer)
-        peer.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(out) + out)
+        head = "HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n"
+        peer.sendall((head % len(out)).encode() + out)
 server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 while True:
     threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
-'''
+"""
 
 
 @contextmanager

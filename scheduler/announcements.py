@@ -128,7 +128,7 @@ class Announcements:
             self._changed.notify_all()
 
     def work(self) -> None:
-        """Announce one node if any is due. That covers the changes of all others, since all rejected pods are retried."""
+        """Announce one node if any is due. That covers the others, since kube-scheduler retries all rejected pods."""
         with self._changed:
             now = self._clock()
             self._announced = {node: at for node, at in self._announced.items() if at + NODE_PAUSE_SECONDS > now}
@@ -145,7 +145,7 @@ class Announcements:
         return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
 
     def _write(self, nodes: Sequence[str]) -> bool:
-        """Announce the first of the nodes. Return whether it exists. If the API server does not answer, try all later."""
+        """Announce the first of the nodes, and return whether it exists. After a transient error, retry all of them."""
         change = {"metadata": {"annotations": {ANNOTATION: datetime.now(UTC).isoformat(timespec="milliseconds")}}}
         try:
             self._api.patch(f"/api/v1/nodes/{quote(nodes[0], safe='')}", change)

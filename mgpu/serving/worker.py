@@ -3,7 +3,7 @@
 `mgpu.serving.server` starts gunicorn with this worker. Each listening address has two lanes with threads of their own,
 one for callers and one for strangers. The address of the peer determines the lane. If clients authenticate with
 certificates, every connection starts in the strangers' lane, and a handshake with a valid certificate moves it to the
-callers' lane. A connection that waits for its next request occupies a thread for at most `LINGER_SECONDS`.
+callers' lane. A connection that waits for its next request may occupy a thread only while no request waits for one.
 
 The class overrides methods of gunicorn's gthread worker, some of which are private, so the version of gunicorn is
 locked. CONTRIBUTING.md says why no other server is used.
@@ -25,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 from gunicorn.sock import ssl_wrap_socket
@@ -54,11 +55,15 @@ LINGER_SECONDS = 0.05
 """How long a thread waits for the next request of a connection before the event loop waits instead. Under load, the
 next request comes within milliseconds, and moving the connection between the event loop and a thread costs about as
 much as a short request. No thread waits while a request waits for a thread."""
-_LINGERING = 4
+_LONG_LINGER_SECONDS = 0.5
+"""The same for a lane with at most `_LINGERING` connections, each of which may keep its thread. A worker that ends
+waits for these threads."""
+_LINGERING = 8
 """How many threads of a lane may stay with their connections at a time. With many more, the event loop would wait long
 for Python's lock, and with it all other connections."""
 _MOST_SERVED = 16
-"""How many requests of a connection a thread serves in succession, so that other connections get their turn."""
+"""How many requests of a connection a thread serves in succession if there are more connections, so that these get
+their turn."""
 # Few threads do the cryptography of strangers' handshakes, so that callers keep most of the CPU.
 _HANDSHAKE_THREADS = 4
 # The TLS alerts of clients that do not trust the serving certificate. Go's client always sends bad_certificate.
@@ -284,16 +289,22 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         if result is not True or not conn.lane.lingering.acquire(blocking=False):
             return result
         try:
-            for _ in range(_MOST_SERVED):
-                if result is not True or not self._has_next_request(conn):
+            for served in count():
+                few = len(conn.lane.connections) <= _LINGERING
+                seconds = _LONG_LINGER_SECONDS if few else LINGER_SECONDS
+                if (
+                    result is not True
+                    or not (few or served < _MOST_SERVED)
+                    or not self._has_next_request(conn, seconds)
+                ):
                     break
                 result = super().handle(conn)
         finally:
             conn.lane.lingering.release()
         return conn in conn.lane.connections if result is True else result
 
-    def _has_next_request(self, conn: Any) -> bool:
-        """Wait for at most `LINGER_SECONDS`, and return whether the connection has a request that can be read.
+    def _has_next_request(self, conn: Any, seconds: float) -> bool:
+        """Wait for at most so many seconds, and return whether the connection has a request that can be read.
 
         Do not wait, and leave the thread, if other requests wait for one.
         """
@@ -305,7 +316,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             return False
         poll = select.poll()
         poll.register(conn.sock, select.POLLIN)
-        is_readable = bool(poll.poll(LINGER_SECONDS * 1000))
+        is_readable = bool(poll.poll(seconds * 1000))
         is_usable = self.alive and conn in conn.lane.connections
         return is_readable and is_usable and not conn.lane.requests.waiting
 

@@ -38,6 +38,10 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 _NODES_COUNTED = 500
 """The most nodes whose reasons are counted. That suffices to find a frequent reason."""
 
+_REASONS = 100
+"""The most nodes whose reasons are sent if other nodes pass. kube-scheduler uses the reasons only if no node passes, and
+decoding those of thousands of nodes takes milliseconds."""
+
 Body = bytes | bytearray
 
 
@@ -64,8 +68,9 @@ class Extender:
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
             passed = result.passed
-        # kube-scheduler reads the reasons only if no node passes.
-        failed, hopeless = ({}, {}) if gpu_pod and passed else (result.failed, result.hopeless)
+        failed, hopeless = result.failed, result.hopeless
+        if passed and len(failed) + len(hopeless) > _REASONS:
+            failed = hopeless = {}
         answer: dict[str, Any] = {"FailedNodes": failed, "FailedAndUnresolvableNodes": hopeless, "Error": ""}
         if nodes is None:
             return {"NodeNames": passed, **answer}

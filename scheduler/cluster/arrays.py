@@ -26,6 +26,8 @@ UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (
 """The rejection of a node that kube-scheduler knows and this process does not."""
 _MAX_REQUIREMENTS = 64
 """The maximum number of combinations of requirements for which results are stored."""
+_FEW = 4
+"""A snapshot of less than this fraction of all nodes gets arrays of its own. Evaluating all rows would take longer."""
 _NO_NODE = Node("")
 _NO_ROW = 0
 """The row of every unknown name; its node is `_NO_NODE`."""
@@ -114,8 +116,11 @@ class ClusterArrays:
             self._exclusion_codes(request.constraints),
             self._eligibility.exclusions,
         )
+        table = NodeTable(arrays, self._nodes, self._cards, rows, unmet)
+        if _FEW * len(names) < used:
+            return table.compact()
         self._shared.add(arrays)
-        return NodeTable(arrays, self._nodes, self._cards, rows, unmet)
+        return table
 
     def _unshare(self) -> None:
         """Copy the arrays before a change, if a table that shares them is still in use."""

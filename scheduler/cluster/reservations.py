@@ -5,6 +5,7 @@ So `decisions.decider` releases the overdue ones whose pods are not bound. The c
 its lock held.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -91,6 +92,7 @@ class Reservations:
         self._in_force: dict[str, tuple[Reservation, float]] = {}  # Each with the time at which it becomes overdue.
         self._series: dict[str, _Series] = {}
         self._provisional: set[str] = set()  # The UIDs of the pods whose reservation no Binding has used.
+        self._next_forgetting = -math.inf
         self._deleted: dict[str, float] = {}  # By UID, the time of the deletion.
 
     def get(self, uid: str) -> Reservation | None:
@@ -174,10 +176,13 @@ class Reservations:
         Series that no longer affect the length of the pod's next reservation are forgotten.
         """
         now = self._clock()
-        self._series = {
-            uid: series
-            for uid, series in self._series.items()
-            if uid in self._in_force or now - series.until <= self._full_seconds
-        }
+        if now >= self._next_forgetting:
+            # Not at each call, since thousands of pods may have been bound in the last minutes.
+            self._next_forgetting = now + self._full_seconds / 4
+            self._series = {
+                uid: series
+                for uid, series in self._series.items()
+                if uid in self._in_force or now - series.until <= self._full_seconds
+            }
         overdue = [(until, r.uid, r) for r, until in self._in_force.values() if until <= now]
         return tuple(reservation for *_, reservation in sorted(overdue))

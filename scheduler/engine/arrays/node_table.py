@@ -126,6 +126,13 @@ class NodeTable(NamedTuple):
     rows_of_names: Places
     unmet: Mapping[int, Rejection]
 
+    def compact(self) -> "NodeTable":
+        """Return a table with the rows of the call only, in its order."""
+        places = self.rows_of_names.tolist()
+        nodes = [self.nodes[row] for row in places]
+        cards = [self.cards[row] for row in places]
+        return NodeTable(self.rows.select(self.rows_of_names), nodes, cards, np.arange(len(places)), self.unmet)
+
 
 def table_row(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
     """Return the data, [fields, cards], and the totals, [fields], of a node's row; None for an odd node."""

@@ -34,10 +34,10 @@ def connection(sock: socket.socket, read_ahead: bytes = b"") -> Any:
     return conn
 
 
-def lingering(conn: Any, *, alive: bool = True) -> bool:
+def lingering(conn: Any, *, alive: bool = True, seconds: float = 0.02) -> bool:
     own = Worker.__new__(Worker)
     own.alive = alive
-    return own._has_next_request(conn)
+    return own._has_next_request(conn, seconds)
 
 
 def served(conn: Any, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -60,12 +60,11 @@ def served(conn: Any, monkeypatch: pytest.MonkeyPatch) -> int:
 Pair = tuple[socket.socket, socket.socket]
 
 
-def test_request_that_follows_soon_is_served_by_the_same_thread(sockets: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_follows_soon_is_served_by_the_same_thread(sockets: Pair) -> None:
     ours, theirs = sockets
-    monkeypatch.setattr(worker, "LINGER_SECONDS", 30.0)
     timer = threading.Timer(0.02, lambda: theirs.sendall(b"x"))
     timer.start()
-    assert lingering(connection(ours))
+    assert lingering(connection(ours), seconds=30.0)
     timer.join()
 
 
@@ -76,7 +75,21 @@ def test_connection_without_a_next_request_goes_back_to_the_event_loop(sockets: 
 def test_thread_leaves_a_connection_that_sends_without_end(sockets: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = sockets
     theirs.sendall(b"x")  # `handle` is replaced, so nobody reads it.
-    assert served(connection(ours), monkeypatch) == 1 + worker._MOST_SERVED
+    conn = connection(ours)
+    conn.lane.connections += [object()] * worker._LINGERING
+    assert served(conn, monkeypatch) == 1 + worker._MOST_SERVED
+
+
+@pytest.mark.parametrize(("others", "long"), [(0, True), (worker._LINGERING - 1, True), (worker._LINGERING, False)])
+def test_thread_waits_longer_where_each_connection_may_keep_one(
+    sockets: Pair, monkeypatch: pytest.MonkeyPatch, others: int, long: bool
+) -> None:
+    waits: list[float] = []
+    conn = connection(sockets[0])
+    conn.lane.connections += [object()] * others
+    monkeypatch.setattr(Worker, "_has_next_request", lambda _, __, seconds: waits.append(seconds))
+    assert served(conn, monkeypatch) == 1
+    assert waits == [worker._LONG_LINGER_SECONDS if long else worker.LINGER_SECONDS]
 
 
 def test_no_thread_stays_beyond_the_limit(sockets: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,14 @@ def test_filter_returns_passed_nodes_and_reasons(replica: Replica, client: Clien
     assert found["Error"] == ""
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_many_reasons_are_sent_only_if_no_node_passes(client: Client, passes: bool) -> None:
+    unknown = [f"x{i}" for i in range(101)]
+    found = post(client, "/filter", Pod=b.share("p", 60), NodeNames=[*unknown, *(["n1"] if passes else [])])
+    assert found["NodeNames"] == (["n1"] if passes else [])
+    assert found["FailedAndUnresolvableNodes"].keys() == (set() if passes else set(unknown))
+
+
 def test_filter_accepts_keys_in_any_case(client: Client) -> None:
     assert post(client, "/filter", pod=b.share("p"), nodenames=["n1"])["NodeNames"] == ["n1"]
 
@@ -280,3 +288,27 @@ def test_filter_that_passes_no_node_leads_to_an_announcement(
     replica.announcements.node_may_fit(NodeMayFit("n2"))
     replica.announcements.work()
     assert (ANNOTATION in replica.api.nodes["n2"]["metadata"]["annotations"]) == announced
+
+
+def naming_one(**settings: str) -> tuple[Replica, Client]:
+    """Return a replica whose filter names one node, and a client of its extender."""
+    chosen = load_settings(json.dumps({"scheduler": {"filteredNodes": 1}, **settings}))
+    replica = Replica(cluster(("n1", 2), ("n2", 1)), settings=chosen)
+    return replica, clients(replica)[1]
+
+
+@pytest.mark.parametrize("node_policy", ["binpack", "spread"])
+def test_filter_names_the_node_with_the_best_score(node_policy: str) -> None:
+    replica, client = naming_one(nodePolicy=node_policy)
+    place(replica, "x", 40, "n2")
+    body = {"Pod": b.share("p", 20), "NodeNames": ["n1", "n2"]}
+    scored = {row["Host"]: row["Score"] for row in post(client, "/prioritize", **body)}
+    assert len(set(scored.values())) == 2
+    assert post(client, "/filter", **body)["NodeNames"] == [max(scored, key=lambda name: scored[name])]
+
+
+def test_filter_names_all_nodes_for_a_pod_with_preferences() -> None:
+    _, client = naming_one()
+    pod = b.share("p", 20)
+    pod["spec"]["topologySpreadConstraints"] = [{"whenUnsatisfiable": "ScheduleAnyway"}]
+    assert post(client, "/filter", Pod=pod, NodeNames=["n1", "n2"])["NodeNames"] == ["n1", "n2"]
