@@ -264,7 +264,7 @@ def turn(assets: Path, setup: Setup, number: int, pods: int) -> Turn:
 
 
 def _wait_bound(server: Server) -> None:
-    """Wait until all pods have a node. Poll, since the API server ends a watch that this busy process reads too late."""
+    """Wait until all pods have a node. Poll, since the API server ends a watch that a busy process reads too late."""
     client = server.client()
     deadline = time.monotonic() + _SECONDS
     while orjson.loads(client.call("GET", f"{_PODS}?fieldSelector=spec.nodeName=&limit=1"))["items"]:

@@ -39,8 +39,8 @@ _NODES_COUNTED = 500
 """The most nodes whose reasons are counted. That suffices to find a frequent reason."""
 
 _REASONS = 100
-"""The most nodes whose reasons are sent if other nodes pass. kube-scheduler uses the reasons only if no node passes, and
-decoding those of thousands of nodes takes milliseconds."""
+"""The most nodes whose reasons are sent if other nodes pass. kube-scheduler uses the reasons only if no node passes,
+and decoding those of thousands of nodes takes milliseconds."""
 
 Body = bytes | bytearray
 
