@@ -4,14 +4,22 @@
 are divided among the pods that hold the card. On a card with slices, the bar for memory shows the slices, with their
 names below. Each pod has a letter, which the legend of the node explains, so that the picture is complete without
 color. The picture may change, because no program reads it.
+
+A large cluster has 70,000 lines. The classes `Text` and `Panel` of `rich` need 3 ms for each node, so this module
+composes lines of runs, each in one style, and yields their segments. It leaves only rare parts to `rich`: notes,
+devices that are not GPUs, and lines that are too long.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from functools import cache
+from typing import Literal
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.panel import Panel
+from rich.box import ROUNDED
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +29,7 @@ from mgpu.model.cards import GPU, Card
 from mgpu.model.pod_constraints import NO_CONSTRAINTS
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import CardUse, CardView, NodeView
-from mgpu.presentation.plain_text import join_names
+from mgpu.presentation.plain_text import join_names, printable
 from mgpu.presentation.slice_bars import divide_bar, label_section
 
 _COLOURS = (
@@ -43,7 +51,7 @@ _LONGEST_CONSTRAINTS = 60  # characters
 _GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
 _SHORTEST_GPUID = 5  # characters
 _MOST_BARE = 20  # names of nodes
-_IDLE, _WARNING, _NOTE, _NAME = "grey50", "bold red", "yellow", "italic"
+_IDLE, _WARNING, _NOTE, _NAME, _BROKEN = "grey50", "bold red", "yellow", "italic", "red"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +74,10 @@ class card_map:  # noqa: N801 (callers use it like a function)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         coloured = console.color_system is not None and not console.no_color
-        pen = _Pen(_ASCII if options.ascii_only else _Signs(), coloured=coloured)
+        pen = _Pen(console, options, _ASCII if options.ascii_only else _Signs(), coloured=coloured)
         served = [node for node in self.nodes if node.devices]
         for node in served:
-            yield _panel(node, pen, options.max_width)
+            yield from _panel(node, pen)
         bare = [node.name for node in self.nodes if not node.devices]
         if bare:
             yield Text(f"Without cards: {join_names(bare, _MOST_BARE)}", style=_IDLE)
@@ -79,8 +87,69 @@ class card_map:  # noqa: N801 (callers use it like a function)
 
 @dataclass(frozen=True, slots=True)
 class _Pen:
+    """How to draw: where, with which signs, and whether in color."""
+
+    console: Console
+    options: ConsoleOptions
     signs: _Signs
     coloured: bool
+
+
+class _Line:
+    """A line of text.
+
+    Attributes:
+        runs: the texts of the line, each with the name of its style, which is "" for none.
+        width: the width in cells.
+    """
+
+    __slots__ = ("runs", "width")
+
+    def __init__(self, *runs: tuple[str, str]) -> None:
+        self.runs: list[tuple[str, str]] = []
+        self.width = 0
+        for run in runs:
+            self.add(*run)
+
+    def add(self, text: str, style: str = "") -> "_Line":
+        """Append a text. Characters that a terminal would interpret are replaced."""
+        if text:
+            if not text.isprintable():
+                text = printable(text).replace("\n", " ")
+            self.append(text, style, len(text) if text.isascii() else cell_len(text))
+        return self
+
+    def append(self, text: str, style: str, width: int) -> None:
+        """Append a text of mgpu's own, whose width is known."""
+        self.runs.append((text, style))
+        self.width += width
+
+    def extend(self, other: "_Line") -> "_Line":
+        self.runs += other.runs
+        self.width += other.width
+        return self
+
+    def cut(self, width: int, overflow: Literal["ellipsis", "crop"] = "ellipsis") -> "_Line":
+        """Return the line, or as much of it as `width` allows."""
+        if self.width <= width:
+            return self
+        text = Text("".join(run for run, _ in self.runs))
+        text.truncate(width, overflow=overflow)
+        found = _Line()
+        start = 0
+        for run, style in self.runs:
+            found.add(text.plain[start : start + len(run)], style)
+            start += len(run)
+        return found
+
+    def segments(self) -> list[Segment]:
+        return [Segment(text, _style(style)) for text, style in self.runs]
+
+
+@cache
+def _style(name: str) -> Style | None:
+    """Return the style of a name. This module has few names, so that all are kept."""
+    return Style.parse(name) if name else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +158,52 @@ class _Label:
     style: str
 
 
-def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
+def _panel(node: NodeView, pen: _Pen) -> Iterator[Segment]:
+    """Yield a node in a box, as a `Panel` of `rich` would be drawn."""
+    width = pen.options.max_width - 4
     labels = _labels(node)
-    body: list[RenderableType] = [_cards(node, labels, pen, width - 4)] if node.cards else []
+    body: list[_Line | RenderableType] = [*_cards(node, labels, pen, width)] if node.cards else []
     if node.others:
-        body += ["", _others(node, labels, pen)]
+        body += [_Line(), _others(node, labels, pen)]
     if labels:
-        body += ["", _legend(node, labels, pen, width - 4)]
+        body += [_Line(), *_legend(node, labels, pen, width)]
     if node.note:
-        body += ["", Text(node.note, style=_NOTE)]
-    title = Text.assemble((node.name, "bold"), f" {pen.signs.dot} ", f" {pen.signs.dot} ".join(_models(node)))
-    subtitle = Text(f"core {_share(node, 'core')} {pen.signs.dot} memory {_share(node, 'memory')}")
-    return Panel(
-        Group(*body), title=title, title_align="left", subtitle=subtitle, subtitle_align="right", border_style=_IDLE
-    )
+        body += [_Line(), Text(node.note, style=_NOTE)]
+    dot = f" {pen.signs.dot} "
+    models = f"{dot}{dot.join(_models(node))} "
+    title = _Line((" ", _IDLE), (node.name, f"bold {_IDLE}"), (models, _IDLE)).cut(width, "crop")
+    subtitle = _Line((f" core {_share(node, 'core')}{dot}memory {_share(node, 'memory')} ", _IDLE)).cut(width, "crop")
+    box = ROUNDED.substitute(pen.options, safe=pen.console.safe_box)
+    sides = Segment(box.mid_left, _style(_IDLE)), Segment(box.mid_right, _style(_IDLE))
+    segments = [
+        Segment(box.top_left + box.top, _style(_IDLE)),
+        *title.segments(),
+        Segment(f"{box.top * (width - title.width)}{box.top}{box.top_right}", _style(_IDLE)),
+        Segment.line(),
+        *_sides(body, pen, width, *sides),
+        Segment(f"{box.bottom_left}{box.bottom}{box.bottom * (width - subtitle.width)}", _style(_IDLE)),
+        *subtitle.segments(),
+        Segment(f"{box.bottom}{box.bottom_right}", _style(_IDLE)),
+        Segment.line(),
+    ]
+    if pen.console.color_system is None:  # One segment is written faster than a hundred.
+        segments = [Segment("".join([segment.text for segment in segments]))]
+    yield from segments
+
+
+def _sides(
+    body: Iterable[_Line | RenderableType], pen: _Pen, width: int, left: Segment, right: Segment
+) -> Iterator[Segment]:
+    """Yield the lines of the body between the sides of the box."""
+    blank, end = Segment(" "), Segment.line()
+    for part in body:
+        if isinstance(part, _Line) and part.width <= width:
+            yield from (left, blank, *part.segments(), Segment(" " * (width - part.width + 1)), right, end)
+            continue
+        if isinstance(part, _Line):
+            part = Text.assemble(*part.runs, no_wrap=True, overflow="ellipsis")
+        for line in pen.console.render_lines(part, pen.options.update(width=width, height=None)):
+            yield from (left, blank, *line, blank, right, end)
 
 
 def _labels(node: NodeView) -> dict[str, _Label]:
@@ -120,40 +221,33 @@ def _labels(node: NodeView) -> dict[str, _Label]:
     return labels
 
 
-def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Iterator[_Line]:
     """Draw the cards in as few rows as possible, with about the same number of cards in each row."""
     narrowest = max(_NARROWEST, *(_least_head_width(card) for card in node.cards))
     fit = max(1, (width - _GUTTER + _GAP) // (narrowest + _GAP))
     rows = -(-len(node.cards) // fit)
     per_row = -(-len(node.cards) // rows)
     bar = min(_WIDEST, (width - _GUTTER + _GAP) // per_row - _GAP)
-    lines: list[Text] = []
     for start in range(0, len(node.cards), per_row):
         shown = node.cards[start : start + per_row]
         if start:
-            lines.append(Text())
-        lines.append(_line("", (_head(card, pen, bar) for card in shown), bar))
-        lines.append(_line("core", (_bar(card, "core", labels, pen, bar) for card in shown), bar))
-        lines.append(_line("mem", (_memory(card, labels, pen, bar) for card in shown), bar))
+            yield _Line()
+        yield _row("", (_head(card, pen, bar) for card in shown), bar)
+        yield _row("core", (_bar(card, "core", labels, pen, bar) for card in shown), bar)
+        yield _row("mem", (_memory(card, labels, pen, bar) for card in shown), bar)
         if any(card.slices for card in shown):
-            lines.append(_line("cut", (_cut(card, pen, bar) for card in shown), bar))
-    return _lines(lines)
+            yield _row("cut", (_cut(card, pen, bar) for card in shown), bar)
 
 
-def _line(name: str, cells: Iterable[Text], width: int) -> Text:
-    line = Text().append(name.ljust(_GUTTER - _GAP), style=_IDLE if name else "")
+def _row(name: str, cells: Iterable[_Line], width: int) -> _Line:
+    line = _Line((name.ljust(_GUTTER - _GAP), _IDLE if name else ""))
     for cell in cells:
-        cell.truncate(width, overflow="ellipsis")
-        line.append(" " * _GAP).append_text(cell).append(" " * (width - cell.cell_len))
+        shown = cell.cut(width)
+        line.append(" " * _GAP, "", _GAP)
+        line.extend(shown)
+        if shown.width < width:
+            line.append(" " * (width - shown.width), "", width - shown.width)
     return line
-
-
-def _lines(lines: Iterable[Text]) -> Text:
-    """Join lines into one text. A Table of `rich` would measure each cell, taking seconds for thousands of nodes."""
-    text = Text("\n").join(lines)
-    text.no_wrap = True
-    text.overflow = "ellipsis"
-    return text
 
 
 def _others(node: NodeView, labels: dict[str, _Label], pen: _Pen) -> Table:
@@ -165,23 +259,25 @@ def _others(node: NodeView, labels: dict[str, _Label], pen: _Pen) -> Table:
     for device in node.others:
         by_type.setdefault(device.state.card.type, []).append(device)
     for type, devices in by_type.items():
-        row = Text(" " * _GAP).join(_device(device, labels, pen) for device in devices)
-        table.add_row(type, row)
+        row = _Line()
+        for i, device in enumerate(devices):
+            row.add(" " * _GAP if i else "").extend(_device(device, labels, pen))
+        table.add_row(type, Text.assemble(*row.runs))
     return table
 
 
-def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
+def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> _Line:
     state = device.state
-    text = Text.assemble((str(state.card.index), "bold"))
+    line = _Line((str(state.card.index), "bold"))
     if not state.card.healthy:
-        text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
+        line.add(f" {pen.signs.cross} unhealthy", _WARNING)
     elif state.idle:
-        text.append(" idle", style=_IDLE)
+        line.add(" idle", _IDLE)
     if not state.idle:
-        text.append(f" {format_core(state.core_used)} ", style=_WARNING if state.core_used > state.card.core else "")
+        line.add(f" {format_core(state.core_used)} ", _WARNING if state.core_used > state.card.core else "")
         for use in device.uses:
-            text.append_text(_block(labels[use.pod], 1, pen))
-    return text
+            line.add(*_block(labels[use.pod], 1, pen))
+    return line
 
 
 def _least_head_width(card: CardView) -> int:
@@ -190,60 +286,58 @@ def _least_head_width(card: CardView) -> int:
     return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {_used(card)}") if state.gpuid else 0
 
 
-def _head(card: CardView, pen: _Pen, width: int) -> Text:
+def _head(card: CardView, pen: _Pen, width: int) -> _Line:
     state = card.state
     over = state.core_used > state.card.core or state.memory_used > state.card.memory
-    text = Text.assemble((str(state.card.index), "bold"), f" {card.mode.upper()}" if card.mode else "")
+    line = _Line((str(state.card.index), "bold"), (f" {card.mode.upper()}" if card.mode else "", ""))
     if state.gpuid:
-        name = Text(state.gpuid, style=_NAME)
-        name.truncate(max(_SHORTEST_GPUID, width - len(text) - len(_used(card)) - 2), overflow="ellipsis")
-        text.append(" ").append_text(name)
+        left = width - line.width - len(_used(card)) - 2
+        line.add(" ").extend(_Line((state.gpuid, _NAME)).cut(max(_SHORTEST_GPUID, left)))
     if not state.card.healthy:
-        text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
+        line.add(f" {pen.signs.cross} unhealthy", _WARNING)
     elif state.idle:
-        text.append(" idle", style=_IDLE)
+        line.add(" idle", _IDLE)
     if not state.idle:
         used = _used(card)
         # The note "unhealthy" is more important than the amounts, which the bars show too.
-        if state.card.healthy or len(text) + len(used) < width:
-            text.append(f" {used}", style=_WARNING if over else "")
-    return text
+        if state.card.healthy or line.width + len(used) < width:
+            line.add(f" {used}", _WARNING if over else "")
+    return line
 
 
 def _used(card: CardView) -> str:
     return f"{format_core(card.state.core_used)} {_short(card.state.memory_used)}"
 
 
-def _bar(card: CardView, what: str, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+def _bar(card: CardView, what: str, labels: dict[str, _Label], pen: _Pen, width: int) -> _Line:
     total = card.state.card.core if what == "core" else card.state.card.memory
     amounts = [use.core if what == "core" else use.memory for use in card.uses]
-    text = Text()
+    line = _Line()
     for use, cells in zip(card.uses, _cells(amounts, total, width), strict=True):
-        text.append_text(_block(labels[use.pod], cells, pen))
-    sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
-    text.append(sign * (width - len(text)), style=style)
-    return text
+        line.add(*_block(labels[use.pod], cells, pen))
+    return line.add(*_free(card, width - line.width, pen))
 
 
-def _memory(card: CardView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+def _free(card: CardView, cells: int, pen: _Pen) -> tuple[str, str]:
+    return (pen.signs.free * cells, _IDLE) if card.state.card.healthy else (pen.signs.broken * cells, _BROKEN)
+
+
+def _memory(card: CardView, labels: dict[str, _Label], pen: _Pen, width: int) -> _Line:
     if not card.slices:
         return _bar(card, "memory", labels, pen, width)
-    text = Text()
-    sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
+    line = _Line()
     for stretch in divide_bar(card, width):
         use = next((u for u in stretch.slice.uses if u.pod in labels), None) if stretch.slice else None
-        text.append_text(
-            _block(labels[use.pod], stretch.cells, pen) if use else Text(sign * stretch.cells, style=style)
-        )
-    return text
+        line.add(*(_block(labels[use.pod], stretch.cells, pen) if use else _free(card, stretch.cells, pen)))
+    return line
 
 
-def _cut(card: CardView, pen: _Pen, width: int) -> Text:
-    return Text("".join(label_section(stretch, pen.signs.edge) for stretch in divide_bar(card, width)), style=_IDLE)
+def _cut(card: CardView, pen: _Pen, width: int) -> _Line:
+    return _Line(("".join(label_section(stretch, pen.signs.edge) for stretch in divide_bar(card, width)), _IDLE))
 
 
-def _block(label: _Label, cells: int, pen: _Pen) -> Text:
-    return Text(label.letter.center(cells)[:cells] if pen.coloured else label.letter * cells, style=label.style)
+def _block(label: _Label, cells: int, pen: _Pen) -> tuple[str, str]:
+    return (label.letter.center(cells)[:cells] if pen.coloured else label.letter * cells), label.style
 
 
 def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
@@ -254,12 +348,12 @@ def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
     one cell remains free.
     """
     held = sum(amounts)
-    scale = Fraction(width, max(total, held, 1))
-    exact = [amount * scale for amount in amounts]
-    cells = [int(value) for value in exact]
-    remaining = (width if held >= total else min(round(held * scale), max(width - 1, 1))) - sum(cells)
-    for i in sorted(range(len(cells)), key=lambda i: (cells[i] - exact[i], i))[:remaining]:
-        cells[i] += 1
+    whole = max(total, held, 1)
+    cells = [amount * width // whole for amount in amounts]
+    remaining = (width if held >= total else min(_rounded(held * width, whole), max(width - 1, 1))) - sum(cells)
+    if remaining:
+        for i in sorted(range(len(cells)), key=lambda i: (-(amounts[i] * width % whole), i))[:remaining]:
+            cells[i] += 1
     for i in (i for i, amount in enumerate(amounts) if amount and not cells[i]):
         widest = max(range(len(cells)), key=lambda j: (cells[j], -j))
         if sum(cells) >= width - (held < total):
@@ -270,54 +364,62 @@ def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
     return cells
 
 
-def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
-    several = len({use.dialect for card in node.devices for use in card.uses}) > 1
-    entries = [_entry(node, pod, label, pen, several=several) for pod, label in labels.items()]
-    longest = max(entry.cell_len for entry in entries)
+def _rounded(number: int, divisor: int) -> int:
+    """Return the quotient, rounded to the nearest integer, and a half to the even one. A Fraction takes far longer."""
+    quotient, rest = divmod(number, divisor)
+    return quotient + (2 * rest > divisor or (2 * rest == divisor and quotient % 2))
+
+
+def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> list[_Line]:
+    held: dict[str, list[tuple[Card, CardUse]]] = {pod: [] for pod in labels}
+    for device in node.devices:
+        for use in device.uses:
+            held[use.pod].append((device.state.card, use))
+    several = len({use.dialect for on in held.values() for _, use in on}) > 1
+    entries = [_entry(node, pod, held[pod], label, pen, several=several) for pod, label in labels.items()]
+    longest = max(entry.width for entry in entries)
     columns = max(1, min(len(entries), (width + _GAP) // (longest + _GAP)))
     rows = -(-len(entries) // columns)
-    widths = [max(entry.cell_len for entry in entries[i : i + rows]) for i in range(0, len(entries), rows)]
-    lines = [Text() for _ in range(rows)]
+    widths = [max(entry.width for entry in entries[i : i + rows]) for i in range(0, len(entries), rows)]
+    lines = [_Line() for _ in range(rows)]
     for i, entry in enumerate(entries):
         column, line = i // rows, lines[i % rows]
-        line.append(" " * (sum(widths[:column]) + _GAP * column - line.cell_len)).append_text(entry)
-    return _lines(lines)
+        line.add(" " * (sum(widths[:column]) + _GAP * column - line.width)).extend(entry)
+    return lines
 
 
-def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool) -> Text:
+def _entry(
+    node: NodeView, pod: str, on: Sequence[tuple[Card, CardUse]], label: _Label, pen: _Pen, *, several: bool
+) -> _Line:
     """Return a pod's line of the legend, such as `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`.
 
     Args:
+        on: the devices that the pod holds.
         several: whether the node has pods of several vocabularies. If so, the line names the vocabulary.
     """
-    on = _uses_of(node, pod)
-    uses = [use for _, use in on]
-    containers = sorted({container for use in uses for container in use.containers})
-    text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
+    use = on[0][1]
+    containers = sorted({container for _, use in on for container in use.containers})
+    line = _Line((f" {label.letter} " if pen.coloured else label.letter, label.style), (f" {pod}", ""))
     if len(containers) > 1:
-        text.append(f" ({', '.join(containers)})")
-    if uses[0].occupies and uses[0].certain:
-        text.append(f" {pen.signs.dot} keeps card {','.join(str(card.index) for card, _ in on)}", style=_IDLE)
-        return text
-    if uses[0].dialect == MTGPU:
-        text.append(f" {pen.signs.dot} {KIND}")
-    elif several and uses[0].dialect:
-        text.append(f" {pen.signs.dot} {uses[0].dialect}")
-    if not uses[0].certain:
-        text.append(f" {pen.signs.dot} its cards are unknown", style=_WARNING)
-        return text
+        line.add(f" ({', '.join(containers)})")
+    if use.occupies and use.certain:
+        return line.add(f" {pen.signs.dot} keeps card {','.join(str(card.index) for card, _ in on)}", _IDLE)
+    if use.dialect == MTGPU:
+        line.add(f" {pen.signs.dot} {KIND}")
+    elif several and use.dialect:
+        line.add(f" {pen.signs.dot} {use.dialect}")
+    if not use.certain:
+        return line.add(f" {pen.signs.dot} its cards are unknown", _WARNING)
     slices = _slices_of(node, pod)
     if slices:
-        text.append(f" {pen.signs.dot} {slices}", style=_IDLE)
+        line.add(f" {pen.signs.dot} {slices}", _IDLE)
     for type in dict.fromkeys(card.type for card, _ in on):
         held = [(card.index, use) for card, use in on if card.type == type]
         where = "" if slices else f" on {','.join(str(index) for index, _ in held)}"
-        text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}{where}", style=_IDLE)
-    if uses[0].constraints != NO_CONSTRAINTS:
-        constraints = Text(f" {pen.signs.dot} {uses[0].constraints}", style=_IDLE)
-        constraints.truncate(_LONGEST_CONSTRAINTS, overflow="ellipsis")
-        text.append_text(constraints)
-    return text
+        line.add(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}{where}", _IDLE)
+    if use.constraints != NO_CONSTRAINTS:
+        line.extend(_Line((f" {pen.signs.dot} {use.constraints}", _IDLE)).cut(_LONGEST_CONSTRAINTS))
+    return line
 
 
 def _total_of(held: Sequence[tuple[int, CardUse]]) -> str:
@@ -330,16 +432,14 @@ def _slices_of(node: NodeView, pod: str) -> str:
     """Return the slices of a pod, such as `2g.20gb and 1g.10gb of card 0`; "" if it has none."""
     parts = []
     for card in node.cards:
+        if not card.slices:
+            continue
         held = [s.slice.name for s in card.slices if any(use.pod == pod for use in s.uses)]
         counts = {name: held.count(name) for name in held}
         names = (name if count == 1 else f"{count} × {name}" for name, count in counts.items())
         if held:
             parts.append(f"{' and '.join(names)} of card {card.state.card.index}")
     return ", ".join(parts)
-
-
-def _uses_of(node: NodeView, pod: str) -> list[tuple[Card, CardUse]]:
-    return [(device.state.card, use) for device in node.devices for use in device.uses if use.pod == pod]
 
 
 def _models(node: NodeView) -> Iterator[str]:

@@ -47,7 +47,8 @@ def show(renderable: RenderableType) -> None:
     terminal = Terminal()
     segments = iter(terminal.render(renderable))
     while part := list(islice(segments, _SEGMENTS)):
-        terminal.print(Segments(part), end="")
+        # Everything is rendered for the width of the terminal. To crop it once more would take a third of the time.
+        terminal.print(Segments(part), end="", crop=False)
 
 
 def show_json(value: Any) -> None:
