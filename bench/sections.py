@@ -17,6 +17,7 @@ SECTIONS = (
     "startup",
     "learning",
     "page",
+    "commands",
     "allocate",
     "starts",
     "endtoend",

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from mgpu import dialects
 from mgpu.cli.process_settings import read_settings
+from mgpu.cli.scheduler_source import SERVICE
 from mgpu.kube import Api, ApiError
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.node_slices import EXISTING
@@ -240,7 +241,7 @@ class Cluster:
         self.api = self.connect()
         stack.callback(self.api.close)
         _create_namespace(self.api)
-        self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender", "web")}
+        self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender", "web")} | self._ports
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         self.certificates = authorities(self.folder)
         install(self.api, services, {name: (path / CA).read_bytes() for name, path in self.certificates.items()})
@@ -264,6 +265,8 @@ class Cluster:
             return stack.enter_context(real_api_server(Path(self.assets), folder, tokens, OURS))
         certificate, key = self_signed(folder)
         server = ApiServer(tokens=tokens, restricted=OURS, log_source=self.log_of)
+        self._ports["scheduler"] = free_port()
+        server.services.urls[_NAMESPACE, SERVICE] = f"https://127.0.0.1:{self._ports['scheduler']}"
         self._requests = lambda: server.requests
         self._served = Served(server, tls=(certificate, key))
         stack.callback(self._served.close)

@@ -1,13 +1,10 @@
 """Runs `mgpu explain`, which explains why a pod waits, node by node and card by card, or which cards it has.
 
-The command reads the cluster with the user's rights into a `ClusterCache` and runs the scheduler's own code
-(`decisions.explanation`). It writes nothing and needs no running scheduler. The keys of its JSON must not change,
-because scripts rely on them (docs/kubectl.md).
+The scheduler makes the explanation, or this command does so from lists of the API server (`scheduler.listed_cluster`).
+It writes nothing. The keys of its JSON must not change, because scripts rely on them (docs/kubectl.md).
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,31 +15,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli import cluster_objects
-from mgpu.cli.connection import cluster_options, current_namespace, read_installed_settings, report_api_errors
+from mgpu.cli.connection import cluster_options, current_namespace, report_api_errors
+from mgpu.cli.scheduler_source import Freshness, SchedulerSource
+from mgpu.cli.sources import Reading, Sources, source_options
+from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.gangs import POD_GROUP_APIS, gang_name
-from mgpu.model.pods import read_pod
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import percent
+from mgpu.presentation.explanations import CardRow, Explanation, NodeRow
 from mgpu.presentation.gang_views import gang_json
 from mgpu.presentation.plain_text import one_line
-from mgpu.presentation.terminal import show, show_json
-from mgpu.settings import Settings
-from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.forecast import LEARNING_POLICIES
-from scheduler.cluster.gpu_pods import read_gpu_pod
-from scheduler.decisions.explanation import CardRow, Explainer, Explanation, NodeRow, Raw
-from scheduler.listed_cluster import fill_cache
 
+Raw = Mapping[str, Any]
 _KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
-_SIMPLE = re.compile(r"[-a-z0-9.]*")
-"""Matches the names that need no escaping in a field selector. All valid names of nodes are among them."""
-_MAX_DETAILED_NODES = 8
-"""If at most this many nodes have cards, the cards of all nodes are listed."""
 # The text lists at most this many holders of a card, nodes with an equal answer, and different reasons.
 _MOST_HOLDERS = 2
 _MOST_NAMES = 4
@@ -65,11 +53,21 @@ Examples:
 @click.argument("name", metavar="[TYPE/]NAME")
 @click.option("-n", "--namespace", default="", help="Namespace of the pod.  [default: the one that kubectl uses]")
 @click.option("--node", "nodes", multiple=True, help="Evaluate only this node, and list its cards; may be repeated.")
+@source_options
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
-    name: str, namespace: str, nodes: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str
+    name: str,
+    namespace: str,
+    nodes: tuple[str, ...],
+    source: str,
+    watches: bool,
+    interval: float,
+    kubeconfig: str,
+    context: str,
+    config: Path | None,
+    output: str,
 ) -> None:
     """Explain why a pod waits, node by node and card by card, or where its cards are.
 
@@ -79,21 +77,32 @@ def command(
     settings are invalid.
     """
     kind, name = _kind(name)
-    with report_api_errors(), cluster_objects.paused_garbage_collection():
-        api = Api.connect(kubeconfig, context=context, timeout=30.0)
-        settings, _ = read_installed_settings(api, config)
-        raw = _read(api, kind, namespace or current_namespace(kubeconfig, context), name)
+    sources = Sources(kubeconfig, context, config, source)
+    namespace = namespace or current_namespace(kubeconfig, context)
+
+    def read() -> Reading[Explanation] | None:
+        with report_api_errors():
+            raw = _read(sources.api, kind, namespace, name)
         own = raw["spec"].get("nodeName")
         if own and any(name != own for name in nodes):
             raise BadObject([Problem("--node", f"{kind} {name} is on node {own}; --node is for pods without a node")])
-        state, names = _read_cluster(api, settings, _nodes_to_read(kind, raw, settings, nodes))
-        if kind == "Pod":
-            _read_pod_group(api, state, raw)
-        explanation = _explain(state, settings, kind, raw, nodes, names)
-    if output == "json":
-        show_json(_json(explanation))
-    else:
-        show(_text(explanation))
+        return sources.read(
+            lambda scheduler: _ask(scheduler, kind, raw, nodes), lambda: _explain(sources, kind, raw, nodes)
+        )
+
+    show_once_or_watch(read, Output(_json, _text, output == "json"), interval if watches else None)
+
+
+def _ask(scheduler: SchedulerSource, kind: str, raw: Raw, nodes: tuple[str, ...]) -> tuple[Explanation, Freshness]:
+    meta = raw["metadata"]
+    answer, freshness = scheduler.explanation(kind, meta["namespace"], meta["name"], nodes)
+    return answer.explanation, freshness
+
+
+def _explain(sources: Sources, kind: str, raw: Raw, nodes: tuple[str, ...]) -> Explanation:
+    from scheduler.listed_cluster import explain
+
+    return explain(sources.api, sources.settings(), kind, raw, nodes)
 
 
 def _kind(name: str) -> tuple[str, str]:
@@ -115,80 +124,6 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
         if error.status == 404 and not error.reason:
             raise click.ClickException(f"this cluster has no {kind}s: their CRD is missing") from error
         raise
-
-
-def _nodes_to_read(kind: str, raw: Raw, settings: Settings, selected: Sequence[str]) -> Sequence[str]:
-    """Return the nodes to read: the node of the object, or else those that the user selects. () means all nodes.
-
-    All nodes are read for a pod that belongs to groups or to a gang, because their pods may be on other nodes, and for
-    a node policy that learns from all pods. All nodes are also read for an MtgpuPod without a node, and if a name needs
-    escaping.
-    """
-    own = raw["spec"].get("nodeName")
-    nodes = [str(own)] if own else list(dict.fromkeys(selected))
-    if not all(map(_SIMPLE.fullmatch, nodes)) or not (own or kind == "Pod"):
-        return ()
-    gpu_pod = None if own else read_gpu_pod(raw, settings)
-    if gpu_pod is None:
-        return nodes
-    if gpu_pod.constraints.groups or gang_name(gpu_pod.pod) or settings.node_policy in LEARNING_POLICIES:
-        return ()
-    return nodes
-
-
-def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterCache, list[str]]:
-    """Return a cache that is filled as the scheduler fills its own, and the sorted names of the nodes.
-
-    Args:
-        nodes: The names of the nodes to read. Besides them, the pods on them and the pods without a node are read. If
-            there are no names, all nodes and pods are read.
-    """
-    named = [f"metadata.name={name}" for name in nodes] or [""]
-    on_them = [f"spec.nodeName={name}" for name in (*nodes, "")] if nodes else [""]
-    lists = cluster_objects.ClusterLists(
-        chain.from_iterable(cluster_objects.nodes(api, fields) for fields in named),
-        chain.from_iterable(cluster_objects.devices(api, fields) for fields in named),
-        cluster_objects.unhealthy_lists(api),
-        cluster_objects.mtgpupods(api),
-        chain.from_iterable(cluster_objects.whole_pods(api, fields) for fields in on_them),
-    )
-    state = ClusterCache(settings)
-    return state, fill_cache(state, lists)
-
-
-def _read_pod_group(api: Api, state: ClusterCache, raw: Raw) -> None:
-    """Read the PodGroup of a waiting pod, if it names one."""
-    pod = read_pod(raw)
-    name = None if pod.node else gang_name(pod)
-    if name is not None and name.source in POD_GROUP_APIS:
-        group = cluster_objects.pod_group(api, name)
-        if group is not None:
-            state.gangs.pod_group_changed(name.source, group)
-
-
-def _explain(
-    state: ClusterCache, settings: Settings, kind: str, raw: Raw, selected: Sequence[str], names: Sequence[str]
-) -> Explanation:
-    """Explain the object. Raises ClickException if a selected node does not exist or the pod was deleted meanwhile.
-
-    Args:
-        selected: The names of the nodes that the user selects, if any.
-        names: The names of all nodes that were read.
-    """
-    unknown = sorted(set(selected) - set(names))
-    if unknown:
-        raise click.ClickException(f"no node is named {', '.join(unknown)}")
-    explainer = Explainer(state, settings)
-    if kind == mtgpu.KIND:
-        return explainer.mtgpupod(raw)
-    meta = raw["metadata"]
-    if state.uid_of(meta["namespace"], meta["name"]) != meta["uid"]:
-        raise click.ClickException(
-            f"pod {meta['namespace']}/{meta['name']} was deleted while the cluster was read; run the command again"
-        )
-    with_cards = state.nodes_with_cards()
-    detailed = selected or (with_cards if len(with_cards) <= _MAX_DETAILED_NODES else ())
-    return explainer.pod(raw, list(dict.fromkeys(selected)) or names, detailed, all_cards=bool(selected))
 
 
 def _json(explanation: Explanation) -> dict[str, Any]:

@@ -1,33 +1,27 @@
 """The command `mgpu inspect`: shows the cards of a cluster, the pods that hold them, and the pods and gangs that wait.
 
 `mgpu.cli.inspect` renders the output. The command is in this package because only the engine knows why the next member
-of a gang does not fit. It runs the engine only if pods of a gang wait.
+of a gang does not fit. Without a scheduler to ask, it runs the engine itself, if pods of a gang wait.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from mgpu.cli import cluster_objects
-from mgpu.cli.cluster_objects import ClusterLists
-from mgpu.cli.connection import cluster_options, read_installed_settings, report_api_errors
-from mgpu.cli.inspect import overview_json, overview_of, render_overview
+from mgpu.cli.cluster_objects import ClusterLists, Raw
+from mgpu.cli.connection import cluster_options
+from mgpu.cli.inspect import overview_json, render_overview
+from mgpu.cli.sources import Reading, Sources, read_cluster, source_options
+from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.kube import Api
-from mgpu.model.gangs import POD_GROUP_PATHS, gang_name
+from mgpu.model.gangs import gang_name
 from mgpu.model.pods import read_pod
+from mgpu.presentation.answers import ClusterAnswer
 from mgpu.presentation.gang_views import GangView
-from mgpu.presentation.terminal import show, show_json
+from mgpu.presentation.overview import Overview
 from mgpu.settings import Settings
-from scheduler.cluster.cache import ClusterCache
-from scheduler.decisions.effort_budgets import EffortBudgets
-from scheduler.decisions.filter import Filter
-from scheduler.decisions.gang_outlook import GangOutlooks
-from scheduler.listed_cluster import fill_cache
-
-_MOST_OUTLOOKS = 20
-"""The most gangs for which the engine examines which members fit."""
 
 EXAMPLES = """
 \b
@@ -41,10 +35,20 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, metavar="[NODE...]")
+@source_options
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str) -> None:
+def command(
+    names: tuple[str, ...],
+    source: str,
+    watches: bool,
+    interval: float,
+    kubeconfig: str,
+    context: str,
+    config: Path | None,
+    output: str,
+) -> None:
     """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
 
     If there are MtgpuPods, a second table shows, for each node, the number of idle whole cards, and for each GPUID what
@@ -59,45 +63,46 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     The exit code is 1 if a NODE does not exist or the cluster cannot be read, and 2 if an option, the kubeconfig or the
     settings are invalid.
     """
-    with report_api_errors(), cluster_objects.paused_garbage_collection():
-        api = Api.connect(kubeconfig, context=context)
-        settings, _ = read_installed_settings(api, config)
-        lists = cluster_objects.read_lists(api)
-        cluster = overview_of(lists, settings)
-        gangs = _incomplete_gangs(api, settings, lists, cluster.pending)
-    unknown = sorted(set(names) - {node.name for node in cluster.nodes})
+    sources = Sources(kubeconfig, context, config, source)
+
+    def read() -> Reading[ClusterAnswer] | None:
+        found = read_cluster(sources, _incomplete_gangs)
+        return None if found is None else replace(found, value=_only(found.value, names))
+
+    prints: Output[ClusterAnswer] = Output(
+        lambda found: overview_json(found.overview, found.gangs),
+        lambda found: render_overview(found.overview, found.gangs),
+        output == "json",
+    )
+    show_once_or_watch(read, prints, interval if watches else None)
+
+
+def _only(answer: ClusterAnswer, names: Sequence[str]) -> ClusterAnswer:
+    """Return the answer with only these nodes; all nodes if there are no names. Raises ClickException."""
+    if not names:
+        return answer
+    overview = answer.overview
+    unknown = sorted(set(names) - {node.name for node in overview.nodes})
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
-    if names:
-        cluster = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name in names))
-    if output == "json":
-        show_json(overview_json(cluster, gangs))
-    else:
-        show(render_overview(cluster, gangs))
+    return replace(
+        answer, overview=replace(overview, nodes=tuple(node for node in overview.nodes if node.name in names))
+    )
 
 
-def _incomplete_gangs(
-    api: Api, settings: Settings, lists: ClusterLists, pending: Collection[str]
-) -> Sequence[GangView]:
-    """Return the gangs that are not complete, sorted by name, the first of them with their outlook."""
-    waiting = frozenset(pending)
-    pods = (read_pod(raw) for raw in lists.pods if _key(raw) in waiting)
-    names = {name for pod in pods if (name := gang_name(pod)) is not None}
-    if not names:
+def _incomplete_gangs(api: Api, settings: Settings, lists: ClusterLists, overview: Overview) -> Sequence[GangView]:
+    """Return the gangs that are not complete, from lists of the API server."""
+    waiting = frozenset(overview.pending)
+    if not any(_is_in_gang(raw) for raw in lists.pods if _key(raw) in waiting):
         return ()
-    state = ClusterCache(settings)
-    nodes = fill_cache(state, lists)
-    for source in sorted({name.source for name in names} & POD_GROUP_PATHS.keys()):
-        for raw in cluster_objects.pod_groups(api, source):
-            state.gangs.pod_group_changed(source, raw)
-    filter_ = Filter(state, settings, budgets=EffortBudgets(sleep=lambda _: None))
-    state.forecast.refresh()
-    filter_.refresh()
-    outlooks = GangOutlooks(state, filter_, settings)
-    views = outlooks.incomplete(state.gpu_pods())
-    examined = [outlooks.with_outlook(view, nodes) for view in views[:_MOST_OUTLOOKS]]
-    return (*examined, *views[_MOST_OUTLOOKS:])
+    from scheduler.listed_cluster import incomplete_gangs
+
+    return incomplete_gangs(api, settings, lists, overview)
 
 
-def _key(raw: cluster_objects.Raw) -> str:
+def _is_in_gang(raw: Raw) -> bool:
+    return gang_name(read_pod(raw)) is not None
+
+
+def _key(raw: Raw) -> str:
     return f"{raw['metadata']['namespace']}/{raw['metadata']['name']}"

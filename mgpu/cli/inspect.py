@@ -1,10 +1,9 @@
 """Renders the cards of a cluster and the pods that hold them for `mgpu inspect` (`scheduler.inspect_command`).
 
-Scripts read the JSON, so its keys must not change. The text may change. `mgpu top` calls `read_cluster`.
+Scripts read the JSON, so its keys must not change. The text may change. `mgpu top` reads the same overview.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,8 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.connection import read_installed_settings, report_api_errors
-from mgpu.kube import Api
 from mgpu.model.groups import format_group_cards
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.quantities import format_bytes, format_core
@@ -28,19 +25,6 @@ from mgpu.settings import Settings
 
 _MOST_GROUP_CARDS = 4  # The cards of a larger group are only counted.
 _MOST_PODS = 20
-
-
-def read_cluster(kubeconfig: str, context: str, config: Path | None) -> Overview:
-    """Return a snapshot of the cluster.
-
-    Raises:
-        ClickException: if the API server does not answer, or answers with an error.
-        BadObject: if the kubeconfig or the settings are invalid.
-    """
-    with report_api_errors(), cluster_objects.paused_garbage_collection():
-        api = Api.connect(kubeconfig, context=context)
-        settings, _ = read_installed_settings(api, config)
-        return overview_of(cluster_objects.read_lists(api), settings)
 
 
 def overview_of(lists: cluster_objects.ClusterLists, settings: Settings) -> Overview:

@@ -13,12 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli.connection import cluster_options
-from mgpu.cli.inspect import read_cluster
+from mgpu.cli.sources import Sources, read_cluster, source_options
+from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.model.quantities import format_bytes
 from mgpu.presentation import utilization
+from mgpu.presentation.answers import ClusterAnswer
 from mgpu.presentation.overview import Overview
 from mgpu.presentation.plain_text import one_line
-from mgpu.presentation.terminal import show, show_json
 from mgpu.presentation.utilization import SORTS, Figures, Fragmentation, Holder
 
 EXAMPLES = """
@@ -46,10 +47,21 @@ _BAR_WIDTH = 8
     show_default=True,
     help="The most rows of a table. JSON has all rows.",
 )
+@source_options
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
+def command(
+    sort: str,
+    limit: int,
+    source: str,
+    watches: bool,
+    interval: float,
+    kubeconfig: str,
+    context: str,
+    config: Path | None,
+    output: str,
+) -> None:
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
     Core is in percent of one card, so two cards have 200%. The figures show what pods hold according to their
@@ -57,11 +69,11 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
     pods that wait, and "gated" the number of those of them that have scheduling gates. The exit code is 1 if the
     cluster cannot be read, and 2 if an option, the kubeconfig or the settings are invalid.
     """
-    cluster = read_cluster(kubeconfig, context, config)
-    if output == "json":
-        show_json(_json(cluster, sort))
-    else:
-        show(_render(cluster, sort, limit))
+    sources = Sources(kubeconfig, context, config, source)
+    prints: Output[ClusterAnswer] = Output(
+        lambda found: _json(found.overview, sort), lambda found: _render(found.overview, sort, limit), output == "json"
+    )
+    show_once_or_watch(lambda: read_cluster(sources), prints, interval if watches else None)
 
 
 def _cluster(found: Overview) -> Figures:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -152,6 +153,24 @@ class Api:
     def get(self, path: str, **query: object) -> dict[str, Any]:
         return self._call("GET", path, query)
 
+    def fetch(
+        self, path: str, headers: Mapping[str, str], *, seconds: float, **query: object
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Return the body and the headers of an answer to GET, as a server behind the API server has written them.
+
+        Args:
+            headers: Further headers of the request.
+            seconds: The most seconds until the server begins to answer, and then between two parts of the answer.
+        """
+        timeout = urllib3.Timeout(connect=self._timeout, read=seconds)
+        response = self._send("GET", path, query, timeout=timeout, extra=headers)
+        try:
+            return response.read(), response.headers
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"GET {path}: {error}") from error
+        finally:
+            response.release_conn()
+
     def create(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
         return self._call("POST", path, query, body)
 
@@ -251,8 +270,13 @@ class Api:
         body: object = None,
         content_type: str = "application/json",
         timeout: urllib3.Timeout | None = None,
+        extra: Mapping[str, str] = MappingProxyType({}),
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
+        headers = {
+            "Accept": "application/json",
+            **({"Content-Type": content_type} if body is not None else {}),
+            **extra,
+        }
         try:
             credentials: Any = self._configuration.auth_settings()  # reads the token file again from time to time
         except (config.ConfigException, OSError) as error:
@@ -343,5 +367,7 @@ def _decode(body: bytes) -> object:
 
 
 def _refusal(status: int, answer: object) -> ApiError:
+    # A server behind the API server's proxy, such as mgpu's, may answer with an object of its own.
     status_object = answer if isinstance(answer, dict) else {}
-    return ApiError(status, str(status_object.get("reason") or ""), str(status_object.get("message") or answer))
+    message = status_object.get("message") or status_object.get("error") or answer
+    return ApiError(status, str(status_object.get("reason") or ""), str(message))

@@ -28,6 +28,11 @@ class FencedApi(Api):
     def get(self, path: str, **query: object) -> dict[str, Any]:
         return self._inner.get(path, **query)
 
+    def fetch(
+        self, path: str, headers: Mapping[str, str], *, seconds: float, **query: object
+    ) -> tuple[bytes, Mapping[str, str]]:
+        return self._inner.fetch(path, headers, seconds=seconds, **query)
+
     def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
         return self._inner.pages(path, **query)
 

@@ -83,8 +83,8 @@ class Claim:
 
 
 NO_RECORD = "its cards are not decided yet"
-_UNRECORDED = "it runs without a record of its cards; its share is held on every card of the node"
-_BARE = "it runs without a record of its cards and was given no cards; it holds nothing"
+UNRECORDED = "it runs without a record of its cards; its share is held on every card of the node"
+BARE = "it runs without a record of its cards and was given no cards; it holds nothing"
 NVIDIA_PLUGIN = "nvidia"
 """The dialect of holdings that an agent found without an allocation record, mainly those that NVIDIA's device plugin
 allocated. It is also the value of `WHOLE_CARDS_LABEL` on NVIDIA device plugin nodes."""
@@ -288,7 +288,7 @@ class _Reader:
         if is_bare and dialects.has_waiting_container(pod, request):
             return Claim(problem=claim.problem)
         shares = () if is_bare else unknown_shares(request, pod)
-        return Claim(occupying(_holding(pod, request, shares), pod), _UNRECORDED) if shares else Claim(problem=_BARE)
+        return Claim(occupying(_holding(pod, request, shares), pod), UNRECORDED) if shares else Claim(problem=BARE)
 
     def hold_unknown_pods(self) -> None:
         """Hold the shares that agents report for pods that no longer exist. Call it after all pods are read."""
@@ -316,8 +316,13 @@ def read_partitioning(node: Node, cards: Iterable[Card]) -> tuple[NodePartitions
         label = node.labels.get(node_slices.LABEL, "")
         slices = NodeSlices(label) if label in (MIG, MPS) else NO_SLICES
         problem = str(error)
-    annotations = {key: node.annotations[key] for key in _SLICE_ANNOTATIONS if slices.mode and key in node.annotations}
-    return NodePartitions(slices, tuple(card for card in cards if card.type == GPU), annotations), problem
+    gpus = tuple(card for card in cards if card.type == GPU)
+    return NodePartitions(slices, gpus, slice_annotations(node, slices)), problem
+
+
+def slice_annotations(node: Node, slices: NodeSlices) -> dict[str, str]:
+    """Return the annotations of a node that describe its slices."""
+    return {key: node.annotations[key] for key in _SLICE_ANNOTATIONS if slices.mode and key in node.annotations}
 
 
 def mark_unhealthy(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[Card, ...]:

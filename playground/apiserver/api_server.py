@@ -26,6 +26,7 @@ from playground.apiserver.kinds import Registry
 from playground.apiserver.kubectl_tables import table
 from playground.apiserver.objects import complete, normalise
 from playground.apiserver.reads import Render, Watch, existing, list_items, render, render_list
+from playground.apiserver.service_proxy import ServiceProxy
 from playground.apiserver.storage import Item, Object, Storage, TooLarge
 from playground.apiserver.subresources import Binder, LogSource
 from playground.apiserver.writes import Writer
@@ -46,6 +47,9 @@ class ApiServer:
         log_source: Returns the log of a container. If it is None, every log is empty.
         history: How many of the latest changes are kept for each resource. A watch can start at any of them.
         bookmark_every: The seconds without a change after which a watch sends a bookmark.
+
+    Attributes:
+        services: The Services that the proxy reaches.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class ApiServer:
         self._writer = Writer(self.storage, admission, lifecycle)
         self._deleter = Deleter(self.storage, admission, lifecycle)
         self._binder = Binder(self.storage, admission)
+        self.services = ServiceProxy(self.storage)
         self._runner: web.AppRunner | None = None
         self._listeners: list[Listener] = []
         for name in _NAMESPACES:
@@ -150,6 +155,10 @@ class ApiServer:
         user = self._user(request)
         if request.method == "GET" and (document := discovery.document(self.registry, path)) is not None:
             return reply(200, document, [])
+        right = self.services.right(request.method, path, user)
+        if right is not None:
+            self._authorizer.require(right)
+            return await self.services.answer(request, right)
         where = self._where(path)
         call = Call(
             path=where or Path(self.registry.of("pods")),

@@ -82,10 +82,13 @@ class Authorizer:
 
     def check(self, method: str, call: Call) -> None:
         """Record the request if its user is restricted. Raises a 403 if the user lacks the right."""
-        if call.user.name not in self._users:
+        self.require(_request(method, call), call.user)
+
+    def require(self, request: Request, user: User | None = None) -> None:
+        """Do what `check` does, for a request of this user. By default, the user has no groups."""
+        if request.user not in self._users:
             return
-        request = _request(method, call)
-        if self._allows(call.user, request):
+        if self._allows(user or User(request.user), request):
             self.requests.add(replace(request, name=""))
             return
         self.requests.add(replace(request, allowed=False))

@@ -19,6 +19,7 @@ from mgpu.serving.server import Listen
 from scheduler import metrics as event_metrics
 from scheduler.api.binding_webhook import BindingAdmission, binding_users
 from scheduler.api.collector import ClusterCollector
+from scheduler.api.commands.commands_app import serve_commands
 from scheduler.api.extender import Extender
 from scheduler.api.extender import make_app as make_extender_app
 from scheduler.api.gpushare_compat import gpushare_routes
@@ -50,6 +51,7 @@ def listeners(replica: Replica) -> list[Listen]:
         replica.gang_filter.refusal,
     )
     serve_reviews(admission, "/bind-admission", binding, kinds=("Binding",), observe=event_metrics.ADMISSIONS)
+    serve_commands(admission, replica)
     verbs = Extender(replica)
     extender = make_extender_app(verbs, own.extender_timeout_seconds)
     gpushare_routes(extender, verbs, replica)

@@ -24,7 +24,8 @@ from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.dialects.watched_pods import content_of
 from mgpu.kube.events import pod_reference
 from mgpu.model import device_object
-from mgpu.model.cards import CardState
+from mgpu.model.agent_pods import AgentPod
+from mgpu.model.cards import Card, CardState
 from mgpu.model.device_checkpoints import UNLISTED_PODS
 from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import GroupCard
@@ -93,7 +94,7 @@ class ClusterCache:
         self._nodes = Nodes(settings, self._events)
         self._slices = self._nodes.slices
         self._pods = Pods()
-        self._agents = NodeAgents(own.namespace if own.require_ready_agents else None, self._events)
+        self._agents = NodeAgents(own.namespace, self._events, rejects=own.require_ready_agents)
         self._reservations = Reservations(own.reservation_seconds, clock)
         self._holdings = Holdings(self._nodes, self._pods, self._reservations, self._events, clock)
         self._ledger = self._holdings.ledger
@@ -318,6 +319,16 @@ class ClusterCache:
         with self._lock:
             return sum(node in self._nodes for node in self._agents.silent)
 
+    def agents_not_ready(self) -> dict[str, AgentPod]:
+        """Return the nodes whose mgpu agent is not ready, sorted, each with the Pod of its agent."""
+        with self._lock:
+            return dict(sorted(self._agents.not_ready.items()))
+
+    def unreadable_objects(self) -> dict[str, str]:
+        """Return why Devices and ConfigMaps cannot be read, by kind and name (`Device n1`)."""
+        with self._lock:
+            return self._nodes.problems()
+
     def node_snapshot(self, node: str, uid: str, gpuid: str = "") -> NodeSnapshot:
         """Return a snapshot of the node for a pod.
 
@@ -344,6 +355,11 @@ class ClusterCache:
         """Return the GPUs of a node and all holdings on it, or None if there is no such node."""
         with self._lock:
             return (self._ledger.cards(node), self._ledger.holdings(node)) if node in self._nodes else None
+
+    def cards(self, node: str) -> tuple[Card, ...]:
+        """Return the devices of a node that pods can hold; () if there is no such node."""
+        with self._lock:
+            return self._ledger.nodes().get(node, ())
 
     @property
     def version(self) -> int:

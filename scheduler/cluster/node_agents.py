@@ -22,12 +22,14 @@ class NodeAgents:
     It publishes CardsFreed for each node that is no longer rejected, because pods may fit there now.
 
     Args:
-        namespace: The namespace of the installation, or None to ignore agents.
+        namespace: The namespace of the installation.
+        rejects: Whether nodes without a ready agent are rejected.
     """
 
-    def __init__(self, namespace: str | None, events: Publisher) -> None:
+    def __init__(self, namespace: str, events: Publisher, *, rejects: bool) -> None:
         self._namespace = namespace
         self._events = events
+        self._rejects = rejects
         self._pods: dict[str, AgentPod] = {}
         self._on_node: dict[str, dict[str, AgentPod]] = {}
         self._silent: dict[str, AgentPod] = {}
@@ -35,12 +37,15 @@ class NodeAgents:
     @property
     def silent(self) -> Mapping[str, AgentPod]:
         """The rejected nodes by name, each with a Pod of its agent. In a healthy cluster there are none."""
+        return self._silent if self._rejects else {}
+
+    @property
+    def not_ready(self) -> Mapping[str, AgentPod]:
+        """The nodes without a ready agent, whether they are rejected or not."""
         return self._silent
 
     def pod_changed(self, raw: Raw) -> None:
         """Store a Pod that was added or modified, if it is a Pod of an agent."""
-        if self._namespace is None:
-            return
         uid = str(raw["metadata"]["uid"])
         now = agent_pod(raw, self._namespace)
         before = self._pods.get(uid)
@@ -73,7 +78,7 @@ class NodeAgents:
         silent = find_unready_agent(self._on_node.get(node, {}).values())
         if silent is not None:
             self._silent[node] = silent
-        elif self._silent.pop(node, None) is not None:
+        elif self._silent.pop(node, None) is not None and self._rejects:
             self._events.publish(CardsFreed(node))
 
 

@@ -45,6 +45,7 @@ class Nodes:
         self._cards: dict[str, tuple[Card, ...]] = {}
         self._given: dict[str, GivenShares] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
+        self._problems: dict[str, str] = {}
         self.slices = SliceStates(events)
 
     def get(self, name: str) -> Node | None:
@@ -68,14 +69,17 @@ class Nodes:
         name = raw["metadata"]["name"]
         cards = self._cards.get(name)
         given = self._given.get(name, {})
-        try:
-            cards = device_object.read_device(raw)
-        except BadObject as error:
-            self._warn(name, "BadDevice", f"Ignoring invalid Device {name}: {error}")
+        self._problems.pop(f"Device {name}", None)
         try:
             given = shares_by_pod(read_entries(raw))
         except BadObject as error:
+            self._problems[f"Device {name}"] = str(error)[:_MAX_MESSAGE]
             self._warn(name, "BadCheckpoints", f"Ignoring the invalid list of devices given out on {name}: {error}")
+        try:
+            cards = device_object.read_device(raw)
+        except BadObject as error:
+            self._problems[f"Device {name}"] = str(error)[:_MAX_MESSAGE]
+            self._warn(name, "BadDevice", f"Ignoring invalid Device {name}: {error}")
         if (cards, given) == (self._cards.get(name), self._given.get(name, {})):
             return None
         self._given[name] = given
@@ -86,6 +90,7 @@ class Nodes:
     def device_gone(self, raw: Raw) -> str | None:
         """Remove the cards of a Device that was deleted. The holdings on these cards stay."""
         name = str(raw["metadata"]["name"])
+        self._problems.pop(f"Device {name}", None)
         had_cards = self._cards.pop(name, None) is not None
         if name not in self._nodes:
             self._forget_given(name)
@@ -102,15 +107,18 @@ class Nodes:
         if unhealthy_list is None:
             return None
         node, lists = unhealthy_list
+        name = raw["metadata"]["name"]
+        self._problems.pop(f"ConfigMap {name}", None)
         try:
             return self._set_unhealthy(node, lists.cards_of(raw))
         except BadObject as error:
-            name = raw["metadata"]["name"]
+            self._problems[f"ConfigMap {name}"] = str(error)[:_MAX_MESSAGE]
             self._warn(node, "BadUnhealthyList", f"ConfigMap {name} marks no card: {error}")
             return self._set_unhealthy(node, frozenset())
 
     def configmap_gone(self, raw: Raw) -> str | None:
         """Remove the list of a ConfigMap that was deleted."""
+        self._problems.pop(f"ConfigMap {raw['metadata']['name']}", None)
         unhealthy_list = dialects.unhealthy_list_of(raw)
         return None if unhealthy_list is None else self._set_unhealthy(unhealthy_list[0], frozenset())
 
@@ -150,6 +158,10 @@ class Nodes:
         if not listed:
             return cards
         return tuple(replace(c, healthy=False) if c.type == GPU and c.index in listed else c for c in cards)
+
+    def problems(self) -> dict[str, str]:
+        """Return why Devices and ConfigMaps of gpushare cannot be read, by kind and name (`Device n1`)."""
+        return dict(self._problems)
 
     def given(self, node: str) -> GivenShares:
         """Return the shares of cards and slices that the node itself gave to pods."""

@@ -1,11 +1,12 @@
 """Explains why a pod waits, or where its cards are, from the engine, the ledger and the pod's own conditions.
 
-`mgpu explain` (`scheduler.explain_command`) calls this module. The reasons must be those of the filter and the engine,
+`mgpu explain` calls this module, in the scheduler (`scheduler.api.commands`) or on lists of the API server
+(`scheduler.listed_cluster`). The reasons must be those of the filter and the engine,
 word for word. Nothing is decided or written.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from mgpu import dialects
@@ -19,6 +20,7 @@ from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import format_bytes
 from mgpu.model.raw_objects import table_at
 from mgpu.presentation import request_text
+from mgpu.presentation.explanations import CardRow, Condition, Explanation, NodeRow
 from mgpu.presentation.gang_views import GangView, describe_gang
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
@@ -32,87 +34,14 @@ from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Raw = Mapping[str, Any]
 _HOST_LABEL = "kubernetes.io/hostname"
+_MAX_DETAILED_NODES = 8
+"""If at most this many nodes have cards, the cards of all nodes are listed."""
 _NEGATIVE = ("DisruptionTarget", "Degraded")
 """The types of conditions that report a problem by the status True. All other types report it by False."""
 
 
-@dataclass(frozen=True, slots=True)
-class CardRow:
-    """A card of a node.
-
-    Attributes:
-        holders: The other pods that hold a share of the card, each as `namespace/name`.
-        reason: The engine's reason against this card, or None if there is none.
-        own: Whether the explained object holds a share of the card.
-    """
-
-    state: CardState
-    holders: tuple[str, ...] = ()
-    reason: str | None = None
-    own: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRow:
-    """A node for a pod that waits.
-
-    Attributes:
-        reason: Why the pod does not fit, or None if it does.
-        hopeless: Whether evicting pods from the node cannot help.
-        repartitionable: Whether the pod would fit if the node's cards were partitioned again.
-        points: The score of a node on which the pod fits, 0 to 10.
-    """
-
-    name: str
-    reason: str | None = None
-    hopeless: bool = False
-    repartitionable: bool = False
-    points: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition of the pod, the waiting state of a container, or the message of the pod's status."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The explanation of one object.
-
-    Attributes:
-        subject: The kind, namespace and name of the object, such as `Pod default/train-0`.
-        status: The node, if there is one, and the phase or `Terminating`, such as `Pending` or `on n1, Running`.
-        dialect: The dialect of the request, or None if there is no valid request.
-        request: The name of each container and a text that describes its request.
-        constraints: The constraints of the request, by annotation.
-        policy: A text that says how the cards are, or would be, chosen.
-        problems: The reasons why the request is invalid.
-        verdict: The sentences of the explanation, the most important first.
-        nodes: The nodes for a pod that waits: first those on which it fits, by their points, then the others by name.
-        conditions: The conditions and messages that other components have written into the object's status.
-        cards: The cards of some nodes, by the name of the node.
-        gates: The names of the pod's scheduling gates.
-        gang: The gang of a pod that waits, if it is not complete.
-    """
-
-    subject: str
-    status: str
-    dialect: str | None = None
-    request: tuple[tuple[str, str], ...] = ()
-    constraints: Mapping[str, str] = field(default_factory=dict)
-    policy: str | None = None
-    problems: tuple[str, ...] = ()
-    verdict: tuple[str, ...] = ()
-    nodes: tuple[NodeRow, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    cards: Mapping[str, tuple[CardRow, ...]] = field(default_factory=dict)
-    gates: tuple[str, ...] = ()
-    gang: GangView | None = None
+class NoSuchNode(Exception):
+    """A node that the user selects does not exist."""
 
 
 class Explainer:
@@ -120,15 +49,38 @@ class Explainer:
 
     Args:
         state: A cache with all nodes and pods that affect the explanation.
+        filter_: The filter to ask. By default, a new one that knows what a policy that learns has learned from `state`.
     """
 
-    def __init__(self, state: ClusterCache, settings: Settings) -> None:
+    def __init__(self, state: ClusterCache, settings: Settings, filter_: Filter | None = None) -> None:
         self._state = state
         self._settings = settings
-        self._filter = Filter(state, settings, budgets=EffortBudgets(sleep=lambda _: None))
-        state.forecast.refresh()
-        self._filter.refresh()
+        self._filter = filter_ or _fresh_filter(state, settings)
         self._gangs = GangOutlooks(state, self._filter, settings)
+
+    def object(self, kind: str, raw: Raw, names: Sequence[str], selected: Sequence[str] = ()) -> Explanation:
+        """Explain a Pod or an MtgpuPod.
+
+        Args:
+            kind: The kind of the object.
+            names: The sorted names of all nodes.
+            selected: The nodes to which the user limits the explanation of a pod that waits; () for no limit.
+
+        Raises:
+            NoSuchNode: if a selected node does not exist.
+            LookupError: if the pod is not in the cache.
+        """
+        unknown = sorted(set(selected) - set(names))
+        if unknown:
+            raise NoSuchNode(f"no node is named {', '.join(unknown)}")
+        if kind == mtgpu.KIND:
+            return self.mtgpupod(raw)
+        meta = raw["metadata"]
+        if self._state.uid_of(meta["namespace"], meta["name"]) != meta["uid"]:
+            raise LookupError(f"{meta['namespace']}/{meta['name']}")
+        with_cards = self._state.nodes_with_cards()
+        detailed = selected or (with_cards if len(with_cards) <= _MAX_DETAILED_NODES else ())
+        return self.pod(raw, list(dict.fromkeys(selected)) or names, detailed, all_cards=bool(selected))
 
     def pod(self, raw: Raw, names: Sequence[str], detailed: Sequence[str], *, all_cards: bool = False) -> Explanation:
         """Explain a pod.
@@ -249,6 +201,13 @@ class Explainer:
             return ()
         cards, holdings = contents
         return tuple(CardRow(state, _holders(state, holdings, uid)) for state in cards)
+
+
+def _fresh_filter(state: ClusterCache, settings: Settings) -> Filter:
+    filter_ = Filter(state, settings, budgets=EffortBudgets(sleep=lambda _: None))
+    state.forecast.refresh()
+    filter_.refresh()
+    return filter_
 
 
 def _without_request(pod: Pod, raw: Raw) -> str:

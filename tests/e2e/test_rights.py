@@ -32,6 +32,7 @@ RARE = {
     ("mgpu-deviceplugin", "delete", "devices"): PLUGIN + "a Device that is there gets its Node as owner",
     ("mgpu-scheduler", "list", "podgroups"): "where the cluster has PodGroups",
     ("mgpu-scheduler", "watch", "podgroups"): "where the cluster has PodGroups",
+    ("mgpu-scheduler", "create", "tokenreviews"): "where a command asks the scheduler",
     ("mgpu-scheduler", "update", "mtgpupods/finalizers"): PLUGIN + "a Pod is made that blocks its MtgpuPod's deletion",
 }
 """Who, verb, resource: rights that this story need not use, and what they are for."""

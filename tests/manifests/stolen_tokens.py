@@ -78,6 +78,7 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_SCHEDULER, "devices"): "read which cards there are",
     _key(_SCHEDULER, "poddisruptionbudgets"): "read them",
     _key(_SCHEDULER, "podgroups"): "read them",
+    _key(_SCHEDULER, "tokenreviews", "create"): "find out whose a token is that the thief already has",
     _key(_SCHEDULER, "mtgpupods", "patch"): (
         "read all MtgpuPods; remove and add mgpu's finalizer (`scheduler-policy.yaml` prevents other changes)"
     ),

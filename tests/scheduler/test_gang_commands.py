@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mgpu.cli.kubectl import plugin
+from mgpu.cli.progress import CountingApi
 from mgpu.kube import Api, ApiError
 from mgpu.model.gangs import COSCHEDULING, POD_GROUP_PATHS, VOLCANO
 from mgpu.model.pods import VOLCANO_GROUP
@@ -105,7 +106,7 @@ def test_explain_of_a_pod_that_has_its_node_shows_no_gang(kubeconfig: str) -> No
     assert found(kubeconfig, "explain", "job-0", "-n", "default")["gang"] is None
 
 
-class Guarded(Api):
+class Guarded(CountingApi):
     """The API of a user who may not read PodGroups."""
 
     def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
@@ -125,7 +126,7 @@ class Guarded(Api):
 def test_without_the_right_to_read_pod_groups_the_sizes_are_unknown(
     kubeconfig: str, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(f"scheduler.{command[0]}_command.Api", Guarded)
+    monkeypatch.setattr("mgpu.cli.sources.CountingApi", Guarded)
     result = run(kubeconfig, *command, "-o", "json")
     answer = json.loads(result.stdout)
     gang = answer["gangs"][0] if "gangs" in answer else answer["gang"]

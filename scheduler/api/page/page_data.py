@@ -25,6 +25,7 @@ from mgpu.presentation.card_views import (
 )
 from mgpu.presentation.gang_views import GangView, describe_gang
 from mgpu.presentation.mtgpupod_tables import MtgpuView
+from mgpu.presentation.overview import slice_annotations
 from mgpu.presentation.request_text import describe_request
 from mgpu.presentation.slice_bars import divide_bar
 from scheduler.cluster.node_snapshots import NodeContents
@@ -48,7 +49,8 @@ def view_of(contents: NodeContents) -> NodeView:
     ledger.set_cards(name, list_allocatable(contents.slices, (*contents.cards, *contents.other_devices)))
     for holding in contents.held:
         ledger.hold(holding)
-    (view,) = view_nodes(ledger, {name: NodePartitions(contents.slices, contents.cards)})
+    annotations = slice_annotations(contents.node, contents.slices)
+    (view,) = view_nodes(ledger, {name: NodePartitions(contents.slices, contents.cards, annotations)})
     return view
 
 

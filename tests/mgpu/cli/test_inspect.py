@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from mgpu.cli.inspect import render_overview
 from mgpu.cli.main import main
+from mgpu.cli.progress import CountingApi
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.presentation.card_views import NodeView
@@ -154,7 +155,7 @@ def test_inspect_shows_mtgpupods_and_the_rest_of_their_cards(kubeconfig: str) ->
     assert "MtgpuPod default/runs-named: degraded: elsewhere" in text
 
 
-class Guarded(Api):
+class Guarded(CountingApi):
     """The API of a user who may not list MtgpuPods."""
 
     def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
@@ -166,7 +167,7 @@ class Guarded(Api):
 def test_inspect_without_the_right_to_list_mtgpupods_shows_the_others(
     kubeconfig: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.inspect_command.Api", Guarded)
+    monkeypatch.setattr("mgpu.cli.sources.CountingApi", Guarded)
     result = inspect(kubeconfig, "n1", "-o", "json")
     assert json.loads(result.stdout)["nodes"]["n1"]["cards"]
     wanted = 'MtgpuPods are omitted; the holdings of their Pods are shown: User "u" cannot list resource "mtgpupods"'

@@ -12,9 +12,10 @@ from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import Node, read_node
 from mgpu.model.slice_names import Slice
+from mgpu.presentation.explanations import Explanation
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.decisions.explanation import Explainer, Explanation
+from scheduler.decisions.explanation import Explainer
 from scheduler.decisions.filter import Filter
 from scheduler.engine.node_assessment import assess
 from tests.builders import cards, container, mtgpupod, node, occupy_pod, owned, pod, share

@@ -1,0 +1,140 @@
+"""The options and the reading that `mgpu inspect`, `mgpu top` and `mgpu explain` share: from where, and how often.
+
+The scheduler is asked first (`mgpu.cli.scheduler_source`). If it cannot be asked, the command lists the objects of the
+API server, and says so.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import click
+
+from mgpu.cli import cluster_objects
+from mgpu.cli.cluster_objects import ClusterLists
+from mgpu.cli.connection import NAMESPACE, F, read_installed_settings, report_api_errors
+from mgpu.cli.inspect import overview_of
+from mgpu.cli.progress import CountingApi, listing
+from mgpu.cli.scheduler_source import Freshness, SchedulerSource, Unavailable
+from mgpu.kube import Api
+from mgpu.presentation.answers import ClusterAnswer
+from mgpu.presentation.gang_views import GangView
+from mgpu.presentation.overview import Overview
+from mgpu.presentation.plain_text import one_line
+from mgpu.settings import Settings
+
+T = TypeVar("T")
+AUTO, SCHEDULER, API = "auto", "scheduler", "api"
+STALE_SECONDS = 10
+"""An answer of the scheduler that may be older than this is shown with its age."""
+_SECONDS = 2.0
+
+
+def source_options(command: F) -> F:
+    """Add the options --from, --watch and --interval to a command."""
+    source = click.option(
+        "--from",
+        "source",
+        type=click.Choice([AUTO, SCHEDULER, API]),
+        default=AUTO,
+        show_default=True,
+        help="Whom to ask. auto asks the scheduler and, if it does not answer, the API server.",
+    )
+    text = "Show the output again whenever it changes, until Ctrl-C."
+    watch = click.option("-w", "--watch", "watches", is_flag=True, help=text)
+    interval = click.option(
+        "--interval",
+        type=click.FloatRange(min=1.0),
+        default=_SECONDS,
+        show_default=True,
+        help="With --watch: the seconds between two looks.",
+    )
+    return source(watch(interval(command)))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """What was read, and from where.
+
+    Attributes:
+        origin: a text such as `from the scheduler`, which `--watch` shows.
+    """
+
+    value: T
+    origin: str
+
+
+class Sources:
+    """The cluster of a kubeconfig, asked through the scheduler or the API server.
+
+    Args:
+        config: a settings file of the user. With it, the API server is asked, since the scheduler has its own settings.
+
+    Raises:
+        BadObject: if the kubeconfig is invalid, or if `source` and `config` contradict.
+    """
+
+    def __init__(self, kubeconfig: str, context: str, config: Path | None, source: str) -> None:
+        if config and source == SCHEDULER:
+            raise click.UsageError("--config needs --from api: the scheduler answers by its own settings")
+        self.api: Api = CountingApi.connect(kubeconfig, context=context, timeout=30.0)
+        self._config = config
+        self._scheduler = SchedulerSource(self.api, NAMESPACE)
+        self._source = source
+
+    def settings(self) -> Settings:
+        return read_installed_settings(self.api, self._config)[0]
+
+    def read(
+        self,
+        ask: Callable[[SchedulerSource], tuple[T, Freshness] | None],
+        from_lists: Callable[[], T],
+    ) -> Reading[T] | None:
+        """Return what the scheduler answers, or else what `from_lists` returns; None if nothing has changed.
+
+        Raises ClickException if the source of the user does not answer.
+        """
+        why = "the settings of --config apply" if self._config else "--from api"
+        if not self._config and self._source != API:
+            try:
+                answer = ask(self._scheduler)
+                if answer is None:
+                    return None
+                value, freshness = answer
+                _tell(freshness)
+                return Reading(value, "from the scheduler")
+            except Unavailable as error:
+                if self._source == SCHEDULER:
+                    raise click.ClickException(f"the scheduler does not answer: {error}") from error
+                why = str(error)
+                self._scheduler.forget()
+        with report_api_errors(), cluster_objects.paused_garbage_collection(), listing(self.api, one_line(why)):
+            return Reading(from_lists(), "from the API server")
+
+
+def _tell(freshness: Freshness) -> None:
+    if freshness.note:
+        click.echo(f"Note: {one_line(freshness.note)}", err=True)
+    if freshness.age > STALE_SECONDS:
+        click.echo(f"Note: the scheduler has not heard from the API server for {freshness.age} s", err=True)
+
+
+GangsOfLists = Callable[[Api, Settings, ClusterLists, Overview], Sequence[GangView]]
+"""Returns the gangs that are not complete, from the lists of which the overview was made."""
+
+
+def read_cluster(sources: Sources, gangs_of_lists: GangsOfLists = lambda *_: ()) -> Reading[ClusterAnswer] | None:
+    """Return the cluster, or None if nothing has changed since the last call for the same sources.
+
+    Args:
+        gangs_of_lists: by default there are no gangs, for a command that does not show them.
+    """
+
+    def from_lists() -> ClusterAnswer:
+        settings = sources.settings()
+        lists = cluster_objects.read_lists(sources.api)
+        overview = overview_of(lists, settings)
+        return ClusterAnswer(overview, tuple(gangs_of_lists(sources.api, settings, lists, overview)))
+
+    return sources.read(lambda scheduler: scheduler.cluster(), from_lists)

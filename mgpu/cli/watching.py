@@ -1,0 +1,135 @@
+"""Shows the output of a command once, or again whenever it changes (`--watch`).
+
+On a terminal each output replaces the previous one, as far as it fits on the screen. Otherwise the outputs follow one
+another, in full: JSON as one document after the other, and text with a line before each that says when it was read.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import click
+from rich.console import RenderableType
+from rich.control import Control
+from rich.segment import Segment, Segments
+
+from mgpu.cli.sources import Reading
+from mgpu.presentation.terminal import Terminal, show, show_json
+
+T = TypeVar("T")
+_QUIET, _ERROR = "grey50", "bold red"
+_LEAST_REST = 4.0
+"""The pause after a look is at least this many times as long as the look, so that a command that lists a large cluster
+does not occupy the API server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Generic[T]):
+    """How a command prints what it reads.
+
+    Attributes:
+        json: returns the value that is printed with `-o json`.
+        render: returns a renderable of `rich`.
+        as_json: whether the user asks for JSON.
+    """
+
+    json: Callable[[T], Any]
+    render: Callable[[T], RenderableType]
+    as_json: bool
+
+    def print(self, value: T) -> None:
+        if self.as_json:
+            show_json(self.json(value))
+        else:
+            show(self.render(value))
+
+
+def show_once_or_watch(
+    read: Callable[[], Reading[T] | None],
+    output: Output[T],
+    interval: float | None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Print what `read` returns, once or until Ctrl-C.
+
+    Args:
+        read: returns what is printed next; None if it has not changed. If it raises ClickException in the first call,
+            the command ends with this error. Later errors are shown, and the last output stays.
+        interval: the seconds between two calls of `read`; None to print only once.
+    """
+    if interval is None:
+        found = read()
+        assert found is not None, "the first output cannot be unchanged"
+        output.print(found.value)
+        return
+    terminal = Terminal()
+    try:
+        if terminal.is_terminal and not output.as_json:
+            with terminal.screen():
+                for found, error in _changes(read, interval, sleep):
+                    _redraw(terminal, output.render(found.value), found.origin, error)
+            return
+        for found, error in _changes(read, interval, sleep):
+            if error:
+                click.echo(f"Error: {error}", err=True)
+                continue
+            if not output.as_json:
+                click.echo(_headline(found.origin))
+            output.print(found.value)
+    except KeyboardInterrupt:
+        return
+
+
+def _changes(
+    read: Callable[[], Reading[T] | None], interval: float, sleep: Callable[[float], object]
+) -> Iterator[tuple[Reading[T], str]]:
+    """Yield each new reading, and the last one again with each new error."""
+    last = read()
+    assert last is not None, "the first output cannot be unchanged"
+    yield last, ""
+    error = ""
+    rest = interval
+    while True:
+        sleep(rest)
+        began = time.monotonic()
+        message = ""
+        found = None
+        try:
+            found = read()
+        except click.ClickException as problem:
+            message = problem.format_message()
+        rest = max(interval, _LEAST_REST * (time.monotonic() - began))
+        if found is not None and (error or found.value != last.value):
+            last = found
+            yield last, ""
+        elif message != error:
+            yield last, message
+        error = message
+
+
+def _headline(origin: str) -> str:
+    return f"# {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {origin}"
+
+
+def _redraw(terminal: Terminal, content: RenderableType, origin: str, error: str) -> None:
+    terminal.control(Control.home(), Control.clear())
+    headline = f"Error: {error}" if error else f"{_headline(origin)[2:]} (Ctrl-C ends)"
+    terminal.print(headline, style=_ERROR if error else _QUIET, no_wrap=True, overflow="ellipsis")
+    terminal.print(_first_lines(terminal, content, terminal.height - 2), end="")
+
+
+def _first_lines(terminal: Terminal, content: RenderableType, most: int) -> Segments:
+    """Return the lines that fit on the screen. The rest is not rendered, which would take long for a large cluster."""
+    found: list[Segment] = []
+    lines = 0
+    for segment in terminal.render(content):
+        count = segment.text.count("\n")
+        if lines + count >= most:
+            kept = "".join(segment.text.splitlines(keepends=True)[: most - lines])
+            found += [Segment(kept, segment.style), Segment("…", None)]
+            break
+        found.append(segment)
+        lines += count
+    return Segments(found)

@@ -1,0 +1,224 @@
+"""The endpoints of the commands answer only whom the API server has given a token, and say how old their data is."""
+
+import gzip
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.model.errors import RetryLater
+from mgpu.presentation.answers import (
+    AUDIENCE,
+    CLUSTER_PATH,
+    EXPLANATION_PATH,
+    TOKEN_HEADER,
+    VERSION_HEADER,
+    decode_cluster,
+    decode_explanation,
+)
+from mgpu.serving.app import new_app
+from mgpu.serving.review import BadRequest
+from mgpu.version import own_version
+from scheduler.api.commands.commands_app import serve_commands
+from scheduler.api.commands.readers import Readers
+from tests import builders as b
+from tests.clock import Clock
+from tests.scheduler.fake import Replica, cluster
+
+USER = "system:serviceaccount:mgpu-system:mgpu-inspect"
+GOOD = {"authenticated": True, "user": {"username": USER}, "audiences": [AUDIENCE]}
+TOKEN = {TOKEN_HEADER: "good"}
+
+
+class Reviews:
+    """The API server's reviews. status: what it answers, or the error that it raises."""
+
+    def __init__(self, status: Any = None) -> None:
+        self.status: Any = GOOD if status is None else status
+        self.asked: list[str] = []
+
+    def create(self, path: str, body: Any) -> dict[str, Any]:
+        assert path == "/apis/authentication.k8s.io/v1/tokenreviews"
+        assert body["spec"]["audiences"] == [AUDIENCE]
+        self.asked.append(body["spec"]["token"])
+        if isinstance(self.status, Exception):
+            raise self.status
+        return {"status": self.status if body["spec"]["token"] == "good" else {"error": "invalid bearer token"}}
+
+
+@pytest.fixture
+def replica() -> Replica:
+    found = Replica(cluster(("n1", 2), ("n2", 1)))
+    found.api.put("pods", b.share("p"))
+    found.deliver()
+    return found
+
+
+@pytest.fixture
+def client(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> FlaskClient:
+    return client_of(replica, Reviews(), monkeypatch)
+
+
+def client_of(replica: Replica, reviews: Reviews, monkeypatch: pytest.MonkeyPatch) -> FlaskClient:
+    monkeypatch.setattr(replica.api, "create", reviews.create)
+    app = new_app()
+    process: Any = replica
+    serve_commands(app, process, Clock())
+    return app.test_client()
+
+
+@pytest.mark.parametrize("path", [CLUSTER_PATH, f"{EXPLANATION_PATH}?kind=Pod&namespace=default&name=p"])
+def test_without_a_valid_token_nothing_is_answered(client: FlaskClient, path: str) -> None:
+    assert client.get(path).status_code == 401
+    refused = client.get(path, headers={TOKEN_HEADER: "stolen"})
+    assert (refused.status_code, list(refused.get_json())) == (403, ["error"])
+    assert client.get(path, headers=TOKEN).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        GOOD | {"authenticated": False},
+        GOOD | {"user": {"username": "system:serviceaccount:team-a:mgpu-inspect"}},
+        GOOD | {"user": {}},
+        GOOD | {"audiences": ["https://kubernetes.default.svc"]},
+        {key: value for key, value in GOOD.items() if key != "audiences"},
+        {},
+    ],
+)
+def test_only_a_token_of_the_service_account_for_this_audience_is_accepted(status: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as refused:
+        Readers(Reviews(status), "mgpu-system").check("good")
+    assert refused.value.status == 403
+
+
+@pytest.mark.parametrize("error", [ApiError(403, "Forbidden", "no right"), Unreachable("no answer")])
+def test_a_token_that_is_not_reviewed_is_not_accepted(error: Exception) -> None:
+    with pytest.raises(RetryLater):
+        Readers(Reviews(error), "mgpu-system").check("good")
+
+
+def test_an_accepted_token_is_reviewed_once_a_minute() -> None:
+    reviews, clock = Reviews(), Clock()
+    readers = Readers(reviews, "mgpu-system", clock)
+    for _ in range(3):
+        readers.check("good")
+    assert len(reviews.asked) == 1
+    clock.now += 60
+    readers.check("good")
+    assert len(reviews.asked) == 2
+
+
+def test_a_long_token_is_refused_without_a_review() -> None:
+    reviews = Reviews()
+    with pytest.raises(BadRequest):
+        Readers(reviews, "mgpu-system").check("x" * 9000)
+    assert reviews.asked == []
+
+
+def test_many_accepted_tokens_are_forgotten_rather_than_kept() -> None:
+    class Accepting(Reviews):
+        def create(self, path: str, body: Any) -> dict[str, Any]:
+            super().create(path, body)
+            return {"status": GOOD}
+
+    readers = Readers(Accepting(), "mgpu-system", Clock())
+    for i in range(600):
+        readers.check(str(i))
+    assert len(readers._accepted) <= 256
+
+
+def test_the_cluster_is_packed_and_says_its_version_and_age(client: FlaskClient) -> None:
+    packed = client.get(CLUSTER_PATH, headers={**TOKEN, "Accept-Encoding": "gzip"})
+    plain = client.get(CLUSTER_PATH, headers=TOKEN)
+    assert gzip.decompress(packed.data) == plain.data
+    answer = decode_cluster(plain.data)
+    assert [node.name for node in answer.overview.nodes] == ["n1", "n2"]
+    assert answer.overview.pending == ("default/p",)
+    assert (plain.headers[VERSION_HEADER], plain.headers["Age"]) == (own_version(), "0")
+    assert plain.headers["Cache-Control"] == "no-store"
+
+
+def test_an_unchanged_cluster_is_not_sent_again(client: FlaskClient) -> None:
+    tag = client.get(CLUSTER_PATH, headers=TOKEN).headers["ETag"]
+    again = client.get(CLUSTER_PATH, headers={**TOKEN, "If-None-Match": tag})
+    assert (again.status_code, again.data) == (304, b"")
+    assert again.headers[VERSION_HEADER] == own_version()
+
+
+def test_a_replica_that_does_not_lead_answers_and_says_so(replica: Replica, client: FlaskClient) -> None:
+    replica.leading = False
+    assert decode_cluster(client.get(CLUSTER_PATH, headers=TOKEN).data).replica != ""
+
+
+def test_an_incomplete_cache_is_not_shown(
+    replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RetryLater("not in sync yet: pods")
+
+    monkeypatch.setattr(replica, "may_answer", refuse)
+    assert client.get(CLUSTER_PATH, headers=TOKEN).status_code == 503
+
+
+def test_a_pod_is_explained_with_the_reservations_of_others(replica: Replica, client: FlaskClient) -> None:
+    replica.api.put("pods", b.pod("whole", b.container("c", 100)))
+    replica.deliver()
+    holder = replica.state.gpu_pod("uid-p")
+    assert holder is not None
+    replica.decider.decide(holder, "n2")
+    query = {"kind": "Pod", "namespace": "default", "name": "whole"}
+    found = decode_explanation(gunzip(client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN).data)).explanation
+    assert [(row.name, row.reason is None) for row in found.nodes] == [("n1", True), ("n2", False)]
+    assert found.cards["n2"][0].holders == ("default/p",)
+    only = client.get(EXPLANATION_PATH, query_string=query | {"node": "n2"}, headers=TOKEN)
+    assert [row.name for row in decode_explanation(gunzip(only.data)).explanation.nodes] == ["n2"]
+
+
+def gunzip(data: bytes) -> bytes:
+    return gzip.decompress(data)
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ({}, 400),
+        ({"kind": "Secret", "namespace": "default", "name": "p"}, 400),
+        ({"kind": "Pod", "namespace": "default", "name": "none"}, 404),
+        ({"kind": "Pod", "namespace": "default", "name": "p", "node": "n9"}, 404),
+        ({"kind": "Pod", "namespace": "default", "name": "p", "node": ",".join(map(str, range(51)))}, 400),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(client: FlaskClient, query: dict[str, str], status: int) -> None:
+    assert client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN).status_code == status
+
+
+def test_a_pod_that_the_cache_does_not_have_yet_is_asked_for_later(replica: Replica, client: FlaskClient) -> None:
+    replica.api.put("pods", b.share("new"))
+    query = {"kind": "Pod", "namespace": "default", "name": "new"}
+    assert client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN).status_code == 503
+
+
+@pytest.mark.parametrize("path", [CLUSTER_PATH, EXPLANATION_PATH])
+@pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
+def test_the_endpoints_are_read_only(client: FlaskClient, path: str, method: str) -> None:
+    assert client.open(path, method=method.upper(), headers=TOKEN).status_code == 405
+
+
+def test_more_requests_than_threads_may_wait_are_refused(
+    replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waiting request asks again, as 17 callers at the same time do."""
+    depth = 0
+    statuses: list[int] = []
+
+    def again() -> None:
+        nonlocal depth
+        depth += 1
+        if depth < 20:
+            statuses.append(client.get(CLUSTER_PATH, headers=TOKEN).status_code)
+
+    monkeypatch.setattr(replica, "may_answer", again)
+    assert client.get(CLUSTER_PATH, headers=TOKEN).status_code == 200
+    assert (depth, statuses.count(503), statuses.count(200)) == (16, 1, 15)
