@@ -4,7 +4,7 @@ It implements the Protocol through which the scheduler's ranking reads a cluster
 scheduler's own functions. It is not thread-safe. `pipeline` and `mtgpupod_plans` use it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mgpu.model.cards import CardState
@@ -94,11 +94,11 @@ class SimulatedCluster:
             cards = self.ledger.states_for_gpuid(node, gpuid, without)
         return (*cards, *self.ledger.others(node, without))
 
-    def take_changed_nodes(self) -> Iterable[tuple[str, NodeSnapshot]]:
-        """Return the name and the snapshot of each node that has changed since the last call."""
-        changed = [(name, self.node_snapshot(name, "")) for name in sorted(self._changed)]
-        self._changed.clear()
-        return changed
+    def take_changed_nodes(self, most: int) -> Sequence[tuple[str, NodeSnapshot]]:
+        """Return the name and the snapshot of nodes that have changed since they were last returned, at most `most`."""
+        names = sorted(self._changed)[:most]
+        self._changed.difference_update(names)
+        return [(name, self.node_snapshot(name, "")) for name in names]
 
     def node_snapshot(self, node: str, uid: str) -> NodeSnapshot:
         """Return a snapshot of the node, as if the pod with this UID held nothing."""

@@ -372,13 +372,16 @@ class ClusterCache:
         with self._lock:
             return self._snapshots.versions()
 
-    def take_changed_nodes(self) -> list[tuple[str, NodeSnapshot]]:
-        """Return the nodes whose cards or free resources have changed since the last call, each with a snapshot.
+    def take_changed_nodes(self, most: int) -> list[tuple[str, NodeSnapshot]]:
+        """Return nodes whose cards or free resources have changed since they were last returned, each with a snapshot.
 
         The list is empty unless the settings choose a `nodePolicy` that learns.
+
+        Args:
+            most: The number of nodes to return if more have changed. Further calls return the others.
         """
         with self._lock:
-            return self._snapshots.take_changed()
+            return self._snapshots.take_changed(most)
 
     def holdings(self, node: str | None = None) -> tuple[Holding, ...]:
         """Return the holdings on a node, or all holdings if `node` is None."""

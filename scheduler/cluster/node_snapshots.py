@@ -139,10 +139,9 @@ class NodeSnapshots:
     def drop_usage(self, uid: str) -> None:
         self.set_usage(uid, "", NO_CPU_MEMORY)
 
-    def take_changed(self) -> list[tuple[str, NodeSnapshot]]:
-        changed = [(name, self.of(name, "")) for name in self._changed]
-        self._changed.clear()
-        return changed
+    def take_changed(self, most: int) -> list[tuple[str, NodeSnapshot]]:
+        names = [self._changed.pop() for _ in range(min(most, len(self._changed)))]
+        return [(name, self.of(name, "")) for name in names]
 
     def version(self, node: str) -> int:
         """Return the version of a node's snapshots; 0 for an unknown node."""

@@ -1,7 +1,6 @@
 """Computes what free parts of cards are worth to the expected pods, for the policy `fragmentation`.
 
-`PodTypes` contains the weighted types of pods as arrays. `CardTables` contains, for every free amount of every kind of
-card, its value and what fits into it.
+`PodTypes` contains the weighted types of pods as arrays. `kind_tables` uses them and the values.
 
 Why the values are right. Distributing cards among the expected pods is the cutting-stock problem: divide cards of 1000
 milli into the requested shares with as few cards as possible. The dual solution of its linear program gives each share
@@ -12,12 +11,11 @@ The values are superadditive: two free parts are never worth more than one part 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.engine.learning.expected_pods import ONE, WeightedType
+from scheduler.engine.learning.kind_tables import MANY_PODS, Floats, Hosting, Shorts
 from scheduler.engine.learning.shapes import (
     CARD,
     NEVER,
@@ -27,8 +25,6 @@ from scheduler.engine.learning.shapes import (
     milli_per_card,
     milli_per_card_or_never,
 )
-
-Floats = NDArray[np.float64]
 
 GRAIN = 10
 """The resolution of card values, in milli: the size of a grain.
@@ -119,15 +115,7 @@ Weights of 10 to 40 give similar results on the traces.
 class PodTypes:
     """The weighted types of pods as T columns. Types that differ only in the allowed card models share a column.
 
-    There are S different sizes of a share, and P different pairs of a size and a number of cards.
-
-    Attributes:
-        sizes: The sizes. Each is the core in milli and the card memory in bytes.
-        pair_size: [P], the position of the pair's size in `sizes`.
-        pair_cards: [P], the pair's number of cards.
-        pair: [T], the position of the column's pair.
-        cpu: [T], CPU in thousandths of a core, at least 1, because it is a divisor.
-        memory: [T], memory in bytes, at least 1.
+    They are `state_rating.Types`. `cards` is [T], the number of cards that a pod of the type requests.
     """
 
     def __init__(self, weighted: Sequence[WeightedType]) -> None:
@@ -135,90 +123,38 @@ class PodTypes:
         for pod_type in weighted:
             columns.setdefault(pod_type.shape._replace(models=()), []).append(pod_type)
         self._members = tuple(columns.values())
-        self.sizes = sorted({(shape.core, shape.card_memory) for shape in columns})
-        pair_of = [(self.sizes.index((shape.core, shape.card_memory)), shape.cards) for shape in columns]
-        pairs = sorted(set(pair_of))
-        self.pair_size = np.array([size for size, _ in pairs], np.int64)
-        self.pair_cards = np.array([cards for _, cards in pairs], np.float64)
-        self.pair = np.array([pairs.index(pair) for pair in pair_of], np.int64)
-        self.cpu = np.array([max(shape.cpu, 1) for shape in columns], np.float64)
-        self.memory = np.array([max(shape.memory, 1) for shape in columns], np.float64)
-        self._weights_by_class: dict[NodeClass, Floats] = {}
+        self._sizes = [Shape(0, 0, 1, shape.core, shape.card_memory) for shape in columns]
+        self.cards = np.array([shape.cards for shape in columns], np.int64)
+        # At least 1, because they are divisors.
+        self._cpu = np.array([max(shape.cpu, 1) for shape in columns], np.float64)
+        self._memory = np.array([max(shape.memory, 1) for shape in columns], np.float64)
 
-    def milli_of_sizes(self, node: NodeClass) -> tuple[int, ...]:
-        """Return how many milli of the cards of such a node each size takes, [S]; NEVER if the cards are too small."""
-        return tuple(milli_per_card_or_never(Shape(0, 0, 1, *size), node) for size in self.sizes)
+    def milli(self, node: NodeClass) -> tuple[int, ...]:
+        return tuple(milli_per_card_or_never(size, node) for size in self._sizes)
 
-    def weights(self, classes: Sequence[NodeClass]) -> tuple[Ints, Floats, Floats]:
-        """Return the weights that apply to the classes. Classes with equal weights share one of W rows.
+    def weights(self, node: NodeClass) -> Floats:
+        """Return the weights of the types that may run on the node. They are 0 for a column of which none may."""
+        allowed = [[t for t in types if milli_per_card(t.shape, node) is not None] for types in self._members]
+        fit = [round(sum(t.fit_weight for t in types) / CARD) for types in allowed]
+        copy = [round(sum(t.copy_weight for t in types)) for types in allowed]
+        return np.array((fit, copy), np.float64)
 
-        Returns:
-            The row of each class, the fit weights per milli, [W, T], and the copy weights, [W, T]. A weight is 0 if no
-            type of the column may run on the class.
-        """
-        rows = [self._weights_on(node) for node in classes]
-        distinct = {row.tobytes(): row for row in rows}
-        position = {key: number for number, key in enumerate(distinct)}
-        both = np.array(list(distinct.values())).reshape(len(distinct), 2, len(self._members))
-        return np.array([position[row.tobytes()] for row in rows], np.int64), both[:, 0], both[:, 1]
-
-    def _weights_on(self, node: NodeClass) -> Floats:
-        """Return the fit and copy weights on one class, [2, T]."""
-        weights = self._weights_by_class.get(node)
-        if weights is None:
-            allowed = [[t for t in types if milli_per_card(t.shape, node) is not None] for types in self._members]
-            fit = [round(sum(t.fit_weight for t in types) / CARD) for types in allowed]
-            copy = [round(sum(t.copy_weight for t in types)) for types in allowed]
-            weights = self._weights_by_class[node] = np.array((fit, copy), np.float64)
-        return weights
-
-    def card_values(self, milli_of_sizes: Sequence[int]) -> Ints:
+    def card_values(self, milli: Sequence[int]) -> Ints:
         """Return, for each number of free milli, what a card is worth, [1001], in the unit of the weights."""
         demand: dict[int, float] = {}
-        for types, pair in zip(self._members, self.pair.tolist(), strict=True):
-            milli = milli_of_sizes[self.pair_size[pair]]
-            if milli < NEVER:
+        for types, size in zip(self._members, milli, strict=True):
+            if size < NEVER:
                 shares = types[0].shape.cards * sum(pod_type.number for pod_type in types)
-                demand[grains(milli)] = demand.get(grains(milli), 0.0) + shares
+                demand[grains(size)] = demand.get(grains(size), 0.0) + shares
         values = np.rint(_VALUE_WEIGHT * ONE * card_values(demand)).astype(np.int64)
         return values[np.arange(CARD + 1) // GRAIN]
 
+    def hosting(self, order: Ints) -> Hosting:
+        cpu_of_types, memory_of_types = self._cpu[order], self._memory[order]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CardTables:
-    """A block of 1001 rows for each kind of card: one row for each number of milli that may be free on it.
+        def hosted(cpu: Ints, memory: Ints) -> Shorts:
+            pods: Floats = cpu.astype(np.float64)[:, None] / cpu_of_types
+            np.minimum(pods, memory.astype(np.float64)[:, None] / memory_of_types, out=pods)
+            return np.minimum(pods, MANY_PODS, out=pods).astype(np.int16)
 
-    Cards of which the S sizes take the same milli are of one kind, which is identified by these numbers
-    (`PodTypes.milli_of_sizes`).
-
-    Attributes:
-        first_row: The first row of the block of each kind.
-        capacity: [rows, 3 S]. The first S columns say whether a share of the size fits, the next S columns how many
-            fit. The last S columns have the free milli if a share fits, and 0 otherwise.
-        value: [rows], what the card is worth.
-    """
-
-    first_row: Mapping[tuple[int, ...], int]
-    capacity: NDArray[np.float32]
-    value: Ints
-
-    def with_kinds(self, kinds: Sequence[tuple[int, ...]], types: PodTypes) -> "CardTables":
-        """Return tables that also have a block for each of these kinds."""
-        new = sorted(set(kinds).difference(self.first_row))
-        if not new:
-            return self
-        first_row = dict(self.first_row)
-        for kind in new:
-            first_row[kind] = len(first_row) * (CARD + 1)
-        capacity = np.concatenate([self.capacity, *(_capacity(kind) for kind in new)])
-        return CardTables(first_row, capacity, np.concatenate([self.value, *(types.card_values(kind) for kind in new)]))
-
-
-def empty_card_tables(types: PodTypes) -> CardTables:
-    return CardTables({}, np.zeros((0, 3 * len(types.sizes)), np.float32), np.zeros(0, np.int64))
-
-
-def _capacity(milli_of_sizes: tuple[int, ...]) -> NDArray[np.float32]:
-    free = np.arange(CARD + 1)[:, None]
-    copies = free // np.array(milli_of_sizes, np.int64)
-    return np.concatenate((copies > 0, copies, free * (copies > 0)), axis=1).astype(np.float32)
+        return hosted

@@ -8,6 +8,7 @@ cached until its own row changes.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +28,6 @@ _SPARE_CLASSES = 64
 
 The classes come from the agents, so their number must be limited.
 """
-_ROWS_PER_CALL = 512  # the most rows for one call of a judge, so that its arrays stay in the processor's cache
 
 
 class Chooser(Protocol):
@@ -48,6 +48,31 @@ class Judge(Chooser, Protocol):
 
 
 _NO_NODE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rating:
+    """A judge's task: the keys of the rows of a board for a shape. It can be carried out while the board changes.
+
+    Attributes:
+        change: The number of the latest change of the board that the keys include.
+        known: The keys, without those of `nodes`.
+        nodes: The rows that must be rated.
+        states: What is free on these rows.
+    """
+
+    judge: Chooser
+    shape: Shape
+    change: int
+    known: Ints
+    nodes: Ints
+    states: NodeRows
+
+    def keys(self) -> Ints:
+        """Return the keys of all rows of the board. This may take long, so call it without a lock."""
+        if len(self.nodes):
+            self.known[self.nodes] = self.judge.keys(self.states, self.shape)
+        return self.known
 
 
 class NodeBoard:
@@ -95,22 +120,32 @@ class NodeBoard:
 
     def keys(self, judge: Chooser, shape: Shape) -> Ints:
         """Return the judge's key of every row, UNFIT where there is no node. The caller may change the array."""
+        rating = self.begin_rating(judge, shape)
+        keys = rating.keys()
+        self.store(rating, keys)
+        return keys.copy()
+
+    def begin_rating(self, judge: Chooser, shape: Shape) -> "Rating":
+        """Return what the judge needs to compute the keys of all rows. They do not change with the board."""
         if judge is not self._judge:
             self._judge = judge
             self._keys.clear()
-        known_change, keys = self._keys.pop(shape, (0, np.full(0, UNFIT, np.int64)))
-        if len(keys) < len(self._class):
-            keys = np.concatenate((keys, np.full(len(self._class) - len(keys), UNFIT, np.int64)))
+        known_change, known = self._keys.get(shape, (0, np.full(0, UNFIT, np.int64)))
+        keys = np.full(len(self._class), UNFIT, np.int64)
+        keys[: len(known)] = known
         changed = np.flatnonzero(self._changed > known_change)
         keys[changed] = UNFIT
         nodes = changed[self._class[changed] != _NO_NODE]
-        for start in range(0, len(nodes), _ROWS_PER_CALL):
-            batch = nodes[start : start + _ROWS_PER_CALL]
-            keys[batch] = judge.keys(self.rows(batch), shape)
-        self._keys[shape] = self._changes, keys
+        return Rating(judge, shape, self._changes, keys, nodes, self.rows(nodes))
+
+    def store(self, rating: "Rating", keys: Ints) -> None:
+        """Cache the keys that `rating` returned. Changes since `begin_rating` are rated by the next call."""
+        if rating.judge is not self._judge:
+            return
+        self._keys[rating.shape] = rating.change, keys
+        self._keys.move_to_end(rating.shape)
         if len(self._keys) > _MAX_SHAPES:
             self._keys.popitem(last=False)
-        return keys.copy()
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -178,6 +213,13 @@ All rows of a board are equally wide, and the cost of rating a node grows with t
 would slow down the scoring of every pod."""
 
 
+class _RowByName(dict[str, int]):
+    """The row of each node; -1 for a node that is not on the board."""
+
+    def __missing__(self, name: str) -> int:
+        return -1
+
+
 class BoardByName:
     """A board of the nodes with cards, by name. Not thread-safe.
 
@@ -188,7 +230,7 @@ class BoardByName:
     def __init__(self) -> None:
         self.board = NodeBoard()
         self.wide: set[str] = set()
-        self._row: dict[str, int] = {}
+        self._row = _RowByName()
         self._unused: list[int] = []
 
     def put(self, node: Node, cards: Sequence[CardState], free_resources: CpuMemory) -> None:
@@ -211,11 +253,9 @@ class BoardByName:
             self.board.drop(row)
             self._unused.append(row)
 
-    def keys(self, judge: Judge, shape: Shape, names: Sequence[str]) -> Ints:
-        """Return one key for each name, UNFIT where the pod does not fit or there is no such node."""
-        keys = np.append(self.board.keys(judge, shape), UNFIT)  # row -1, of a node that is not on the board, is UNFIT
-        row = self._row
-        return keys[np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))]
+    def rows(self, names: Sequence[str]) -> Ints:
+        """Return the row of each node, and -1 for a node that is not on the board."""
+        return np.fromiter(map(self._row.__getitem__, names), np.int64, len(names))
 
 
 def extender_scores(names: Sequence[str], keys: Ints) -> list[int]:

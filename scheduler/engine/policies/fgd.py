@@ -6,31 +6,28 @@ and stay below 2^53. So they are exact, and the same on every machine and in any
 policy by name. `playground.simulate.openb` uses `Fgd` directly.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.engine.card_policy import CardPolicy
+from scheduler.engine.learning.kind_tables import Floats, Hosting
 from scheduler.engine.learning.node_board import UNFIT
 from scheduler.engine.learning.shapes import (
-    Bools,
+    CARD,
     Ints,
     NodeClass,
     NodeRows,
     Shape,
-    card_choices,
     fitting_rows,
     milli_per_card,
     milli_per_card_or_never,
     needed_milli,
 )
+from scheduler.engine.learning.state_rating import StateRating
 from scheduler.engine.policies.binpack import binpack, fullness
-
-Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
 _MAX_TYPES = 256
@@ -71,98 +68,80 @@ def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -
     return tuple(typical)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tables:
-    """What T typical pods that request cards need on C classes of nodes. Their shares have G different sizes.
+class _Types:
+    """Typical pods that request cards, as `state_rating.Types`. The worth of a node is what they can use of it.
 
-    Attributes:
-        milli: [C, G], the thousandths of a card that a share of this size takes on a node of the class.
-        size_index: [T], the position of the pod's size in `milli`.
-        allowed: [C, T], whether the pod may run on the class.
+    The worth is in thousandths of a card, and the capacity counts once for each pod.
     """
 
-    milli: Ints
-    size_index: Ints
-    allowed: Bools
+    def __init__(self, typical: Sequence[TypicalPod]) -> None:
+        self._typical = typical
+        self._cpu = np.array([pod.shape.cpu for pod in typical], np.int64)
+        self.cards = np.array([pod.shape.cards for pod in typical], np.int64)
+
+    def milli(self, node: NodeClass) -> tuple[int, ...]:
+        sizes = [Shape(0, 0, 1, pod.shape.core, pod.shape.card_memory) for pod in self._typical]
+        return tuple(milli_per_card_or_never(size, node) for size in sizes)
+
+    def weights(self, node: NodeClass) -> Floats:
+        allowed = [milli_per_card(pod.shape, node) is not None for pod in self._typical]
+        fit = [pod.number * may_run for pod, may_run in zip(self._typical, allowed, strict=True)]
+        return np.array((fit, [0] * len(fit)), np.float64)
+
+    def card_values(self, _milli: Sequence[int]) -> Ints:
+        return np.zeros(CARD + 1, np.int64)
+
+    def hosting(self, order: Ints) -> Hosting:
+        """Return a function that tells whether the CPU suffices for one pod of each type. FGD ignores the memory."""
+        cpu_of_types = self._cpu[order]
+        return lambda cpu, _memory: (cpu[:, None] >= cpu_of_types).astype(np.int16)
 
 
 class Fgd:
     """A judge (`node_board.Judge`) that makes as little free capacity as possible unusable for the typical pods."""
 
     def __init__(self, typical: tuple[TypicalPod, ...]) -> None:
-        with_cards = [pod for pod in typical if pod.shape.cards]
-        self._shapes = tuple(pod.shape for pod in with_cards)
-        self._weight = np.array([pod.number for pod in with_cards], np.float64)
-        self._cards = np.array([shape.cards for shape in self._shapes], np.int64)
-        self._cpu = np.array([shape.cpu for shape in self._shapes], np.int64)
         self.total = sum(pod.number for pod in typical)
+        self._usable = StateRating(_Types([pod for pod in typical if pod.shape.cards]))
 
-    def fragments(self, rows: NodeRows) -> Floats:
+    def fragments(self, rows: NodeRows) -> Ints:
         """Return the fragmentation F_n of each of the B rows, in thousandths of a card multiplied by `total`.
-
-        The results are whole numbers.
 
         F_n = Σ p_m · F_n(m), where m is a kind of typical pod, and p_m is its proportion of all typical pods. F_n(m)
         is all free capacity of the node if m requests no card or does not fit. Otherwise it is the free capacity of
         those cards that are too full for m.
         """
-        tables = _tables(self._shapes, rows.classes)
-        enough = rows.free[:, :, None] >= tables.milli[rows.class_index][:, None, :]
-        number = enough.sum(1)[:, tables.size_index]
-        usable = np.einsum("bk,bkg->bg", rows.free.astype(np.float64), enough)[:, tables.size_index]
-        fits = (number >= self._cards) & (rows.cpu[:, None] >= self._cpu) & tables.allowed[rows.class_index]
-        idle: Floats = rows.free.sum(1) * float(self.total)
-        used: Floats = (usable * fits) @ self._weight
-        return idle - used
+        fragments: Ints = rows.free.sum(1) * self.total - self._usable.worth(rows)
+        return fragments
 
-    def scores(self, before: Floats, after: Floats) -> Ints:
-        """Return the score, 0 to 99, of a change from `before` to `after`, which are results of `fragments`.
+    def scores(self, less: Ints) -> Ints:
+        """Return the score, 0 to 99, of changes after which there are so much less `fragments`.
 
         The published algorithm rounds to integers. That matters: with float scores its results are worse
         (docs/design/fragmentation.md).
         """
-        return np.searchsorted(_SCORE_STEPS * self.total, before - after, side="right").astype(np.int64)
+        scores: Ints = np.searchsorted(_SCORE_STEPS * self.total, less, side="right").astype(np.int64)
+        return scores
 
     def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
-        return self.scores(self.fragments(before), self.fragments(after))
+        return self.scores(self.fragments(before) - self.fragments(after))
 
     def keys(self, rows: NodeRows, shape: Shape) -> Ints:
         keys = np.full(len(rows.class_index), UNFIT, np.int64)
         need = needed_milli(rows, shape)
         fitting = fitting_rows(rows, shape, need)
-        if len(fitting):
-            row, _, scores = self._rate_choices(rows.select(fitting), shape, need[fitting])
-            keys[fitting] = np.maximum.reduceat(scores, np.flatnonzero(np.diff(row, prepend=-1)))
+        need = need[fitting]
+        # No score is higher than that of the choice of cards after which most is usable.
+        usable = self._usable.best_changes(rows.select(fitting), shape, need)
+        keys[fitting] = self.scores(usable + self.total * shape.cards * need)
         return keys
 
     def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
         if not shape.cards:
             return ()
-        _, chosen, scores = self._rate_choices(rows, shape, needed_milli(rows, shape))
+        chosen, usable = self._usable.choices(rows, shape)
+        scores = self.scores(usable + self.total * shape.cards * needed_milli(rows, shape))
         return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
-
-    def _rate_choices(self, rows: NodeRows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
-        """Return three arrays with an element for each choice of cards: its row, which cards it has, and its score.
-
-        The second array has a column for each card of the node.
-        """
-        row, chosen = card_choices(rows.free, need, shape.cards)
-        free = rows.free[row] - chosen * need[row, None]
-        after = NodeRows(rows.classes, rows.class_index[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)
-        return row, chosen, self.scores(self.fragments(rows)[row], self.fragments(after))
-
-
-@lru_cache(maxsize=8)
-def _tables(shapes: tuple[Shape, ...], classes: tuple[NodeClass, ...]) -> _Tables:
-    sizes = sorted({(shape.core, shape.card_memory) for shape in shapes})
-    milli = [[milli_per_card_or_never(Shape(0, 0, 1, *size), node) for size in sizes] for node in classes]
-    size_index = [sizes.index((shape.core, shape.card_memory)) for shape in shapes]
-    allowed = [[milli_per_card(shape, node) is not None for shape in shapes] for node in classes]
-    return _Tables(
-        np.array(milli, np.int64).reshape(len(classes), len(sizes)),
-        np.array(size_index, np.int64),
-        np.array(allowed, np.bool_).reshape(len(classes), len(shapes)),
-    )
 
 
 def _from_counts(counts: tuple[tuple[Shape, int], ...], _classes: Mapping[NodeClass, int]) -> Fgd:

@@ -17,9 +17,10 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
+from scheduler.decisions import scores
 from scheduler.decisions.scores import Ranking
-from scheduler.engine.learning.node_board import UNFIT, NodeBoard, extender_scores
-from scheduler.engine.learning.shapes import NodeClass, Shape
+from scheduler.engine.learning.node_board import UNFIT, Judge, NodeBoard, extender_scores
+from scheduler.engine.learning.shapes import Ints, NodeClass, NodeRows, Shape
 from scheduler.engine.node_assessment import Foresight, assess
 from tests import builders as b
 from tests.examples import examples
@@ -177,3 +178,53 @@ def test_new_judge_scores_all_changes_since_the_last() -> None:
     found = ranking.points(pod, names)
     state._snapshots._changed.update(names)
     assert found == a_ranking(state, "fgd").points(pod, names)
+
+
+class Interrupted:
+    """A judge in whose calls something else happens. The ranking's lock must be free then."""
+
+    def __init__(self, judge: Judge, ranking: Ranking, event: Callable[[], object]) -> None:
+        self._judge, self._ranking, self._event = judge, ranking, event
+
+    def keys(self, rows: NodeRows, shape: Shape) -> Ints:
+        assert not self._ranking._lock.locked()
+        self._event()
+        return self._judge.keys(rows, shape)
+
+    def cards(self, rows: NodeRows, shape: Shape) -> tuple[int, ...]:
+        return self._judge.cards(rows, shape)
+
+    def rate_changes(self, before: NodeRows, after: NodeRows) -> Ints:
+        return self._judge.rate_changes(before, after)
+
+
+@pytest.mark.parametrize("policy", LEARNING_POLICIES)
+def test_nodes_that_change_while_they_are_rated_are_rated_again(policy: str) -> None:
+    state = a_cluster([[[50], []], [[], []], [[25], [25]]], policy, [(50, 8), (100, 8)])
+    ranking, names = a_ranking(state, policy), ["n0", "n1", "n2"]
+    pod, other = known(state, 50, 8), state.gpu_pod("uid-waits-1")
+    assert other is not None
+
+    def more_pods_and_calls() -> None:
+        ranking._judge = judge
+        state.pod_changed(a_pod("more", 50, 8, on="n0", cards="0"))
+        ranking.points(other, names)
+
+    judge = state.forecast.judges[policy]
+    ranking._judge = Interrupted(judge, ranking, more_pods_and_calls)
+    assert ranking.points(pod, names) is not None
+    ranking._judge = judge
+    found = ranking.points(pod, names)
+    state._snapshots._changed.update(names)
+    assert found == a_ranking(state, policy).points(pod, names)
+
+
+def test_changed_nodes_are_taken_in_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = a_cluster([[[50]], [[]], [[25]], [[]], [[75]]], "fgd", [(50, 8)])
+    pod, names = known(state, 50, 8), [f"n{i}" for i in range(5)]
+    at_once = a_ranking(state, "fgd").points(pod, names)
+    monkeypatch.setattr(scores, "_NODES_PER_LOCK", 2)
+    state._snapshots._changed.update(names)
+    assert a_ranking(state, "fgd").points(pod, names) == at_once
+    state._snapshots._changed.update(names)
+    assert [len(state.take_changed_nodes(2)) for _ in range(4)] == [2, 2, 1, 0]
