@@ -7,6 +7,7 @@ also chooses the node and writes the cards to the pod; it has no `prioritize`.
 
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import orjson
@@ -15,10 +16,13 @@ from bench.clusters import running
 from bench.peer import peer
 from bench.rows import Options, Row
 from bench.serving import Client, cluster, quantiles
+from scheduler.cluster.forecast import LEARNING_POLICIES
 from tests import builders as b
 
 NODES = (100, 1_000, 5_000)
 CALLS = 200
+FIRST_PODS = 50
+BASE = "binpack"
 
 
 class Case(NamedTuple):
@@ -51,6 +55,28 @@ def rows(options: Options) -> Iterator[Row]:
             for case in CASES:
                 yield from _verb(client, nodes, case, "filter", options.repeats(CALLS), of_peer.get(case))
                 yield from _verb(client, nodes, case, "prioritize", options.repeats(CALLS))
+        yield from _first_pods(nodes, options.repeats(FIRST_PODS))
+
+
+def _first_pods(nodes: int, count: int) -> Iterator[Row]:
+    """Measure both verbs for pods of which each is the first of its kind, with each policy that learns and binpack.
+
+    A policy that learns rates all nodes for such a pod. Calls of the policies take turns.
+    """
+    names = [f"node-{i}" for i in range(nodes)]
+    with ExitStack() as stack:
+        clients = {policy: stack.enter_context(cluster(nodes, policy=policy)) for policy in (BASE, *LEARNING_POLICIES)}
+        calls = {policy: _Calls(client, "/filter", "/prioritize") for policy, client in clients.items()}
+        for i in range(count):
+            body = {"Pod": b.share("p", 20, 4096 + i), "NodeNames": names}
+            for policy, client in clients.items():
+                client.post("/changed", {"pod": running(f"first-{i}", random.Random(i).randrange(nodes), i)})
+                calls[policy].call(body)
+    cpu = {policy: of_policy.cpu_each() for policy, of_policy in calls.items()}
+    for policy in LEARNING_POLICIES:
+        what = f"{nodes:,} nodes, filter and prioritize, first pod of its kind, {policy}, CPU"
+        late = f"p50 {quantiles(calls[policy].wall)[0]:.2f} ms"
+        yield Row(what=what, value=cpu[policy], unit="ms CPU", reference=cpu[BASE], reference_name=BASE, remark=late)
 
 
 def _verb(
@@ -81,19 +107,19 @@ def _verb(
 
 
 class _Calls:
-    """The calls of one path: the milliseconds of each, and the CPU milliseconds of the server."""
+    """Calls of these paths, one after the other: their milliseconds, and the CPU milliseconds of the server."""
 
-    def __init__(self, client: Client, path: str) -> None:
-        self._client, self._path = client, path
+    def __init__(self, client: Client, *paths: str) -> None:
+        self._client, self._paths = client, paths
         self.wall = list[float]()
         self._cpu = list[float]()
 
     def call(self, body: dict[str, Any]) -> bytes:
         before = self._client.cpu()
-        took, answer = self._client.timed(self._path, body)
+        answers = [self._client.timed(path, body) for path in self._paths]
         self._cpu.append(self._client.cpu() - before)
-        self.wall.append(took)
-        return answer
+        self.wall.append(sum(took for took, _ in answers))
+        return answers[-1][1]
 
     def cpu_each(self) -> float:
         """Return the median, because background work of the server, such as a refresh, falls into few calls."""

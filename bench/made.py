@@ -111,7 +111,7 @@ class _Replica(Process):
         """Return, because this replica leads."""
 
 
-def cluster_app(nodes: int, spare: int) -> Flask:
+def cluster_app(nodes: int, spare: int, policy: str = "binpack") -> Flask:
     """Return the real app of the extender.
 
     Further endpoints are `/noop/<verb>`, which repeats the last answer to the verb, `/changed`, which adds a pod like
@@ -121,9 +121,10 @@ def cluster_app(nodes: int, spare: int) -> Flask:
     Args:
         spare: The number of idle cards; pods hold all others whole (`fill_but`). If it is 0, each card has a pod with a
             share of it (`fill`).
+        policy: The policy for nodes and cards. One that learns has learnt from all pods.
     """
     pods: Any = _Pods()
-    replica = _Replica(load_settings(), pods)
+    replica = _Replica(load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}"), pods)
     state = pods.state = replica.state
     if spare:
         fill_but(state, nodes, spare)
@@ -134,13 +135,14 @@ def cluster_app(nodes: int, spare: int) -> Flask:
     for rule, answer in (("noop/<verb>", noop.answer), ("changed", pods.changed), ("took", replica.timed.took)):
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])
     app.add_url_rule("/cpu", "cpu", lambda: Response(str(1000 * time.process_time())))
+    state.forecast.refresh()
     replica.filter.refresh()
     return app
 
 
-def serve_cluster(nodes: int, spare: int) -> None:
+def serve_cluster(nodes: int, spare: int, policy: str) -> None:
     """Serve `cluster_app`."""
-    app = cluster_app(nodes, spare)
+    app = cluster_app(nodes, spare, policy)
     gc.collect()
     gc.freeze()  # `scheduler.runtime` does the same.
     sys.setswitchinterval(SWITCH_SECONDS)

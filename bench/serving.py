@@ -68,9 +68,10 @@ def quantiles(times: list[float]) -> tuple[float, float]:
 
 
 @contextmanager
-def cluster(nodes: int, spare: int = 0) -> Iterator[Client]:
+def cluster(nodes: int, spare: int = 0, policy: str = "binpack") -> Iterator[Client]:
     """Yield a client of a new process that runs `bench.made.serve_cluster` with these arguments."""
-    command = [sys.executable, "-c", f"from bench.made import serve_cluster; serve_cluster({nodes}, {spare})"]
+    arguments = f"{nodes}, {spare}, {policy!r}"
+    command = [sys.executable, "-c", f"from bench.made import serve_cluster; serve_cluster({arguments})"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
