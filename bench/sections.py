@@ -21,6 +21,7 @@ SECTIONS = (
     "allocate",
     "starts",
     "endtoend",
+    "created_to_bound",
     "scale",
 )
 LONG = ("scale",)
