@@ -32,7 +32,7 @@ from scheduler.decisions.decider import pod_path
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Victims
-from scheduler.decisions.shortlist import best, has_preferences
+from scheduler.decisions.shortlist import Shortlists
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _NODES_COUNTED = 500
@@ -56,6 +56,7 @@ class Extender:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._decider = replica.decider
+        self._shortlists = Shortlists(replica.filter, replica.settings.scheduler.filtered_nodes)
 
     def filter(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer an ExtenderArgs with an ExtenderFilterResult."""
@@ -64,7 +65,7 @@ class Extender:
         if gpu_pod:
             result = self._replica.gang_filter.filter(gpu_pod, names, gone)
             self._follow_up(gpu_pod, result, began)
-            passed = self._named(gpu_pod, raw, result.passed, gone)
+            passed = self._shortlists.choose(gpu_pod, raw, result.passed, gone)
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
             passed = result.passed
@@ -75,13 +76,6 @@ class Extender:
         if nodes is None:
             return {"NodeNames": passed, **answer}
         return {"Nodes": {"items": [nodes[name] for name in passed]}, **answer}
-
-    def _named(self, gpu_pod: GpuPod, raw: Mapping[str, Any], passed: list[str], gone: CallerGone) -> list[str]:
-        """Return the nodes to name of those on which the pod fits."""
-        most = self._replica.settings.scheduler.filtered_nodes
-        if not most or len(passed) <= most or has_preferences(raw):
-            return passed
-        return best(passed, self._replica.filter.scores(gpu_pod, passed, gone), most)
 
     def _follow_up(self, gpu_pod: GpuPod, result: Filtered, began: float) -> None:
         """Report the result to the parts of the scheduler that can help the pod. The method returns at once."""
@@ -94,7 +88,7 @@ class Extender:
     def prioritize(self, body: Body, gone: CallerGone = never) -> list[dict[str, Any]]:
         """Answer an ExtenderArgs with a HostPriorityList: 0 to 10 points for each node."""
         gpu_pod, _, names, _ = self._scheduling(body)
-        scores = self._replica.filter.scores(gpu_pod, names, gone) if gpu_pod else [0] * len(names)
+        scores = self._shortlists.scores(gpu_pod, names, gone) if gpu_pod else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:

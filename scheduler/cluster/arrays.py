@@ -116,7 +116,7 @@ class ClusterArrays:
             self._exclusion_codes(request.constraints),
             self._eligibility.exclusions,
         )
-        table = NodeTable(arrays, self._nodes, self._cards, rows, unmet)
+        table = NodeTable(arrays, rows, self._nodes, self._cards, rows, unmet)
         if _FEW * len(names) < used:
             return table.compact()
         self._shared.add(arrays)

@@ -139,16 +139,14 @@ def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> 
         near: True for the nodes that may have pods of the group.
     """
     shares_card = np.zeros(len(points), np.bool_)
-    places = table.rows_of_names[near]
-    shares_card[near] = only_beside_group(
-        table.rows.select(places), map(table.cards.__getitem__, places.tolist()), request
-    )
+    cards = map(table.cards.__getitem__, table.places[near].tolist())
+    shares_card[near] = only_beside_group(table.rows.select(table.rows_of_names[near]), cards, request)
     return np.where(shares_card, score_beside_group(points), score_on_fresh_cards(points))
 
 
 def _remaining(table: NodeTable, chosen: Mask, unique: Mask) -> Remaining:
     positions = np.flatnonzero(chosen)
-    places = table.rows_of_names[positions]
-    nodes = [table.nodes[row] for row in places.tolist()]
-    cards = [table.cards[row] for row in places.tolist()]
-    return Remaining(positions, table.rows.select(places), nodes, cards, unique[positions])
+    places = table.places[positions].tolist()
+    nodes = [table.nodes[place] for place in places]
+    cards = [table.cards[place] for place in places]
+    return Remaining(positions, table.rows.select(table.rows_of_names[positions]), nodes, cards, unique[positions])

@@ -110,28 +110,27 @@ class NodeArrays:
 
 
 class NodeTable(NamedTuple):
-    """The rows of all nodes, the objects from which they were made, and the rows of the nodes of one call.
+    """Arrays of nodes, the objects from which they were made, and the rows of the nodes of one call.
 
     Attributes:
-        rows: The arrays of all nodes.
-        nodes: The node of each row.
-        cards: The cards of each row.
+        rows: The arrays, of all nodes or of those of the call.
         rows_of_names: The row of each node of the call.
+        nodes: Each node, by its place.
+        cards: The cards of each node, by its place.
+        places: The place of each node of the call.
         unmet: By position in the call, the rejections of the nodes that do not meet a requirement of the request.
     """
 
     rows: NodeArrays
+    rows_of_names: Places
     nodes: Sequence[Node]
     cards: Sequence[tuple[CardState, ...]]
-    rows_of_names: Places
+    places: Places
     unmet: Mapping[int, Rejection]
 
     def compact(self) -> "NodeTable":
         """Return a table with the rows of the call only, in its order."""
-        places = self.rows_of_names.tolist()
-        nodes = [self.nodes[row] for row in places]
-        cards = [self.cards[row] for row in places]
-        return NodeTable(self.rows.select(self.rows_of_names), nodes, cards, np.arange(len(places)), self.unmet)
+        return self._replace(rows=self.rows.select(self.rows_of_names), rows_of_names=np.arange(len(self.places)))
 
 
 def table_row(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
