@@ -59,6 +59,7 @@ __all__ = [
     "has_waiting_container",
     "is_placement_annotation",
     "is_read_annotation",
+    "is_request_annotation",
     "read_bare_request",
     "read_placement",
     "read_request",
@@ -210,7 +211,12 @@ def carrier(container: Container, settings: Settings) -> str | None:
 
 def is_read_annotation(key: str) -> bool:
     """Return whether an annotation is part of a request, a constraint, an MtgpuPod or an allocation record."""
-    return key in _READ or is_placement_annotation(key)
+    return is_request_annotation(key) or is_placement_annotation(key)
+
+
+def is_request_annotation(key: str) -> bool:
+    """Return whether an annotation is part of a request, a constraint or an MtgpuPod."""
+    return key in _READ
 
 
 def drop_unread_annotations(pod: Pod, *also: str) -> Pod:

@@ -238,9 +238,12 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
 def controlling_mtgpupod(raw: Mapping[str, Any]) -> str | None:
     """Return the UID of the MtgpuPod that a Pod names as its controller, or None."""
     owners = table_at(raw, "metadata").get("ownerReferences")
-    tables = (owner for owner in owners if isinstance(owner, dict)) if isinstance(owners, list) else ()
-    named = (o for o in tables if o.get("controller") and (o.get("apiVersion"), o.get("kind")) == (API_VERSION, KIND))
-    return next((str(owner["uid"]) for owner in named if owner.get("uid")), None)
+    for owner in owners if isinstance(owners, list) else ():
+        if not isinstance(owner, dict) or (owner.get("apiVersion"), owner.get("kind")) != (API_VERSION, KIND):
+            continue
+        if owner.get("controller") and owner.get("uid"):
+            return str(owner["uid"])
+    return None
 
 
 def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
@@ -250,9 +253,12 @@ def claimed_mtgpupod(raw: Mapping[str, Any]) -> str | None:
     can remove the owner of a Pod while the Pod runs on its card. Admission does not let them remove the seal, so the
     card stays held. The caller must verify the seal (`RecordVerifier.finding_of_mtgpu`).
     """
+    owner = controlling_mtgpupod(raw)
+    if owner is not None or GPUID not in table_at(raw, "metadata", "annotations"):
+        return owner
     annotations = annotations_of(raw)
     seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None
-    return controlling_mtgpupod(raw) or (seal.subject if seal is not None else None)
+    return seal.subject if seal is not None else None
 
 
 def visible_card(raw: Mapping[str, Any]) -> str | None:

@@ -92,36 +92,37 @@ def content_of(raw: Raw, *also: str) -> PodContent:
         is_record = dialects.is_placement_annotation(key)
         if is_record:
             record[key] = text
-        if key in dialects.REQUEST_ANNOTATIONS or key in also or (not is_record and _is_read(key)):
+        if key in dialects.REQUEST_ANNOTATIONS or key in also or (not is_record and _is_read_elsewhere(key)):
             annotations[key] = text
     seal = record.pop(SEAL, None)
     owner = mtgpu.controlling_mtgpupod(raw)
-    node = spec.get("nodeName")
+    get_meta, get_spec, get_status = meta.get, spec.get, status.get
+    node = get_spec("nodeName")
     template = (
-        meta.get("namespace"),
+        get_meta("namespace"),
         annotations,
         not record,
         seal is None,
-        not meta.get("deletionTimestamp"),
+        not get_meta("deletionTimestamp"),
         not node,
-        gate_names(_rows(spec, "schedulingGates")),
-        _values(spec, _SPEC),
-        _containers(spec, "initContainers"),
+        gate_names(_rows(spec, "schedulingGates")) if "schedulingGates" in spec else (),
+        [*map(get_spec, _SPEC)],
+        _containers(spec, "initContainers") if "initContainers" in spec else (),
         _containers(spec, "containers"),
-        status.get("phase"),
-        status.get("nominatedNodeName"),
-        status.get("extendedResourceClaimStatus"),
+        get_status("phase"),
+        get_status("nominatedNodeName"),
+        get_status("extendedResourceClaimStatus"),
         [*containers_that_ran(status)],
         [(problem.field, problem.message) for problem in budget.excess(raw)],
     )
     own = (
-        _values(meta, _META),
+        [*map(get_meta, _META)],
         record,
         seal,
         owner,
         mtgpu.visible_card(raw) if owner or mtgpu.GPUID in annotations else None,
         node,
-        _values(status, _STATUS),
+        [*map(get_status, _STATUS)],
         mtgpu.occupy_label(raw),
     )
     text = orjson.dumps(template)
@@ -170,22 +171,18 @@ def _vocabularies(row: Any) -> Iterator[str]:
             yield vocabulary
 
 
-def _is_read(key: str) -> bool:
-    is_own = key == VOLCANO_GROUP or key.startswith(MTGPU_PREFIX)
-    return is_own or dialects.is_read_annotation(key)
+def _is_read_elsewhere(key: str) -> bool:
+    """Return whether mgpu reads an annotation that is not part of a record."""
+    return key == VOLCANO_GROUP or key.startswith(MTGPU_PREFIX) or dialects.is_request_annotation(key)
 
 
 def _containers(spec: Raw, kind: str) -> list[Any]:
-    return [_values(row, _OF_CONTAINER) if isinstance(row, dict) else row for row in _rows(spec, kind)]
+    return [[*map(row.get, _OF_CONTAINER)] if isinstance(row, dict) else row for row in _rows(spec, kind)]
 
 
 def _rows(spec: Raw, kind: str) -> list[Any]:
     rows = spec.get(kind)
     return rows if isinstance(rows, list) else []
-
-
-def _values(table: Raw, keys: Iterable[str]) -> list[Any]:
-    return [table.get(key) for key in keys]
 
 
 def stored_pod(pod: Pod, *, record: bool) -> Pod:

@@ -64,6 +64,7 @@ _BOUNDS = (
     ("labels", "metadata.labels", "labels", MAX_LABELS, "remove some"),
 )
 
+_EMPTY = Size()
 _MOST = Size(MAX_CONTAINERS, MAX_RESOURCES, MAX_VARIABLES, MAX_ANNOTATIONS, MAX_LABELS)
 
 
@@ -95,14 +96,15 @@ def excess(raw: object, old: object = None) -> list[Problem]:
             that finalizers of existing objects with such a list can be removed.
     """
     now = size_of(raw)
-    before = size_of(old) if old is not None else Size()
-    return list(_above(now, before))
+    if old is None:
+        return [*_above(now, _EMPTY)]
+    return [*_above(now, size_of(old))]
 
 
 def excess_of_containers(raw: object) -> list[Problem]:
     """Return the problems of an existing pod: too many containers, or too many resources in them."""
     now = size_of(raw)
-    return [*_above(Size(containers=now.containers, resources=now.resources), Size())]
+    return [*_above(Size(containers=now.containers, resources=now.resources), _EMPTY)]
 
 
 def excess_of_spec(raw: object, old: object = None) -> list[Problem]:

@@ -8,6 +8,7 @@ The module also reads the card lists of simulated nodes.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -99,12 +100,12 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
     return Card(
         index=index,
         uuid=uuid,
-        model=model,
+        model=sys.intern(model),  # All cards of the cluster share the few texts.
         memory=memory,
         healthy=row.get("health", "deviceType" not in row) is not False,  # Koordinator's older writer omits false
         numa=numa if isinstance(numa, int) and 0 <= numa <= MAX_QUANTITY else None,
         minor=minor,
-        type=type_,
+        type=sys.intern(type_),
     )
 
 

@@ -133,14 +133,28 @@ def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: boo
     return tuple(share_of(one, None) for one in requests if pod is None or pod.has_run((one.container,)))
 
 
-def missing_cards(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
+def missing_cards(shares: Sequence[Share], cards: Iterable[Card]) -> tuple[str, ...]:
     """Return a text such as `card of minor 7` or `card 3` for each card of `shares` that is not among `cards`.
 
     The shares of these cards have no effect until the node reports the cards.
     """
     reported = tuple(cards)
+    if all(position_of(share, reported) is not None for share in shares):
+        return ()
     named = {(s.type, s.card) for s in shares if s.card is not None and not any(s.is_on(card) for card in reported)}
     return tuple(sorted(_named(type_, card) for type_, card in named))
+
+
+def position_of(share: Share, cards: Sequence[Card]) -> int | None:
+    """Return the position of the only card that a share is on, if it is where it usually is; otherwise None.
+
+    On most nodes the position of a card is its index, by which most records name it.
+    """
+    index = share.card
+    if not isinstance(index, int) or not 0 <= index < len(cards):
+        return None
+    card = cards[index]
+    return index if card.index == index and card.type == share.type else None
 
 
 def _named(type_: str, card: object) -> str:
@@ -298,11 +312,15 @@ class Ledger:
 
         The result is cached until the holding or the cards of the node change.
         """
-        if holding.uid not in self._used:
-            self._used[holding.uid] = [
-                (position, holding.uses(card)) for position, card in enumerate(cards) if holding.is_on(card)
-            ]
-        return self._used[holding.uid]
+        used = self._used.get(holding.uid)
+        if used is None:
+            position = position_of(holding.shares[0], cards) if len(holding.shares) == 1 else None
+            if position is None:
+                used = [(at, holding.uses(card)) for at, card in enumerate(cards) if holding.is_on(card)]
+            else:
+                used = [(position, holding.uses(cards[position]))]
+            self._used[holding.uid] = used
+        return used
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ledger):

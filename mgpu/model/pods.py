@@ -346,8 +346,15 @@ def _claimed(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def containers_that_ran(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the containers that have ever run according to the status of their pod."""
-    lists = [status.get(key) for key in ("initContainerStatuses", "containerStatuses")]
-    for row in (row for rows in lists if isinstance(rows, list) for row in rows if isinstance(row, dict)):
-        states = [state for key in ("state", "lastState") if isinstance(state := row.get(key), dict)]
-        if row.get("containerID") or any(state.keys() - {"waiting"} for state in states):
-            yield str(row.get("name", ""))
+    for key in ("initContainerStatuses", "containerStatuses"):
+        rows = status.get(key)
+        for row in rows if isinstance(rows, list) else ():
+            if isinstance(row, dict) and _has_run(row):
+                yield str(row.get("name", ""))
+
+
+def _has_run(status: Mapping[str, Any]) -> bool:
+    if status.get("containerID"):
+        return True
+    states = [state for key in ("state", "lastState") if isinstance(state := status.get(key), dict)]
+    return any(state.keys() - {"waiting"} for state in states)

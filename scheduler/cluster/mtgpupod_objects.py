@@ -209,13 +209,17 @@ def node_of(item: Raw) -> str:
 def _claims_mtgpupod(pod: Raw) -> bool:
     """Return whether a Pod claims to have been created for an MtgpuPod. The Pod's seal can prove the claim."""
     meta = pod["metadata"]
-    kinds = [(owner.get("apiVersion"), owner.get("kind")) for owner in meta.get("ownerReferences") or ()]
-    return mtgpu.GPUID in (meta.get("annotations") or {}) or (mtgpu.API_VERSION, mtgpu.KIND) in kinds
+    if mtgpu.GPUID in (meta.get("annotations") or {}):
+        return True
+    owners = meta.get("ownerReferences") or ()
+    return any(o.get("kind") == mtgpu.KIND and o.get("apiVersion") == mtgpu.API_VERSION for o in owners)
 
 
 def _occupied_by_name(key: Key) -> tuple[str, str] | None:
     """Return the node and GPUID that the name of an occupy pod contains, or None for any other name."""
     namespace, name = key
+    if namespace != mtgpu.OCCUPY_NAMESPACE:
+        return None
     # The name of an occupy pod ends with its GPUID, which is also the value of its label.
     return mtgpu.occupy_target(Pod(namespace, name, labels={mtgpu.OCCUPY_LABEL: name.rpartition("-")[2]}))
 

@@ -32,11 +32,12 @@ Raw = Mapping[str, Any]
 
 _MAX_TEMPLATES = 2048
 """The most templates that are remembered. One more, and all are forgotten."""
-_MAX_RECORDS = 64
-"""The same for the records of each template. Most name one of the cards of a node."""
-_MAX_BYTES = 4096
-"""The most bytes of a template or record that is remembered, since users choose their size. An ordinary template has
-400 to 800 bytes."""
+_MAX_TEMPLATE_BYTES = 2048
+"""The most bytes of a template that is remembered, since users choose its size. An ordinary one has 400 to 800."""
+_MAX_RECORDS = 8192
+"""The most records of all templates that are remembered. Most name one of the cards of a node."""
+_MAX_RECORD_BYTES = 512
+"""The most bytes of a record that is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class PodReader:
         self._settings = settings
         self._records = records
         self._templates: dict[bytes, _Template] = {}
+        self._count_of_records = 0
 
     def read(self, raw: Raw, content: PodContent, before: Verdict | None) -> ReadPod:
         """Return what `read_afresh` returns, and raise BadObject as it does.
@@ -96,9 +98,14 @@ class PodReader:
             return read
         pod = read_pod(limit_containers(raw))
         gpu_pod = make_gpu_pod(pod, raw, self._settings, self._records, before)
-        if template is None and len(content.template) <= _MAX_BYTES and self._is_like_others(pod, gpu_pod, content):
+        if (
+            template is None
+            and len(content.template) <= _MAX_TEMPLATE_BYTES
+            and self._is_like_others(pod, gpu_pod, content)
+        ):
             if len(self._templates) >= _MAX_TEMPLATES:
                 self._templates.clear()
+                self._count_of_records = 0
             self._templates[content.template] = _template(pod, gpu_pod)
         return _stored(pod, gpu_pod, content)
 
@@ -126,7 +133,7 @@ class PodReader:
         if like is None:
             of_template = template.read.pod
             return ReadPod(_with_own_fields(of_template, raw, of_template.annotations, labels), None, None)
-        placed = _placed(template, like, content)
+        placed = self._placed(template, like, content)
         pod = _with_own_fields(like.pod, raw, placed.annotations, _shared_labels(labels))
         verdict = None
         if content.record and pod.node:
@@ -138,6 +145,26 @@ class PodReader:
         version = str(raw["metadata"].get("resourceVersion", ""))
         gpu_pod = GpuPod(pod, like.request, (), version, verdict, content.fingerprint, placed.shares)
         return ReadPod(pod, gpu_pod, template.read.request)
+
+    def _placed(self, template: _Template, like: GpuPod, content: PodContent) -> _Placed:
+        if not content.record or not like.pod.node or like.pod.ended:
+            return _Placed(like.pod.annotations, None)
+        key = orjson.dumps(content.record)
+        placed = template.placed.get(key)
+        if placed is None:
+            annotations = {**like.pod.annotations, **content.record}
+            placed = _Placed(annotations, _shares(replace(like, pod=replace(like.pod, annotations=annotations))))
+            if len(key) <= _MAX_RECORD_BYTES:
+                self._remember(template, key, placed)
+        return placed
+
+    def _remember(self, template: _Template, record: bytes, placed: _Placed) -> None:
+        if self._count_of_records >= _MAX_RECORDS:
+            for one in self._templates.values():
+                one.placed.clear()
+            self._count_of_records = 0
+        self._count_of_records += 1
+        template.placed[record] = placed
 
 
 def read_afresh(
@@ -173,21 +200,6 @@ def _without_record(pod: Pod) -> Pod:
         if key in dialects.REQUEST_ANNOTATIONS or not is_placement_annotation(key)
     }
     return replace(pod, annotations=kept)
-
-
-def _placed(template: _Template, like: GpuPod, content: PodContent) -> _Placed:
-    if not content.record or not like.pod.node or like.pod.ended:
-        return _Placed(like.pod.annotations, None)
-    key = orjson.dumps(content.record)
-    placed = template.placed.get(key)
-    if placed is None:
-        annotations = {**like.pod.annotations, **content.record}
-        placed = _Placed(annotations, _shares(replace(like, pod=replace(like.pod, annotations=annotations))))
-        if len(template.placed) >= _MAX_RECORDS:
-            template.placed.clear()
-        if len(key) <= _MAX_BYTES:
-            template.placed[key] = placed
-    return placed
 
 
 def _shares(gpu_pod: GpuPod) -> tuple[Share, ...] | None:

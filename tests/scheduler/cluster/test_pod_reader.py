@@ -191,10 +191,18 @@ def test_pods_of_a_template_share_what_is_equal(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_users_choose_is_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_reader, "_MAX_TEMPLATES", 4)
+    monkeypatch.setattr(pod_reader, "_MAX_RECORDS", 8)
     reader = PodReader(SETTINGS, UNSEALED)
-    for mib in range(1024, 1034):
-        raw = b.share(f"p{mib}", mib=mib)
+
+    def read(raw: Raw) -> int:
         reader.read(raw, content_of(raw), None)
-    large = b.share("large", annotations={"mgpu.io/card-models": "A" * 5000})
-    reader.read(large, content_of(large), None)
-    assert 0 < len(reader._templates) <= 4
+        return len(reader._templates)
+
+    assert [read(b.share(f"p{mib}", mib=mib)) for mib in range(1024, 1030)] == [1, 2, 3, 4, 1, 2]
+    assert read(b.share("large", annotations={"mgpu.io/card-models": "A" * 5000})) == 2
+    for i in range(12):
+        record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": str(i)}
+        read(b.share("bound", annotations=record, node="n1"))
+        assert sum(len(template.placed) for template in reader._templates.values()) <= 8
+    (remembered,) = (template.placed for template in reader._templates.values() if template.placed)
+    assert len(remembered) == 3, "the first pod is read afresh, and after eight records all are forgotten"
