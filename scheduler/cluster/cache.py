@@ -61,8 +61,20 @@ from scheduler.cluster.reservations import Reservation, Reservations
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.arrays.node_table import NodeTable
 
+NODES_PER_LOCK = 25
+"""The most nodes that are computed again while a lock is held, which takes less than 10 ms."""
+
 Raw = Mapping[str, Any]
 E = TypeVar("E")
+_PAUSE_SECONDS = 0.0005
+
+
+def pause() -> None:
+    """Let threads that wait for a lock have it, after it was released and before it is acquired again.
+
+    Locks of Python are not fair: without a pause, the thread that has released one acquires it again at once.
+    """
+    time.sleep(_PAUSE_SECONDS)
 
 
 class ClusterCache:
@@ -404,13 +416,18 @@ class ClusterCache:
 
     def node_table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> NodeTable:
         """Return a snapshot of these nodes as arrays, for one pod."""
+        self.refresh()
         with self._lock:
             return self._snapshots.table(names, pod, request)
 
     def refresh(self) -> None:
-        """Update the arrays that `node_table` reads, which takes about 20 µs for each node that has changed."""
-        with self._lock:
-            self._snapshots.refresh()
+        """Update the arrays that `node_table` reads, which takes up to 100 µs for each node that has changed."""
+        is_complete = False
+        while not is_complete:
+            with self._lock:
+                is_complete = self._snapshots.refresh(NODES_PER_LOCK)
+            if not is_complete:
+                pause()
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> dict[str, Rejection | None]:
         """Return those of the nodes whose whole cards NVIDIA's plugin serves, each with the rejection of the pod there.

@@ -6,6 +6,7 @@ of many nodes, for which only the changed nodes are computed again. The cluster 
 held.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -194,16 +195,17 @@ class NodeSnapshots:
         instead = {name: self._available(name, pod.uid, pod.priority, occupied_gpuid(pod, name)) for name in different}
         return self._arrays.table(names, request, instead)
 
-    def refresh(self) -> None:
-        """Compute the arrays of the outdated nodes again, which takes about 20 µs for each."""
-        for name in self._outdated:
+    def refresh(self, most: int = sys.maxsize) -> bool:
+        """Compute the arrays of outdated nodes again, at most of `most`. Return whether no other node is outdated."""
+        for _ in range(min(most, len(self._outdated))):
+            name = self._outdated.pop()
             node = self._nodes.get(name)
             if node is not None:
                 self._arrays.put(node, self._available(name))
             else:
                 self._arrays.drop(name)
                 self._versions.pop(name, None)
-        self._outdated.clear()
+        return not self._outdated
 
     def _record_change(self, node: str) -> None:
         if self._record_changes:

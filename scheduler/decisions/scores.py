@@ -15,6 +15,7 @@ import numpy as np
 from mgpu.model.gpu_requests import GpuRequest, Placement
 from mgpu.model.groups import GroupCard
 from mgpu.settings import Settings
+from scheduler.cluster.cache import NODES_PER_LOCK, pause
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot
@@ -27,8 +28,6 @@ from scheduler.engine.node_assessment import assess
 
 _SHAPES_RENEWED = 64
 """The number of recent shapes for which the keys of a new judge are computed before the judge is used."""
-_NODES_PER_LOCK = 100
-"""The most changed nodes that are taken in at a time, which takes about 5 ms."""
 
 
 class Cluster(Protocol):
@@ -121,13 +120,15 @@ class Ranking:
             # Lock order: the cache's lock is acquired while this one is held, never the reverse. Nodes are taken from
             # the cache under this lock, so that no call misses a change that another thread has taken.
             with self._lock:
-                changed = self._state.take_changed_nodes(_NODES_PER_LOCK)
+                changed = self._state.take_changed_nodes(NODES_PER_LOCK)
                 for name, snapshot in changed:
                     if snapshot.node is None:
                         self._field.drop(name)
                     else:
                         self._field.put(snapshot.node, snapshot.cards, snapshot.free_resources)
-            is_complete = len(changed) < _NODES_PER_LOCK
+            is_complete = len(changed) < NODES_PER_LOCK
+            if not is_complete:
+                pause()
 
     def _key(self, gpu_pod: GpuPod, request: GpuRequest, name: str, judge: Judge, shape: Shape, call: Call) -> int:
         """Return the key of a node that the board cannot judge. The engine finds out whether the pod fits there."""

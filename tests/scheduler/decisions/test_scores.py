@@ -223,7 +223,7 @@ def test_changed_nodes_are_taken_in_a_few_at_a_time(monkeypatch: pytest.MonkeyPa
     state = a_cluster([[[50]], [[]], [[25]], [[]], [[75]]], "fgd", [(50, 8)])
     pod, names = known(state, 50, 8), [f"n{i}" for i in range(5)]
     at_once = a_ranking(state, "fgd").points(pod, names)
-    monkeypatch.setattr(scores, "_NODES_PER_LOCK", 2)
+    monkeypatch.setattr(scores, "NODES_PER_LOCK", 2)
     state._snapshots._changed.update(names)
     assert a_ranking(state, "fgd").points(pod, names) == at_once
     state._snapshots._changed.update(names)
