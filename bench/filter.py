@@ -72,7 +72,7 @@ def _first_pods(nodes: int, count: int) -> Iterator[Row]:
             for policy, client in clients.items():
                 client.post("/changed", {"pod": running(f"first-{i}", random.Random(i).randrange(nodes), i)})
                 calls[policy].call(body)
-    cpu = {policy: of_policy.cpu_each() for policy, of_policy in calls.items()}
+        cpu = {policy: of_policy.cpu_each() for policy, of_policy in calls.items()}
     for policy in LEARNING_POLICIES:
         what = f"{nodes:,} nodes, filter and prioritize, first pod of its kind, {policy}, CPU"
         late = f"p50 {quantiles(calls[policy].wall)[0]:.2f} ms"
