@@ -98,7 +98,8 @@ class Sources:
         why = "the settings of --config apply" if self._config else "--from api"
         if not self._config and self._source != API:
             try:
-                answer = ask(self._scheduler)
+                with cluster_objects.paused_garbage_collection():
+                    answer = ask(self._scheduler)
                 if answer is None:
                     return None
                 value, freshness = answer

@@ -4,6 +4,7 @@ On a terminal each output replaces the previous one, as far as it fits on the sc
 another, in full: JSON as one document after the other, and text with a line before each that says when it was read.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,6 +105,9 @@ def _changes(
         if found is not None and (error or found.value != last.value):
             last = found
             yield last, ""
+            # What was read is frozen (`paused_garbage_collection`), for commands that end soon. This one does not.
+            gc.unfreeze()
+            gc.collect()
         elif message != error:
             yield last, message
         error = message
