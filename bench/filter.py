@@ -20,7 +20,7 @@ from scheduler.cluster.forecast import LEARNING_POLICIES
 from tests import builders as b
 
 NODES = (100, 1_000, 5_000)
-CALLS = 200
+CALLS = 60
 FIRST_PODS = 50
 BASE = "binpack"
 

@@ -30,7 +30,7 @@ from tests import builders as b
 
 NODES, WAITING = 5_000, 100
 VIEWERS = (0, 1, 10)
-ROUNDS, SECONDS = 8, 3.0
+ROUNDS, SECONDS = 4, 3.0
 NAMES = [f"node-{i}" for i in range(NODES)]
 
 

@@ -20,7 +20,7 @@ from bench.rows import Options, Row
 from bench.serving import Client, cluster, quantiles
 from tests import builders as b
 
-NODES, SECONDS, PODS, CONTAINERS = 200, 20.0, 16, 30
+NODES, SECONDS, PODS, CONTAINERS = 200, 12.0, 16, 30
 NAMES = [f"node-{i}" for i in range(NODES)]
 
 
