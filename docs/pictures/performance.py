@@ -60,30 +60,29 @@ def by_nodes(values: Mapping[str, float]) -> Figure:
     memory = _points(values, {n: startup.what(n, startup.MEMORY) for n in scale.NODES})
     _draw(axes[1][0], {"": ready}, "start until ready", "s of CPU")
     _draw(axes[1][1], {"": memory}, "memory of the scheduler's process", "MiB")
+    axes[1][1].set_ylim(bottom=0)
     for ax in axes.flat:
         ax.set_xscale("log")
-        ax.set_yscale("log")
+        if ax is not axes[1][1]:
+            ax.set_yscale("log")
         ax.set_xlabel(f"nodes, with 8 cards and {PODS} pods each")
         _plain_numbers(ax)
     return figure
 
 
 def by_pods(values: Mapping[str, float]) -> Figure:
-    figure = Figure(figsize=(9, 3.7), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    ax = figure.subplots()
     each = sorted((PODS, *scale.PODS_EACH))
     nodes = scale.PODS_NODES
     curves = {
         policy: _points(values, {pods: scale.what(nodes, pods, scale.KNOWN, policy) for pods in each})
         for policy in scale.POLICIES
     }
-    _draw(left, curves, "filter and prioritize", "ms of CPU")
-    memory = _points(values, {pods: scale.what(nodes, pods, scale.MEMORY) for pods in each})
-    _draw(right, {"": memory}, "memory", "MiB")
-    for ax in (left, right):
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel(f"pods on each of {nodes:,} nodes")
-        _plain_numbers(ax)
+    _draw(ax, curves, "filter and prioritize", "ms of CPU")
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel(f"pods on each of {nodes:,} nodes")
+    _plain_numbers(ax)
     return figure
 
 
@@ -108,7 +107,8 @@ def _plain_numbers(ax: Any) -> None:
     """Label the axes with 1,000 instead of 10³."""
     for axis in (ax.xaxis, ax.yaxis):
         if axis.get_scale() == "log":
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            # More numbers would overlap on the x axis.
+            axis.set_major_locator(LogLocator(subs=(1,) if axis is ax.xaxis else (1, 2, 5)))
             axis.set_minor_formatter(NullFormatter())
         axis.set_major_formatter("{x:,.10g}")
 
