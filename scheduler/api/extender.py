@@ -19,6 +19,7 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.pods import read_pod
+from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import new_app, serve_posts
 from mgpu.serving.deadlines import watch_client
 from mgpu.serving.posts import View, read_body
@@ -33,11 +34,14 @@ from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Victims
 from scheduler.decisions.shortlist import Shortlists
+from scheduler.decisions.suggestions import WaitingPod
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 _NODES_COUNTED = 500
 """The most nodes whose reasons are counted. That suffices to find a frequent reason."""
 
+_SAMPLE = 100
+"""The least number of nodes of a sample (schedule_one.go, minFeasibleNodesToFind)."""
 _REASONS = 100
 """The most nodes whose reasons are sent if other nodes pass. kube-scheduler uses the reasons only if no node passes,
 and decoding those of thousands of nodes takes milliseconds."""
@@ -65,6 +69,8 @@ class Extender:
         if gpu_pod:
             result = self._replica.gang_filter.filter(gpu_pod, names, gone)
             self._follow_up(gpu_pod, result, began)
+            if not result.passed and _SAMPLE <= len(names) < self._replica.state.node_count():
+                self._look_elsewhere(gpu_pod, raw)
             passed = self._shortlists.choose(gpu_pod, raw, result.passed, gone)
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
@@ -84,6 +90,15 @@ class Extender:
         if not result.passed:
             self._replica.announcements.pod_rejected(time.monotonic() - began)
             _count_rejection(result)
+
+    def _look_elsewhere(self, gpu_pod: GpuPod, raw: Mapping[str, Any]) -> None:
+        """Have a node suggested to kube-scheduler if the pod fits on one outside of the sample of this call."""
+        pod = gpu_pod.pod
+        if gpu_pod.request is None or pod.gated or self._replica.state.gangs.of(pod):
+            return
+        selector = {key: str(value) for key, value in table_at(raw, "spec", "nodeSelector").items()}
+        nominated = str(table_at(raw, "status").get("nominatedNodeName") or "")
+        self._replica.suggestions.refused_in_sample(WaitingPod(pod.uid, pod.namespace, nominated, "", selector))
 
     def prioritize(self, body: Body, gone: CallerGone = never) -> list[dict[str, Any]]:
         """Answer an ExtenderArgs with a HostPriorityList: 0 to 10 points for each node."""

@@ -38,7 +38,7 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Outlook
-from scheduler.decisions.suggestions import VolcanoPod
+from scheduler.decisions.suggestions import WaitingPod
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
 Verb = Callable[[Body, CallerGone], dict[str, Any]]
@@ -100,8 +100,8 @@ class Task(NamedTuple):
     job: str
     status: object
 
-    def as_suggested(self) -> VolcanoPod:
-        return VolcanoPod(
+    def as_suggested(self) -> WaitingPod:
+        return WaitingPod(
             self.uid, self.namespace, self.nominated_node, self.job, table_at(self.pod, "spec", "nodeSelector")
         )
 

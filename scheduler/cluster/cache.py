@@ -306,6 +306,11 @@ class ClusterCache:
         with self._lock:
             return list(map(self._nodes.get, names))
 
+    def node_count(self) -> int:
+        """Return the number of nodes with cards, and of nodes that had cards."""
+        with self._lock:
+            return len(self._ledger.nodes())
+
     def nodes_with_cards(self) -> tuple[str, ...]:
         """Return the names of the nodes that have cards, sorted."""
         with self._lock:

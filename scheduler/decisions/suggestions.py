@@ -1,4 +1,8 @@
-"""Suggests a node to Volcano for a pod whose allocation was refused, by the pod's `status.nominatedNodeName`.
+"""Suggests a node for a pod that its scheduler cannot place, by the pod's `status.nominatedNodeName`.
+
+In a large cluster kube-scheduler looks at a sample of the nodes only (`percentageOfNodesToScore`). If a pod fits on no
+node of the sample, `api.extender` reports it, and `Suggestions` nominates the pod to the best of all nodes.
+kube-scheduler then retries the pod, and tries this node before all others (schedule_one.go, `evaluateNominatedNode`).
 
 Volcano counts the cards of a node as a sum. Without the verb `predicate`, which costs a call for each pod and node, it
 chooses the same node in each session, although `allocate` refuses it. So `api.volcano` reports refused allocations, and
@@ -21,6 +25,7 @@ What must hold:
 """
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -49,6 +54,11 @@ _MAX_PODS = 500
 """The most pods whose suggestions are remembered. Beyond that, the oldest is forgotten, and removed from its pod."""
 _SPARE_NODES = 16
 """The most nodes that a search tries in vain, apart from those that are suggested to other pods."""
+_SAMPLED_ATTEMPTS = 3
+"""The most nodes that are suggested to kube-scheduler in succession. It may have reasons against a node that mgpu does
+not know, such as taints."""
+_SEARCH_PAUSE_SECONDS = 0.2
+"""The pause between two searches for pods that did not fit on kube-scheduler's sample."""
 _MAX_ATTEMPTS = 128
 """The most nodes on which the engine searches for cards for one suggestion."""
 
@@ -56,12 +66,12 @@ PlanRequest = Callable[[GpuPod, Sequence[str], Sequence[str]], object]
 """Requests partitions for a pod: the nodes where it would fit with other partitions, and those where it fits."""
 
 
-class VolcanoPod(NamedTuple):
-    """A pod as Volcano knows it.
+class WaitingPod(NamedTuple):
+    """A pod as its scheduler knows it.
 
     Attributes:
-        nominated_node: The node to which the pod was nominated when Volcano read it; "" for none.
-        job: Volcano's name of the pod's group; "" if it has none.
+        nominated_node: The node to which the pod was nominated when its scheduler read it; "" for none.
+        job: Volcano's name of the pod's group; "" if it has none, or another scheduler.
         selector: The pod's `spec.nodeSelector`.
     """
 
@@ -100,7 +110,8 @@ class _Suggestion:
 class Suggestions:
     """A work queue of the UIDs of pods, for one consumer thread. Any thread may call `refused` and `wake`.
 
-    `_lock` guards `_by_uid` with its values, and `_refused_jobs`, the time of the last refusal of each job.
+    `_lock` guards `_by_uid` with its values, `_next_search`, and `_refused_jobs`, the time of the last refusal of each
+    job.
 
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
@@ -129,6 +140,7 @@ class Suggestions:
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, _Suggestion] = OrderedDict()
         self._refused_jobs: OrderedDict[str, float] = OrderedDict()
+        self._next_search = -math.inf
 
     def begin(self) -> None:
         """Forget what was known in an earlier term, and queue the suggestions of the last leader for removal."""
@@ -139,7 +151,7 @@ class Suggestions:
             if SUGGESTED_NODE in gpu_pod.pod.annotations and not gpu_pod.pod.node:
                 self._queue.add(gpu_pod.pod.uid, _KEEP_SECONDS, gpu_pod.pod.namespace)
 
-    def refused(self, pod: VolcanoPod, node: str) -> None:
+    def refused(self, pod: WaitingPod, node: str) -> None:
         """Note that the pod gets no cards on a node."""
         with self._lock:
             if pod.job:
@@ -151,7 +163,25 @@ class Suggestions:
             suggestion.tried |= {node, pod.nominated_node} - {""}
             suggestion.last = ""
 
-    def given_up(self, pod: VolcanoPod, node: str) -> None:
+    def refused_in_sample(self, pod: WaitingPod) -> None:
+        """Note that the pod fits on none of the nodes that kube-scheduler has looked at.
+
+        Evaluating all nodes takes milliseconds, and there may be many waiting pods, so these searches are rare.
+        """
+        with self._lock:
+            known = self._by_uid.get(pod.uid)
+            is_vain = known is not None and (known.asks > known.answered or known.holding is None)
+            if known is not None and (is_vain or len(known.tried) >= _SAMPLED_ATTEMPTS):
+                return  # It is asked again after the suggestion was forgotten.
+            suggestion = self._ask(pod, self._seconds_to_next_search())
+            suggestion.tried |= {pod.nominated_node} - {""}
+
+    def _seconds_to_next_search(self) -> float:
+        now = self._clock()
+        self._next_search = max(now, self._next_search + _SEARCH_PAUSE_SECONDS)
+        return self._next_search - now
+
+    def given_up(self, pod: WaitingPod, node: str) -> None:
         """Note that Volcano has given up a pod that had cards on a node."""
         with self._lock:
             refused = self._refused_jobs.get(pod.job)
@@ -161,7 +191,7 @@ class Suggestions:
             suggestion.tried.discard(node)
             suggestion.last = node
 
-    def _ask(self, pod: VolcanoPod) -> _Suggestion:
+    def _ask(self, pod: WaitingPod, after: float = 0.0) -> _Suggestion:
         suggestion = self._by_uid.setdefault(pod.uid, _Suggestion(pod.selector))
         suggestion.asked = self._clock()
         suggestion.asks += 1
@@ -169,7 +199,7 @@ class Suggestions:
         self._by_uid.move_to_end(pod.uid)
         if len(self._by_uid) > _MAX_PODS:
             self._by_uid.popitem(last=False)
-        self._queue.add(pod.uid, group=pod.namespace)
+        self._queue.add(pod.uid, after, pod.namespace)
         return suggestion
 
     def run(self, stop: threading.Event) -> None:
@@ -194,11 +224,11 @@ class Suggestions:
         try:
             self._attempt(uid)
         except (ApiError, Unreachable, RetryLater, EffortExceeded) as error:
-            log.info("cannot suggest a node to Volcano yet: %s", error, extra={"pod": uid})
+            log.info("cannot suggest a node yet: %s", error, extra={"pod": uid})
             self._repeat(uid)
         except Exception:
             # Nothing outside of this function handles errors. An error with one pod must not affect the others.
-            log.exception("cannot suggest a node to Volcano", extra={"pod": uid})
+            log.exception("cannot suggest a node", extra={"pod": uid})
             self._repeat(uid)
         else:
             self._queue.done(uid)
