@@ -83,6 +83,8 @@ SWITCH_SECONDS = 0.001
 
 While a filter holds the GIL, a decision waits this long for it. Python's default of 5 ms is as long as a decision.
 """
+_REASONS_IF_PASSING = 8
+"""kube-scheduler uses the reasons of the rejected nodes only if no node passes."""
 
 
 class Process:
@@ -112,7 +114,7 @@ class Process:
             self.state, plan_writer, settings, self._warn, self.may_decide, budgets=budgets
         )
         self.decider = Decider(self.state, api, settings, budgets)
-        self.filter = Filter(self.state, settings, budgets=budgets)
+        self.filter = Filter(self.state, settings, budgets=budgets, reasons_if_passing=_REASONS_IF_PASSING)
         self.gang_filter = GangFilter(
             self.state, self.filter, self.decider, self.announcements.announce, PodGroupReader(api)
         )

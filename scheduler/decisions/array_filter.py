@@ -15,7 +15,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import GroupCard
 from mgpu.model.pods import Node
-from scheduler.engine.arrays.array_rejections import RejectedNodes, reject_nodes
+from scheduler.engine.arrays.array_rejections import MAX_REASONS, RejectedNodes, reject_nodes
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
 from scheduler.engine.arrays.node_fits import NodeVerdicts, can_tell_spread, evaluate, only_beside_group
 from scheduler.engine.arrays.node_table import COUNT, Ints, Mask, NodeArrays, NodeTable, Places
@@ -76,14 +76,22 @@ class ArrayScores:
     remaining: Remaining
 
 
-def filter_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> ArrayVerdict:
-    """Return which of these nodes of a snapshot fit the pod, which do not, and which the engine has to evaluate."""
+def filter_nodes(
+    table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members, reasons_if_passing: int = MAX_REASONS
+) -> ArrayVerdict:
+    """Return which of these nodes of a snapshot fit the pod, which do not, and which the engine has to evaluate.
+
+    Args:
+        reasons_if_passing: The most different reasons with amounts for one container if any node fits the pod.
+    """
     verdicts, unique = _evaluate(table, names, request, members)
     unmet = _unmet(table, unique, request, members)
     candidates = _all_but(unmet, len(names))
-    rejected = list(reject_nodes(table.rows, table.rows_of_names, verdicts.without(~candidates), request))
+    fits = candidates & verdicts.fits
+    most = reasons_if_passing if fits.any() else MAX_REASONS
+    rejected = list(reject_nodes(table.rows, table.rows_of_names, verdicts.without(~candidates), request, most))
     remaining = _remaining(table, candidates & verdicts.undecided, unique)
-    return ArrayVerdict(unmet, candidates & verdicts.fits, rejected, remaining)
+    return ArrayVerdict(unmet, fits, rejected, remaining)
 
 
 def score_nodes(

@@ -29,6 +29,7 @@ from scheduler.decisions.effort_budgets import NOT_EXAMINED, Call, CallerGone, E
 from scheduler.decisions.scores import Ranking
 from scheduler.decisions.slice_filter import SliceFilter
 from scheduler.engine import FULL, LEAST, QUICK, Limits
+from scheduler.engine.arrays.array_rejections import MAX_REASONS
 from scheduler.engine.disabled_vocabularies import disabled_resources, missing_reason
 from scheduler.engine.node_assessment import assess, score
 from scheduler.engine.node_fit import NodeFit
@@ -116,6 +117,8 @@ class Filter:
 
     Args:
         pace: A function that is called after the engine has evaluated a node. Background work sleeps in it.
+        reasons_if_passing: The most different reasons with amounts for one container if the pod fits on any node. Each
+            takes 0.1 ms.
     """
 
     def __init__(
@@ -124,8 +127,10 @@ class Filter:
         settings: Settings,
         pace: Callable[[], object] = lambda: None,
         budgets: EffortBudgets | None = None,
+        reasons_if_passing: int = MAX_REASONS,
     ) -> None:
         self._cache = state
+        self._reasons_if_passing = reasons_if_passing
         self._settings = settings
         self._pace = pace
         self._budgets = budgets or EffortBudgets()
@@ -231,7 +236,8 @@ class Filter:
         if not call.allows(steps):
             return _all_rejected(names, _NOT_EXAMINED)
         members = self._members(gpu_pod, request)
-        verdict = filter_nodes(self._cache.node_table(names, gpu_pod.pod, request), names, request, members)
+        table = self._cache.node_table(names, gpu_pod.pod, request)
+        verdict = filter_nodes(table, names, request, members, self._reasons_if_passing)
         call.effort.spend(steps)
         found = Filtered(hopeless={names[i]: rejection.reason for i, rejection in verdict.unmet.items()})
         found.kinds.update({rejection.reason: rejection.kind for rejection in verdict.unmet.values()})

@@ -55,13 +55,14 @@ class RejectedNodes(NamedTuple):
 
 
 def reject_nodes(
-    rows: NodeArrays, row_numbers: Places, verdicts: NodeVerdicts, request: GpuRequest
+    rows: NodeArrays, row_numbers: Places, verdicts: NodeVerdicts, request: GpuRequest, most: int = MAX_REASONS
 ) -> Iterator[RejectedNodes]:
     """Yield the rejected nodes in groups, by their positions in `row_numbers`.
 
     Args:
         row_numbers: The row of each node of the filter call.
         verdicts: The verdicts on these nodes, in the same order.
+        most: The maximum number of different reasons with amounts for one container (`MAX_REASONS`).
     """
     too_few = np.flatnonzero(verdicts.too_few)
     for group in _group(rows.totals[COUNT].take(row_numbers[too_few])):
@@ -70,19 +71,19 @@ def reject_nodes(
         yield RejectedNodes(too_few[group], rejection)
     for number in sorted(set(verdicts.failing_container.tolist()) - {-1}):
         nodes = np.flatnonzero(verdicts.failing_container == number)
-        for group, rejection in _reject_container(rows, row_numbers[nodes], request, request.containers[number]):
+        for group, rejection in _reject_container(rows, row_numbers[nodes], request, request.containers[number], most):
             yield RejectedNodes(nodes[group], rejection)
 
 
 def _reject_container(
-    rows: NodeArrays, places: Places, request: GpuRequest, container: ContainerRequest
+    rows: NodeArrays, places: Places, request: GpuRequest, container: ContainerRequest, most: int
 ) -> Iterator[RejectedNodes]:
     """Yield the rejections of nodes on which this is the first container for which too few cards have capacity."""
     reasons = _brief_reasons(rows, request, container).take(places, axis=0)
     without_hope = hopeless_nodes(rows, request).take(places)
     # To save time, only the first nodes are tried at first. They often have too many different reasons already.
-    few = _number_by_amounts(rows, places[: 4 * MAX_REASONS], container, reasons) is not None
-    exact = _number_by_amounts(rows, places, container, reasons) if few else None
+    few = _number_by_amounts(rows, places[: 4 * most], container, reasons, most) is not None
+    exact = _number_by_amounts(rows, places, container, reasons, most) if few else None
     numbers = _number_by_brief_reasons(reasons) if exact is None else exact
     for nodes in _group(2 * numbers + without_hope):
         first = places[nodes[0]]
@@ -116,10 +117,12 @@ def _brief_reasons(rows: NodeArrays, request: GpuRequest, container: ContainerRe
     return reasons
 
 
-def _number_by_amounts(rows: NodeArrays, places: Places, container: ContainerRequest, reasons: Reasons) -> Ints | None:
+def _number_by_amounts(
+    rows: NodeArrays, places: Places, container: ContainerRequest, reasons: Reasons, most: int
+) -> Ints | None:
     """Return a number for each node, which is equal for nodes whose cards lack the same amounts in the same order.
 
-    Returns None if there would be more than MAX_REASONS different numbers.
+    Returns None if there would be more than `most` different numbers.
 
     Args:
         reasons: The brief reasons of these nodes. Further rows are ignored.
@@ -131,7 +134,7 @@ def _number_by_amounts(rows: NodeArrays, places: Places, container: ContainerReq
     amounts = [reasons, core_or_shares, np.where(short, (memory - data[MEMORY_FREE]).clip(0), 0)]
     if container.ratio is not None or container.whole:
         amounts.append(np.where(short & (amounts[-1] == 0), (ratio - data[RATIO_FREE]).clip(0), 0))
-    return _number_rows(np.hstack(amounts))
+    return _number_rows(np.hstack(amounts), most)
 
 
 def _number_by_brief_reasons(reasons: Reasons) -> Ints:
@@ -147,14 +150,14 @@ def _number_by_brief_reasons(reasons: Reasons) -> Ints:
     return code
 
 
-def _number_rows(table: Ints) -> Ints | None:
-    """Return a number for each row, which is equal for equal rows; None if there are more than MAX_REASONS numbers."""
+def _number_rows(table: Ints, most: int) -> Ints | None:
+    """Return a number for each row, which is equal for equal rows; None if there are more than `most` numbers."""
     content, size = np.ascontiguousarray(table).tobytes(), table[:1].nbytes
     numbers: dict[bytes, int] = {}
     number_of_row = []
     for i in range(len(table)):
         number_of_row.append(numbers.setdefault(content[i * size : (i + 1) * size], len(numbers)))
-        if len(numbers) > MAX_REASONS:
+        if len(numbers) > most:
             return None
     return np.array(number_of_row, np.int64)
 
