@@ -1,7 +1,7 @@
 """A control plane of real programs for benchmarks: etcd, kube-apiserver and kube-scheduler, with mgpu or without it.
 
-`bench.created_to_bound` uses it. The programs are in the directory KUBEBUILDER_ASSETS. Nodes are only objects: no
-kubelet and no agent runs, so that a machine with two cores can carry thousands of nodes.
+`bench.created_to_bound` and `bench.bursts` use it. The programs are in the directory KUBEBUILDER_ASSETS. Nodes are only
+objects: no kubelet and no agent runs, so that a machine with two cores can carry thousands of nodes.
 """
 
 import json

@@ -22,6 +22,7 @@ SECTIONS = (
     "starts",
     "endtoend",
     "created_to_bound",
+    "bursts",
     "scale",
 )
 LONG = ("scale",)

@@ -269,16 +269,25 @@ def test_decision_whose_caller_has_gone_reserves_nothing(clock: Clock) -> None:
     assert state.reservation("uid-hard") is None
 
 
+THIRTY_CONTAINERS = GpuRequest(
+    "mgpu", tuple(ContainerRequest(f"c{i}", 1, 10 + i, (900 + 37 * i) * MIB) for i in range(30)), 16
+)
+
+
+def test_filter_for_thirty_containers_on_many_different_nodes_stays_within_its_budget(clock: Clock) -> None:
+    state, budgets = packed(60), EffortBudgets(clock, lambda _: None)
+    names = [f"n{i}" for i in range(60)]
+    Filter(state, SETTINGS, budgets=budgets).filter(pod("hard", THIRTY_CONTAINERS), names)
+    assert 0 < ALLOWANCE - budgets.remaining("default") < FULL_CALL + SHORT_CALL + MOST_NODE
+
+
 @pytest.mark.parametrize("spent", [0, ALLOWANCE + FREE])
 def test_node_that_passes_a_short_filter_gets_a_decision(clock: Clock, spent: int) -> None:
     """Many different containers on cards with free capacity: a placement is found, but not proven to be the best."""
-    request = GpuRequest(
-        "mgpu", tuple(ContainerRequest(f"c{i}", 1, 10 + i, (900 + 37 * i) * MIB) for i in range(30)), 16
-    )
     state, budgets = packed(3), EffortBudgets(clock, lambda _: None)
     spend(budgets, "default", spent)
-    found = Filter(state, SETTINGS, budgets=budgets).filter(pod("hard", request), ["n0", "n1", "n2"])
+    found = Filter(state, SETTINGS, budgets=budgets).filter(pod("hard", THIRTY_CONTAINERS), ["n0", "n1", "n2"])
     assert found.passed == ["n0", "n1", "n2"]
-    decision = Decider(state, FakeApi(), SETTINGS, budgets).decide(pod("hard", request), "n1")  # type: ignore[arg-type]
+    decision = Decider(state, FakeApi(), SETTINGS, budgets).decide(pod("hard", THIRTY_CONTAINERS), "n1")  # type: ignore[arg-type]
     assert isinstance(decision, Reservation)
     assert not decision.placement.proven
