@@ -325,10 +325,10 @@ class Process:
         while not all(watch.wait_synced(_ROUND_SECONDS) for _, watch in self._awaited_watches()):
             if self._stop.is_set():
                 return
+        _freeze()  # Otherwise full garbage collections take as much time as learning does.
         self._learn()  # Otherwise the first call of kube-scheduler would have to wait for this.
         self._run("learning", self._keep_learning)
-        gc.collect()
-        gc.freeze()  # Otherwise each full garbage collection visits every pod of the cluster while all threads wait.
+        _freeze()
         if first_term >= 0:
             # The Lease was acquired before the first lists began, so they contain all that the last leader wrote.
             self._begin_term(first_term)
@@ -408,3 +408,9 @@ class Process:
         if self._recorder:
             type_ = "Warning" if transition.warning else "Normal"
             self._recorder.record(regarding, transition.reason, transition.message, type_)
+
+
+def _freeze() -> None:
+    """Exempt all present objects from garbage collections, which would visit every pod while all threads wait."""
+    gc.collect()
+    gc.freeze()

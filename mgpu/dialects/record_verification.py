@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
-from itertools import chain
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.model.budget import MAX_ANNOTATIONS, MAX_CONTAINERS
 from mgpu.model.pods import Pod
-from mgpu.model.record_seals import SEAL, Keys, Subject
+from mgpu.model.record_seals import SEAL, Keys, Subject, canonical_json
 
 _UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
 """The annotations that seals do not cover: the seal itself, and acknowledgements. The node writes acknowledgements
@@ -191,14 +190,8 @@ def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
 
 
 def _digest(subject: Subject, created: str, record: Mapping[str, str]) -> bytes:
-    """Return the digest of the input of a verification.
-
-    Each text is preceded by its length, so different inputs never give the hash function the same bytes.
-    """
-    digest = sha256()
-    for text in chain(subject, (created,), *sorted(record.items())):
-        digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
-    return digest.digest()
+    """Return the digest of the input of a verification."""
+    return sha256(canonical_json([*subject, created, sorted(record.items())])).digest()
 
 
 def _signed(record: Mapping[str, str]) -> dict[str, str]:

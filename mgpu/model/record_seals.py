@@ -10,12 +10,13 @@ and `mgpu doctor`.
 import hmac
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import NamedTuple, Self
 
+import orjson
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -109,8 +110,8 @@ class Keys:
             return f"it was made for the object with uid {seal.subject}"
         if self.signer is not None and seal.key == self.signer.id:
             # Ed25519 is deterministic. Signing the record again takes a third of the time of verifying the seal.
-            expected = self.signer.sign(subject, record)
-            return None if hmac.compare_digest(expected.signature, seal.signature) else _MISMATCH
+            expected = self.signer.key.sign(_content(subject, record)).hex()
+            return None if hmac.compare_digest(expected, seal.signature) else _MISMATCH
         public = self.public.get(seal.key)
         if public is None:
             return f"no key with the id {seal.key} is configured"
@@ -130,5 +131,18 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def _content(subject: Subject, record: Mapping[str, str]) -> bytes:
-    """Return the signed content in a canonical form: JSON in ASCII, with the annotations in the order of their keys."""
-    return _CANONICAL.encode([_DOMAIN, *subject, sorted(record.items())]).encode()
+    """Return the signed content in a canonical form, with the annotations in the order of their keys."""
+    return canonical_json([_DOMAIN, *subject, sorted(record.items())])
+
+
+def canonical_json(texts: Sequence[object]) -> bytes:
+    """Return nested sequences of texts as JSON in ASCII, without spaces. Different texts never have the same result.
+
+    If all characters are ASCII, as in nearly all records, orjson writes the same bytes as the json module, much faster.
+    A scheduler writes two such texts for each GPU pod when it starts.
+    """
+    try:
+        fast = orjson.dumps(texts)
+    except orjson.JSONEncodeError:  # a text is not valid Unicode
+        fast = b""
+    return fast if fast and fast.isascii() else _CANONICAL.encode(texts).encode()

@@ -14,7 +14,7 @@ from mgpu import dialects
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.dialects.record_verification import UNSEALED, Finding, Reason, RecordVerifier
 from mgpu.model.pods import Pod
-from mgpu.model.record_seals import SEAL, Keys, Seal, Signer, Subject
+from mgpu.model.record_seals import SEAL, Keys, Seal, Signer, Subject, canonical_json
 from tests.builders import mtgpupod, owned, pod
 
 SINCE, BEFORE, AFTER = "2026-02-01T00:00:00Z", "2026-01-31T23:59:59Z", "2026-02-01T00:00:01Z"
@@ -251,3 +251,15 @@ def test_record_with_more_annotations_than_any_scheduler_writes_does_not_count(r
     why = finding(records, bound(record))
     assert why is not None
     assert (why.reason, "1000 annotations" in why.message) == (Reason.FORGED, True)
+
+
+TEXTS = st.text() | st.text(st.characters(max_codepoint=127)) | st.text(st.characters(categories=["Cs", "Lu"]))
+
+
+@given(TEXTS, st.dictionaries(TEXTS, TEXTS))
+@example("".join(map(chr, range(128))), {'"\\/\x7f': "\u2028é😀", "\ud800": ""})
+def test_canonical_form_is_that_of_the_json_module_so_that_seals_of_any_release_stay_valid(
+    text: str, record: dict[str, str]
+) -> None:
+    texts = [text, sorted(record.items())]
+    assert canonical_json(texts) == json.dumps(texts, separators=(",", ":")).encode()
