@@ -7,13 +7,14 @@ color. The picture may change, because no program reads it.
 
 A large cluster has 70,000 lines. The classes `Text` and `Panel` of `rich` need 3 ms for each node, so this module
 composes lines of runs, each in one style, and yields their segments. It leaves only rare parts to `rich`: notes,
-devices that are not GPUs, and lines that are too long.
+devices that are not GPUs, and lines that are too long. The cards of a large cluster are much alike, so the parts that
+show a card are remembered.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal
+from functools import cache, lru_cache
+from typing import Literal, NamedTuple
 
 from rich.box import ROUNDED
 from rich.cells import cell_len
@@ -51,11 +52,12 @@ _LONGEST_CONSTRAINTS = 60  # characters
 _GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
 _SHORTEST_GPUID = 5  # characters
 _MOST_BARE = 20  # names of nodes
+_REMEMBERED = 4096
+"""The most parts of lines of one kind that are remembered. Users choose the amounts, so their number has no limit."""
 _IDLE, _WARNING, _NOTE, _NAME, _BROKEN = "grey50", "bold red", "yellow", "italic", "red"
 
 
-@dataclass(frozen=True, slots=True)
-class _Signs:
+class _Signs(NamedTuple):
     free: str = "·"
     broken: str = "╱"
     cross: str = "✗"
@@ -152,8 +154,7 @@ def _style(name: str) -> Style | None:
     return Style.parse(name) if name else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Label:
+class _Label(NamedTuple):
     letter: str
     style: str
 
@@ -276,7 +277,7 @@ def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> _Line:
     if not state.idle:
         line.add(f" {format_core(state.core_used)} ", _WARNING if state.core_used > state.card.core else "")
         for use in device.uses:
-            line.add(*_block(labels[use.pod], 1, pen))
+            line.add(*_block(labels[use.pod], 1, coloured=pen.coloured))
     return line
 
 
@@ -286,22 +287,39 @@ def _least_head_width(card: CardView) -> int:
     return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {_used(card)}") if state.gpuid else 0
 
 
+class _Head(NamedTuple):
+    """What the line above the bars of a card shows."""
+
+    number: int
+    mode: str
+    gpuid: str
+    healthy: bool
+    idle: bool
+    over: bool
+    used: str
+
+
 def _head(card: CardView, pen: _Pen, width: int) -> _Line:
     state = card.state
     over = state.core_used > state.card.core or state.memory_used > state.card.memory
-    line = _Line((str(state.card.index), "bold"), (f" {card.mode.upper()}" if card.mode else "", ""))
-    if state.gpuid:
-        left = width - line.width - len(_used(card)) - 2
-        line.add(" ").extend(_Line((state.gpuid, _NAME)).cut(max(_SHORTEST_GPUID, left)))
-    if not state.card.healthy:
-        line.add(f" {pen.signs.cross} unhealthy", _WARNING)
-    elif state.idle:
+    head = _Head(state.card.index, card.mode, state.gpuid, state.card.healthy, state.idle, over, _used(card))
+    return _draw_head(head, pen.signs.cross, width)
+
+
+@lru_cache(_REMEMBERED)
+def _draw_head(head: _Head, cross: str, width: int) -> _Line:
+    """Return a line that is shared, so callers must not change it."""
+    line = _Line((str(head.number), "bold"), (f" {head.mode.upper()}" if head.mode else "", ""))
+    if head.gpuid:
+        left = width - line.width - len(head.used) - 2
+        line.add(" ").extend(_Line((head.gpuid, _NAME)).cut(max(_SHORTEST_GPUID, left)))
+    if not head.healthy:
+        line.add(f" {cross} unhealthy", _WARNING)
+    elif head.idle:
         line.add(" idle", _IDLE)
-    if not state.idle:
-        used = _used(card)
-        # The note "unhealthy" is more important than the amounts, which the bars show too.
-        if state.card.healthy or line.width + len(used) < width:
-            line.add(f" {used}", _WARNING if over else "")
+    # The note "unhealthy" is more important than the amounts, which the bars show too.
+    if not head.idle and (head.healthy or line.width + len(head.used) < width):
+        line.add(f" {head.used}", _WARNING if head.over else "")
     return line
 
 
@@ -310,12 +328,35 @@ def _used(card: CardView) -> str:
 
 
 def _bar(card: CardView, what: str, labels: dict[str, _Label], pen: _Pen, width: int) -> _Line:
-    total = card.state.card.core if what == "core" else card.state.card.memory
-    amounts = [use.core if what == "core" else use.memory for use in card.uses]
+    gpu = card.state.card
+    total = gpu.core if what == "core" else gpu.memory
+    amounts = tuple([use.core if what == "core" else use.memory for use in card.uses])
+    holders = tuple([labels[use.pod] for use in card.uses])
+    free = pen.signs.free if gpu.healthy else pen.signs.broken
+    return _draw_bar(amounts, total, holders, (free, _IDLE if gpu.healthy else _BROKEN), width, coloured=pen.coloured)
+
+
+@lru_cache(_REMEMBERED)
+def _draw_bar(
+    amounts: tuple[int, ...],
+    total: int,
+    holders: tuple[_Label, ...],
+    free: tuple[str, str],
+    width: int,
+    *,
+    coloured: bool,
+) -> _Line:
+    """Return a line that is shared, so callers must not change it.
+
+    Args:
+        holders: the pod of each amount.
+        free: the sign and the style of what no pod holds.
+    """
     line = _Line()
-    for use, cells in zip(card.uses, _cells(amounts, total, width), strict=True):
-        line.add(*_block(labels[use.pod], cells, pen))
-    return line.add(*_free(card, width - line.width, pen))
+    for label, cells in zip(holders, _cells(amounts, total, width), strict=True):
+        line.add(*_block(label, cells, coloured=coloured))
+    sign, style = free
+    return line.add(sign * (width - line.width), style)
 
 
 def _free(card: CardView, cells: int, pen: _Pen) -> tuple[str, str]:
@@ -328,7 +369,10 @@ def _memory(card: CardView, labels: dict[str, _Label], pen: _Pen, width: int) ->
     line = _Line()
     for stretch in divide_bar(card, width):
         use = next((u for u in stretch.slice.uses if u.pod in labels), None) if stretch.slice else None
-        line.add(*(_block(labels[use.pod], stretch.cells, pen) if use else _free(card, stretch.cells, pen)))
+        if use:
+            line.add(*_block(labels[use.pod], stretch.cells, coloured=pen.coloured))
+        else:
+            line.add(*_free(card, stretch.cells, pen))
     return line
 
 
@@ -336,8 +380,8 @@ def _cut(card: CardView, pen: _Pen, width: int) -> _Line:
     return _Line(("".join(label_section(stretch, pen.signs.edge) for stretch in divide_bar(card, width)), _IDLE))
 
 
-def _block(label: _Label, cells: int, pen: _Pen) -> tuple[str, str]:
-    return (label.letter.center(cells)[:cells] if pen.coloured else label.letter * cells), label.style
+def _block(label: _Label, cells: int, *, coloured: bool) -> tuple[str, str]:
+    return (label.letter.center(cells)[:cells] if coloured else label.letter * cells), label.style
 
 
 def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
@@ -477,6 +521,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+@lru_cache(_REMEMBERED)
 def _short(amount: int) -> str:
     """Return `80 GiB` instead of `80.0 GiB`, because the width is limited."""
     return format_bytes(amount).replace(".0 ", " ")
