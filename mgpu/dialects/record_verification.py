@@ -22,6 +22,7 @@ from mgpu.model.record_seals import SEAL, Keys, Subject, canonical_json
 _UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
 """The annotations that seals do not cover: the seal itself, and acknowledgements. The node writes acknowledgements
 after the record is sealed, and no decision depends on them."""
+_ROWS_OF_DIGEST = 32
 _MAX_RECORD = 2 * MAX_CONTAINERS
 """The most annotations of a record. Each vocabulary writes at most one for each container and a few for the pod."""
 
@@ -190,8 +191,16 @@ def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
 
 
 def _digest(subject: Subject, created: str, record: Mapping[str, str]) -> bytes:
-    """Return the digest of the input of a verification."""
-    return sha256(canonical_json([*subject, created, sorted(record.items())])).digest()
+    """Return the digest of the input of a verification.
+
+    The rows of a large record are digested in parts, so that its JSON does not exist as a whole. An array of JSON tells
+    where it ends, so different inputs never give the hash function the same bytes.
+    """
+    digest = sha256(canonical_json([*subject, created]))
+    rows = sorted(record.items())
+    for i in range(0, len(rows), _ROWS_OF_DIGEST):
+        digest.update(canonical_json(rows[i : i + _ROWS_OF_DIGEST]))
+    return digest.digest()
 
 
 def _signed(record: Mapping[str, str]) -> dict[str, str]:
