@@ -15,7 +15,6 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
-from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.preemption import Preemption
 from scheduler.decisions.suggestions import Suggestions
 from scheduler.partitioning.partition_controller import PartitionController
@@ -26,8 +25,7 @@ class Replica(Protocol):
 
     Attributes:
         state: The cache of the cluster.
-        in_flight: The filter for calls of kube-scheduler.
-        gang_filter: The part of it that chooses the places of gangs.
+        gang_filter: The filter for calls of kube-scheduler.
         planning: The controller that plans partitions.
     """
 
@@ -36,7 +34,6 @@ class Replica(Protocol):
     state: ClusterCache
     decider: Decider
     filter: Filter
-    in_flight: InFlightFilter
     gang_filter: GangFilter
     preemption: Preemption
     suggestions: Suggestions
