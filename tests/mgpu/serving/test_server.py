@@ -205,6 +205,8 @@ def test_request_in_progress_is_answered_before_the_server_ends(folder: Certific
 def test_server_accepts_connections_until_end_returns(folder: CertificateFolder) -> None:
     done = folder.path / "ended"
     with sample(folder, "ends") as server:
+        with connect(server, folder, tls=True) as client:  # a worker that has not started yet just ends
+            assert client.request(review({"a": 1}), "/review")[0] == 200
         server.terminate()
         server.wait_for(b"ends")
         (worker,) = workers_of(server)
