@@ -23,7 +23,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.decisions.effort_budgets import EffortBudgets
-from scheduler.decisions.explanation import Explainer, NoSuchNode, Raw
+from scheduler.decisions.explanation import Explainer, NoSuchNode, NotCached, Raw
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_outlook import GangOutlooks
 
@@ -92,7 +92,7 @@ def explain(api: Api, settings: Settings, kind: str, raw: Raw, selected: Sequenc
         return Explainer(state, settings).object(kind, raw, names, selected)
     except NoSuchNode as error:
         raise click.ClickException(str(error)) from error
-    except LookupError as error:
+    except NotCached as error:
         text = f"pod {error} was deleted while the cluster was read; run the command again"
         raise click.ClickException(text) from error
 

@@ -6,12 +6,14 @@ a large cluster. The request goes through the API server's proxy for Services, w
 lists the objects of the API server instead.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import MAX_TEXT, shorten
 from mgpu.presentation.answers import (
     AUDIENCE,
     CLUSTER_PATH,
@@ -36,10 +38,19 @@ _TOKEN_SECONDS = 600
 _RENEW_SECONDS = 480.0
 _ANSWER_SECONDS = 20.0
 """The most seconds for which the scheduler may compute an answer. It pauses meanwhile, for kube-scheduler."""
+_TAG = re.compile(r'"[0-9a-f]{1,64}"', re.ASCII)
+_SECONDS = re.compile(r"\d{1,9}", re.ASCII)
+_LONGEST_VERSION = 64
 
 
 class Unavailable(Exception):
-    """The scheduler cannot be asked, or must not answer this user. The text says why."""
+    """The scheduler cannot be asked, or must not answer this user. The text, one printable line, says why.
+
+    Parts of the text may come from a server that somebody has stolen.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(shorten(one_line(why[: 2 * MAX_TEXT])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +84,11 @@ class SchedulerSource:
     def cluster(self) -> tuple[ClusterAnswer, Freshness] | None:
         """Return the cluster, or None if nothing has changed since the last call. Raises Unavailable."""
         body, headers = self._get(CLUSTER_PATH, {"If-None-Match": self._tag} if self._tag else {})
-        if not body:
+        if not body and self._tag:
             return None
         answer = _decoded(decode_cluster, body)
-        self._tag = headers.get("ETag", "")
+        tag = headers.get("ETag", "")
+        self._tag = tag if _TAG.fullmatch(tag) else ""
         return answer, _freshness(headers, answer.replica)
 
     def forget(self) -> None:
@@ -99,10 +111,11 @@ class SchedulerSource:
             body, answered = self._api.fetch(proxy, sent, seconds=_ANSWER_SECONDS, **query)
         except (ApiError, Unreachable) as error:
             self._token = ""
-            raise Unavailable(one_line(error.message if isinstance(error, ApiError) else str(error))) from error
+            raise Unavailable(error.message if isinstance(error, ApiError) else str(error)) from error
         version = answered.get(VERSION_HEADER, "")
         if version != own_version():
-            raise Unavailable(f"the scheduler has version {version or 'unknown'}, and this command {own_version()}")
+            shown = version[:_LONGEST_VERSION] or "unknown"
+            raise Unavailable(f"the scheduler has version {shown}, and this command {own_version()}")
         return body, answered
 
     def _valid_token(self) -> str:
@@ -125,4 +138,4 @@ def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
 def _freshness(headers: Mapping[str, str], replica: str) -> Freshness:
     age = headers.get("Age", "0")
     note = f"the replica of the scheduler that answered does not know reservations ({replica})" if replica else ""
-    return Freshness(int(age) if age.isdecimal() else 0, note)
+    return Freshness(int(age) if _SECONDS.fullmatch(age) else 0, note)

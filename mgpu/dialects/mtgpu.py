@@ -17,6 +17,7 @@ from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.model.cards import WHOLE_CORE
 from mgpu.model.errors import BadObject, Problem, Rule, raise_if_any
 from mgpu.model.ledger import Holding, Share
+from mgpu.model.object_names import LONGEST_NAME, is_object_name
 from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import MAX_QUANTITY
@@ -44,12 +45,9 @@ _OCCUPY = "mtgpupod-occupypod-"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 CARDS = "MGPU_CARDS"
 
-_NODE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-"""The name of a node, which is a DNS subdomain (RFC 1123)."""
 _DECIMAL = re.compile(r"(0|[1-9]\d{0,3})(?:\.(\d{1,3}))?", re.ASCII)
 _BYTES = re.compile(r"[1-9]\d{0,18}", re.ASCII)
 _GPUID = re.compile(r"[a-z0-9]{1,63}", re.ASCII)
-_LONGEST_NAME = 253
 _NO_NODE = Problem("spec.nodeName", "is missing; the user of an MtgpuPod chooses its node", Rule.MTGPU_INCOMPLETE)
 MAX_MEMORY = MAX_QUANTITY // 1000
 """The most bytes that an MtgpuPod may request. No card has nearly as many."""
@@ -184,11 +182,11 @@ def _node_problems(pod: Pod) -> Iterator[Problem]:
     gpuid = pod.annotations.get(GPUID, "")
     if not pod.node:
         yield _NO_NODE
-    elif len(pod.node) > _LONGEST_NAME or not _NODE.fullmatch(pod.node):
+    elif not is_object_name(pod.node):
         text = f"must be the name of a node: lower-case letters, digits, '-' and '.', not {pod.node[:64]!r}"
         yield Problem("spec.nodeName", text, Rule.MTGPU_MALFORMED)
-    elif _GPUID.fullmatch(gpuid) and len(occupy_name(pod.node, gpuid)) > _LONGEST_NAME:
-        text = f"is too long: with the GPUID, the name of the occupy pod has more than {_LONGEST_NAME} characters"
+    elif _GPUID.fullmatch(gpuid) and len(occupy_name(pod.node, gpuid)) > LONGEST_NAME:
+        text = f"is too long: with the GPUID, the name of the occupy pod has more than {LONGEST_NAME} characters"
         yield Problem("spec.nodeName", text, Rule.MTGPU_MALFORMED)
 
 

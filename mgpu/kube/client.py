@@ -45,6 +45,11 @@ bookmark to each watch after two minutes, and then one every minute, so a watch 
 so long."""
 _GRACE_SECONDS = 5.0
 """A connection that is silent for this much longer than the requested length of its watch counts as dead."""
+_LARGEST_ANSWER = 256 << 20
+"""The most bytes, unpacked, that are read of an answer of a server behind the API server, which may be hostile. The
+view of a cluster of 20,000 nodes has about 60 MiB."""
+_LARGEST_REFUSAL = 1 << 20
+"""The most bytes, unpacked, that are read of an error. A Status object has a few KiB."""
 _loading = threading.Lock()
 """Guards the global state of the kubernetes package while a configuration is loaded.
 
@@ -165,11 +170,15 @@ class Api:
         timeout = urllib3.Timeout(connect=self._timeout, read=seconds)
         response = self._send("GET", path, query, timeout=timeout, extra=headers)
         try:
-            return response.read(), response.headers
+            body = response.read(_LARGEST_ANSWER + 1)
+            if len(body) > _LARGEST_ANSWER:
+                response.close()
+                raise Unreachable(f"GET {path}: the answer has more than {_LARGEST_ANSWER:,} bytes")
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"GET {path}: {error}") from error
         finally:
             response.release_conn()
+        return body, response.headers
 
     def create(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
         return self._call("POST", path, query, body)
@@ -295,7 +304,10 @@ class Api:
                 preload_content=False,
             )
             if response.status >= 400:
-                raise _refusal(response.status, _decode(response.read()))
+                text = response.read(_LARGEST_REFUSAL)
+                if len(text) == _LARGEST_REFUSAL:
+                    response.close()  # There may be more, so the connection cannot be used again.
+                raise _refusal(response.status, _decode(text))
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
         return response

@@ -48,6 +48,8 @@ class ExplanationAnswer:
     replica: str = ""
 
 
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a text that is not JSON of the type, is not UTF-8, or is nested too deeply."""
 _cluster = msgspec.json.Decoder(ClusterAnswer)
 _nodes = msgspec.json.Decoder(NodeView)
 _explanation = msgspec.json.Decoder(ExplanationAnswer)
@@ -78,7 +80,7 @@ def decode_cluster(text: bytes) -> ClusterAnswer:
     try:
         answer = _cluster.decode(first)
         nodes = tuple(_nodes.decode_lines(rest))
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UnreadableAnswer(str(error)) from error
     return replace(answer, overview=replace(answer.overview, nodes=nodes))
 
@@ -91,5 +93,5 @@ def decode_explanation(text: bytes) -> ExplanationAnswer:
     """Return the answer. Raises UnreadableAnswer."""
     try:
         return _explanation.decode(text)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UnreadableAnswer(str(error)) from error

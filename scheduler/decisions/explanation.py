@@ -5,7 +5,7 @@
 word for word. Nothing is decided or written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, read_gpu_pod
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.gang_outlook import GangOutlooks
-from scheduler.engine import nvidia_plugin
+from scheduler.engine import FULL, Limits, nvidia_plugin
 from scheduler.engine.node_assessment import assess
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 
@@ -44,19 +44,36 @@ class NoSuchNode(Exception):
     """A node that the user selects does not exist."""
 
 
+class NotCached(Exception):
+    """The pod is not in the cache. The text is its namespace and name."""
+
+
 class Explainer:
     """Explains objects of the cluster.
 
     Args:
         state: A cache with all nodes and pods that affect the explanation.
         filter_: The filter to ask. By default, a new one that knows what a policy that learns has learned from `state`.
+        gangs: The outlooks to ask. By default, new ones whose searches have the limits FULL.
+        limits: The limits of the search for the reasons against the cards of one node.
+        pace: A function that is called after each such search. A process that also serves other callers sleeps in it.
     """
 
-    def __init__(self, state: ClusterCache, settings: Settings, filter_: Filter | None = None) -> None:
+    def __init__(
+        self,
+        state: ClusterCache,
+        settings: Settings,
+        filter_: Filter | None = None,
+        gangs: GangOutlooks | None = None,
+        limits: Limits = FULL,
+        pace: Callable[[], object] = lambda: None,
+    ) -> None:
         self._state = state
         self._settings = settings
         self._filter = filter_ or _fresh_filter(state, settings)
-        self._gangs = GangOutlooks(state, self._filter, settings)
+        self._gangs = gangs or GangOutlooks(state, self._filter, settings)
+        self._limits = limits
+        self._pace = pace
 
     def object(self, kind: str, raw: Raw, names: Sequence[str], selected: Sequence[str] = ()) -> Explanation:
         """Explain a Pod or an MtgpuPod.
@@ -68,7 +85,7 @@ class Explainer:
 
         Raises:
             NoSuchNode: if a selected node does not exist.
-            LookupError: if the pod is not in the cache.
+            NotCached: if the pod is not in the cache.
         """
         unknown = sorted(set(selected) - set(names))
         if unknown:
@@ -77,7 +94,7 @@ class Explainer:
             return self.mtgpupod(raw)
         meta = raw["metadata"]
         if self._state.uid_of(meta["namespace"], meta["name"]) != meta["uid"]:
-            raise LookupError(f"{meta['namespace']}/{meta['name']}")
+            raise NotCached(f"{meta['namespace']}/{meta['name']}")
         with_cards = self._state.nodes_with_cards()
         detailed = selected or (with_cards if len(with_cards) <= _MAX_DETAILED_NODES else ())
         return self.pod(raw, list(dict.fromkeys(selected)) or names, detailed, all_cards=bool(selected))
@@ -188,9 +205,9 @@ class Explainer:
         reasons: dict[int, str] = {}
         if not requested_slices(request) and not nvidia_plugin.chooses_cards(snapshot.node, request):
             cards = (*snapshot.available_cards, *snapshot.available_other_devices)
-            answer = assess(
-                request, snapshot.node, cards, self._settings, group_cards=self._state.group_cards(request, uid)
-            )
+            group_cards = self._state.group_cards(request, uid)
+            answer = assess(request, snapshot.node, cards, self._settings, group_cards=group_cards, limits=self._limits)
+            self._pace()
             if isinstance(answer, Rejection):
                 reasons = {card.index: card.reason for card in answer.cards if card.type == GPU}
         return tuple(replace(row, reason=reasons.get(row.state.card.index)) for row in self._card_rows(name, uid))

@@ -59,6 +59,11 @@ _SAMPLED_ATTEMPTS = 3
 not know, such as taints."""
 _SEARCH_PAUSE_SECONDS = 0.2
 """The pause between two searches for pods that did not fit on kube-scheduler's sample."""
+_MOST_SAMPLED = 20
+"""The most pods of a namespace that wait for such a search, or are nominated because of one. A pod that is left out
+asks again, since kube-scheduler retries it. Without a limit, the pods of one namespace could delay the searches for all
+others by `_SEARCH_PAUSE_SECONDS` each. And kube-scheduler counts the cpu and memory of a nominated pod as taken on its
+node, also if the pod does not tolerate a taint there, which mgpu does not know."""
 _MAX_ATTEMPTS = 128
 """The most nodes on which the engine searches for cards for one suggestion."""
 
@@ -87,6 +92,7 @@ class _Suggestion:
     """What is known of one pod.
 
     Attributes:
+        namespace: The namespace of the pod.
         selector: The pod's `spec.nodeSelector`.
         asked: When an allocation was last refused or given up.
         asks: How often this was so.
@@ -97,6 +103,7 @@ class _Suggestion:
         holding: What the pod would hold on the suggested node, or None.
     """
 
+    namespace: str
     selector: Mapping[str, str]
     asked: float = 0.0
     asks: int = 0
@@ -173,8 +180,15 @@ class Suggestions:
             is_vain = known is not None and (known.asks > known.answered or known.holding is None)
             if known is not None and (is_vain or len(known.tried) >= _SAMPLED_ATTEMPTS):
                 return  # It is asked again after the suggestion was forgotten.
+            if known is None and self._count(pod.namespace) >= _MOST_SAMPLED:
+                return
             suggestion = self._ask(pod, self._seconds_to_next_search())
             suggestion.tried |= {pod.nominated_node} - {""}
+
+    def _count(self, namespace: str) -> int:
+        """Return how many pods of the namespace wait for a search, or for a scheduler to bind them as suggested."""
+        own = ((uid, s) for uid, s in self._by_uid.items() if s.namespace == namespace)
+        return sum(s.asks > s.answered or (s.holding is not None and self._waits(uid)) for uid, s in own)
 
     def _seconds_to_next_search(self) -> float:
         now = self._clock()
@@ -192,7 +206,7 @@ class Suggestions:
             suggestion.last = node
 
     def _ask(self, pod: WaitingPod, after: float = 0.0) -> _Suggestion:
-        suggestion = self._by_uid.setdefault(pod.uid, _Suggestion(pod.selector))
+        suggestion = self._by_uid.setdefault(pod.uid, _Suggestion(pod.namespace, pod.selector))
         suggestion.asked = self._clock()
         suggestion.asks += 1
         suggestion.known = pod.nominated_node

@@ -1,10 +1,12 @@
 """`Api` over real HTTP: pages, watches that break or are ended, refusals."""
 
+import gzip
 import os
 import socket
 import ssl
 import tempfile
 import threading
+import tracemalloc
 from base64 import b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -28,6 +30,9 @@ from tests.mgpu.serving.process import client_certificate
 
 ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
 LARGE = 9
+BOMB = 64 << 20
+"""The length of an answer that is packed into less than a hundredth."""
+PACKED = gzip.compress(bytes(BOMB), 1)
 DEEP = b'{"f:a":' * 2000 + b"{}" + b"}" * 2000
 
 
@@ -61,6 +66,17 @@ class Handler(BaseHTTPRequestHandler):
                 self._say(409, {"kind": "Status", "reason": "Conflict", "message": "no"})
             case "/text":
                 self._send(502, b"bad gateway")
+            case "/bomb" | "/refused-bomb":
+                self.send_response(200 if url.path == "/bomb" else 502)
+                self.send_header("Content-Encoding", "gzip")
+                self.send_header("Content-Length", str(len(PACKED)))
+                self.end_headers()
+                self.wfile.write(PACKED)
+            case "/elsewhere":
+                self.send_response(302)
+                self.send_header("Location", "/who")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
             case "/half":
                 self._send(200, b'{"a": ')
             case "/who":
@@ -155,6 +171,27 @@ def test_a_refusal_has_status_reason_and_message(api: Api) -> None:
 def test_a_refusal_that_is_no_status(api: Api) -> None:
     with pytest.raises(ApiError, match="502 : bad gateway"):
         api.get("/text")
+
+
+@pytest.mark.parametrize(("path", "error"), [("/bomb", Unreachable), ("/refused-bomb", ApiError)])
+def test_an_answer_that_unpacks_to_too_much_is_not_read_whole(
+    api: Api, path: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server behind the API server's proxy must not fill the memory of a user's machine."""
+    monkeypatch.setattr("mgpu.kube.client._LARGEST_ANSWER", 1 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(error):
+            api.fetch(path, {"Accept-Encoding": "gzip"}, seconds=30)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < BOMB // 2
+
+
+def test_a_redirection_is_not_followed(api: Api) -> None:
+    """A server behind the API server's proxy could otherwise have the user's command call any path of it."""
+    assert api.fetch("/elsewhere", {}, seconds=30)[0] == b""
 
 
 def test_half_an_answer_is_none(api: Api) -> None:

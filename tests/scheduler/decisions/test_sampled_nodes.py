@@ -117,3 +117,47 @@ def test_searches_pause() -> None:
         status = [sampling.replica.api.pod(f"q{i}").get("status") or {} for i in range(3)]
         assert sum("nominatedNodeName" in found for found in status) == searched
         sampling.replica.clock.now += suggestions._SEARCH_PAUSE_SECONDS
+
+
+def test_many_waiting_pods_of_one_namespace_do_not_delay_the_search_of_another() -> None:
+    sampling = Sampling(nodes=30)
+    api, client = sampling.replica.api, sampling.client
+    for i in range(200):
+        api.put("pods", b.share(f"q{i}", 60, namespace="flood"))
+    sampling.replica.deliver()
+    for i in range(200):
+        pod = api.pods["flood", f"q{i}"]
+        client.post("/filter", json={"Pod": pod, "NodeNames": SAMPLE})
+    client.post("/filter", json={"Pod": api.pod("p"), "NodeNames": SAMPLE})
+    for _ in range(suggestions._MOST_SAMPLED + 2):
+        sampling.replica.suggestions.work()
+        sampling.replica.clock.now += suggestions._SEARCH_PAUSE_SECONDS
+    assert sampling.nominated is not None
+
+
+def test_few_pods_of_a_namespace_are_nominated_at_a_time_and_then_the_next_ones() -> None:
+    """kube-scheduler counts the cpu of nominated pods, even on a node that they can never use."""
+    sampling = Sampling(nodes=40)
+    api, client = sampling.replica.api, sampling.client
+    names = [f"q{i}" for i in range(suggestions._MOST_SAMPLED + 5)]
+
+    def waiting() -> list[str]:
+        return [name for name in names if "nominatedNodeName" not in api.pod(name)["status"]]
+
+    for name in names:
+        api.put("pods", b.share(name, 60))
+    sampling.replica.deliver()
+    for _ in range(2):
+        for name in waiting():
+            client.post("/filter", json={"Pod": api.pod(name), "NodeNames": SAMPLE})
+        for _ in names:
+            sampling.replica.suggestions.work()
+            sampling.replica.clock.now += suggestions._SEARCH_PAUSE_SECONDS
+        sampling.replica.deliver()
+        nominated = {name: api.pod(name)["status"]["nominatedNodeName"] for name in names if name not in waiting()}
+        assert len(nominated) in (suggestions._MOST_SAMPLED, len(names))
+        for name, node in nominated.items():
+            if not api.pod(name)["spec"].get("nodeName"):
+                api.bind(name, node)
+        sampling.replica.deliver()
+    assert waiting() == []

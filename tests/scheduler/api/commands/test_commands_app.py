@@ -8,6 +8,7 @@ from flask.testing import FlaskClient
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.errors import RetryLater
+from mgpu.model.gangs import GANG, GANG_SIZE
 from mgpu.presentation.answers import (
     AUDIENCE,
     CLUSTER_PATH,
@@ -22,6 +23,8 @@ from mgpu.serving.review import BadRequest
 from mgpu.version import own_version
 from scheduler.api.commands.commands_app import serve_commands
 from scheduler.api.commands.readers import Readers
+from scheduler.engine import FULL, SHORT, Limits
+from scheduler.engine.node_assessment import assess
 from tests import builders as b
 from tests.clock import Clock
 from tests.scheduler.fake import Replica, cluster
@@ -129,15 +132,15 @@ def test_many_accepted_tokens_are_forgotten_rather_than_kept() -> None:
     assert len(readers._accepted) <= 256
 
 
-def test_the_cluster_is_packed_and_says_its_version_and_age(client: FlaskClient) -> None:
-    packed = client.get(CLUSTER_PATH, headers={**TOKEN, "Accept-Encoding": "gzip"})
-    plain = client.get(CLUSTER_PATH, headers=TOKEN)
-    assert gzip.decompress(packed.data) == plain.data
-    answer = decode_cluster(plain.data)
+@pytest.mark.parametrize("accepted", ["gzip", "identity", ""])
+def test_the_cluster_is_always_packed_and_says_its_version_and_age(client: FlaskClient, accepted: str) -> None:
+    reply = client.get(CLUSTER_PATH, headers={**TOKEN, "Accept-Encoding": accepted})
+    assert reply.content_encoding == "gzip"
+    answer = decode_cluster(gunzip(reply.data))
     assert [node.name for node in answer.overview.nodes] == ["n1", "n2"]
     assert answer.overview.pending == ("default/p",)
-    assert (plain.headers[VERSION_HEADER], plain.headers["Age"]) == (own_version(), "0")
-    assert plain.headers["Cache-Control"] == "no-store"
+    assert (reply.headers[VERSION_HEADER], reply.headers["Age"]) == (own_version(), "0")
+    assert reply.headers["Cache-Control"] == "no-store"
 
 
 def test_an_unchanged_cluster_is_not_sent_again(client: FlaskClient) -> None:
@@ -149,7 +152,7 @@ def test_an_unchanged_cluster_is_not_sent_again(client: FlaskClient) -> None:
 
 def test_a_replica_that_does_not_lead_answers_and_says_so(replica: Replica, client: FlaskClient) -> None:
     replica.leading = False
-    assert decode_cluster(client.get(CLUSTER_PATH, headers=TOKEN).data).replica != ""
+    assert decode_cluster(gunzip(client.get(CLUSTER_PATH, headers=TOKEN).data)).replica != ""
 
 
 def test_an_incomplete_cache_is_not_shown(
@@ -194,6 +197,49 @@ def test_a_question_that_cannot_be_answered_is_refused(client: FlaskClient, quer
     assert client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN).status_code == status
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/b", "a%2fb", "P", "-p", "p.", "p\n", "x" * 254])
+@pytest.mark.parametrize("parameter", ["namespace", "name"])
+def test_a_name_that_could_lead_to_another_path_is_refused_before_the_api_server_is_asked(
+    replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch, parameter: str, name: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(replica.api, "get", asked.append)
+    for kind in ("Pod", "MtgpuPod"):
+        query = {"kind": kind, "namespace": "default", "name": "p"} | {parameter: name}
+        refused = client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN)
+        assert refused.status_code == 400
+        assert refused.get_json()["error"].startswith(f"{parameter} must be")
+    assert asked == []
+
+
+def test_a_namespace_has_no_dots(client: FlaskClient) -> None:
+    query = {"kind": "Pod", "namespace": "team.a", "name": "p.1"}
+    refused = client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN)
+    assert (refused.status_code, refused.get_json()["error"][:9]) == (400, "namespace")
+
+
+def test_an_object_that_the_api_server_does_not_return_is_asked_for_later(
+    replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(replica.api, "get", fail)
+    query = {"kind": "Pod", "namespace": "default", "name": "p"}
+    assert client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN).status_code == 503
+
+
+def test_a_fault_of_the_explanation_is_not_taken_for_a_pod_that_is_not_cached(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr("scheduler.decisions.explanation.Explainer.object", fail)
+    query = {"kind": "Pod", "namespace": "default", "name": "p"}
+    assert client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN).status_code == 500
+
+
 def test_a_pod_that_the_cache_does_not_have_yet_is_asked_for_later(replica: Replica, client: FlaskClient) -> None:
     replica.api.put("pods", b.share("new"))
     query = {"kind": "Pod", "namespace": "default", "name": "new"}
@@ -222,3 +268,42 @@ def test_more_requests_than_threads_may_wait_are_refused(
     monkeypatch.setattr(replica, "may_answer", again)
     assert client.get(CLUSTER_PATH, headers=TOKEN).status_code == 200
     assert (depth, statuses.count(503), statuses.count(200)) == (16, 1, 15)
+
+
+def test_an_answer_occupies_its_place_until_it_is_sent(client: FlaskClient) -> None:
+    """A reader that reads slowly occupies a thread that the admission of bindings may need."""
+    unread = [client.get(CLUSTER_PATH, headers=TOKEN, buffered=False) for _ in range(16)]
+    assert [reply.status_code for reply in unread] == [200] * 16
+    assert client.get(CLUSTER_PATH, headers=TOKEN).status_code == 503
+    for reply in unread:
+        reply.close()
+        reply.close()
+    again = [client.get(CLUSTER_PATH, headers=TOKEN) for _ in range(17)]
+    assert [reply.status_code for reply in again] == [200] * 16 + [503]
+
+
+def test_searches_for_an_explanation_are_short_and_make_pauses(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[Limits] = []
+    pauses: list[float] = []
+
+    def search(*arguments: Any, **options: Any) -> Any:
+        limits.append(options.get("limits", FULL))
+        return assess(*arguments, **options)
+
+    monkeypatch.setattr("scheduler.decisions.explanation.assess", search)
+    monkeypatch.setattr("scheduler.decisions.gang_outlook.assess", search)
+    monkeypatch.setattr(
+        "scheduler.api.commands.commands_app.Pace", lambda pause_ratio: lambda: pauses.append(pause_ratio)
+    )
+    client = client_of(replica, Reviews(), monkeypatch)
+    raw = b.share("member")
+    raw["metadata"]["labels"] = {GANG: "g", GANG_SIZE: "2"}
+    replica.api.put("pods", raw)
+    replica.deliver()
+    query = {"kind": "Pod", "namespace": "default", "name": "member", "node": "n1,n2"}
+    assert client.get(EXPLANATION_PATH, query_string=query, headers=TOKEN).status_code == 200
+    assert len(limits) >= 2
+    assert all(one.search <= SHORT.search for one in limits)
+    assert len(pauses) >= len(limits)
