@@ -71,7 +71,7 @@ class Extender:
             self._follow_up(gpu_pod, result, began)
             if not result.passed and _SAMPLE <= len(names) < self._replica.state.node_count():
                 self._look_elsewhere(gpu_pod, raw)
-            passed = self._shortlists.choose(gpu_pod, raw, result.passed, gone)
+            passed = self._shortlists.choose(gpu_pod, raw, result, gone)
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
             passed = result.passed

@@ -76,53 +76,76 @@ class ArrayScores:
     remaining: Remaining
 
 
-def filter_nodes(
-    table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members, reasons_if_passing: int = MAX_REASONS
-) -> ArrayVerdict:
-    """Return which of these nodes of a snapshot fit the pod, which do not, and which the engine has to evaluate.
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The nodes of a snapshot with the verdict of the arrays on each, from which both the answers and the scores come.
 
-    Args:
-        reasons_if_passing: The most different reasons with amounts for one container if any node fits the pod.
+    Attributes:
+        names: The names of the call.
+        unique: [n], as `Remaining.unique`.
+        unmet: As in `ArrayVerdict`.
     """
-    verdicts, unique = _evaluate(table, names, request, members)
-    unmet = _unmet(table, unique, request, members)
-    candidates = _all_but(unmet, len(names))
-    fits = candidates & verdicts.fits
-    most = reasons_if_passing if fits.any() else MAX_REASONS
-    rejected = list(reject_nodes(table.rows, table.rows_of_names, verdicts.without(~candidates), request, most))
-    remaining = _remaining(table, candidates & verdicts.undecided, unique)
-    return ArrayVerdict(unmet, fits, rejected, remaining)
+
+    table: NodeTable
+    names: Sequence[str]
+    request: GpuRequest
+    verdicts: NodeVerdicts
+    unique: Mask
+    unmet: Mapping[int, Rejection]
+
+    def candidates(self) -> Mask:
+        mask = np.ones(len(self.names), np.bool_)
+        mask[list(self.unmet)] = False
+        return mask
 
 
-def score_nodes(
-    table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members, node_policy: str, weight_of_core: int
-) -> ArrayScores:
-    """Score those nodes of a snapshot on which every placement that fits has the same score."""
-    rows, at = table.rows, table.rows_of_names
-    verdicts, unique = _evaluate(table, names, request, members)
-    candidates = _all_but(_unmet(table, unique, request, members), len(names))
-    fits = candidates & verdicts.fits
-    scored = fits & same_on_any_cards(rows, request).take(at)
-    if not can_tell_spread(request):
-        scored &= ~unique
-    points = np.zeros(len(names), np.int64)
-    points[scored] = scores(rows, request, at[scored], node_policy, weight_of_core)
-    if request.constraints.spread:
-        points[scored] = _spread(points, scored & unique, table, request)[scored]
-    return ArrayScores(points, _remaining(table, (candidates & verdicts.undecided) | (fits & ~scored), unique))
-
-
-def _evaluate(
-    table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members
-) -> tuple[NodeVerdicts, Mask]:
-    """Return the arrays' verdict for each node, and which nodes are unique (`Remaining.unique`)."""
+def evaluate_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, members: Members) -> Evaluation:
+    """Evaluate these nodes of a snapshot, each by its row."""
     rows, at = table.rows, table.rows_of_names
     unique: Mask = (rows.odd | (rows.totals[COUNT] == 0)).take(at)
     if members.nodes:
         unique |= np.fromiter([name in members.nodes for name in names], np.bool_, len(names))
     verdicts = evaluate(rows, request).select(at)
-    # On the nodes of a same-card group the pod must get the card of the group, which only the engine checks.
-    return (verdicts.without(unique) if request.constraints.same_card else verdicts), unique
+    if request.constraints.same_card:
+        # On the nodes of a same-card group the pod must get the card of the group, which only the engine checks.
+        verdicts = verdicts.without(unique)
+    return Evaluation(table, names, request, verdicts, unique, _unmet(table, unique, request, members))
+
+
+def filter_nodes(nodes: Evaluation, reasons_if_passing: int = MAX_REASONS) -> ArrayVerdict:
+    """Return which of the nodes fit the pod, which do not, and which the engine has to evaluate.
+
+    Args:
+        reasons_if_passing: The most different reasons with amounts for one container if any node fits the pod.
+    """
+    table, verdicts = nodes.table, nodes.verdicts
+    candidates = nodes.candidates()
+    fits = candidates & verdicts.fits
+    most = reasons_if_passing if fits.any() else MAX_REASONS
+    of_candidates = verdicts.without(~candidates)
+    rejected = list(reject_nodes(table.rows, table.rows_of_names, of_candidates, nodes.request, most))
+    remaining = _remaining(table, candidates & verdicts.undecided, nodes.unique)
+    return ArrayVerdict(nodes.unmet, fits, rejected, remaining)
+
+
+def score_nodes(nodes: Evaluation, chosen: Mask, node_policy: str, weight_of_core: int) -> ArrayScores:
+    """Score those of the chosen nodes on which every placement that fits has the same score.
+
+    Args:
+        chosen: [n], which nodes to score.
+    """
+    table, verdicts, request, unique = nodes.table, nodes.verdicts, nodes.request, nodes.unique
+    rows, at = table.rows, table.rows_of_names
+    candidates = chosen & nodes.candidates()
+    fits = candidates & verdicts.fits
+    scored = fits & same_on_any_cards(rows, request).take(at)
+    if not can_tell_spread(request):
+        scored &= ~unique
+    points = np.zeros(len(at), np.int64)
+    points[scored] = scores(rows, request, at[scored], node_policy, weight_of_core)
+    if request.constraints.spread:
+        points[scored] = _spread(points, scored & unique, table, request)[scored]
+    return ArrayScores(points, _remaining(table, (candidates & verdicts.undecided) | (fits & ~scored), unique))
 
 
 def _unmet(table: NodeTable, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, Rejection]:
@@ -130,12 +153,6 @@ def _unmet(table: NodeTable, unique: Mask, request: GpuRequest, members: Members
     if elsewhere_only is None:
         return table.unmet
     return {**dict.fromkeys(np.flatnonzero(~unique).tolist(), elsewhere_only), **table.unmet}
-
-
-def _all_but(positions: Collection[int], count: int) -> Mask:
-    mask = np.ones(count, np.bool_)
-    mask[list(positions)] = False
-    return mask
 
 
 def _spread(points: Ints, near: Mask, table: NodeTable, request: GpuRequest) -> Ints:

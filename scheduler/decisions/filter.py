@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
+import numpy as np
+
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import GroupCard
@@ -24,12 +26,13 @@ from mgpu.settings import Settings
 from scheduler.cluster.arrays import UNKNOWN
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.decisions.array_filter import Members, Remaining, filter_nodes, score_nodes
+from scheduler.decisions.array_filter import Evaluation, Members, Remaining, evaluate_nodes, filter_nodes, score_nodes
 from scheduler.decisions.effort_budgets import NOT_EXAMINED, Call, CallerGone, EffortBudgets, never
 from scheduler.decisions.scores import Ranking
 from scheduler.decisions.slice_filter import SliceFilter
 from scheduler.engine import FULL, LEAST, QUICK, Limits
 from scheduler.engine.arrays.array_rejections import MAX_REASONS
+from scheduler.engine.arrays.node_table import Ints, Mask
 from scheduler.engine.disabled_vocabularies import disabled_resources, missing_reason
 from scheduler.engine.node_assessment import assess, score
 from scheduler.engine.node_fit import NodeFit
@@ -52,6 +55,8 @@ class Filtered:
         hopeless: The rejected nodes on which evicting pods cannot help, each with the reason.
         repartitionable: The rejected nodes on which the pod would fit if their cards were partitioned again.
         kinds: The kind of rejection for each reason in `failed` and `hopeless`.
+        evaluation: The nodes as the arrays evaluated them, and which of these passed, for `Filter.scores_of_passed`;
+            None if nodes passed that the arrays did not evaluate.
     """
 
     passed: list[str] = field(default_factory=list)
@@ -59,6 +64,7 @@ class Filtered:
     hopeless: dict[str, str] = field(default_factory=dict)
     repartitionable: list[str] = field(default_factory=list)
     kinds: dict[str, RejectionKind] = field(default_factory=dict)
+    evaluation: tuple[Evaluation, Mask] | None = None
 
     def reject(self, names: Iterable[str], rejection: Rejection) -> None:
         (self.hopeless if rejection.hopeless else self.failed).update(dict.fromkeys(names, rejection.reason))
@@ -186,6 +192,19 @@ class Filter:
             ranked = self._ranking.points(gpu_pod, names, call)
             return self._scores(gpu_pod, gpu_pod.request, names, call) if ranked is None else ranked
 
+    def scores_of_passed(self, gpu_pod: GpuPod, found: Filtered, gone: CallerGone = never) -> list[int]:
+        """Return what `scores` returns for the nodes that have just passed, without evaluating the arrays again."""
+        if found.evaluation is None or gpu_pod.request is None:
+            return self.scores(gpu_pod, found.passed, gone)
+        with self._budgets.call(gpu_pod.pod.namespace, gpu_pod.request, gone) as call:
+            ranked = self._ranking.points(gpu_pod, found.passed, call)
+            if ranked is not None:
+                return ranked
+            nodes, passed = found.evaluation
+            group_cards = self._members(gpu_pod, gpu_pod.request).group_cards
+            points: list[int] = self._points(nodes, passed, group_cards, call)[passed].tolist()
+            return points
+
     def _rejection_everywhere(self, gpu_pod: GpuPod) -> Rejection | None:
         """Return why the pod fits on no node regardless of free capacity, or None."""
         pod = gpu_pod.pod
@@ -223,6 +242,7 @@ class Filter:
                 found.reject((name,), rejection)
         if by_nvidia:
             found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
+            found.evaluation = None  # It lacks the nodes of NVIDIA's plugin.
         return found
 
     def _evaluate(
@@ -237,7 +257,8 @@ class Filter:
             return _all_rejected(names, _NOT_EXAMINED)
         members = self._members(gpu_pod, request)
         table = self._cache.node_table(names, gpu_pod.pod, request)
-        verdict = filter_nodes(table, names, request, members, self._reasons_if_passing)
+        nodes = evaluate_nodes(table, names, request, members)
+        verdict = filter_nodes(nodes, self._reasons_if_passing)
         call.effort.spend(steps)
         found = Filtered(hopeless={names[i]: rejection.reason for i, rejection in verdict.unmet.items()})
         found.kinds.update({rejection.reason: rejection.kind for rejection in verdict.unmet.values()})
@@ -249,6 +270,7 @@ class Filter:
         for positions, rejection in verdict.rejected:
             found.reject(map(names.__getitem__, positions.tolist()), rejection)
         found.passed = list(compress(names, verdict.fits.tolist()))
+        found.evaluation = nodes, verdict.fits
         return found
 
     def _scores(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> list[int]:
@@ -261,13 +283,18 @@ class Filter:
             return [0] * len(names)
         members = self._members(gpu_pod, request)
         table = self._cache.node_table(names, gpu_pod.pod, request)
-        weight_of_core = self._settings.dialects.mgpu.weight_of_core
-        scored = score_nodes(table, names, request, members, self._settings.node_policy, weight_of_core)
+        nodes = evaluate_nodes(table, names, request, members)
         call.effort.spend(steps)
-        for i, answer in self._by_engine(request, scored.remaining, members.group_cards, call):
-            scored.points[i] = answer.score
-        points: list[int] = scored.points.tolist()
+        points: list[int] = self._points(nodes, np.ones(len(names), np.bool_), members.group_cards, call).tolist()
         return points
+
+    def _points(self, nodes: Evaluation, chosen: Mask, group_cards: Sequence[GroupCard], call: Call) -> Ints:
+        """Return the score of each of the nodes, 0 for those that are not chosen."""
+        weight_of_core = self._settings.dialects.mgpu.weight_of_core
+        scored = score_nodes(nodes, chosen, self._settings.node_policy, weight_of_core)
+        for i, answer in self._by_engine(nodes.request, scored.remaining, group_cards, call):
+            scored.points[i] = answer.score
+        return scored.points
 
     def _members(self, gpu_pod: GpuPod, request: GpuRequest) -> Members:
         # Once a same-card group has a card, only that card matters. Until then, the nodes to which pods of the groups

@@ -19,7 +19,7 @@ import numpy as np
 from mgpu.model.raw_objects import table_at
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budgets import CallerGone
-from scheduler.decisions.filter import Filter
+from scheduler.decisions.filter import Filter, Filtered
 
 _AFFINITIES = ("nodeAffinity", "podAffinity", "podAntiAffinity")
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -48,11 +48,12 @@ class Shortlists:
         self._lock = threading.Lock()
         self._scored: OrderedDict[str, _Scored] = OrderedDict()
 
-    def choose(self, gpu_pod: GpuPod, raw: Mapping[str, Any], passed: list[str], gone: CallerGone) -> list[str]:
+    def choose(self, gpu_pod: GpuPod, raw: Mapping[str, Any], found: Filtered, gone: CallerGone) -> list[str]:
         """Return the nodes to name of those on which the pod fits. The errors are those of `Filter.scores`."""
+        passed = found.passed
         if not self._most or len(passed) <= self._most or has_preferences(raw):
             return passed
-        scores = self._filter.scores(gpu_pod, passed, gone)
+        scores = self._filter.scores_of_passed(gpu_pod, found, gone)
         at = best(scores, self._most)
         names = [passed[i] for i in at]
         with self._lock:

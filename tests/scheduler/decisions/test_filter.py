@@ -81,6 +81,8 @@ def test_property_filter_with_constraints_equals_engine(
     found, points = filter_.filter(known, [*names, "other"]), filter_.scores(known, [*names, "other"])
     assert points.pop() == 0
     assert "other" in found.hopeless
+    by_name = dict(zip(names, points, strict=True))
+    assert filter_.scores_of_passed(known, found) == [by_name[name] for name in found.passed]
     for name, point in zip(names, points, strict=True):
         cards = state.node_snapshot(name, "").cards
         said = assess(

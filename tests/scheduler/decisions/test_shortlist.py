@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mgpu.settings import load_settings
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.decisions.effort_budgets import CallerGone, never
+from scheduler.decisions.filter import Filtered
 from scheduler.decisions.shortlist import Shortlists, best, has_preferences
 from tests import builders as b
 from tests.clock import Clock
@@ -33,6 +34,9 @@ class Scoring:
         self.calls += 1
         return [int(name) for name in names]
 
+    def scores_of_passed(self, pod: GpuPod, found: Filtered, gone: CallerGone) -> list[int]:
+        return self.scores(pod, found.passed, gone)
+
 
 def test_scores_of_a_shortlist_are_computed_once() -> None:
     scoring: Any = Scoring()
@@ -42,11 +46,11 @@ def test_scores_of_a_shortlist_are_computed_once() -> None:
     assert pod is not None
     for passed, wait, calls in (["3", "1", "2"], 0.0, 1), (["3", "1", "2"], 2.0, 2), (["2", "1"], 0.0, 1):
         scoring.calls = 0
-        names = shortlists.choose(pod, {}, passed, never)
+        names = shortlists.choose(pod, {}, Filtered(passed), never)
         clock.now += wait
         assert shortlists.scores(pod, names, never) == [int(name) for name in names]
         assert scoring.calls == calls
-    names = shortlists.choose(pod, {}, ["3", "1", "2"], never)
+    names = shortlists.choose(pod, {}, Filtered(["3", "1", "2"]), never)
     assert shortlists.scores(pod, ["1", "2"], never) == [1, 2]
 
 
@@ -56,7 +60,7 @@ def test_forgotten_pods_are_scored_again() -> None:
     pods = [read_gpu_pod(b.share(f"p{i}"), load_settings()) for i in range(100)]
     for pod in pods:
         assert pod is not None
-        assert shortlists.choose(pod, {}, ["1", "2"], never) == ["2"]
+        assert shortlists.choose(pod, {}, Filtered(["1", "2"]), never) == ["2"]
     scoring.calls = 0
     assert [shortlists.scores(pod, ["2"], never) for pod in (pods[0], pods[99]) if pod] == [[2], [2]]
     assert scoring.calls == 1

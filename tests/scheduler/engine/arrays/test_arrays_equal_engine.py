@@ -107,6 +107,8 @@ def check(nodes: Sequence[tuple[CardState, ...]], request: GpuRequest, settings:
         else:
             assert (found.hopeless if said.hopeless else found.failed)[name] == said.summary().reason
             assert points == 0
+    by_name = dict(zip(names, scores, strict=True))
+    assert filter_.scores_of_passed(known, found) == [by_name[name] for name in found.passed]
     assert len(found.passed) + len(found.failed) + len(found.hopeless) == len(nodes)
 
 
