@@ -24,6 +24,9 @@ from scheduler.engine import FULL, Limits, nvidia_plugin
 from scheduler.engine.node_assessment import assess
 
 _MOST_REASONS = 2
+_MOST_SEARCHES = 8
+"""The most different requests of the members of a gang that is examined. Each takes a look at all nodes, and users
+choose how many members differ. Most gangs have one or two."""
 
 
 class GangOutlooks:
@@ -70,7 +73,9 @@ class GangOutlooks:
         return self._view(name, pod) if name else None
 
     def with_outlook(self, view: GangView, names: Sequence[str]) -> GangView:
-        """Return the view with the outlook on these nodes. Without a known size there is no outlook.
+        """Return the view with the outlook on these nodes.
+
+        Without a known size, and for a gang whose members have many different requests, there is no outlook.
 
         Raises:
             RetryLater: Too many other long calls wait.
@@ -81,6 +86,8 @@ class GangOutlooks:
         searches: dict[tuple[GpuRequest | None, int], _Search] = {}
         misfit: tuple[str, str] | None = None
         members = self._waiting(view.name, self._state.reservations.placed_members(view.name))
+        if len({(gpu_pod.request, gpu_pod.pod.priority) for gpu_pod in members}) > _MOST_SEARCHES:
+            return view
         for gpu_pod in members:
             if gpu_pod.pod.gated:
                 continue
@@ -91,6 +98,7 @@ class GangOutlooks:
             key = gpu_pod.request, gpu_pod.pod.priority
             if key not in searches:
                 searches[key] = _Search(self._filter, gpu_pod, names)
+                self._pace()
             holding = self._place(gpu_pod, searches[key], held)
             if holding is not None:
                 held.append(holding)

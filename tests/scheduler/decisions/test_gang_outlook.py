@@ -7,6 +7,7 @@ import pytest
 from mgpu.model.gangs import VOLCANO
 from mgpu.model.pods import VOLCANO_GROUP
 from mgpu.presentation.gang_views import GangView, Outlook, describe_gang
+from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.gang_outlook import GangOutlooks
 from tests.scheduler.gangs import GangCluster, in_own_gang, labelled, wanting
 
@@ -81,6 +82,23 @@ def test_outlook_is_what_the_filter_then_does() -> None:
     assert sum(map(bool, rows)) == view.outlook.fits == 4
     assert rows[4] == []
     assert view.outlook.misfit == "a-4"
+
+
+def test_gang_of_many_different_members_is_not_examined(three: GangCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request takes a look at all nodes, and a user chooses how many members differ."""
+    searched: list[str] = []
+    filter_ = three.replica.filter.filter
+
+    def counted(gpu_pod: GpuPod, *rest: Any) -> Any:
+        searched.append(gpu_pod.pod.name)
+        return filter_(gpu_pod, *rest)
+
+    monkeypatch.setattr(three.replica.filter, "filter", counted)
+    for i in range(30):
+        three.create(in_own_gang(wanting(f"p-{i:02}", 50 + i), "own", 30))
+    (view,) = views(three)
+    assert (view.outlook, len(searched)) == (None, 0)
+    assert describe_gang(view).startswith("0 of 30 placed; waiting: p-00, ")
 
 
 def test_nothing_is_reserved_by_looking(three: GangCluster) -> None:
